@@ -74,7 +74,7 @@ class Step:
         self._count += 1
         updates = [
             Update(table, self._rule, gradient.keys, gradient.row_grads, of_gradient=True)
-            for table, gradient in zip(self._tables, self._gradients, strict=True)
+            for table, gradient in zip(self._tables, self._gradients.of_parts(), strict=True)
         ]
         apply_updates(updates, 1e-3, self._count)
 

@@ -144,7 +144,7 @@ def training_step(
         gradients = lookup.backward(backend, ways, grads, context)
         updates = [
             Update(table, rule, gradient.keys, gradient.row_grads, of_gradient=True)
-            for table, gradient in zip(tables, gradients, strict=True)
+            for table, gradient in zip(tables, gradients.of_parts(), strict=True)
         ]
         apply_updates(updates, 0.01, 1)
 

@@ -255,12 +255,14 @@ def joined_column_launches(
       kernels: backend and kernel of each part.
       The others: see `Backend.joined_columns`.
     """
+    if not kernels:
+        return []
+    backend, kernel = kernels[0]
+    if kernels.count(kernels[0]) == len(kernels):  # as of most steps
+        return backend.joined_columns(kernel, num_items, columns, arrays)
     numbers: dict[tuple[Backend, str], list[int]] = {}
     for i, each in enumerate(kernels):
         numbers.setdefault(each, []).append(i)
-    if len(numbers) == 1:
-        ((backend, kernel),) = numbers
-        return backend.joined_columns(kernel, num_items, columns, arrays)
     return [
         launch
         for (backend, kernel), its in numbers.items()

@@ -7,7 +7,6 @@ Float rows towards Python are joined for a GPU only, where each tensor that cros
 on a CPU a tensor more costs 5 microseconds, and joining 26 x 8,192 rows of 64 bytes 650.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +15,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
-from sok_lite.engine import segments
-from sok_lite.engine.room import LINE, Shape, up_to_line
+from sok_lite.engine.room import LINE, Pieces, Shape, up_to_line
 
 # Lengths and sizes, int64: an np.ndarray where they are known now, else a tf.Tensor.
 Numbers = Any
@@ -77,18 +75,18 @@ def joined_rows(tensors: Sequence[tf.Tensor], backend: Backend) -> list[tf.Tenso
     return [join([tf.reshape(tensor, [-1]) for tensor in tensors])]
 
 
-def rows_of(tensors: Sequence[tf.Tensor], shapes: Sequence[Shape], backend: Backend) -> list[Array]:
+def rows_of(
+    tensors: Sequence[tf.Tensor], shapes: Sequence[Shape], backend: Backend
+) -> Sequence[Array]:
     """Returns arrays of what `joined_rows` gave.
 
     Args:
       tensors: eager.
       shapes: what each array was; not looked at where they are not joined.
     """
-    arrays = [to_array(tensor, backend) for tensor in tensors]
     if not joins_rows(backend):
-        return arrays
-    flat = segments.cut(arrays[0], [math.prod(shape) for shape in shapes])
-    return [piece.reshape(shape) for piece, shape in zip(flat, shapes, strict=True)]
+        return [np.asarray(tensor) for tensor in tensors]  # as `to_array`, of float32
+    return Pieces.of(to_array(tensors[0], backend), shapes)
 
 
 # ---- towards TensorFlow --------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.inference import pipeline_of_trace, reading, refuse_to_insert
-from sok_lite.bridge.joined import ResultRoom, joined_tensor
+from sok_lite.bridge.joined import ResultRoom
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.pooled_host import PooledHost, Ways
+from sok_lite.bridge.tensor import to_tensor
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
@@ -83,12 +84,11 @@ class LookupHost(PooledHost):
         out_grads: Sequence[Array],
         context: BackwardContext,
         room: ResultRoom,
-    ) -> tuple[list[int], list[Array | None], list[tf.Tensor]]:
+    ) -> tuple[list[int], Sequence[Array | None], list[tf.Tensor]]:
         with failure_known_to_all(self.comm):
             found = lookup.backward(self.backend, ways, out_grads, context, room)
-        keys = [each.keys for each in found]
-        joined = joined_tensor(keys, tf.int64, self.backend)
-        return [len(each) for each in keys], [each.weight_grads for each in found], [joined]
+        keys = to_tensor(found.keys.whole, tf.int64, self.backend)
+        return found.sizes, found.weight_grads, [keys]
 
     def _packed(self, context: BackwardContext, at_hand: Sequence[Array]) -> Array:
         return pack(self.backend, context, self._new_words, at_hand)

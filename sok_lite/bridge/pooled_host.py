@@ -17,7 +17,7 @@ from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
 from sok_lite.bridge.lookup_arguments import Items, TableSpec, items_of, splits_of_dense
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.turns import Together, numbered
-from sok_lite.bridge.type_spec import alive
+from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine.layout import Layout
 from sok_lite.engine.segments import cut
@@ -48,7 +48,8 @@ class PooledHost(ABC):
 
     def __init__(self, comm: Communicator, tables: list[TableSpec], what: str) -> None:
         self.what, self.comm, self.tables = what, comm, tables
-        self.backend: Backend = alive(tables[0].variable).table.backend
+        self._references = [table.variable for table in tables]
+        self.backend: Backend = self._live_tables()[0].backend
         self.together = Together(comm, numbered(what))
         self._combiners = [table.combiner for table in tables]
         self._layout: Layout | None = None  # of the last batch: most have the same
@@ -65,7 +66,7 @@ class PooledHost(ABC):
     @abstractmethod
     def _backward(
         self, ways: Ways, out_grads: Sequence[Array], context: Any, room: ResultRoom
-    ) -> tuple[list[int], list[Array | None], list[tf.Tensor]]:
+    ) -> tuple[list[int], Sequence[Array | None], list[tf.Tensor]]:
         """Writes row gradients into a room.
 
         Returns:
@@ -115,13 +116,11 @@ class PooledHost(ABC):
         batches = pooling.num_rows.tolist()
         shapes = [(n, spec.dim) for spec, n in zip(self.tables, batches, strict=True)]
         out_grads = rows_of(grads, shapes, self.backend)
-        weights = iter(
-            cut(to_array(joined_weights, self.backend), of_weights) if of_weights else ()
-        )
-        ways: Ways = []
-        for spec in self.tables:
-            weight = next(weights) if spec.has_weights else None
-            ways.append((alive(spec.variable).table, weight, spec.combiner))
+        weights: list[Array | None] = [None] * len(self.tables)
+        if of_weights:
+            cut_weights = iter(cut(to_array(joined_weights, self.backend), of_weights))
+            weights = [next(cut_weights) if each.has_weights else None for each in self.tables]
+        ways: Ways = list(zip(self._live_tables(), weights, self._combiners, strict=True))
         room = ResultRoom(self.backend)
         lengths, all_weight_grads, more = self._backward(ways, out_grads, context, room)
         results = [np.array(lengths, np.int64), to_tensor(room.whole, tf.float32, self.backend)]
@@ -153,7 +152,7 @@ class PooledHost(ABC):
         return zlib.crc32(f"{self.what} {formats}".encode())
 
     def _live_tables(self) -> list[Any]:
-        return [alive(spec.variable).table for spec in self.tables]
+        return live_tables(self._references)
 
     def _items(self, tensors: Sequence[tf.Tensor]) -> Items:
         return items_of(self.tables, tensors, self.backend)

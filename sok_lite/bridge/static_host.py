@@ -10,7 +10,7 @@ from sok_lite.bridge.joined import ResultRoom
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.pooled_host import PooledHost, Ways
 from sok_lite.bridge.tensor import to_array, to_tensor
-from sok_lite.bridge.type_spec import alive
+from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import static_lookup
 from sok_lite.engine.agreement import agree
@@ -44,7 +44,7 @@ class StaticHost(PooledHost):
         """
         backend, comm, tag = self.backend, self.comm, self._tag_of_call
         with shared_failure(comm):
-            of_call = [alive(spec.variable).table for spec in self._of_call]
+            of_call = live_tables([spec.variable for spec in self._of_call])
         agree(comm, tag, of_call, [spec.combiner for spec in self._of_call])
         with shared_failure(comm):
             batch = self._batch(tensors)

@@ -72,7 +72,6 @@ def by_row_number(method: Callable[..., Any]) -> Callable[..., Any]:
 class WithStaticRows(TableVariable):
     """A variable of a table with a static mode; see the head of this file."""
 
-    _is_ever_static = False
     _eager_static: _Static | None = None
 
     def is_static(self) -> bool:

@@ -4,6 +4,7 @@ import functools
 import inspect
 import itertools
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +30,19 @@ def alive(reference: "weakref.ref[Any]") -> Any:
             "as long as the function is called."
         )
     return variable
+
+
+def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
+    """Returns the engine's tables of the variables of references; see `alive`.
+
+    Raises:
+      ValueError: a variable is gone. RuntimeError: one is in static mode.
+    """
+    # Nothing is called for each that is as usual: a step may have a thousand tables.
+    variables: list[Any] = [reference() for reference in references]
+    if [variable for variable in variables if variable is None]:
+        variables = [alive(reference) for reference in references]
+    return [each.table if each._is_ever_static else each._table for each in variables]
 
 
 class TableSpec(VariableSpec):
@@ -100,6 +114,7 @@ class OfTable:
 
     __signature__ = _Arguments()
     _table: Any  # the engine's
+    _is_ever_static = False  # whether `table` has to be asked
 
     @property
     def dimension(self) -> int:

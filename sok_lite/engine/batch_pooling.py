@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import F32
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch, SpreadTable
 from sok_lite.engine.pooling import coefficients_of, combining, combining_weight_grad
 from sok_lite.engine.pooling_context import PoolingContext
-from sok_lite.engine.room import Pieces, Room
+from sok_lite.engine.room import Pieces, Room, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.segments import Terms, cut, group, segment_sums
 from sok_lite.engine.sent_gradients import send_sums
 from sok_lite.engine.sent_keys import SentKeys
@@ -36,7 +37,7 @@ def pool(
       (batch, dim) float32 per part.
     """
     inverses, splits = cut(inverse, batch.sizes), batch.splits_of_parts()
-    pooled = Pieces(backend, batch.layout.places, room)
+    pooled = Pieces.new(backend, batch.layout.places, room)
     actions = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
         pooling = (its_inverse, splits[i], batch.weights[i], batch.combiners[i])
@@ -66,7 +67,7 @@ def gradients_at_owners(
     parts: Sequence[tuple[SpreadTable, Array | None, str]],
     out_grads: Sequence[Array],
     pooling: PoolingContext,
-) -> tuple[list[Terms], list[Array | None]]:
+) -> tuple[Terms, list[Array | None]]:
     """Takes the gradients of what was pooled to the owners of the keys. Every rank must call it.
 
     With several ranks those of one key that this rank sent are summed first.
@@ -83,8 +84,7 @@ def gradients_at_owners(
       ValueError: a gradient is not float32, or of another shape than its output.
     """
     tables = [table for table, _, _ in parts]
-    sizes = zip(tables, out_grads, pooling.num_rows.tolist(), strict=True)
-    out_grads = [_checked_grads(backend, i, *each) for i, each in enumerate(sizes)]
+    out_grads = _checked_grads(backend, tables, out_grads, pooling.num_rows.tolist())
     splits = pooling.splits_of_parts()
     weight_grads, by_weights = _weight_grads(backend, parts, out_grads, pooling, splits)
     index, coefficients, launches = coefficients_of(
@@ -94,11 +94,11 @@ def gradients_at_owners(
         pooling.num_items.tolist(),
     )
     publish(*by_weights, launches)
-    terms = list(map(Terms, out_grads, index, coefficients))
+    terms = Terms(out_grads, index, coefficients)
     if pooling.inverse is not None:
         items = (split_offsets(pooling.num_items), split_offsets(pooling.route.num_sent))
         sums = segment_sums(backend, group(backend, pooling.inverse, *items), terms)
-        terms = [Terms(rows) for rows in send_sums(backend, tables, pooling.route, sums)]
+        terms = Terms(send_sums(backend, tables, pooling.route, sums))
     return terms, weight_grads
 
 
@@ -125,12 +125,22 @@ def _weight_grads(
 
 
 def _checked_grads(
-    backend: Backend, number: int, table: SpreadTable, grads: Array, num_rows: int
-) -> Array:
-    """Returns the gradient of a part's output, C-contiguous, or raises."""
-    if grads.shape != (num_rows, table.dim) or grads.dtype != np.float32:
-        raise ValueError(
-            f"The gradient of the output of table {number} must be float32 of shape "
-            f"({num_rows}, {table.dim}). Received: {grads.dtype} of shape {grads.shape}."
-        )
-    return backend.xp.ascontiguousarray(grads)
+    backend: Backend,
+    tables: Sequence[SpreadTable],
+    grads: Sequence[Array],
+    num_rows: Sequence[int],
+) -> Sequence[Array]:
+    """Returns the gradients of outputs, C-contiguous.
+
+    Raises:
+      ValueError: one is not float32, or of another shape than its output.
+    """
+    expected = [(n, table.dim) for n, table in zip(num_rows, tables, strict=True)]
+    if list(shapes_of(grads)) != expected or dtypes_of(grads) - {F32}:
+        for number, (its, shape) in enumerate(zip(grads, expected, strict=True)):
+            if its.shape != shape or its.dtype != np.float32:
+                raise ValueError(
+                    f"The gradient of the output of table {number} must be float32 of shape "
+                    f"({shape[0]}, {shape[1]}). Received: {its.dtype} of shape {its.shape}."
+                )
+    return contiguous(backend, grads)

@@ -7,6 +7,7 @@ function is called, and stay if it raises.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +16,17 @@ from sok_lite.backend import Array
 from sok_lite.backend.base import joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.foreign_keys import Place, refuse_foreign_keys
-from sok_lite.engine.optimizer_states import Claim, claim_states
+from sok_lite.engine.optimizer_states import claim_states
 from sok_lite.engine.optimizers.rule import check_on_nonfinite, counting_nonfinite
 from sok_lite.engine.rows.state_owner import Kinds, States
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked
 from sok_lite.engine.update import merged, raise_if_nonfinite
-from sok_lite.engine.update_rows import Ready, Update, marking, ready, see
+from sok_lite.engine.update_rows import Ready, Update, Updates, marking, ready, see
 
 
 class Gathered(NamedTuple):
@@ -62,7 +63,7 @@ StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Sequence[
 
 
 def apply_gathered(
-    updates: Sequence[Update],
+    updates: Sequence[Update] | Updates,
     kinds: Callable[[EmbeddingTable], Kinds],
     step: StepFunction,
     on_nonfinite: str = "allow",
@@ -84,14 +85,17 @@ def apply_gathered(
       As `update.apply_updates`, and what `step` raises; then no row and no state has changed.
     """
     check_on_nonfinite(on_nonfinite)
+    together = Updates.of(updates)
     holding(
-        [update.table for update in updates],
-        lambda: _apply(updates, kinds, step, on_nonfinite, check_only, along, num_nonfinite, place),
+        together.tables,
+        lambda: _apply(
+            together, kinds, step, on_nonfinite, check_only, along, num_nonfinite, place
+        ),
     )
 
 
 def _apply(
-    updates: Sequence[Update],
+    updates: Updates,
     kinds: Callable[[EmbeddingTable], Kinds],
     step: StepFunction,
     on_nonfinite: str,
@@ -101,37 +105,38 @@ def _apply(
     place: Place | None,
 ) -> None:
     updates = merged(updates)
-    if not updates:
+    if not updates.tables:
         return
     by_row = ready(updates, marks=False)  # the step may raise, and then all is as it was
     if place is not None:
         refuse_foreign_keys(updates, by_row, place)
     if on_nonfinite == "error":
         raise_if_nonfinite(by_row)
-    claims = [Claim(update.table, kinds(update.table), update.optimizer) for update in updates]
-    states = claim_states(claims)
-    inserting = [update.table for update in by_row if update.inserts]
+    states = claim_states(updates.tables, list(map(kinds, updates.tables)), updates.optimizers)
+    inserts = by_row.inserts
+    inserting = list(compress(by_row.tables, inserts))
     left_out = [
-        update.table._counting(not_updated=update.num_absent)
-        for update in by_row
-        if update.num_absent and not update.inserts
+        table._counting(not_updated=count)
+        for table, count, insert in zip(by_row.tables, by_row.num_absent, inserts, strict=True)
+        if count and not insert
     ]
     if not check_only:
         see(by_row)
     noting = marking(by_row)
-    by_row = _with_rows_inserted(by_row)
-    by_row = list(map(_held, by_row))
-    stepped, more = step(list(map(_gathered, by_row, states)))
+    by_row = _held(_with_rows_inserted(by_row))
+    stores = [table.store for table in by_row.tables]
+    gathered = map(_gathered, by_row.tables, by_row.rows, by_row.grads, states)
+    stepped, more = step(list(gathered))
     if check_only:
         return
     writing = [
         action
-        for update, its_states, went in zip(by_row, states, stepped, strict=True)
-        for action in _writing(update, its_states, went)
+        for each in zip(stores, by_row.rows, states, stepped, strict=True)
+        for action in _writing(*each)
     ]
     counting = [
-        (update.table.backend, *counting_nonfinite(update.grads, None, num_nonfinite))
-        for update in by_row
+        (table.backend, *counting_nonfinite(grads, None, num_nonfinite))
+        for table, grads in zip(by_row.tables, by_row.grads, strict=True)
         if num_nonfinite is not None
     ]
     publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *along])
@@ -139,52 +144,48 @@ def _apply(
         table._report_refused()
 
 
-def _with_rows_inserted(updates: Sequence[Ready]) -> list[Ready]:
+def _with_rows_inserted(updates: Ready) -> Ready:
     """Returns updates after the insertion of absent keys, where the tables take any."""
-    inserting = [update for update in updates if update.inserts]
+    inserting = [i for i, insert in enumerate(updates.inserts) if insert]
     if not inserting:
-        return list(updates)
-    backend = inserting[0].table.backend
-    sizes = [update.keys.size for update in inserting]
-    keys = backend.xp.concatenate([update.keys for update in inserting])
+        return updates
+    some = updates.some(inserting)
+    backend, sizes = some.tables[0].backend, [keys.size for keys in some.keys]
+    keys = backend.xp.concatenate(list(some.keys))
     rows = backend.xp.empty(keys.size, np.uint32)
-    asked = [
-        Asked(update.table, size, unique_keys=True)
-        for update, size in zip(inserting, sizes, strict=True)
-    ]
+    pairs = zip(some.tables, sizes, strict=True)
+    asked = [Asked(table, size, unique_keys=True) for table, size in pairs]
     request = request_of(asked)._replace(is_lookup=False)
     num_absent = look_up_request(backend, keys, rows, request)
-    rows_of, absent_of = iter(cut(rows, sizes)), iter(num_absent)
+    all_rows, all_absent = list(updates.rows), list(updates.num_absent)
+    for i, its_rows, count in zip(inserting, cut(rows, sizes), num_absent, strict=True):
+        all_rows[i], all_absent[i] = its_rows, count
+    return updates._replace(rows=all_rows, num_absent=all_absent)
+
+
+def _held(updates: Ready) -> Ready:
+    """Returns updates without the keys that have no row."""
+    lacking = [i for i, count in enumerate(updates.num_absent) if count]
+    if not lacking:
+        return updates
+    parts = [list(updates.keys), list(updates.rows), list(updates.grads)]
+    for i in lacking:
+        held = updates.tables[i].backend.xp.flatnonzero(updates.rows[i] != np.uint32(ABSENT))
+        for part in parts:
+            part[i] = part[i][held]
+    keys, rows, grads = parts
+    return updates._replace(keys=keys, rows=rows, grads=grads, num_absent=[0] * len(keys))
+
+
+def _gathered(table: EmbeddingTable, rows: Array, grads: Array, states: States) -> Gathered:
+    store = table.store
+    values = store.row_dtype.to_float32(table.backend.xp, store.read(rows))
+    read = {name: store.read(rows, column.name) for name, column in states.items()}
+    return Gathered(table, values, grads, read)
+
+
+def _writing(store: RowStore, rows: Array, states: States, went: Stepped) -> list[Action]:
     return [
-        update._replace(rows=next(rows_of), num_absent=next(absent_of))
-        if update.inserts
-        else update
-        for update in updates
-    ]
-
-
-def _held(update: Ready) -> Ready:
-    """Returns an update without the keys that have no row."""
-    if not update.num_absent:
-        return update
-    held = update.table.backend.xp.flatnonzero(update.rows != np.uint32(ABSENT))
-    keys, rows, grads = (part[held] for part in (update.keys, update.rows, update.grads))
-    return Ready(update.table, keys, rows, grads, 0, update.are_seen)
-
-
-def _gathered(update: Ready, states: States) -> Gathered:
-    table, store = update.table, update.table.store
-    rows = store.row_dtype.to_float32(table.backend.xp, store.read(update.rows))
-    read = {name: store.read(update.rows, column.name) for name, column in states.items()}
-    return Gathered(table, rows, update.grads, read)
-
-
-def _writing(update: Ready, states: States, went: Stepped) -> list[Action]:
-    store = update.table.store
-    return [
-        store.writing(update.rows, store.to_storage(went.rows)),
-        *(
-            store.writing(update.rows, values, states[name].name)
-            for name, values in went.states.items()
-        ),
+        store.writing(rows, store.to_storage(went.rows)),
+        *(store.writing(rows, values, states[name].name) for name, values in went.states.items()),
     ]

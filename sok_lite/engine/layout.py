@@ -62,7 +62,8 @@ class Layout:
     @cached_property
     def places(self) -> Places:
         """Where what each part gives lies."""
-        return places_of(self.shapes)
+        rows, dims = np.array(self.shapes, np.int64).reshape(-1, 2).T
+        return places_of(rows, dims)
 
     @cached_property
     def pooled(self) -> PooledParts:

@@ -26,14 +26,14 @@ from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.room import Pieces, Room
-from sok_lite.engine.segments import Distinct, cut, dedup, group, segment_sums
+from sok_lite.engine.segments import Distinct, dedup, group, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
 
 
-class Gradients(NamedTuple):
+class Gradient(NamedTuple):
     """The gradient of one part.
 
     Attributes:
@@ -45,6 +45,28 @@ class Gradients(NamedTuple):
     keys: Array
     row_grads: Array
     weight_grads: Array | None
+
+
+class Gradients(NamedTuple):
+    """The gradients of all parts; see `Gradient`.
+
+    Attributes:
+      keys: those of each part, one after the other in one array.
+      row_grads, weight_grads: of each part.
+    """
+
+    keys: Pieces
+    row_grads: Pieces
+    weight_grads: Sequence[Array | None]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many keys each part has."""
+        return [size for (size,) in self.keys.shapes]
+
+    def of_parts(self) -> list[Gradient]:
+        """Returns the gradient of each part."""
+        return list(map(Gradient, *self))
 
 
 def forward(
@@ -88,7 +110,7 @@ def _forward_alone(
     """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
     batch.check_splits_of_no_rows()
     owned = OwnerLookup(backend, batch, batch.keys, batch.sizes)
-    outputs = Pieces(backend, batch.layout.places, room)
+    outputs = Pieces.new(backend, batch.layout.places, room)
     try:
         owned.pool(outputs)
     except WrongSplitsError:
@@ -109,7 +131,7 @@ def backward(
     out_grads: Sequence[Array],
     context: BackwardContext,
     room: Room | None = None,
-) -> list[Gradients]:
+) -> Gradients:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
     Args:
@@ -118,9 +140,6 @@ def backward(
       out_grads: (batch, dim) float32 per part.
       context: what the forward gave.
       room: gives the memory of all row gradients; None: the backend.
-
-    Returns:
-      One Gradients per part.
 
     Raises:
       ValueError: a gradient is not float32, or of another shape than its output.
@@ -131,10 +150,10 @@ def backward(
     sums = segment_sums(backend, groups, terms, room)
     are_complete = (context.num_absent == 0).tolist()
     facts = (context.generations.tolist(), are_complete, context.stamps.tolist())
-    known = map(KnownRows, owned.keys, owned.rows, *facts)
-    for (table, _, _), each in zip(parts, known, strict=True):
-        table.last_gradient = each
-    return list(map(Gradients, owned.keys, sums, weight_grads))
+    known = KnownRows.of(backend, owned.keys, owned.rows, *facts)
+    for number, (table, _, _) in enumerate(parts):
+        table.last_gradient = known, number
+    return Gradients(owned.keys, sums, weight_grads)
 
 
 class Owned(NamedTuple):
@@ -149,8 +168,8 @@ class Owned(NamedTuple):
 
     distinct: Distinct
     begin: np.ndarray
-    keys: list[Array]
-    rows: list[Array]
+    keys: Pieces
+    rows: Pieces
 
 
 def deduplicated(backend: Backend, context: BackwardContext) -> Owned:
@@ -158,4 +177,6 @@ def deduplicated(backend: Backend, context: BackwardContext) -> Owned:
     begin = split_offsets(context.pooling.route.num_received)
     distinct = dedup(backend, context.keys, begin)
     rows = backend.xp.take(context.rows, distinct.first)
-    return Owned(distinct, begin, cut(distinct.keys, distinct.sizes), cut(rows, distinct.sizes))
+    sizes = distinct.sizes.tolist()
+    keys, rows = Pieces.of_sizes(distinct.keys, sizes), Pieces.of_sizes(rows, sizes)
+    return Owned(distinct, begin, keys, rows)

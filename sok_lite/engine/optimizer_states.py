@@ -42,12 +42,38 @@ class Claim(NamedTuple):
     optimizer: Any
 
 
-def claim_states(claims: Sequence[Claim]) -> list[States]:
+def claim_states(
+    tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizers: Sequence[Any]
+) -> list[States]:
     """Returns the states that steps work on, and makes those that are missing.
+
+    Args:
+      tables, kinds, optimizers: of each claim; see `Claim`.
 
     Raises:
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
+    # In most steps each table has the states of this optimizer and no others. Then nothing is
+    # called for each: a step may have a thousand tables.
+    usual = [
+        sole.states
+        for table, its_kinds, optimizer in zip(tables, kinds, optimizers, strict=True)
+        for sole in (table.store._sole,)
+        if table.store._groups is not None and sole is not None and sole.kinds == its_kinds
+        if sole.owner is None
+        or (
+            not sole.owner.is_restored
+            and optimizer is not None
+            and sole.owner.reference is not None
+            and sole.owner.reference() is optimizer
+        )
+    ]
+    if len(usual) == len(tables):
+        return usual
+    return _claimed(list(map(Claim, tables, kinds, optimizers)))
+
+
+def _claimed(claims: Sequence[Claim]) -> list[States]:
     taken: list[States | None] = []
     for claim in claims:
         store = claim.table.store

@@ -47,6 +47,7 @@ class OwnerLookup:
         """
         self._check = check
         self._backend, self._batch = backend, batch
+        self._tables = cast(Sequence[EmbeddingTable], batch.tables)
         self.keys, self.sizes = keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
         self.generations = [0] * len(sizes)
@@ -63,7 +64,7 @@ class OwnerLookup:
         asked = []
         for numbers in self._numbers_of:
             size = self._size_of(numbers)
-            whole = self._table(numbers[0]).store.output(size)
+            whole = self._tables[numbers[0]].store.output(size)
             asked.append(self._asked(numbers, [Output(whole, 0, size)]))
             pieces = cut(whole, [self.sizes[i] for i in numbers])
             for i, piece in zip(numbers, pieces, strict=True):
@@ -87,7 +88,7 @@ class OwnerLookup:
         if len(asked_of) < len(sizes):
             sizes = [self._size_of(numbers) for numbers in self._numbers_of]
         request = Request(
-            tables=cast(list[EmbeddingTable], [batch.tables[i] for i in asked_of]),
+            tables=[self._tables[i] for i in asked_of],
             inserts=[batch.inserts[i] for i in asked_of],
             sizes=sizes,
             asked=lambda: self._pooled(out),
@@ -105,11 +106,7 @@ class OwnerLookup:
         """Returns what the table of some parts is asked."""
         batch, i = self._batch, numbers[0]
         policy = (batch.inserts[i], batch.missing[i], batch.filter_ratios[i])
-        return Asked(self._table(i), self._size_of(numbers), outputs, *policy)
-
-    def _table(self, number: int) -> EmbeddingTable:
-        """Returns the table of a part."""
-        return cast(EmbeddingTable, self._batch.tables[number])
+        return Asked(self._tables[i], self._size_of(numbers), outputs, *policy)
 
     def _pooled(self, out: Pieces) -> list[Asked]:
         batch, splits = self._batch, self._batch.splits_of_parts()
@@ -128,7 +125,7 @@ class OwnerLookup:
         batch, backend = self._batch, self._backend
         parts, weights = batch.layout.pooled, [batch.weights[i] for i in batch.layout.order]
         where = parts.no_weights
-        if any(each is not None for each in weights):
+        if [each for each in weights if each is not None]:
             where = backend.addresses(weights, F32)
         return PooledColumns(
             parts=parts,
@@ -158,7 +155,7 @@ class OwnerLookup:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
-            self.generations = [self._table(i).generation for i in range(len(self.sizes))]
+            self.generations = [table.generation for table in self._tables]
             if True in request.inserts or any(num_absent):
                 of_tables = (self._numbers_of, num_absent, request.tables, request.inserts)
                 for numbers, absent, table, insert in zip(*of_tables, strict=True):
@@ -166,7 +163,7 @@ class OwnerLookup:
                     for i in numbers:
                         self.num_absent[i], self.stamps[i] = absent, stamp
             keep(num_absent)
-            for table in request.tables:
+            for table in [table for table in request.tables if not table.keeps_every_key]:
                 table._report_refused()
 
         holding(request.tables, found)
@@ -182,13 +179,14 @@ class OwnerLookup:
     def _read_weighted(self, num_absent: Sequence[int]) -> None:
         """Keeps the rows of parts with weights, which the gradients by those need."""
         batch = self._batch
-        if not any(weights is not None for weights in batch.weights):
+        if not [weights for weights in batch.weights if weights is not None]:
             return
         keys, rows, readings = cut(self.keys, self.sizes), cut(self.rows, self.sizes), []
         for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
             for i in numbers:
                 if batch.weights[i] is not None:
-                    table, source = self._table(i), self._table(i).store.output(self.sizes[i])
+                    table = self._tables[i]
+                    source = table.store.output(self.sizes[i])
                     actions = [table.store.reading(rows[i], source)]
                     if absent and batch.missing[i] == "initial":
                         actions.append(table.drawing(source, keys[i], rows[i]))

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I64, Part
+from sok_lite.backend.base import F32, I32, I64, Part
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.segments import checked_labels, checked_rows, cut
+from sok_lite.engine.room import Pieces, addresses_of
+from sok_lite.engine.segments import checked_labels, checked_rows
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
@@ -87,44 +88,44 @@ def combining(
 
 def coefficients_of(
     backend: Backend,
-    row_splits: Sequence[Array],
+    row_splits: Pieces,
     weighting: Sequence[tuple[Array | None, str]],
     num_items: Sequence[int],
-) -> tuple[list[Array], list[Array | None], list[Action]]:
+) -> tuple[Pieces, Sequence[Array | None] | None, list[Action]]:
     """Prepares what the gradient of a pooled row is multiplied by for each of its items.
 
     Args:
       backend: where the arrays live.
-      row_splits: of each part (batch + 1,) int64, C-contiguous.
-      weighting: of each part weights (n,) float32, None: all 1; and combiner.
+      row_splits: of each part (batch + 1,) int64.
+      weighting: of each part weights (n,) float32, None: all 1; and "sum", "mean" or "sqrtn".
       num_items: of each part n.
 
     Returns:
-      (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None:
-      all 1; the actions that write both).
+      (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None,
+      or None of a part: all 1; the actions that write both).
     """
-    xp, names = backend.xp, [normalise_combiner(combiner) for _, combiner in weighting]
-    sizes = [int(n) for n in num_items]
-    starts = split_offsets(sizes)
+    xp = backend.xp
+    starts = split_offsets(num_items)
     item_rows = xp.empty(int(starts[-1]), np.int32)
-    weights = [None if its is None else xp.ascontiguousarray(its) for its, _ in weighting]
-    has_factors = [
-        its is not None or name != "sum" for its, name in zip(weights, names, strict=True)
-    ]
-    index = cut(item_rows, sizes)
-    coefficients: list[Array | None] = [None] * len(sizes)
-    their = np.zeros(len(sizes), np.int64)  # addresses of coefficients
+    index = Pieces.of_sizes(item_rows, num_items)
+    has_factors = [weights is not None or name != "sum" for weights, name in weighting]
+    weights: list[Array | None] | None = None
+    coefficients: Sequence[Array | None] | None = None
+    their: np.ndarray | int = 0  # addresses of coefficients
     if True in has_factors:
+        weights = [None if its is None else xp.ascontiguousarray(its) for its, _ in weighting]
         factors = xp.empty(item_rows.size, np.float32)
         their = np.where(has_factors, backend.address(factors) + 4 * starts[:-1], 0)
-        coefficients = [
-            its if has else None for its, has in zip(cut(factors, sizes), has_factors, strict=True)
-        ]
-    num_rows = [len(splits) - 1 for splits in row_splits]
+        coefficients = Pieces.of_sizes(factors, num_items)
+        if False in has_factors:
+            pairs = zip(coefficients, has_factors, strict=True)
+            coefficients = [its if has else None for its, has in pairs]
+    num_rows = [length - 1 for (length,) in row_splits.shapes]
     columns = [
-        *(backend.addresses(row_splits, I64), backend.addresses(weights, F32)),
-        np.array([COMBINERS[name] for name in names], np.int64),
-        *(backend.address(item_rows) + 4 * starts[:-1], their, np.array(num_rows, np.int64)),
+        *(addresses_of(backend, row_splits, I64), addresses_of(backend, weights, F32)),
+        np.array([COMBINERS[name] for _, name in weighting], np.int64),
+        addresses_of(backend, index, I32),
+        *(their, np.array(num_rows, np.int64)),
     ]
     arrays = (row_splits, weights, item_rows, coefficients)
     return index, coefficients, backend.joined_columns("combine_items", num_rows, columns, arrays)

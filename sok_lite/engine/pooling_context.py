@@ -10,7 +10,7 @@ from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.exchange import Route
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
-from sok_lite.engine.segments import cut
+from sok_lite.engine.room import Pieces
 
 
 class PoolingContext(NamedTuple):
@@ -50,9 +50,9 @@ class PoolingContext(NamedTuple):
         """Rows of each part."""
         return self.numbers[1]
 
-    def splits_of_parts(self) -> list[Array]:
+    def splits_of_parts(self) -> Pieces:
         """Returns the row splits of each part, (its rows + 1,) int64."""
-        return cut(self.row_splits, self.num_rows + 1)
+        return Pieces.of_sizes(self.row_splits, self.num_rows + 1)
 
 
 def pack_pooling(

@@ -15,14 +15,14 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.foreign_keys import Place
 from sok_lite.engine.optimizers.rule import rule_step
 from sok_lite.engine.update import apply_updates, make_states, merged
-from sok_lite.engine.update_rows import Update, summed
+from sok_lite.engine.update_rows import Update, Updates, summed
 
 # Learning rate, step, `on_nonfinite` and `stochastic_rounding` of `apply_updates`.
 Options: TypeAlias = tuple[float, int, str, bool]
 
 
 def apply_all_updates(
-    updates: Sequence[Update],
+    updates: Sequence[Update] | Updates,
     learning_rate: float,
     step: int,
     on_nonfinite: str = "allow",
@@ -40,19 +40,25 @@ def apply_all_updates(
     Args, raises: as of `apply_updates`. What a remote store raises comes as it is.
     """
     options = (learning_rate, step, on_nonfinite, stochastic_rounding)
-    here = [update for update in updates if not update.table.is_remote]
-    remote = summed(merged([update for update in updates if update.table.is_remote]))
-    if remote:
-        # All is refused that is to be refused, before the first row changes anywhere.
-        stand_ins = [update._replace(table=cast(Any, update.table).make()) for update in remote]
-        apply_updates([*here, *stand_ins], *options, check_only=True, place=place)
-    if check_only and remote:
+    updates = Updates.of(updates)
+    are_remote = [table.is_remote for table in updates.tables]
+    if True not in are_remote:
+        apply_updates(updates, *options, check_only, along, num_nonfinite, place)
+        return
+    here = updates.some([i for i, is_remote in enumerate(are_remote) if not is_remote])
+    there = updates.some([i for i, is_remote in enumerate(are_remote) if is_remote])
+    remote = list(map(Update, *summed(merged(there))))
+    # All is refused that is to be refused, before the first row changes anywhere.
+    stand_ins = [update._replace(table=cast(Any, update.table).make()) for update in remote]
+    checked = [*map(Update, *here), *stand_ins]
+    apply_updates(checked, *options, check_only=True, place=place)
+    if check_only:
         for update in remote:
             update.table.contains(update.keys[:1])  # is there a connection?
         return
     for update in remote:
         _take_step(update, options, num_nonfinite)
-    if here or not remote:
+    if here.tables:
         apply_updates(here, *options, check_only, along, num_nonfinite, place)
     else:
         publish(along)

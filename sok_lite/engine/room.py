@@ -1,24 +1,29 @@
-"""Memory for the results of all parts of a call: one array, of which each part has a piece."""
+"""Arrays that lie in one array, such as the results of all parts of a call.
+
+What a kernel is told of them are addresses: these are reckoned for all of them at once, and no part
+is cut out unless somebody asks for it. A call may have a thousand parts.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.comm.protocol import split_offsets
 
 Shape = tuple[int, ...]
 # Gives (size,) float32, not initialised.
 Room = Callable[[int], Array]
 
-# Elements of 4 bytes in a line of memory: each piece begins on one.
+# Elements of 4 bytes in a line of memory: each result begins on one.
 LINE = 16
 
 
 def up_to_line(size: Any) -> Any:
-    """Returns how many elements a piece of `size` takes; also of arrays and tensors."""
+    """Returns how many elements a result of `size` takes; also of arrays and tensors."""
     return -(-size // LINE) * LINE
 
 
@@ -36,29 +41,47 @@ class Places(NamedTuple):
     size: int
 
 
-def places_of(shapes: Sequence[Shape]) -> Places:
-    """Returns the places of results that lie one after the other."""
-    sizes = [up_to_line(math.prod(shape)) for shape in shapes]
-    *starts, size = accumulate(sizes, initial=0)
-    return Places(shapes, starts, size)
+def places_of(num_rows: np.ndarray, dims: np.ndarray) -> Places:
+    """Returns the places of results (num_rows, dim) that lie one after the other."""
+    *starts, size = split_offsets(up_to_line(num_rows * dims)).tolist()
+    return Places(list(zip(num_rows.tolist(), dims.tolist(), strict=True)), starts, size)
 
 
 class Pieces(Sequence[Array]):
-    """Results that lie in one array, cut out of it when they are asked for.
+    """Arrays that lie in one array.
 
     Attributes:
-      whole: (n,) float32, C-contiguous.
+      whole: (n,), C-contiguous.
       shapes: of the pieces.
       starts: where each begins, in elements.
     """
 
-    def __init__(self, backend: Backend, places: Places, room: Room | None) -> None:
-        """Args:
-        places: where the pieces lie.
-        room: gives the memory; None: the backend.
+    def __init__(self, whole: Array, shapes: Sequence[Shape], starts: Sequence[int]) -> None:
+        self.whole, self.shapes, self.starts = whole, shapes, starts
+
+    @staticmethod
+    def new(backend: Backend, places: Places, room: Room | None) -> "Pieces":
+        """Returns memory for float32 results.
+
+        Args:
+          places: where they lie.
+          room: gives the memory; None: the backend.
         """
-        self.shapes, self.starts, size = places
-        self.whole = backend.xp.empty(size, np.float32) if room is None else room(size)
+        shapes, starts, size = places
+        whole = backend.xp.empty(size, np.float32) if room is None else room(size)
+        return Pieces(whole, shapes, starts)
+
+    @staticmethod
+    def of(whole: Array, shapes: Sequence[Shape]) -> "Pieces":
+        """Returns pieces that fill an array, one after the other."""
+        return Pieces(whole, shapes, list(accumulate(map(math.prod, shapes), initial=0))[:-1])
+
+    @staticmethod
+    def of_sizes(whole: Array, sizes: Sequence[int] | np.ndarray) -> "Pieces":
+        """Returns pieces of one dimension that fill an array, one after the other."""
+        numbers = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
+        starts = list(accumulate(numbers, initial=0))[:-1]
+        return Pieces(whole, [(number,) for number in numbers], starts)
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -72,3 +95,37 @@ class Pieces(Sequence[Array]):
             return [self[number] for number in range(*i.indices(len(self)))]
         start, shape = self.starts[i], self.shapes[i]
         return self.whole[start : start + math.prod(shape)].reshape(shape)
+
+
+def chosen(columns: Iterable[Sequence[Any]], numbers: Sequence[int]) -> list[Any]:
+    """Returns what stands in some places of each column."""
+    return [[column[i] for i in numbers] for column in columns]
+
+
+def shapes_of(arrays: Sequence[Array]) -> Sequence[Shape]:
+    """Returns the shape of each array."""
+    return arrays.shapes if isinstance(arrays, Pieces) else [array.shape for array in arrays]
+
+
+def dtypes_of(arrays: Sequence[Array]) -> set[np.dtype]:
+    """Returns the dtypes that arrays have."""
+    return {arrays.whole.dtype} if isinstance(arrays, Pieces) else {each.dtype for each in arrays}
+
+
+def contiguous(backend: Backend, arrays: Sequence[Array]) -> Sequence[Array]:
+    """Returns arrays as C-contiguous ones."""
+    if isinstance(arrays, Pieces) or not [a for a in arrays if not a.flags.c_contiguous]:
+        return arrays
+    return list(map(backend.xp.ascontiguousarray, arrays))
+
+
+def addresses_of(
+    backend: Backend, arrays: Sequence[Array | None] | None, dtype: np.dtype
+) -> np.ndarray | int:
+    """Returns what `Backend.addresses` does; of None, which stands for no array at all, 0."""
+    if arrays is None:
+        return 0
+    if not isinstance(arrays, Pieces):
+        return backend.addresses(arrays, dtype)
+    starts = np.array(arrays.starts, np.int64)
+    return backend.addresses([arrays.whole], dtype) + dtype.itemsize * starts

@@ -17,7 +17,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.hashing import seed_of_process
-from sok_lite.engine.room import Pieces, Room, places_of
+from sok_lite.engine.room import Pieces, Room, addresses_of, places_of, shapes_of
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 # First occurrences are counted in blocks of so many items, or larger ones where there would be too
@@ -90,17 +90,21 @@ class Groups(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What the groups of a table sum: item i adds `weights[i] * source[rows[i]]`.
+    """What the groups of tables sum.
+
+    Item i of table t adds `weights[t][i] * sources[t][rows[t][i]]`.
 
     Attributes:
-      source: (m, dim) float32, C-contiguous.
-      rows: (items of the table,) int32, each in [0, m); None: item i adds source[i].
-      weights: (items of the table,) float32, only with `rows`; None: all 1.
+      sources: of each table (m, dim) float32, C-contiguous.
+      rows: of each table (its items,) int32, each in [0, m); None, or None of a table: item i adds
+        sources[t][i].
+      weights: of each table (its items,) float32, only with `rows`; None, or None of a table: all
+        1.
     """
 
-    source: Array
-    rows: Array | None = None
-    weights: Array | None = None
+    sources: Sequence[Array]
+    rows: Sequence[Array | None] | None = None
+    weights: Sequence[Array | None] | None = None
 
 
 def dedup(
@@ -200,8 +204,8 @@ def group(
 
 
 def segment_sums(
-    backend: Backend, groups: Groups, terms: Sequence[Terms], room: Room | None = None
-) -> list[Array]:
+    backend: Backend, groups: Groups, terms: Terms, room: Room | None = None
+) -> Pieces:
     """Sums the rows of each group, in ascending order of its items. It waits for nothing.
 
     Sums go in pieces of 32 items: a long sum is as exact as a short one and held by no single
@@ -218,30 +222,24 @@ def segment_sums(
     Raises:
       ValueError: without `rows` other than one row an item, or weights.
     """
+    sources, rows, weights = terms
     num_items, num_groups = np.diff(groups.begin), np.diff(groups.starts)
-    for t, ((source, index, weights), items) in enumerate(
-        zip(terms, num_items.tolist(), strict=True)
-    ):
-        if index is None and (weights is not None or len(source) != items):
-            raise ValueError(
-                f"Without `rows` a table sums one row for each of its {items} items, without "
-                f"weights. Received: table {t} with {len(source)} rows"
-                f"{'' if weights is None else ' and weights'}. Give `rows`."
-            )
-    sources, rows, weights = zip(*terms, strict=True) if terms else ((),) * 3
-    shapes = [(n, source.shape[1]) for n, source in zip(num_groups.tolist(), sources, strict=True)]
-    outs = Pieces(backend, places_of(shapes), room)[:]
-    dims = np.array([source.shape[1] for source in sources], np.int64)
+    shapes = shapes_of(sources)
+    if not isinstance(rows, Pieces):
+        _check_one_each(terms, num_items.tolist())
+    dims = np.array([dim for _, dim in shapes], np.int64)
+    outs = Pieces.new(backend, places_of(num_groups, dims), room)
     # Rounded up: each table's pieces begin where four columns can be moved at a time.
     pieces = split_offsets(-(-(num_items // _PIECE) * dims // 4) * 4)
     scratch = backend.xp.empty(int(pieces[-1]), np.float32)
-    addresses, address = backend.addresses, backend.address
+    address = backend.address
     columns: list[Words] = [
-        *(addresses(sources, F32), dims, addresses(rows, I32), addresses(weights, F32)),
+        *(addresses_of(backend, sources, F32), dims),
+        *(addresses_of(backend, rows, I32), addresses_of(backend, weights, F32)),
         *(address(groups.offsets), address(groups.order), address(groups.labels)),
         *(groups.starts[:-1], num_groups, groups.begin[:-1], num_items),
         np.where(num_items >= _PIECE, address(scratch) + 4 * pieces[:-1], 0),
-        addresses(outs, F32),
+        addresses_of(backend, outs, F32),
     ]
     arrays = (groups, terms, scratch, outs)
     # A few groups may have many items: the work is worth as many threads as there are items.
@@ -250,6 +248,22 @@ def segment_sums(
     for kernel, work in (("segment_sums", summing), ("segment_add_pieces", adding)):
         publish(backend.joined_columns(kernel, work.tolist(), columns, arrays))
     return outs
+
+
+def _check_one_each(terms: Terms, num_items: Sequence[int]) -> None:
+    """Raises ValueError where a table without `rows` has other than a row an item, or weights."""
+    shapes, nothing = shapes_of(terms.sources), [None] * len(num_items)
+    tables = zip(shapes, num_items, terms.rows or nothing, terms.weights or nothing, strict=True)
+    wrong = [
+        (t, shape[0], n, "" if weights is None else " and weights")
+        for t, (shape, n, rows, weights) in enumerate(tables)
+        if rows is None and (weights is not None or shape[0] != n)
+    ]
+    for t, num_rows, n, and_weights in wrong:
+        raise ValueError(
+            f"Without `rows` a table sums one row for each of its {n} items, without weights. "
+            f"Received: table {t} with {num_rows} rows{and_weights}. Give `rows`."
+        )
 
 
 def segment_sum(
@@ -281,7 +295,7 @@ def segment_sum(
             f"Received: rows {rows.shape}, inverse {inverse.shape}."
         )
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
-    return segment_sums(backend, groups, [Terms(rows)])[0]
+    return segment_sums(backend, groups, Terms([rows]))[0]
 
 
 def checked_rows(backend: Backend, name: str, array: Array) -> Array:

@@ -137,7 +137,7 @@ def backward(
     out_grads: Sequence[Array],
     context: StaticContext,
     room: Room | None = None,
-) -> tuple[list[Array], list[Array | None]]:
+) -> tuple[Pieces, list[Array | None]]:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
     Args:

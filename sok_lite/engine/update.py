@@ -8,19 +8,19 @@ without a row of a table that turns new keys away; both are counted.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.base import joined_launches
+from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.foreign_keys import Place, refuse_foreign_keys
-from sok_lite.engine.optimizer_states import Claim, claim_states
+from sok_lite.engine.optimizer_states import claim_states
 from sok_lite.engine.optimizers.rule import (
-    RowStep,
+    RowSteps,
     RuleStep,
-    StochasticRounding,
     check_on_nonfinite,
     check_step,
     check_trained,
@@ -28,6 +28,7 @@ from sok_lite.engine.optimizers.rule import (
     rule_step,
     updating,
 )
+from sok_lite.engine.room import chosen, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import cut
@@ -35,7 +36,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked
-from sok_lite.engine.update_rows import Ready, Update, marking, ready, see
+from sok_lite.engine.update_rows import Ready, Update, Updates, marking, ready, see
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -43,7 +44,7 @@ class NonFiniteGradientError(ValueError, FloatingPointError):
 
 
 def apply_updates(
-    updates: Sequence[Update],
+    updates: Sequence[Update] | Updates,
     learning_rate: float,
     step: int,
     on_nonfinite: str = "allow",
@@ -82,11 +83,12 @@ def apply_updates(
         updated.
     """
     check_on_nonfinite(on_nonfinite)
+    together = Updates.of(updates)
     # Held from the first look at a table to its last change: row numbers stay good.
     holding(
-        [update.table for update in updates],
+        together.tables,
         lambda: _apply(
-            *(updates, learning_rate, step, on_nonfinite, stochastic_rounding, check_only, along),
+            *(together, learning_rate, step, on_nonfinite, stochastic_rounding, check_only, along),
             *(num_nonfinite, place),
         ),
     )
@@ -98,14 +100,11 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
     Raises:
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
-    claims = [
-        Claim(table, its_kinds, optimizer) for table, its_kinds in zip(tables, kinds, strict=True)
-    ]
-    holding(tables, lambda: claim_states(claims))
+    holding(tables, lambda: claim_states(tables, kinds, [optimizer] * len(tables)))
 
 
 def _apply(
-    updates: Sequence[Update],
+    updates: Updates,
     learning_rate: float,
     step: int,
     on_nonfinite: str,
@@ -117,44 +116,45 @@ def _apply(
 ) -> None:
     updates = merged(updates)
     check_step(learning_rate, step)
-    rules = {id(update.rule): update.rule for update in updates}
-    steps = {key: rule_step(rule, learning_rate, step) for key, rule in rules.items()}
-    taken = [steps[id(update.rule)] for update in updates]
-    if not updates:
+    if not updates.tables:
         return
-    updates_by_row = ready(updates, marks=not check_only)
+    # Most steps have one rule: nothing is called for each table.
+    order = list(map(id, updates.rules))
+    rules = dict(zip(order, updates.rules, strict=True))
+    steps = {number: rule_step(rule, learning_rate, step) for number, rule in rules.items()}
+    by_row = ready(updates, marks=not check_only)
     if place is not None:
-        refuse_foreign_keys(updates, updates_by_row, place)
+        refuse_foreign_keys(updates, by_row, place)
     if on_nonfinite == "error":
-        raise_if_nonfinite(updates_by_row)
-    states = claim_states(
-        [
-            Claim(update.table, its_step.kinds(update.table.dim), update.optimizer)
-            for update, its_step in zip(updates, taken, strict=True)
-        ]
-    )
+        raise_if_nonfinite(by_row)
+    sorts = list(zip(order, [table.dim for table in updates.tables], strict=True))
+    kinds = {each: steps[each[0]].kinds(each[1]) for each in dict.fromkeys(sorts)}
+    states = claim_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
     if check_only:
-        for update in updates_by_row:
-            if update.inserts:
-                update.table._room_for(update.num_absent)
+        for table, count in compress(zip(*by_row[::4], strict=True), by_row.inserts):
+            table._room_for(count)
         return
     if num_nonfinite is None:
-        num_nonfinite = updates[0].table.backend.xp.zeros(1, np.int64)
-    ready_steps = list(map(_Step, updates_by_row, states, taken))
+        num_nonfinite = updates.tables[0].backend.xp.zeros(1, np.int64)
+    ready_steps = _Steps(by_row, states, [steps[number] for number in order])
     _take(ready_steps, _Options(stochastic_rounding, num_nonfinite), along)
 
 
-class _Step(NamedTuple):
-    """The update of one table, but for the moment when it is made.
+class _Steps(NamedTuple):
+    """The updates of tables, but for the moment when they are made.
 
     Attributes:
-      ready: its keys, rows and gradients.
-      states, step: what the rule works on, and the rule.
+      ready: their keys, rows and gradients.
+      states, rules: of each, what the rule works on, and the rule.
     """
 
     ready: Ready
-    states: States
-    step: RuleStep
+    states: Sequence[States]
+    rules: Sequence[RuleStep]
+
+    def some(self, numbers: Sequence[int]) -> "_Steps":
+        """Returns those of some numbers."""
+        return _Steps(self.ready.some(numbers), *chosen(self[1:], numbers))
 
 
 class _Options(NamedTuple):
@@ -164,125 +164,144 @@ class _Options(NamedTuple):
     num_nonfinite: Array
 
 
-def _of_rows(step: _Step, options: _Options, rows: Array) -> RowStep:
-    """Returns the step of the rows (u,) uint32 of a table's keys, absent ones not."""
-    (table, keys, _, grads, *_), states, rule = step
-    rounding = StochasticRounding(keys, table._table_seed) if options.stochastic_rounding else None
-    return RowStep(table.store, states, rule, rows, grads, rounding)
+def _of_rows(steps: _Steps, options: _Options) -> RowSteps:
+    """Returns the steps of the rows of the tables' keys."""
+    tables, keys, rows, grads, *_ = steps.ready
+    stores, backends = [table.store for table in tables], [table.backend for table in tables]
+    rounding = None
+    if options.stochastic_rounding:
+        rounding = keys, [table._table_seed for table in tables]
+    return RowSteps(backends, stores, steps.states, steps.rules, rows, grads, rounding)
 
 
-def _take(steps: Sequence[_Step], options: _Options, along: Sequence[Action]) -> None:
+def _take(steps: _Steps, options: _Options, along: Sequence[Action]) -> None:
     """Changes the rows of all tables, and inserts the keys that have none where they are taken."""
-    see([step.ready for step in steps])
-    inserting: list[_Step] = []
-    others: list[_Step] = []
-    for step in steps:
-        (inserting if step.ready.inserts else others).append(step)
-    launches = [
-        *marking([step.ready for step in others]),
-        *updating(
-            [
-                (step.ready.table.backend, _of_rows(step, options, step.ready.rows))
-                for step in others
-            ],
-            options.num_nonfinite,
-        ),
-    ]
+    see(steps.ready)
+    inserts, others = steps.ready.inserts, steps
+    if True in inserts:
+        others = steps.some([i for i, insert in enumerate(inserts) if not insert])
+    launches = [*marking(others.ready), *updating(_of_rows(others, options), options.num_nonfinite)]
     left_out = [
-        step.ready.table._counting(not_updated=step.ready.num_absent)
-        for step in others
-        if step.ready.num_absent
+        table._counting(not_updated=count)
+        for table, count in zip(*others.ready[::4], strict=True)
+        if count
     ]
-    if not inserting:
+    if True not in inserts:
         publish([*launches, *left_out], along)
         return
-    backend = inserting[0].ready.table.backend
-    sizes = [step.ready.keys.size for step in inserting]
-    keys = backend.xp.concatenate([step.ready.keys for step in inserting])
+    inserting = steps.some([i for i, insert in enumerate(inserts) if insert])
+    tables, all_keys = inserting.ready.tables, inserting.ready.keys
+    backend, sizes = tables[0].backend, [keys.size for keys in all_keys]
+    keys = backend.xp.concatenate(list(all_keys))
     rows = backend.xp.empty(keys.size, np.uint32)
+    taken = _of_rows(inserting, options)._replace(rows=cut(rows, sizes))
 
-    def then(step: _Step, its_rows: Array) -> list[Action]:
-        taken = _of_rows(step, options, its_rows)
-        backend = step.ready.table.backend
-        return [Launch(backend, taken.kernel, taken.part(options.num_nonfinite))]
+    def then(number: int) -> list[Action]:
+        step, backend = taken.of(number), taken.backends[number]
+        return [Launch(backend, step.kernel, step.part(options.num_nonfinite))]
 
     asked = [
-        Asked(step.ready.table, size, unique_keys=True, then=partial(then, step, its_rows))
-        for step, size, its_rows in zip(inserting, sizes, cut(rows, sizes), strict=True)
+        Asked(table, size, unique_keys=True, then=partial(then, i))
+        for i, (table, size) in enumerate(zip(tables, sizes, strict=True))
     ]
     request = request_of(asked)._replace(is_lookup=False)
     look_up_request(backend, keys, rows, request, [[*launches, *left_out], along])
-    for step in inserting:
-        step.ready.table._report_refused()
+    for table in tables:
+        table._report_refused()
 
 
 # ---------------------------------------------------------------- arguments
 
 
-def merged(updates: Sequence[Update]) -> list[Update]:
+def merged(updates: Updates) -> Updates:
     """Returns an update for each table, its keys as int64 and its gradient C-contiguous."""
-    by_table: dict[int, list[Update]] = {}
-    for update in updates:
-        by_table.setdefault(id(update.table), []).append(_checked(update))
-    all_merged = []
-    for first, *others in by_table.values():
-        if others:
-            for other in others:
-                if other.rule != first.rule or other.optimizer is not first.optimizer:
-                    raise ValueError(
-                        f"Table {first.table.name!r} comes with two update rules in one step: "
-                        f"{first.rule} and {other.rule}, or of two optimizers. Take one step after "
-                        "the other."
-                    )
-            xp = first.table.backend.xp
-            first = first._replace(
-                keys=xp.concatenate([first.keys, *(other.keys for other in others)]),
-                grads=xp.concatenate([first.grads, *(other.grads for other in others)]),
-                of_gradient=False,
+    updates = _checked(updates)
+    if len(set(updates.tables)) == len(updates.tables):
+        return updates
+    numbers_of: dict[int, list[int]] = {}
+    for i, table in enumerate(updates.tables):
+        numbers_of.setdefault(id(table), []).append(i)
+    firsts = [numbers[0] for numbers in numbers_of.values()]
+    all_merged = updates.some(firsts)
+    keys, grads = list(all_merged.keys), list(all_merged.grads)
+    of_gradients = list(all_merged.of_gradients)
+    for place, (first, *others) in enumerate(numbers_of.values()):
+        if not others:
+            continue
+        table, rule, optimizer = (
+            updates.tables[first],
+            updates.rules[first],
+            updates.optimizers[first],
+        )
+        for other in others:
+            if updates.rules[other] != rule or updates.optimizers[other] is not optimizer:
+                raise ValueError(
+                    f"Table {table.name!r} comes with two update rules in one step: {rule} and "
+                    f"{updates.rules[other]}, or of two optimizers. Take one step after the other."
+                )
+        concatenate = table.backend.xp.concatenate
+        keys[place] = concatenate([updates.keys[i] for i in (first, *others)])
+        grads[place] = concatenate([updates.grads[i] for i in (first, *others)])
+        of_gradients[place] = False
+    return all_merged._replace(keys=keys, grads=grads, of_gradients=of_gradients)
+
+
+def _checked(updates: Updates) -> Updates:
+    """Returns updates with keys as int64 and C-contiguous gradients, or raises."""
+    tables, _, keys, grads, _, of_gradients = updates
+    for table in [table for table in tables if not table.row_dtype.suffix]:
+        check_trained(table.row_dtype, table.name)
+    if False in of_gradients:
+        keys = [
+            its_keys
+            if of_gradient
+            else table.key_dtype.to_int64(
+                table.backend.xp, its_keys, f"keys of table {table.name!r}"
             )
-        all_merged.append(first)
-    return all_merged
-
-
-def _checked(update: Update) -> Update:
-    table, _, keys, grads, _, of_gradient = update
-    check_trained(table.row_dtype, table.name)
-    if not of_gradient:
-        what = f"keys of table {table.name!r}"
-        keys = table.key_dtype.to_int64(table.backend.xp, keys, what)
-    if keys.ndim != 1 or grads.shape != (keys.size, table.dim):
+            for table, its_keys, of_gradient in zip(tables, keys, of_gradients, strict=True)
+        ]
+    shapes = list(zip(shapes_of(keys), shapes_of(grads), strict=True))
+    for table, (of_keys, of_rows) in [
+        (table, shape)
+        for table, shape in zip(tables, shapes, strict=True)
+        if shape[0][1:] or shape[1] != (*shape[0], table.dim)
+    ]:
         raise ValueError(
             f"The gradient of table {table.name!r} must have one row of dimension {table.dim} for "
-            f"each of its keys (n,). Received: keys {keys.shape}, rows {grads.shape}."
+            f"each of its keys (n,). Received: keys {of_keys}, rows {of_rows}."
         )
-    if grads.dtype != np.float32:
-        raise TypeError(
-            f"The gradient of table {table.name!r} must be float32. Received: {grads.dtype}."
-        )
-    if of_gradient and grads.flags.c_contiguous:
-        return update
-    contiguous = table.backend.xp.ascontiguousarray
-    return update._replace(keys=contiguous(keys), grads=contiguous(grads))
+    if dtypes_of(grads) - {F32}:
+        for table, its_grads in zip(tables, grads, strict=True):
+            if its_grads.dtype != np.float32:
+                raise TypeError(
+                    f"The gradient of table {table.name!r} must be float32. "
+                    f"Received: {its_grads.dtype}."
+                )
+    if not tables:
+        return updates
+    backend = tables[0].backend
+    return updates._replace(keys=contiguous(backend, keys), grads=contiguous(backend, grads))
 
 
-def raise_if_nonfinite(updates: Sequence[Ready]) -> None:
+def raise_if_nonfinite(updates: Ready) -> None:
     """Raises NonFiniteGradientError if a row that is to be updated has a NaN or an infinity."""
-    backend = updates[0].table.backend
-    counts = backend.xp.zeros(len(updates), np.int64)
+    backend = updates.tables[0].backend
+    counts = backend.xp.zeros(len(updates.tables), np.int64)
     # Keys that are to be inserted count as well. `rows` says which count, absent ones do not.
-    rows = [None if update.inserts else update.rows for update in updates]
+    rows = [
+        None if inserts else its_rows
+        for its_rows, inserts in zip(updates.rows, updates.inserts, strict=True)
+    ]
     publish(
         joined_launches(
-            (backend, *counting_nonfinite(update.grads, its_rows, counts[i : i + 1]))
-            for i, (update, its_rows) in enumerate(zip(updates, rows, strict=True))
+            (backend, *counting_nonfinite(grads, its_rows, counts[i : i + 1]))
+            for i, (grads, its_rows) in enumerate(zip(updates.grads, rows, strict=True))
         )
     )
-    for update, its_rows, count in zip(
-        updates, rows, backend.to_host(counts).tolist(), strict=True
-    ):
+    of_tables = (updates.tables, updates.keys, rows, backend.to_host(counts).tolist())
+    for table, keys, its_rows, count in zip(*of_tables, strict=True):
         if count:
-            table, num_keys = update.table, update.keys.size
-            held = num_keys if its_rows is None else int((its_rows != np.uint32(ABSENT)).sum())
+            held = keys.size if its_rows is None else int((its_rows != np.uint32(ABSENT)).sum())
             raise NonFiniteGradientError(
                 f"{count} of {held} gradient rows of table {table.name!r} have a NaN or an "
                 "infinity; nothing was changed. Clip the gradients or lower the learning rate, or "

@@ -12,7 +12,7 @@ same keys then, unless a program takes the step of a gradient after it has made 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from sok_lite.backend.base import I64, U32, Words, joined_column_launches, joine
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.segments import Terms, cut, dedup, group, segment_sums
+from sok_lite.engine.room import Pieces, addresses_of, chosen, shapes_of
+from sok_lite.engine.segments import Terms, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.index import place_words
 from sok_lite.engine.table.results import KnownRows
 
 
@@ -47,11 +49,39 @@ class Update(NamedTuple):
     of_gradient: bool = False
 
 
+class Updates(NamedTuple):
+    """The step of several tables. What is a sequence has one of each; see `Update`."""
+
+    tables: Sequence[EmbeddingTable]
+    rules: Sequence[UpdateRule | None]
+    keys: Sequence[Array]
+    grads: Sequence[Array]
+    optimizers: Sequence[Any]
+    of_gradients: Sequence[bool]
+
+    @staticmethod
+    def of(updates: "Sequence[Update] | Updates") -> "Updates":
+        """Returns updates that are told one by one."""
+        if isinstance(updates, Updates):
+            return updates
+        columns: Any = zip(*updates, strict=True) if updates else [()] * len(Updates._fields)
+        return Updates(*columns)
+
+    def some(self, numbers: Sequence[int]) -> "Updates":
+        """Returns those of some numbers."""
+        return Updates(*chosen(self, numbers))
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many keys each has."""
+        return [shape[0] for shape in shapes_of(self.keys)]
+
+
 class Ready(NamedTuple):
-    """An update by row numbers.
+    """Updates by row numbers. What is a sequence has one of each.
 
     Attributes:
-      table: the table.
+      tables: the tables.
       keys: (u,) int64, distinct.
       rows: (u,) uint32, their row numbers, or absent.
       grads: (u, dim) float32.
@@ -60,117 +90,150 @@ class Ready(NamedTuple):
         known.
     """
 
-    table: EmbeddingTable
-    keys: Array
-    rows: Array
-    grads: Array
-    num_absent: int
-    are_seen: bool
+    tables: Sequence[EmbeddingTable]
+    keys: Sequence[Array]
+    rows: Sequence[Array]
+    grads: Sequence[Array]
+    num_absent: Sequence[int]
+    are_seen: Sequence[bool]
 
     @property
-    def inserts(self) -> bool:
-        """Whether there are keys without a row that are to get one."""
-        return self.num_absent > 0 and self.table.inserts_for_updates
+    def inserts(self) -> list[bool]:
+        """Of each, whether there are keys without a row that are to get one."""
+        pairs = zip(self.tables, self.num_absent, strict=True)
+        return [count > 0 and table.inserts_for_updates for table, count in pairs]
+
+    def some(self, numbers: Sequence[int]) -> "Ready":
+        """Returns those of some numbers."""
+        return Ready(*chosen(self, numbers))
 
 
-def ready(updates: Sequence[Update], marks: bool = True) -> list[Ready]:
+# What is known of the keys of an update, if anything is, and its number there.
+Known: TypeAlias = tuple[KnownRows, int] | None
+
+
+def ready(updates: Updates, marks: bool = True) -> Ready:
     """Returns updates of different tables with distinct keys and their row numbers.
 
     Args:
       marks: whether keys that are looked for may count as seen by the last lookup at once, though
         the step may fail yet; else only `marking` lets them.
     """
-    updates = list(updates)
-    backend = updates[0].table.backend
-    rows: list[Array] = [None] * len(updates)
-    are_seen = [False] * len(updates)
+    backend = updates.tables[0].backend
     # Looked at once for each update: another thread may make a gradient of its table meanwhile.
-    known = [_known(update) for update in updates]
-    doubtful = [i for i, update in enumerate(updates) if not update.of_gradient]
+    known = _known(updates)
+    rows: dict[int, Array] = {}  # of those that are known by now
+    are_seen = [False] * len(known)
+    is_any_absent = False
+    doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
     # Most likely these are the keys of the last gradient as well.
     likely = [i for i in doubtful if known[i] is not None]
-    is_any_absent = False
     if likely:
         counts = backend.xp.zeros(len(likely) + 1, np.int64)
         num_others, num_absent = counts[:-1], counts[-1:]
-        asked = [updates[i] for i in likely]
-        found = _recalled(asked, [known[i] for i in likely], num_others, num_absent)
+        asked, its_known = updates.some(likely), [known[i] for i in likely]
+        found = _recalled(asked, its_known, num_others, num_absent)
         *counted, absent = _read(backend, counts)
         is_any_absent = absent > 0
-        for i, its_rows, others in zip(likely, found, counted, strict=True):
+        last = _are_last(asked, its_known)
+        for i, its_rows, others, is_last in zip(likely, found, counted, last, strict=True):
             if others == 0:
-                rows[i], are_seen[i] = its_rows, _is_last(updates[i], known[i])
-    doubtful = [i for i in doubtful if rows[i] is None]
-    for i, update in zip(doubtful, summed([updates[i] for i in doubtful]), strict=True):
-        updates[i], known[i] = update, _known(update)
-    unknown = [i for i, its_rows in enumerate(rows) if its_rows is None]
-    asked, of_gradients = [updates[i] for i in unknown], [known[i] for i in unknown]
-    stamps = [0] * len(asked)
+                rows[i], are_seen[i] = its_rows, is_last
+    doubtful = [i for i in doubtful if i not in rows]
+    if doubtful:
+        updates = _with(updates, doubtful, summed(updates.some(doubtful)))
+        for i, of_summed in zip(doubtful, _known(updates.some(doubtful)), strict=True):
+            known[i] = of_summed
+    unknown = [i for i in range(len(known)) if i not in rows]
+    asked, of_asked = updates, known
+    if rows:
+        asked, of_asked = updates.some(unknown), [known[i] for i in unknown]
+    stamps = [0] * len(unknown)
     if marks:
-        pairs = zip(asked, of_gradients, strict=True)
-        stamps = [each.table.clock.now if _is_last(each, its) else 0 for each, its in pairs]
-    if not all(map(_have_rows, asked, of_gradients)):
-        total = backend.xp.zeros(1, np.int64)
-        found = _recalled(asked, of_gradients, num_absent=total, stamps=stamps)
-        is_any_absent |= _read(backend, total)[0] > 0
+        stamps = [
+            table.clock.now if is_last else 0
+            for table, is_last in zip(asked.tables, _are_last(asked, of_asked), strict=True)
+        ]
+    if _have_rows(asked, of_asked):
+        found = _recalled(asked, of_asked, stamps=stamps)
     else:
-        found = _recalled(asked, of_gradients, stamps=stamps)
-    for i, its_rows, stamp in zip(unknown, found, stamps, strict=True):
-        rows[i], are_seen[i] = its_rows, stamp > 0
-    num_absent_of = _num_absent(updates, known) if is_any_absent else [0] * len(updates)
-    return [
-        Ready(update.table, update.keys, its_rows, update.grads, absent, is_seen)
-        for update, its_rows, absent, is_seen in zip(
-            updates, rows, num_absent_of, are_seen, strict=True
-        )
-    ]
+        total = backend.xp.zeros(1, np.int64)
+        found = _recalled(asked, of_asked, num_absent=total, stamps=stamps)
+        is_any_absent |= _read(backend, total)[0] > 0
+    if rows:
+        rows |= zip(unknown, found, strict=True)
+        found = [rows[i] for i in range(len(known))]
+    for i, stamp in zip(unknown, stamps, strict=True):
+        are_seen[i] = stamp > 0
+    num_absent_of = _num_absent(updates, known) if is_any_absent else [0] * len(known)
+    return Ready(updates.tables, updates.keys, found, updates.grads, num_absent_of, are_seen)
 
 
-def see(updates: Sequence[Ready]) -> None:
+def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
+    """Returns updates with others in the place of those of some numbers."""
+    replaced: list[Any] = [list(each) for each in updates]
+    for each, of_others in zip(replaced, others, strict=True):
+        for i, other in zip(numbers, of_others, strict=True):
+            each[i] = other
+    return Updates(*replaced)
+
+
+def see(updates: Ready) -> None:
     """Counts updates as lookups of their keys, where tables want it and no insertion does so."""
-    for update in updates:
-        if update.table.sees_updates and not update.inserts:
-            update.table._seen(update.keys)
+    for i, table in [(i, t) for i, t in enumerate(updates.tables) if t.sees_updates]:
+        if not updates.inserts[i]:
+            table._seen(updates.keys[i])
 
 
-def marking(updates: Sequence[Ready]) -> list[Action]:
+def marking(updates: Ready) -> list[Action]:
     """Prepares to count the keys of updates as seen by the last lookups, where they are not yet."""
     parts = []
-    for update in updates:
-        table = update.table
-        if not (update.are_seen or update.inserts or table.sees_updates):
-            launch = table._marking(update.keys).launch
+    for i in [i for i, are_seen in enumerate(updates.are_seen) if not are_seen]:
+        table = updates.tables[i]
+        if not (updates.inserts[i] or table.sees_updates):
+            launch = table._marking(updates.keys[i]).launch
             parts.append((table.backend, launch.kernel, launch.part))
     return joined_launches(parts)
 
 
-def _is_last(update: Update, known: KnownRows | None) -> bool:
-    """Whether the last lookup of a table was that of a gradient of it."""
-    return known is not None and known.stamp == update.table.clock.now
+def _are_last(updates: Updates, known: Sequence[Known]) -> list[bool]:
+    """Of each update, whether the last lookup of its table was that of a gradient of it."""
+    return [
+        each is not None and each[0].stamps[each[1]] == table.clock.now
+        for table, each in zip(updates.tables, known, strict=True)
+    ]
 
 
-def _known(update: Update) -> KnownRows | None:
-    """Returns the keys of the table's last gradient if they may be those of an update."""
-    known = update.table.last_gradient
-    if known is None or known.generation != update.table.generation:
-        return None
-    return known if known.keys.size == update.keys.size else None
+def _known(updates: Updates) -> list[Known]:
+    """Returns of each update the keys of its table's last gradient if they may be its own."""
+    # Nothing is called for each: a step may have a thousand tables.
+    return [
+        each
+        if each is not None
+        and each[0].generations[each[1]] == table.generation
+        and each[0].sizes[each[1]] == size
+        else None
+        for table, size in zip(updates.tables, updates.sizes, strict=True)
+        for each in (table.last_gradient,)
+    ]
 
 
-def _have_rows(update: Update, known: KnownRows | None) -> bool:
-    """Whether all keys of an update are taken to have a row without asking the device."""
-    if update.table.backend.name == "cpu":
+def _have_rows(updates: Updates, known: Sequence[Known]) -> bool:
+    """Whether all keys of updates are taken to have a row without asking the device."""
+    if not known or updates.tables[0].backend.name == "cpu":
         return False  # what it counts is there at once
-    return update.of_gradient and known is not None and known.is_complete
+    return False not in updates.of_gradients and False not in [
+        each is not None and each[0].are_complete[each[1]] for each in known
+    ]
 
 
 def _recalled(
-    updates: Sequence[Update],
-    known: Sequence[KnownRows | None],
+    updates: Updates,
+    known: Sequence[Known],
     num_others: Array | None = None,
     num_absent: Array | None = None,
     stamps: Sequence[int] | None = None,
-) -> list[Array]:
+) -> Sequence[Array]:
     """Returns the row numbers of keys, by one launch.
 
     Args:
@@ -185,41 +248,37 @@ def _recalled(
     Returns:
       (n,) uint32 for each update; absent for a key without a row.
     """
-    if not updates:
+    tables = updates.tables
+    if not tables:
         return []
-    tables, sizes = [update.table for update in updates], [len(update.keys) for update in updates]
-    backend = tables[0].backend
+    backend, sizes = tables[0].backend, updates.sizes
     rows = backend.xp.empty(sum(sizes), np.uint32)
-    keys = [update.keys for update in updates]
-    known_keys = [None if each is None else each.keys for each in known]
-    known_rows = [None if each is None else each.rows for each in known]
-    places = np.concatenate([table.index.place_words() for table in tables])
-    addresses, address = backend.addresses, backend.address
+    results, address = Pieces.of_sizes(rows, sizes), backend.address
     counts: list[Words] = []
     for count in (num_others, num_absent):
-        if count is None or len(count) == 1:
+        if count is None or count.size == 1:
             counts.append(0 if count is None else address(count))
         else:
-            counts.append(address(count) + 8 * np.arange(len(count)))
+            counts.append(address(count) + 8 * np.arange(count.size))
+    known_keys = [0 if each is None else each[0].key_addresses[each[1]] for each in known]
+    known_rows = [0 if each is None else each[0].row_addresses[each[1]] for each in known]
     columns = [
-        *(
-            places.reshape(len(tables), -1),
-            0 if stamps is None else np.array(stamps, np.int64),
-            addresses(keys, I64),
-        ),
-        *(addresses(known_keys, I64), addresses(known_rows, U32)),
-        *(address(rows) + 4 * split_offsets(sizes)[:-1], *counts, np.array(sizes, np.int64)),
+        place_words([table.index for table in tables]),
+        0 if stamps is None else np.array(stamps, np.int64),
+        addresses_of(backend, updates.keys, I64),
+        *(np.array(known_keys, np.int64), np.array(known_rows, np.int64)),
+        *(addresses_of(backend, results, U32), *counts, np.array(sizes, np.int64)),
     ]
     kernels = [(table.backend, "recall_rows") for table in tables]
-    arrays = (keys, known, rows, num_others, num_absent)
+    arrays = (updates, known, rows, num_others, num_absent)
     publish(joined_column_launches(kernels, sizes, columns, arrays))
-    return cut(rows, sizes)
+    return results
 
 
-def _num_absent(updates: Sequence[Update], known: Sequence[KnownRows | None]) -> list[int]:
+def _num_absent(updates: Updates, known: Sequence[Known]) -> list[int]:
     """Returns how many keys of each update have no row. It waits."""
-    backend = updates[0].table.backend
-    counts = backend.xp.zeros(len(updates), np.int64)
+    backend = updates.tables[0].backend
+    counts = backend.xp.zeros(len(known), np.int64)
     _recalled(updates, known, num_absent=counts)
     return _read(backend, counts)
 
@@ -229,22 +288,15 @@ def _read(backend: Backend, counts: Array) -> list[int]:
     return (counts if backend.name == "cpu" else backend.to_host(counts)).tolist()
 
 
-def summed(updates: Sequence[Update]) -> list[Update]:
+def summed(updates: Updates) -> Updates:
     """Returns the updates with each key once, and the sum of its gradients. It waits once."""
-    if not updates:
-        return []
-    backend = updates[0].table.backend
-    xp = backend.xp
-    sizes = [len(update.keys) for update in updates]
-    begin, keys = split_offsets(sizes), xp.concatenate([update.keys for update in updates])
+    if not updates.tables:
+        return updates
+    backend, sizes = updates.tables[0].backend, updates.sizes
+    begin, keys = split_offsets(sizes), backend.xp.concatenate(list(updates.keys))
     distinct = dedup(backend, keys, begin)
     if len(distinct.keys) == len(keys):
-        return list(updates)  # distinct keys keep their order
-    terms = [Terms(update.grads) for update in updates]
-    sums = segment_sums(backend, group(backend, distinct.inverse, begin, distinct.starts), terms)
-    return [
-        update._replace(keys=keys, grads=grads)
-        for update, keys, grads in zip(
-            updates, cut(distinct.keys, distinct.sizes), sums, strict=True
-        )
-    ]
+        return updates  # distinct keys keep their order
+    groups = group(backend, distinct.inverse, begin, distinct.starts)
+    sums = segment_sums(backend, groups, Terms(updates.grads))
+    return updates._replace(keys=Pieces.of_sizes(distinct.keys, distinct.sizes), grads=sums)

@@ -41,7 +41,7 @@ def numbered(shapes):
 
 def filled_room(shapes):
     room = ResultRoom(CPU)
-    arrays = Pieces(CPU, places_of(shapes), room)
+    arrays = Pieces.new(CPU, places_of(*np.array(shapes).T), room)
     whole = room.whole
     whole.fill(np.nan)  # between the results
     for array, values in zip(arrays, numbered(shapes), strict=True):

@@ -59,7 +59,7 @@ def promises(monkeypatch):
 
     def noted(updates, *args, **kwargs):
         if not kwargs["check_only"]:
-            seen.append([update.of_gradient for update in updates])
+            seen.append(list(updates.of_gradients))
         return apply_updates(updates, *args, **kwargs)
 
     monkeypatch.setattr(optimizer_host, "apply_all_updates", noted)

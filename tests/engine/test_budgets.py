@@ -87,7 +87,7 @@ class Job:
 
     def backward(self, context):
         ways = [(table, self.weights, "mean") for table in self.tables]
-        return lookup.backward(self.backend, ways, self.grads, context)
+        return lookup.backward(self.backend, ways, self.grads, context).of_parts()
 
 
 # ---- calls: what each of them does before it is counted, and what is counted

@@ -159,7 +159,7 @@ def test_a_change_within_a_change_is_refused(kind):
             apply_updates([Update(table, SGD(), np.array([1]), np.ones((1, 4), np.float32))], 1, 1)
 
     def only_within(frame=None):
-        if table._in_change.locked():
+        if table.is_changing:
             change()
 
     tracer = AtEveryLine(only_within)

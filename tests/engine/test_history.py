@@ -377,7 +377,8 @@ def gradient(backend, tables, keys, **options):
     parts = [Part(table, keys, splits, None, "sum", **options) for table in tables]
     _, context = forward_parts(backend, comm, parts)
     grads = [backend.xp.ones((keys.size, DIM), np.float32) for _ in tables]
-    return lookup.backward(backend, [(table, None, "sum") for table in tables], grads, context)
+    ways = [(table, None, "sum") for table in tables]
+    return lookup.backward(backend, ways, grads, context).of_parts()
 
 
 @pytest.mark.parametrize("of_gradient", [False, True])

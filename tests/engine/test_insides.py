@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import Backend
+from sok_lite.engine.table.exclusive import changing_alone
 from tests.support.fault_bench import KINDS
 from tests.support.insides import insides
 from tests.support.simt import device
@@ -111,9 +112,9 @@ def test_the_order_of_times_counts_and_not_the_times(build):
 def test_a_lock_that_is_held_counts(build):
     table = build()
     before = insides([table])
-    for lock in (table.lock, table._in_call, table._in_change):
-        with lock:
-            assert insides([table]) != before
+    with table.lock:
+        assert insides([table]) != before
+    assert changing_alone(table, lambda: insides([table])) != before
     assert insides([table]) == before
 
 

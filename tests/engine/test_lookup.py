@@ -59,7 +59,7 @@ def run(backend, comm, data, combiners, weighted, packed=False, dtype="float32")
         )
     out_grads = [backend.from_host(grads) for _, _, grads in data]
     ways = [(part.table, part.weights, part.combiner) for part in parts]
-    gradients = lookup.backward(backend, ways, out_grads, context)
+    gradients = lookup.backward(backend, ways, out_grads, context).of_parts()
     host = backend.to_host
     return (
         [host(o) for o in out],
@@ -163,7 +163,8 @@ def test_the_context_of_a_call_of_no_tables_is_packed(backend, size):
         outputs, context = forward_parts(backend, comm, [])
         packed = backward_context.pack(backend, context)
         unpacked = backward_context.unpack(backend, comm, packed, 0)
-        assert len(outputs) == 0 and lookup.backward(backend, [], [], unpacked) == []
+        assert len(outputs) == 0
+        assert lookup.backward(backend, [], [], unpacked).of_parts() == []
 
     run_ranks(size, program)
 
@@ -332,7 +333,8 @@ def test_gradients_and_weights_with_gaps_are_taken(backend):
     part = Part(table, keys, splits, weights, "sum")
     outputs, context = forward_parts(backend, SingleCommunicator(), [part])
     np.testing.assert_array_equal(backend.to_host(outputs[0])[:, 0], [5 + 12, 15])
-    (gradient,) = lookup.backward(backend, [(table, weights, "sum")], [grads], context)
+    gradients = lookup.backward(backend, [(table, weights, "sum")], [grads], context)
+    (gradient,) = gradients.of_parts()
     np.testing.assert_array_equal(backend.to_host(gradient.row_grads)[:, 0], [4, 2])
 
 

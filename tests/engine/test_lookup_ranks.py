@@ -83,7 +83,7 @@ def steps(backend, comm, cases, cuts, tables=None):
             for case, rows in zip(cases, shares, strict=True)
         ]
         ways = [(part.table, part.weights, part.combiner) for part in parts]
-        gradients = lookup.backward(backend, ways, grads, context)
+        gradients = lookup.backward(backend, ways, grads, context).of_parts()
         updates = [
             Update(table, Adam(), table.key_dtype.from_int64(backend.xp, g.keys), g.row_grads)
             for table, g in zip(tables, gradients, strict=True)
@@ -301,7 +301,7 @@ def test_a_table_that_comes_twice_is_asked_at_its_owner(backend, ranks, owner):
         grads = [backend.xp.ones((n, 4), np.float32)] * 2
         found = lookup.backward(backend, [(table, None, "sum")] * 2, grads, context)
         mine = {k for k in keys.tolist() if python_owner(k, comm.size, "int64", owner) == comm.rank}
-        for each in found:
+        for each in found.of_parts():
             sums = backend.to_host(each.row_grads)[:, 0].tolist()
             assert dict(
                 zip(backend.to_host(each.keys).tolist(), sums, strict=True)

@@ -203,7 +203,7 @@ def many_tables(sizes, distinct, dims, seed=0):
         source = rng.normal(size=(n if t % 3 == 0 else m, dim)).astype(np.float32)
         rows = None if t % 3 == 0 else rng.integers(0, m, n).astype(np.int32)
         weights = rng.normal(size=n).astype(np.float32) if t % 3 == 2 else None
-        terms.append(Terms(source, rows, weights))
+        terms.append((source, rows, weights))
         added = source if rows is None else source[rows]
         added = added if weights is None else weights[:, None] * added
         numbers = inverse[begin[t] : begin[t + 1]]
@@ -214,9 +214,13 @@ def many_tables(sizes, distinct, dims, seed=0):
     return inverse.astype(np.int32), begin, np.array(starts), terms, expected
 
 
+def terms_on(backend, terms):
+    return Terms(*(on(backend, *arrays) for arrays in zip(*terms, strict=True)))
+
+
 def assert_sums(backend, inverse, begin, starts, terms, expected):
     groups = group(backend, backend.from_host(inverse), begin, starts)
-    given = [Terms(*on(backend, *term)) for term in terms]
+    given = terms_on(backend, terms)
     for sums, wanted in zip(segment_sums(backend, groups, given), expected, strict=True):
         assert sums.shape == wanted.shape and sums.dtype == np.float32
         np.testing.assert_array_equal(backend.to_host(sums), wanted)
@@ -244,7 +248,7 @@ def test_groups_without_items_are_zeros(backend):
     # The second table has labels and no items, as has the end of the third.
     begin, starts = np.array([0, 40, 40, 42]), np.array([0, 3, 5, 9])
     labels = np.array([2] * 39 + [0] + [6, 5], np.int32)
-    terms = [Terms(np.ones((n, 4), np.float32)) for n in (40, 0, 2)]
+    terms = [(np.ones((n, 4), np.float32), None, None) for n in (40, 0, 2)]
     expected = [[[1], [0], [39]], [[0], [0]], [[1], [1], [0], [0]]]
     wanted = [np.repeat(np.array(sums, np.float32), 4, axis=1) for sums in expected]
     assert_sums(backend, labels, begin, starts, terms, wanted)
@@ -266,7 +270,7 @@ def test_many_tables_are_the_same_for_any_number_of_threads(backend, threads):
 def test_sums_go_into_memory_that_is_given(backend):
     inverse, begin, starts, terms, expected = many_tables([40, 0, 70], 3, dims=(4, 3))
     groups = group(backend, backend.from_host(inverse), begin, starts)
-    given, memory = [Terms(*on(backend, *term)) for term in terms], []
+    given, memory = terms_on(backend, terms), []
 
     def room(size):
         memory.append(backend.xp.full(size, np.nan, np.float32))
@@ -277,9 +281,16 @@ def test_sums_go_into_memory_that_is_given(backend):
         start = (backend.address(sums) - backend.address(memory[0])) // 4
         assert 0 <= start <= memory[0].size - sums.size
     assert len(memory) == 1
-    for wrong in (given[0]._replace(source=given[0].source[1:]), given[2]._replace(rows=None)):
-        with pytest.raises(ValueError, match="Without `rows` a table sums one row for each of its"):
-            segment_sums(backend, groups, [wrong, *given[1:]])
+    text = (
+        r"each of its {} items, without weights. Received: table {} with {} rows( and weights)?\. "
+    )
+    for wrong, told in (
+        (given._replace(sources=[given.sources[0][1:], *given.sources[1:]]), (40, 0, 39)),
+        (given._replace(rows=[*given.rows[:2], None]), (70, 2, 35)),
+        (given._replace(rows=None), (0, 1, 1)),
+    ):
+        with pytest.raises(ValueError, match=text.format(*told)):
+            segment_sums(backend, groups, wrong)
 
 
 @pytest.mark.parametrize("num_tables", [1, 26, 300])
@@ -289,7 +300,7 @@ def test_launches_and_waits_do_not_depend_on_the_number_of_tables(backend, num_t
     sizes = [40] * num_tables
     inverse, begin, starts, terms, _ = many_tables(sizes, 3, dims=(4, 3))
     labels, keys = on(backend, inverse, inverse.astype(np.int64))
-    given = [Terms(*on(backend, *term)) for term in terms]
+    given = terms_on(backend, terms)
     is_gpu = is_simulated(backend)
     counts = counts_of(backend, lambda: dedup(backend, keys, begin))
     assert (counts.launches, counts.waits) == (4, 1 if is_gpu else 0)

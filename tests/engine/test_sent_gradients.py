@@ -90,7 +90,7 @@ def call(backend, comm, tables, parts, batch, through=lambda context: context):
     )
     return [
         dict(zip(*(backend.to_host(each).tolist() for each in gradient[:2]), strict=True))
-        for gradient in gradients
+        for gradient in gradients.of_parts()
     ]
 
 

@@ -72,7 +72,7 @@ def of_growing(backend, comm, pairs, ragged, weights):
     outputs, context = forward_parts(backend, comm, parts, 5)
     ways = [(part.table, part.weights, part.combiner) for part in parts]
     found = lookup.backward(backend, ways, cosines(backend, outputs), context)
-    gradients = [(backend.to_host(g.keys).tolist(), *g[1:]) for g in found]
+    gradients = [(backend.to_host(g.keys).tolist(), *g[1:]) for g in found.of_parts()]
     return results_of(backend, outputs, gradients)
 
 

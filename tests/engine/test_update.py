@@ -207,7 +207,7 @@ def gradients_of(backend, tables, keys, insert=True):
         for table in tables
     ]
     ways = [(table, None, "sum") for table in tables]
-    return lookup.backward(backend, ways, grads, context)
+    return lookup.backward(backend, ways, grads, context).of_parts()
 
 
 def mixed_tables(backend, count, dtypes=("float32", "float16", "bfloat16")):

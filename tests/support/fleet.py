@@ -176,7 +176,7 @@ class Fleet:
         gradients = lookup.backward(backend, ways, given, context)
         return [
             tuple(None if part is None else backend.to_host(part) for part in gradient)
-            for gradient in gradients
+            for gradient in gradients.of_parts()
         ]
 
     def update(self, which=0, **options):

@@ -85,6 +85,8 @@ class _Walk:
             out.append((kind.__name__, len(value)))
             for part in value:
                 self.visit(part)
+        elif kind is _LOCK:  # each call has another
+            out.append(value.locked())
         elif id(value) in self._numbers:
             out.append(("again", self._numbers[id(value)]))
         else:
@@ -118,8 +120,6 @@ class _Walk:
             self.visit(value())
         elif kind is weakref.finalize:
             out.append(value.alive)
-        elif kind is _LOCK:
-            out.append(value.locked())
         elif kind is _RECURSIVE:
             # Its text has who holds it and how often; free, it says nobody.
             out.append("count=0" in repr(value))

@@ -1,6 +1,12 @@
 """Pooling and its gradients of one part of a batch, called one by one."""
 
-from sok_lite.engine.pooling import coefficients_of, combining, combining_weight_grad
+from sok_lite.engine.pooling import (
+    coefficients_of,
+    combining,
+    combining_weight_grad,
+    normalise_combiner,
+)
+from sok_lite.engine.room import Pieces
 from sok_lite.engine.segments import Terms, group, segment_sums
 
 
@@ -15,12 +21,13 @@ def combine_grad(backend, out_grads, inverse, row_splits, weights, combiner, num
     """Returns the gradient of `combine` by its source, (num_unique, dim) float32."""
     contiguous = backend.xp.ascontiguousarray
     inverse, row_splits = contiguous(inverse), contiguous(row_splits)
-    weighting, num_items = [(weights, combiner)], [len(inverse)]
-    index, coefficients, actions = coefficients_of(backend, [row_splits], weighting, num_items)
+    weighting, num_items = [(weights, normalise_combiner(combiner))], [len(inverse)]
+    splits = Pieces.of_sizes(row_splits, [len(row_splits)])
+    index, coefficients, actions = coefficients_of(backend, splits, weighting, num_items)
     for action in actions:
         action()
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
-    terms = [Terms(contiguous(out_grads), index[0], coefficients[0])]
+    terms = Terms([contiguous(out_grads)], index, coefficients)
     return segment_sums(backend, groups, terms, room)[0]
 
 

@@ -1,7 +1,7 @@
 """The host half of an optimizer's step, and how gradients get there: all variables together."""
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,13 +27,13 @@ from sok_lite.bridge.joined import (
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
-from sok_lite.bridge.type_spec import alive
+from sok_lite.bridge.type_spec import alive, live_tables
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import Place
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.remote_update import apply_all_updates
-from sok_lite.engine.segments import cut
-from sok_lite.engine.update_rows import Update
+from sok_lite.engine.room import Pieces
+from sok_lite.engine.update_rows import Updates
 
 
 class KeysKind(NamedTuple):
@@ -135,7 +135,9 @@ class StepHost:
         self._owner = weakref.ref(owner)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
-        self._kinds = kinds
+        self._of_gradients = [kind.of_gradient for kind in kinds]
+        # Of uint64 keys; those of a gradient are taken as they are.
+        self._are_bits = [kind.are_uint64 and not kind.of_gradient for kind in kinds]
         self._names = list(settings.numbers)
         self._decays = [settings.decays(variable) for variable in variables]
         self._on_nonfinite = owner.on_nonfinite
@@ -167,33 +169,31 @@ class StepHost:
         """
         raise NotImplementedError
 
-    def _updates(self, rules: Sequence[UpdateRule | None], tensors: Sequence[Any]) -> list[Update]:
+    def _updates(self, rules: Sequence[UpdateRule | None], tensors: Sequence[Any]) -> Updates:
         """Returns the update of each variable by its rule."""
         optimizer = None if self._optimizer is None else alive(self._optimizer)
-        tables = [alive(reference).table for reference in self._variables]
-        return [
-            Update(table, rule, keys, grads, optimizer, kind.of_gradient)
-            for table, rule, kind, (keys, grads) in zip(
-                tables, rules, self._kinds, self._gradients(tensors), strict=True
-            )
-        ]
+        tables = live_tables(self._variables)
+        optimizers = [optimizer] * len(tables)
+        return Updates(tables, rules, *self._gradients(tensors), optimizers, self._of_gradients)
 
     def _num_nonfinite(self) -> Array | None:
         """Returns where gradient rows with a NaN or an infinity are counted."""
         owner = self._owner()
         return None if owner is None else owner.nonfinite.count_on(self._backend)
 
-    def _gradients(self, tensors: Sequence[Any]) -> Iterable[tuple[Array, Array]]:
+    def _gradients(self, tensors: Sequence[Any]) -> tuple[Sequence[Array], Sequence[Array]]:
         """Returns keys and gradient of each variable."""
         lengths, joined_keys, *joined_grads = tensors
         count = len(self._variables)
         numbers = listed(lengths)
-        keys = cut(to_array(joined_keys, self._backend), numbers[:count])
+        keys: Sequence[Array] = Pieces.of_sizes(
+            to_array(joined_keys, self._backend), numbers[:count]
+        )
         shapes = list(zip(numbers[count::2], numbers[count + 1 :: 2], strict=True))
-        grads = rows_of(joined_grads, shapes, self._backend)
-        for array, grad, kind in zip(keys, grads, self._kinds, strict=True):
-            as_given = kind.are_uint64 and not kind.of_gradient
-            yield array.view(np.uint64) if as_given else array, grad
+        if True in self._are_bits:
+            pairs = zip(keys, self._are_bits, strict=True)
+            keys = [its.view(np.uint64) if are_bits else its for its, are_bits in pairs]
+        return keys, rows_of(joined_grads, shapes, self._backend)
 
 
 class RuleHost(StepHost):

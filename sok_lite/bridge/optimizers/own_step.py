@@ -279,8 +279,7 @@ class OwnStepHost(StepHost):
         learning_rate, *values = numbers
         now = Now(step, learning_rate, dict(zip(self._names, values, strict=True)))
         updates = self._updates([None] * len(self._decays), tensors)
-        optimizer = updates[0].optimizer
-        tables = [update.table for update in updates]
+        optimizer, tables = updates.optimizers[0], updates.tables
         self._steps.know(optimizer, now, tables)
         undecayed = {
             id(table): table

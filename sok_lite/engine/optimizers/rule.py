@@ -15,9 +15,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I64, U32, U64, Part, Words, float_word
+from sok_lite.backend.base import F32, I64, U32, Part, Words, float_word
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.room import addresses_of, chosen, shapes_of
+from sok_lite.engine.rows.access import store_words
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import RowStore
 
@@ -201,53 +203,106 @@ class RowStep(NamedTuple):
         return Part(num_rows, (*where, *how, num_rows))
 
 
-def updating(steps: Sequence[tuple[Backend, RowStep]], num_nonfinite: Array) -> list[Action]:
+class RowSteps(NamedTuple):
+    """Steps of rows of several tables. What is a sequence has one of each; see `RowStep`.
+
+    Attributes:
+      backends: of the tables.
+      stores, states, steps, rows, grads: of each step.
+      rounding: keys and seeds; None: to nearest even.
+    """
+
+    backends: Sequence[Backend]
+    stores: Sequence[RowStore]
+    states: Sequence[States]
+    steps: Sequence[RuleStep]
+    rows: Sequence[Array]
+    grads: Sequence[Array]
+    rounding: tuple[Sequence[Array], Sequence[int]] | None = None
+
+    def some(self, numbers: Sequence[int]) -> "RowSteps":
+        """Returns the steps of some tables."""
+        columns, rounding = chosen(self[:-1], numbers), None
+        if self.rounding is not None:
+            keys, seeds = chosen(self.rounding, numbers)
+            rounding = keys, seeds
+        return RowSteps(*columns)._replace(rounding=rounding)
+
+    def of(self, number: int) -> RowStep:
+        """Returns the step of one table."""
+        rounding = None
+        if self.rounding is not None:
+            keys, seeds = self.rounding
+            rounding = StochasticRounding(keys[number], seeds[number])
+        of_rows = (self.rows[number], self.grads[number])
+        return RowStep(
+            self.stores[number], self.states[number], self.steps[number], *of_rows, rounding
+        )
+
+
+def updating(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
     """Returns the launches that take steps of different tables.
 
     Args:
-      steps: each with the backend of its table.
       num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
     """
-    by_kernel: dict[tuple[Backend, str], list[RowStep]] = {}
-    for backend, step in steps:
-        by_kernel.setdefault((backend, step.kernel), []).append(step)
+    halves = [False] * len(steps.stores)
+    if steps.rounding is not None:
+        halves = [store.row_dtype.is_half for store in steps.stores]
+    kernels = [
+        (
+            backend,
+            f"{step.rule.kernel}{'_stochastic' if half else ''}_{store.row_dtype.suffix}",
+            half,
+        )
+        for backend, store, step, half in zip(*steps[:2], steps.steps, halves, strict=True)
+    ]
     return [
         launch
-        for (backend, kernel), of_kernel in by_kernel.items()
-        for launch in _updating(backend, kernel, of_kernel, num_nonfinite)
+        for kernel in dict.fromkeys(kernels)
+        for launch in _updating(*kernel, _of_kernel(steps, kernels, kernel), num_nonfinite)
     ]
+
+
+def _of_kernel(steps: RowSteps, kernels: Sequence[Any], kernel: Any) -> RowSteps:
+    """Returns the steps that one kernel takes."""
+    numbers = [i for i, each in enumerate(kernels) if each == kernel]
+    return steps if len(numbers) == len(kernels) else steps.some(numbers)
 
 
 def _updating(
-    backend: Backend, kernel: str, steps: Sequence[RowStep], num_nonfinite: Array
+    backend: Backend, kernel: str, half: bool, steps: RowSteps, num_nonfinite: Array
 ) -> list[Action]:
-    columns = [
-        [each.store.column("value").pointers for each in steps],
-        *(
-            [each.states[name].pointers if name in each.step.states else None for each in steps]
-            for name in steps[0].step.rule.columns
-        ),
+    words = store_words(steps.stores)
+    states: list[Words] = [
+        np.array(
+            [
+                its[name].address if name in step.states else 0
+                for its, step in zip(steps.states, steps.steps, strict=True)
+            ],
+            np.int64,
+        )
+        for name in steps.steps[0].rule.columns
     ]
-    num_rows = [len(each.rows) for each in steps]
-    sizes = [(each.store.chunk_shift, each.store.dim) for each in steps]
+    num_rows = [shape[0] for shape in shapes_of(steps.rows)]
     noise: list[Words] = [0, 0]
-    if steps[0].noise[0] is not None:  # as in all of one kernel
-        keys = [each.noise[0] for each in steps]
-        seeds = np.array([each.noise[1] & 0xFFFFFFFFFFFFFFFF for each in steps], np.uint64)
-        noise = [backend.addresses(keys, I64), seeds.view(np.int64)]
+    if half and steps.rounding is not None:
+        keys, numbers = steps.rounding
+        seeds = np.array([number & 0xFFFFFFFFFFFFFFFF for number in numbers], np.uint64)
+        noise = [addresses_of(backend, keys, I64), seeds.view(np.int64)]
     # Most steps have one rule, and its numbers are the same for all tables.
-    rules = {id(each.step): each.step for each in steps}
-    words = {number: _words(step) for number, step in rules.items()}
+    order = list(map(id, steps.steps))
+    distinct = dict(zip(order, steps.steps, strict=True))
+    numbers_of = {number: _words(step) for number, step in distinct.items()}
     arguments: list[Words] = [
-        *(backend.addresses(some, U64) for some in columns),
-        np.array(sizes, np.int64),
-        backend.addresses([each.rows for each in steps], U32),
-        *(backend.addresses([each.grads for each in steps], F32), backend.address(num_nonfinite)),
+        *(words[:, 0], *states, words[:, 1:3]),
+        addresses_of(backend, steps.rows, U32),
+        *(addresses_of(backend, steps.grads, F32), backend.address(num_nonfinite)),
         *noise,
-        np.array([words[id(each.step)] for each in steps], np.int64),
+        np.array([numbers_of[number] for number in order], np.int64),
         np.array(num_rows, np.int64),
     ]
-    return backend.joined_columns(kernel, num_rows, arguments, (columns, steps, num_nonfinite))
+    return backend.joined_columns(kernel, num_rows, arguments, (steps, num_nonfinite))
 
 
 def _words(step: RuleStep) -> list[int]:

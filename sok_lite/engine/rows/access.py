@@ -4,6 +4,7 @@ What changes rows that somebody holds comes in two forms: `swapping` prepares it
 changes its index at the same time, and `swap` does it.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,8 +63,6 @@ class RowAccess:
         self.row_dtype = row_dtype
         self.chunk_shift = chunk_shift
         self._columns: dict[str, Column] = {}
-        # Pointers, and the words made of them last.
-        self._place_words: tuple[Array | None, np.ndarray] = (None, np.empty(0, np.int64))
 
     def column(self, name: str = "value") -> Column:
         """Returns a column.
@@ -113,15 +112,6 @@ class RowAccess:
         col = self.column(column)
         format_number = self.row_dtype.number if column == "value" else 0
         return col.pointers, self.chunk_shift, col.dim, format_number
-
-    def place_words(self) -> np.ndarray:
-        """Returns the place of the value rows as the words that a kernel takes, (4,) int64."""
-        kept_of, words = self._place_words
-        if kept_of is not self._columns["value"].pointers:
-            pointers, *numbers = self.place()
-            words = np.array([self.backend.address(pointers), *numbers], np.int64)
-            self._place_words = pointers, words
-        return words
 
     def read(self, rows: Array, column: str = "value", out: Array | None = None) -> Array:
         """Copies rows out.
@@ -239,3 +229,12 @@ class RowAccess:
     def to_storage(self, values: Any) -> Array:
         """Returns an array-like of rows in the format of the value rows, as RowDtype says."""
         return self.row_dtype.to_storage(self.backend.xp, values)
+
+
+def store_words(stores: Sequence[RowAccess]) -> np.ndarray:
+    """Returns `place` of the value rows of stores as kernels take it, (num_stores, 4) int64."""
+    places = [
+        (store._columns["value"].address, store.chunk_shift, store.dim, store.row_dtype.number)
+        for store in stores
+    ]
+    return np.array(places, np.int64).reshape(-1, 4)

@@ -22,6 +22,7 @@ class Column:
       initial: what unheld rows hold.
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
+      address: of `pointers`.
       owner: of a state, a StateOwner (engine/rows/state_owner.py); None: the state is free, and
         belongs together with no other.
     """
@@ -51,6 +52,7 @@ class Column:
         self._far_file = far_file
         self._memory: list[Array] = []
         self.pointers = backend.xp.zeros(0, np.uint64)
+        self.address = backend.address(self.pointers)
 
     def new_memory(self, chunks: Chunks) -> list[Array]:
         """Returns memory that is not part of this column yet, zeroed: a slab for each tier."""
@@ -80,7 +82,8 @@ class Column:
         if addresses:
             # Nobody looks behind `num_chunks`.
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
-        return setting(self, pointers=pointers, num_chunks=end, _memory=[*self._memory, *memory])
+        place = setting(self, pointers=pointers, address=self._backend.address(pointers))
+        return [*place, *setting(self, num_chunks=end, _memory=[*self._memory, *memory])]
 
     def give_back(self, rows: range) -> None:
         """Gives the memory of rows that nobody holds back to the system until it is touched."""
@@ -104,4 +107,5 @@ class Column:
         other.num_chunks = 0
         other._memory = []
         other.pointers = self._backend.xp.zeros(0, np.uint64)
+        other.address = self._backend.address(other.pointers)
         return other

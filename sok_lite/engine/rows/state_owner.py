@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sok_lite.engine.rows.column import Column
 
@@ -54,6 +54,29 @@ States: TypeAlias = Mapping[str, Column]
 Kinds: TypeAlias = Mapping[str, tuple[int, float]]
 # Of None those that no owner keeps together.
 StateGroups: TypeAlias = Mapping[StateOwner | None, States]
+
+
+class SoleStates(NamedTuple):
+    """All states of a store, where they have one owner.
+
+    Attributes:
+      owner: whose they are; None: there are no states.
+      states, kinds: of all of them.
+    """
+
+    owner: StateOwner | None
+    states: States
+    kinds: Kinds
+
+    @staticmethod
+    def of(groups: StateGroups) -> "SoleStates | None":
+        """Returns those of a store; None: its states have several owners, or none."""
+        if not groups:
+            return SoleStates(None, {}, {})
+        owner, *others = groups
+        if others or owner is None:
+            return None
+        return SoleStates(owner, groups[owner], kinds_of(groups[owner]))
 
 
 def owned(groups: StateGroups, optimizer: Any) -> States | None:

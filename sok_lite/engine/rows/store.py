@@ -30,7 +30,7 @@ from sok_lite.engine.rows.allocator import Claim, RowNumbers
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.slabs import Chunks, Slabs
-from sok_lite.engine.rows.state_owner import Kinds, StateGroups, StateOwner, States
+from sok_lite.engine.rows.state_owner import Kinds, SoleStates, StateGroups, StateOwner, States
 
 ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
 _PIECE = 1 << 16  # rows that are copied at once
@@ -90,7 +90,9 @@ class RowStore(RowAccess):
             )
         self._slabs = Slabs.of(backend, dim, near_rows)
         super().__init__(backend, dim, row_dtype, self._slabs.chunk_shift)
-        self._groups: StateGroups | None = None  # made when they are asked for
+        # Made when they are asked for; the second holds as long as the first is there.
+        self._groups: StateGroups | None = None
+        self._sole: SoleStates | None = None
         self.near_rows = self._slabs.near_rows
         self._first_far = ABSENT if self.near_rows is None else self.near_rows
         self._far_file = None if far_path is None else FarFile(far_path)
@@ -173,7 +175,8 @@ class RowStore(RowAccess):
             for name in self.state_names:
                 column = self._columns[name]
                 made.setdefault(column.owner, {})[column.state] = column
-            self._groups = groups = dict(made)
+            groups = dict(made)
+            self._sole, self._groups = SoleStates.of(groups), groups
         return groups
 
     def giving(self, columns: Iterable[Column], owner: StateOwner) -> list[Action]:

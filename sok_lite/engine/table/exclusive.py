@@ -16,6 +16,10 @@ T = TypeVar("T", bound="Exclusive")
 # that a trace function raises there would keep it.
 
 
+# A token that nobody locks.
+_FREE = threading.Lock()
+
+
 class Exclusive:
     """What is used by one thread at a time. See `exclusive` and `changing`.
 
@@ -23,12 +27,14 @@ class Exclusive:
       lock: held during every exclusive method; hold it to do several as one.
     """
 
+    # Whether `_begin` does more than to look at `_unfinished` and `_unusable`.
+    _has_to_begin = False
+
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        # Only who has `lock` looks at these: whether this thread is in a call, and in a change. A
-        # change of several items holds the second alone.
-        self._in_call = threading.Lock()
-        self._in_change = threading.Lock()
+        # Only who has `lock` looks at these: the tokens of the last call and of the last change. A
+        # token is locked as long as its call goes on; one call of many items has one for all.
+        self._call = self._change = _FREE
         # What is left to do of a change that an exception has interrupted. It can be done again
         # where an exception interrupts it too.
         self._unfinished: Callable[[], None] | None = None
@@ -48,7 +54,7 @@ class Exclusive:
     @property
     def is_changing(self) -> bool:
         """Whether this thread, which has `lock`, is in a change."""
-        return self._in_change.locked()
+        return self._change.locked()
 
     def _unusable_after_fork(self) -> str | None:
         """Says why a forked child must not use its copy; None: it may."""
@@ -78,12 +84,13 @@ def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, 
 
     @functools.wraps(method)
     def change(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._in_change.locked():
+        if self._change.locked():
             raise RuntimeError(
                 f"{method.__name__} was called while this thread was changing the same table: from "
                 "a signal handler, a finalizer or a predicate. Do it after that call."
             )
-        with self._in_change: return method(self, *args, **kwargs)  # fmt: skip # noqa: E701
+        token = threading.Lock()
+        with token: return _changed(token, self, method, args, kwargs)  # fmt: skip # noqa: E701
 
     return exclusive(change)
 
@@ -112,16 +119,25 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
 
 
 def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
-    if True in [item._in_call.locked() or item._in_change.locked() for item in items]:
+    # Mostly one token, that of the last such call.
+    tokens = {item._call for item in items} | {item._change for item in items}
+    if True in [token.locked() for token in tokens]:
         raise RuntimeError(
             "A lookup or an update was called while this thread was in another call of one of its "
             "tables: from a signal handler, a finalizer or a predicate. Do it after that call."
         )
-    return _holding([item._in_change for item in items], lambda: _begun(items, function))
+    token = threading.Lock()
+    with token: return _begun(token, items, function)  # fmt: skip # noqa: E701
 
 
-def _begun(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
+def _begun(token: threading.Lock, items: Sequence[Exclusive], function: Callable[[], R]) -> R:
     for item in items:
+        item._call = item._change = token
+    for item in [
+        item
+        for item in items
+        if item._has_to_begin or item._unfinished is not None or item._unusable is not None
+    ]:
         item._begin()
     try:
         return function()
@@ -132,13 +148,24 @@ def _begun(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
         raise
 
 
+def _changed(
+    token: threading.Lock, item: Any, method: Callable[..., R], args: Any, kwargs: Any
+) -> R:
+    item._change = token
+    return method(item, *args, **kwargs)
+
+
 def _called(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
-    if item._in_call.locked() or item._in_change.locked():
+    if item._call.locked() or item._change.locked():
         return method(item, *args, **kwargs)
-    with item._in_call: return _outermost(item, method, args, kwargs)  # fmt: skip # noqa: E701
+    token = threading.Lock()
+    with token: return _outermost(token, item, method, args, kwargs)  # fmt: skip # noqa: E701
 
 
-def _outermost(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
+def _outermost(
+    token: threading.Lock, item: Any, method: Callable[..., R], args: Any, kwargs: Any
+) -> R:
+    item._call = token
     item._begin()
     try:
         return method(item, *args, **kwargs)
@@ -149,12 +176,16 @@ def _outermost(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R
 
 
 def _holding(locks: Sequence[Any], function: Callable[[], R]) -> R:
+    # Some at a time, for a call may have a thousand tables, and Python nests 20 blocks at most.
     if not locks:
         return function()
-    # Some at a time, for a call may have a thousand tables, and Python nests 20 blocks at most.
-    any_number = threading.RLock()
-    a, b, c, d, e, f, g, h, i, j, k, m, n, o, p = (*locks[:15], *[any_number] * 14)[:15]
-    with a, b, c, d, e, f, g, h, i, j, k, m, n, o, p: return _holding(locks[15:], function)  # fmt: skip # noqa: E701,E501
+    if len(locks) < 4:
+        with locks[0]: return _holding(locks[1:], function)  # fmt: skip # noqa: E701
+    if len(locks) < 15:
+        a, b, c, d, *others = locks
+        with a, b, c, d: return _holding(others, function)  # fmt: skip # noqa: E701
+    a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, *others = locks
+    with a, b, c, d, e, f, g, h, i, j, k, m, n, o, p: return _holding(others, function)  # fmt: skip # noqa: E701
 
 
 # ---------------------------------------------------------------- fork
@@ -174,9 +205,9 @@ def _after_fork_in_child() -> None:
         item = reference()
         if item is None:
             continue
-        is_free = item.lock.acquire(blocking=False) and not item._in_change.locked()
+        is_free = item.lock.acquire(blocking=False) and not item._change.locked()
         item.lock = threading.RLock()
-        item._in_call, item._in_change = threading.Lock(), threading.Lock()
+        item._call = item._change = _FREE
         item._unusable = item._unusable or item._unusable_after_fork()
         if not is_free:
             item._unusable = (

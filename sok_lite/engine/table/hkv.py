@@ -82,6 +82,7 @@ class HkvTable(EmbeddingTable):
 
     var_type = "hybrid"
     keeps_every_key = False
+    _has_to_begin = True
 
     def __init__(
         self,

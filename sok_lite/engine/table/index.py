@@ -7,6 +7,7 @@ with: good until the next growth. Numbers run through the segments, and those tw
 
 from abc import abstractmethod
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +123,7 @@ class Index(Segmented):
 
     bucket = 0
     _place: Place | None = None  # as it was last asked for
-    _place_words: np.ndarray | None = None
+    _place_words: list[int] | None = None  # the same for kernels; see `place_words`
 
     @property
     def num_slots(self) -> int:
@@ -256,18 +257,11 @@ class Index(Segmented):
             )
         return place
 
-    def place_words(self) -> np.ndarray:
-        """Returns `place` as the words that a kernel takes, (7,) int64."""
-        place = self._place
-        if place is None or place.directory is not self._directory.table:
-            place = self.place()
-        if self._place_words is None:
-            address = self.backend.address
-            self._place_words = np.array(
-                [address(place.directory), place.hashing, address(place.side), *place[3:]],
-                np.int64,
-            )
-        return self._place_words
+    def note_place_words(self) -> None:
+        """Notes `place` as the words that a kernel takes."""
+        place, address = self.place(), self.backend.address
+        words = [address(place.directory), place.hashing, address(place.side), *place[3:]]
+        self._place_words = words
 
     def scoring(self, refreshes: bool = True) -> tuple[int, int]:
         """Returns how scores are kept: the number of the strategy, and the epoch.
@@ -339,3 +333,17 @@ class Index(Segmented):
     def _has_aging_scores(self) -> bool:
         """Whether there are scores that have a stamp in their low half."""
         return False
+
+
+def place_words(indexes: Sequence[Index]) -> np.ndarray:
+    """Returns where indexes are as the words that kernels take, (num_indexes, 7) int64."""
+    # Nothing is called for those that have not grown: a step may have a thousand tables.
+    for index in [
+        index
+        for index in indexes
+        if index._place_words is None
+        or index._place is None
+        or index._place.directory is not index._directory.table
+    ]:
+        index.note_place_words()
+    return np.array([index._place_words for index in indexes], np.int64).reshape(-1, 7)

@@ -4,6 +4,7 @@ Only where keys are missing more is done; see engine/table/new_keys.py.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,11 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_column_launches, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.rows.access import store_words
 from sok_lite.engine.segments import cut
+from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
+from sok_lite.engine.table.index import place_words
 from sok_lite.engine.table.insertion import Inserts
 from sok_lite.engine.table.new_keys import Asked, Incomplete, Output, complete, pooling
 from sok_lite.engine.table.occurrences import occurrences
@@ -125,12 +129,17 @@ def look_up_request(
     """
     request = _with_occurrences(backend, keys, request)
     tables, sizes = request.tables, request.sizes
-    beginning: list[Action] = []
-    stamps = [0] * len(tables)  # of a lookup that inserts nothing, and notes nothing
-    for i in [i for i, insert in enumerate(request.inserts) if insert]:
-        tables[i]._before_lookup()
-        beginning += tables[i]._beginning_lookup()
-        stamps[i] = tables[i].clock.now + 1
+    inserting = list(compress(tables, request.inserts))
+    for table in [table for table in inserting if not table.keeps_every_key]:
+        table._before_lookup()
+    beginning = Clock.ticking_alike([table.clock for table in inserting])
+    if beginning is None:
+        beginning = [action for table in inserting for action in table._beginning_lookup()]
+    # 0 of a lookup that inserts nothing, and notes nothing.
+    stamps = [
+        table.clock.now + 1 if insert else 0
+        for table, insert in zip(tables, request.inserts, strict=True)
+    ]
     counters = new_counters(backend, len(tables))
     if request.columns is None:
         finding = _finding(keys, rows, request.asked(), stamps, counters)
@@ -145,17 +154,19 @@ def look_up_request(
     missing = found[:, Count.MISSING].tolist()
     if request.is_lookup:
         for table, size, num_missing in zip(tables, sizes, missing, strict=True):
-            table._count_found(size, num_missing)
-    if True in request.inserts:
-        finished: list[list[Action]] = []
+            if num_missing:
+                table._count_found(size, num_missing)
+            else:
+                table._counts["found"] += size
+    if [table for table in inserting if not table.keeps_every_key]:
         seen = found[:, Count.SEEN].tolist()
         of_tables = zip(tables, request.inserts, missing, seen, strict=True)
-        for table, insert, num_missing, num_seen in of_tables:
-            if insert and not num_missing:
-                touching = table._touching(num_seen, None)
-                if touching:
-                    finished.append(touching)
-        publish(*finished)
+        touching = [
+            table._touching(num_seen, None)
+            for table, insert, num_missing, num_seen in of_tables
+            if insert and not num_missing and not table.keeps_every_key
+        ]
+        publish(*[actions for actions in touching if actions])
     if not any(missing):
         return missing
     search = Incomplete(counters, found.tolist(), split_offsets(np.array(sizes, np.int64)))
@@ -247,10 +258,9 @@ def _finding_and_pooling(
         )
         arrays.append(heat)
         notes[i, 1:] = strategy, epoch, 0 if heat is None else address(heat), warms
-    indexes = np.concatenate([table.index.place_words() for table in tables])
-    stores = np.concatenate([table.store.place_words() for table in tables])
+    indexes = place_words([table.index for table in tables])
+    stores = store_words([table.store for table in tables])
     counts = address(counters) + counters.strides[0] * np.arange(len(tables))
-    indexes, stores = indexes.reshape(len(tables), -1), stores.reshape(len(tables), -1)
     actions: list[Action] = []
     if backend.name != "cpu":
         sizes = np.array(request.sizes, np.int64)

@@ -61,15 +61,17 @@ class TableParts(Exclusive, ABC):
       is_static: whether it has a fixed number of rows, which somebody else keeps; see
         engine/static_table.py.
       is_remote: whether its rows are not in this process; see engine/table/remote.py.
-      keeps_every_key: whether it neither evicts keys nor turns new ones away.
+      keeps_every_key: whether it neither evicts keys nor turns new ones away. A lookup has nothing
+        else to prepare or to report then.
       counts_repeats: whether a lookup counts a key as often as it comes; see `counts`.
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
       removals: a log of keys that have lost their rows; None: nobody wants one.
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
       dumps: the files that have what it held, for incremental dumps; see engine/table/dumped.py.
-      last_gradient: the keys of the last gradient, most likely those of the update that follows;
-        None: there was none.
+      last_gradient: the keys of the last gradient, most likely those of the update that follows,
+        among those of the tables of its lookup, and the number of this table there; None: there was
+        none.
     """
 
     var_type: str
@@ -117,7 +119,7 @@ class TableParts(Exclusive, ABC):
         self.removals: RemovalLog | None = None
         self.rounds_gradients = rounds_gradients
         self.dumps: tuple[Dumped, ...] = ()
-        self.last_gradient: KnownRows | None = None
+        self.last_gradient: tuple[KnownRows, int] | None = None
         self._counts = dict.fromkeys(COUNTERS, 0)
 
     # ---------------------------------------------------------------- sizes

@@ -1,12 +1,16 @@
 """What a table gives and takes besides arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import I64, U32
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.renamed import removed, renamed
+from sok_lite.engine.room import addresses_of, shapes_of
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -25,21 +29,48 @@ class Lookup(NamedTuple):
 
 
 class KnownRows(NamedTuple):
-    """Distinct keys whose row numbers are known.
+    """Distinct keys of several tables whose row numbers are known. A table has its number in them.
 
     Attributes:
-      keys: (u,) int64, not to be written any more.
-      rows: (u,) uint32, their row numbers, or absent.
-      generation: of the table when it gave the row numbers.
-      is_complete: whether all of them had one, which is known; if not, some may have had none.
-      stamp: number of the lookup that asked for them, which has noted that; 0: it has not.
+      keys: of each (u,) int64, not to be written any more.
+      rows: of each (u,) uint32, their row numbers, or absent.
+      generations: of each, when it gave the row numbers.
+      are_complete: of each, whether all of its keys had one, which is known; if not, some may have
+        had none.
+      stamps: of each, number of the lookup that asked for them, which has noted that; 0: it has
+        not.
+      sizes: of each, u.
+      key_addresses, row_addresses: of each, where its keys and rows lie.
     """
 
-    keys: Array
-    rows: Array
-    generation: int
-    is_complete: bool = False
-    stamp: int = 0
+    keys: Sequence[Array]
+    rows: Sequence[Array]
+    generations: list[int]
+    are_complete: list[bool]
+    stamps: list[int]
+    sizes: list[int]
+    key_addresses: list[int]
+    row_addresses: list[int]
+
+    @staticmethod
+    def of(
+        backend: Backend,
+        keys: Sequence[Array],
+        rows: Sequence[Array],
+        generations: list[int],
+        are_complete: list[bool] | None = None,
+        stamps: list[int] | None = None,
+    ) -> "KnownRows":
+        """Returns them; None stands for False, and for 0, of each."""
+        sizes = [size for (size,) in shapes_of(keys)]
+        return KnownRows(
+            *(keys, rows, generations),
+            [False] * len(sizes) if are_complete is None else are_complete,
+            [0] * len(sizes) if stamps is None else stamps,
+            sizes,
+            np.asarray(addresses_of(backend, keys, I64)).tolist(),
+            np.asarray(addresses_of(backend, rows, U32)).tolist(),
+        )
 
 
 class Entries(NamedTuple):

@@ -82,11 +82,8 @@ def engine():
     dedup(backend, keys, begin, Missing(rows, absent))
     groups = group(backend, in_tables.inverse, begin, in_tables.starts)
     given = [np.arange(4000, dtype=np.int32)[::-1].copy(), None, None, None]
-    terms = [
-        Terms(rng.random((n, dim), np.float32), index)
-        for n, dim, index in zip(np.diff(begin), (8, 3, 1, 20), given, strict=True)
-    ]
-    segment_sums(backend, groups, terms)
+    sizes = zip(np.diff(begin), (8, 3, 1, 20), strict=True)
+    segment_sums(backend, groups, Terms([rng.random(size, np.float32) for size in sizes], given))
 
     # Rows of words of every width, to three ranks and back.
     counts = np.array([[900, 0, 300], [1, 700, 0], [0, 33, 2000]])

@@ -160,7 +160,7 @@ def sums_of_groups(backend, dim, seed):
     assert distinct.starts.tolist() == [0, 2, 4]
     assert (ids[first][backend.to_host(distinct.inverse)] == ids).all()
     rows = rng.integers(-9, 9, (len(ids), dim)).astype(np.float32)
-    terms = [Terms(backend.from_host(part)) for part in np.split(rows, [begin[1]])]
+    terms = Terms([backend.from_host(part) for part in np.split(rows, [begin[1]])])
     groups = group(backend, distinct.inverse, begin, distinct.starts)
     sums = [backend.to_host(part) for part in segment_sums(backend, groups, terms)]
     expected = [rows[ids == ids[item]].sum(0) for item in first]
