@@ -6,38 +6,69 @@ seldom and as fast as Python can.
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sok_lite.backend.base import ARGUMENT_DTYPES, Part, Words
+from sok_lite.backend.base import ARGUMENT_DTYPES
 
 # How a number is packed, by its letter in a signature. The others are arrays.
 _NUMBERS = {"#": "q", ".": "f4x"}
 # What is raised where one is none of these, or too large.
 _UNFIT = (OverflowError, TypeError, struct.error)
 
-# Of kernels/cpu_arguments.cpp, without its last two arguments.
-ArrayReader = Callable[[Any, int, int, Any, int], int]
+
+class _Types(dict[int, Any]):
+    """The types of arrays of so many int64, which ctypes makes anew for whoever keeps none."""
+
+    _MOST = 1 << 12
+
+    def __missing__(self, count: int) -> Any:
+        if len(self) >= self._MOST:
+            self.clear()
+        made = self[count] = ctypes.c_int64 * count
+        return made
 
 
-def array_reader(library: Path) -> ArrayReader:
-    """Returns the library's function that reads where arrays lie."""
-    # It keeps Python's lock, which others may be long in giving back.
-    read = ctypes.PyDLL(str(library)).sok_read_arrays
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    read.argtypes = [pointer, number, number, pointer, number, pointer, pointer]
-    read.restype = number
-    # Where objects look different, no array is of the type that it reads.
-    array = np.arange(3)
-    word, dtype = (ctypes.c_uint64 * 1)(id(array)), (ctypes.c_uint64 * 1)(id(array.dtype))
-    understood = read(word, 0, 1, dtype, 1, id(np.ndarray), id(None)) == 1
-    understood = understood and word[0] == array.ctypes.data
-    array_type = id(np.ndarray) if understood else 0
-    return lambda *args: read(*args, array_type, id(None))
+# Words for a launch are memory of ctypes: whoever has it needs no call to pass its address.
+WORDS = _Types()
+
+
+class ArrayReader:
+    """Reads where arrays lie, by kernels/cpu_arguments.cpp.
+
+    Attributes:
+      read: takes words, the first to read, their number, dtypes, the number of these, and then
+        `kinds`; returns the number of the first word that it cannot read.
+      kinds: the addresses of the type of NumPy's arrays, 0 where objects look different and none
+        is read, and of None.
+      dtypes: of each, the address as words.
+    """
+
+    def __init__(self, library: Path) -> None:
+        # It keeps Python's lock, which others may be long in giving back.
+        self.read = ctypes.PyDLL(str(library)).sok_read_arrays
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self.read.argtypes = [pointer, number, number, pointer, number, pointer, pointer]
+        self.read.restype = number
+        self.dtypes = {dtype: WORDS[1](id(dtype)) for dtype in ARGUMENT_DTYPES.values()}
+        # Where objects look different, no array is of the type that it reads.
+        array = np.arange(3)
+        word, dtype = WORDS[1](id(array)), WORDS[1](id(array.dtype))
+        understood = self.read(word, 0, 1, dtype, 1, id(np.ndarray), id(None)) == 1
+        understood = understood and word[0] == array.ctypes.data
+        self.kinds = id(np.ndarray) if understood else 0, id(None)
+
+    def check(self, arrays: Sequence[Any], words: Any, dtype: np.dtype) -> None:
+        """Writes the addresses of arrays, some of an unusual kind. Raises TypeError: one is wrong.
+
+        Args:
+          words: int64 of ctypes, to write into.
+        """
+        for i, array in enumerate(arrays):
+            words[i] = 0 if array is None else checked_address(f"Array {i}", array, dtype)
 
 
 # Where an object of NumPy's has the address of its data, as kernels/cpu_arguments.cpp knows too.
@@ -68,7 +99,7 @@ def checked_address(what: str, array: Any, dtype: np.dtype) -> int:
     return int(array.ctypes.data)
 
 
-def write_columns(table: np.ndarray, columns: Sequence[Words]) -> None:
+def write_columns(table: np.ndarray, columns: Sequence[Any]) -> None:
     """Writes columns of words side by side; see `Backend.joined_columns`.
 
     Args:
@@ -80,7 +111,7 @@ def write_columns(table: np.ndarray, columns: Sequence[Words]) -> None:
     """
     end = 0
     for column in columns:
-        if isinstance(column, int) or column.ndim == 1:
+        if type(column) is int or column.ndim == 1:
             table[:, end] = column
             end += 1
         else:
@@ -98,16 +129,16 @@ class ArgumentPacker:
       num_arguments: of a part.
     """
 
-    def __init__(self, kernel: str, signature: str, read_arrays: ArrayReader) -> None:
+    def __init__(self, kernel: str, signature: str, reader: ArrayReader) -> None:
         """Args:
         kernel: its name, for messages.
         signature: a letter for each argument, as kernels/parts.cuh has them.
-        read_arrays: see `array_reader`.
+        reader: reads where arrays lie.
         """
         self.num_arguments = len(signature)
         self._kernel = kernel
         self.signature = signature
-        self._read_arrays = read_arrays
+        self._reader = reader
         self._arrays = [i for i, letter in enumerate(signature) if letter not in _NUMBERS]
         # An array as the address of its object, at first.
         self._format = struct.Struct("".join(_NUMBERS.get(each, "Q") for each in signature))
@@ -115,46 +146,46 @@ class ArgumentPacker:
         for i in self._arrays:
             self._dtypes[i] = id(ARGUMENT_DTYPES[signature[i]])
 
-    def pack(self, parts: Sequence[Part], words: Any, first: int) -> None:
+    def pack(self, parts: Sequence[Sequence[Any]], words: Any, first: int, place: int) -> None:
         """Writes the arguments of parts.
 
         Args:
-          parts: of a launch.
-          words: (n,) int64.
+          parts: the arguments of each part of a launch.
+          words: int64, of ctypes.
           first: the first word to write. A part has `num_arguments` words.
+          place: the address of that word.
 
         Raises:
           TypeError: as of `Backend.joined`.
         """
         num_arguments, arrays, pack_into = self.num_arguments, self._arrays, self._format.pack_into
         start, step = 8 * first, 8 * num_arguments
-        for part in parts:
-            values = list(part.arguments)
-            if len(values) != num_arguments:
-                raise TypeError(
-                    f"{self._kernel} takes {num_arguments} arguments. Received: {len(values)}."
-                )
-            for i in arrays:
-                values[i] = id(values[i])
+        for arguments in parts:
+            values, objects = list(arguments), list(map(id, arguments))
             try:
+                for i in arrays:
+                    values[i] = objects[i]
                 pack_into(words, start, *values)
-            except _UNFIT:
-                self._refuse_number(part)
+            except (IndexError, *_UNFIT):
+                self._refuse_number(arguments)
                 raise
             start += step
-        num_words = len(parts) * num_arguments
-        place = address_of(words) + 8 * first
-        read = partial(self._read_arrays, place)
-        i = read(0, num_words, self._dtypes, num_arguments)
+        num_words = start // 8 - first
+        read, kinds = self._reader.read, self._reader.kinds
+        i = read(place, 0, num_words, self._dtypes, num_arguments, *kinds)
         while i < num_words:  # an array of an unusual kind, or a wrong one
-            part, argument = parts[i // num_arguments], i % num_arguments
+            number, argument = i // num_arguments, i % num_arguments
             what, dtype = f"Argument {argument} of {self._kernel}", self.signature[argument]
-            array = part.arguments[argument]
+            array = parts[number][argument]
             words[first + i] = checked_address(what, array, ARGUMENT_DTYPES[dtype])
-            i = read(i + 1, num_words, self._dtypes, num_arguments)
+            i = read(place, i + 1, num_words, self._dtypes, num_arguments, *kinds)
 
-    def _refuse_number(self, part: Part) -> None:
-        for i, (value, letter) in enumerate(zip(part.arguments, self.signature, strict=True)):
+    def _refuse_number(self, arguments: Sequence[Any]) -> None:
+        if len(arguments) != self.num_arguments:
+            raise TypeError(
+                f"{self._kernel} takes {self.num_arguments} arguments. Received: {len(arguments)}."
+            )
+        for i, (value, letter) in enumerate(zip(arguments, self.signature, strict=True)):
             if letter in _NUMBERS:
                 try:
                     struct.pack(_NUMBERS[letter], value)

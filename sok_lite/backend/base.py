@@ -154,7 +154,7 @@ class Backend(ABC):
             address, see `addresses`; of a float see `float_word`.
           arrays: what the addresses are of: it lives as long as the launch.
         """
-        if min(num_items, default=1) <= 0:
+        if 0 in num_items:
             kept = [i for i, count in enumerate(num_items) if count > 0]
             num_items, columns = [num_items[i] for i in kept], _of_parts(columns, kept)
         return self._joined_columns(kernel, num_items, columns, arrays) if num_items else []

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend.arguments import (
+    WORDS,
     ArgumentPacker,
+    ArrayReader,
     address_of,
-    array_reader,
-    checked_address,
     write_columns,
 )
 from sok_lite.backend.base import Array, Backend, Part, Words
@@ -37,7 +37,30 @@ class _Kernel(NamedTuple):
     packer: ArgumentPacker
 
 
+class _Kernels(dict[str, _Kernel]):
+    """The kernels of a library, by name, which are looked for when they are first asked for."""
+
+    def __init__(self, library: ctypes.CDLL, reader: ArrayReader) -> None:
+        self._library, self._reader = library, reader
+
+    def __missing__(self, name: str) -> _Kernel:
+        describe: Callable[[], bytes] = getattr(self._library, f"sok_signature_{name}")
+        describe.restype = ctypes.c_char_p  # type: ignore[attr-defined]
+        symbol = getattr(self._library, f"sok_run_{name}")
+        address = ctypes.cast(symbol, ctypes.c_void_p).value or 0
+        packer = ArgumentPacker(name, describe().decode(), self._reader)
+        kernel = self[name] = _Kernel(address, packer)
+        return kernel
+
+
 _MAX_THREADS = 256  # kMaxWorkers of kernels/cpu_runtime.cpp
+
+
+def _launching(launch: Any, words: Any, arrays: Any) -> "partial[Any]":
+    # By a reference, which is there before: to make the launch allocates nothing.
+    action = partial(launch, ctypes.byref(words))
+    action.arrays = arrays  # type: ignore[attr-defined]  # live as long as it does
+    return action
 
 
 def default_num_threads() -> int:
@@ -90,70 +113,64 @@ class CpuBackend(Backend):
         self.pieces = 8
         library = library or find_library()
         self._library = ctypes.CDLL(str(library))
-        self._read_arrays = array_reader(library)
+        self._reader = ArrayReader(library)
         self._launch = self._library.sok_launch
         # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
         self._launch.argtypes = None  # type: ignore[assignment]
         self._launch.restype = None
-        self._kernels: dict[str, _Kernel] = {}
+        self._kernels = _Kernels(self._library, self._reader)
 
     def _kernel(self, name: str) -> _Kernel:
-        kernel = self._kernels.get(name)
-        if kernel is None:
-            describe: Callable[[], bytes] = getattr(self._library, f"sok_signature_{name}")
-            describe.restype = ctypes.c_char_p  # type: ignore[attr-defined]
-            symbol = getattr(self._library, f"sok_run_{name}")
-            address = ctypes.cast(symbol, ctypes.c_void_p).value or 0
-            packer = ArgumentPacker(name, describe().decode(), self._read_arrays)
-            kernel = self._kernels[name] = _Kernel(address, packer)
-        return kernel
+        return self._kernels[name]
+
+    def launch(self, kernel: str, num_items: int, *args: Any) -> None:
+        if num_items > 0:
+            words, first, place = self._launch_words(kernel, (num_items,))
+            self._kernels[kernel].packer.pack((args,), words, first, place)
+            self._launch(words)
 
     def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
-        words, first = self._launch_words(kernel, [part.num_items for part in parts])
-        self._kernel(kernel).packer.pack(parts, words, first)
-        return [self._launching(words, parts)]
+        words, *where = self._launch_words(kernel, [part.num_items for part in parts])
+        self._kernels[kernel].packer.pack([part.arguments for part in parts], words, *where)
+        return [_launching(self._launch, words, parts)]
 
     def _joined_columns(
         self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
     ) -> list[Action]:
-        words, start = self._launch_words(kernel, num_items)
-        num_arguments = self._kernel(kernel).packer.num_arguments
-        write_columns(words[start:].reshape(len(num_items), num_arguments), columns)
-        return [self._launching(words, arrays)]
+        words, first, _ = self._launch_words(kernel, num_items)
+        shape = len(num_items), self._kernels[kernel].packer.num_arguments
+        write_columns(np.ndarray(shape, np.int64, words, 8 * first), columns)
+        return [_launching(self._launch, words, arrays)]
 
     def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
-        words = np.array(list(map(id, arrays)), np.int64)
-        place, dtypes = address_of(words), (ctypes.c_uint64 * 1)(id(dtype))
-        i = self._read_arrays(place, 0, len(arrays), dtypes, 1)
-        while i < len(arrays):  # an array of an unusual kind, or a wrong one
-            words[i] = checked_address(f"Array {i}", arrays[i], dtype)
-            i = self._read_arrays(place, i + 1, len(arrays), dtypes, 1)
-        return words
+        count = len(arrays)
+        words, reader = WORDS[count](*map(id, arrays)), self._reader
+        if reader.read(words, 0, count, reader.dtypes[dtype], 1, *reader.kinds) < count:
+            reader.check(arrays, words, dtype)
+        return np.ndarray(count, np.int64, words)
 
-    def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[np.ndarray, int]:
-        """Returns the words of a launch, and from which on its arguments are to be written.
+    def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[Any, int, int]:
+        """Returns the words of a launch; which is the first of its arguments, and its address.
 
         They are the nine members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
         """
-        address, packer = self._kernel(kernel)
+        address, packer = self._kernels[kernel]
+        num_parts, num_arguments = len(num_items), packer.num_arguments
         begin = list(itertools.accumulate(num_items, initial=0))
-        workers = max(1, min(self.num_threads, begin[-1] // self.grain))
-        pieces = max(1, min(self.pieces, begin[-1] // workers // self.grain))
-        probe = 0 if self.grain < 64 else self.grain
-        first, num_parts = 9 + len(begin), len(num_items)
-        words = np.empty(first + num_parts * packer.num_arguments, np.int64)
-        place = address_of(words)
+        total, grain = begin[-1], self.grain
+        workers = total // grain or 1
+        workers = workers if workers < self.num_threads else self.num_threads
+        pieces = total // workers // grain or 1
+        pieces = pieces if pieces < self.pieces else self.pieces
+        first = 10 + num_parts
+        words = WORDS[first + num_parts * num_arguments]()
+        place = ctypes.addressof(words)
         words[:first] = [
-            *(address, place + 8 * 9, place + 8 * first, num_parts, packer.num_arguments),
-            *(workers, pieces, probe, self._may_spin),
+            *(address, place + 8 * 9, place + 8 * first, num_parts, num_arguments),
+            *(workers, pieces, 0 if grain < 64 else grain, self._may_spin),
             *begin,
         ]
-        return words, first
-
-    def _launching(self, words: np.ndarray, arrays: Any) -> "partial[Any]":
-        action = partial(self._launch, ctypes.byref(ctypes.c_int64.from_buffer(words.data)))
-        action.arrays = arrays  # type: ignore[attr-defined]  # live as long as it does
-        return action
+        return words, first, place + 8 * first
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         if num_bytes <= _ORDINARY_BYTES:
@@ -197,8 +214,7 @@ class CpuBackend(Backend):
             # What it returns says whether it could, and nothing hangs on that.
             _madvise(first, end - first, mmap.MADV_DONTNEED)
 
-    def address(self, array: Array) -> int:
-        return address_of(array)
+    address = staticmethod(address_of)
 
     def to_host(self, array: Array) -> np.ndarray:
         return np.asarray(array)

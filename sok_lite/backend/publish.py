@@ -49,8 +49,10 @@ def publish(*lists: Sequence[Action]) -> None:
     What different lists do must not depend on each other: a launch of one list waits for those that
     it can be joined with.
     """
+    lists = tuple(filter(None, lists))
+    ready = lists[0] if len(lists) == 1 and Launch not in map(type, lists[0]) else _ready(lists)
     # Not `map`, which makes a tuple of arguments for each.
-    deque(starmap(_take, [(action,) for action in _ready(lists)]), maxlen=0)
+    deque(starmap(_take, list(zip(ready))), maxlen=0)
 
 
 def setting(target: object, **attributes: Any) -> list[Action]:
@@ -77,8 +79,6 @@ class _Alike(NamedTuple):
 
 def _ready(lists: Sequence[Sequence[Action]]) -> list[Any]:
     """Returns the actions of all lists in an order to take them in, launches packed and joined."""
-    if len(lists) == 1 and Launch not in map(type, lists[0]):
-        return list(lists[0])
     by_kinds: dict[tuple[_Kind, ...], _Alike] = {}
     for actions in lists:
         cut: list[list[Action]] = [[]]

@@ -60,7 +60,7 @@ def join_numbers(numbers: Sequence[Numbers]) -> Numbers:
 
 def listed(numbers: Numbers) -> list[int]:
     """Returns numbers that have come to the host."""
-    return (numbers if isinstance(numbers, np.ndarray) else numbers.numpy()).tolist()
+    return np.asarray(numbers).tolist()
 
 
 def joins_rows(backend: Backend) -> bool:

@@ -91,7 +91,8 @@ class LookupHost(PooledHost):
         return found.sizes, found.weight_grads, [keys]
 
     def _packed(self, context: BackwardContext, at_hand: Sequence[Array]) -> Array:
-        return pack(self.backend, context, self._new_words, at_hand)
+        return pack(self.backend, context, self._new_words, at_hand, self._has_splits)
 
     def _unpacked(self, packed: Array, at_hand: Sequence[Array]) -> BackwardContext:
-        return unpack(self.backend, self.comm, packed, len(self.tables), at_hand)
+        num_parts = len(self.tables)
+        return unpack(self.backend, self.comm, packed, num_parts, at_hand, self._splits_of)

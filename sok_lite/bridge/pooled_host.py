@@ -54,7 +54,9 @@ class PooledHost(ABC):
         self._combiners = [table.combiner for table in tables]
         self._layout: Layout | None = None  # of the last batch: most have the same
         # Where all ids are dense, no packed context has their row splits.
-        self._are_all_dense = all(table.width is not None for table in tables)
+        are_all_dense = None not in [table.width for table in tables]
+        self._has_splits = not are_all_dense
+        self._splits_of = self._splits_of_dense if are_all_dense else None
         self._new_words = partial(empty, dtype=tf.int64, backend=self.backend)
 
     # ---------------------------------------------------------------- what a kind of table adds
@@ -98,8 +100,6 @@ class PooledHost(ABC):
         """Returns the outputs and the packed context."""
         outputs, context = self.forward(*tensors)
         at_hand = [to_array(tensor, self.backend) for tensor in tensors[AT_HAND]]
-        if self._are_all_dense:
-            context = _with_splits(context, None)
         return [outputs, to_tensor(self._packed(context, at_hand), tf.int64, self.backend)]
 
     def backward(self, context: Any, *tensors: tf.Tensor) -> list[Any]:
@@ -136,10 +136,6 @@ class PooledHost(ABC):
             count = AT_HAND.stop - AT_HAND.start
             array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
             context = self._unpacked(array, at_hand)
-            if self._are_all_dense:
-                sizes = context.pooling.num_items.tolist()
-                splits, _ = splits_of_dense(self.tables, sizes, self.backend)
-                context = _with_splits(context, splits)
             return function(context, *tensors[count:])
 
         return run
@@ -150,6 +146,9 @@ class PooledHost(ABC):
             (t.dim, t.key_type.name, t.dtype.name, t.owner, t.num_rows, t.combiner) for t in tables
         ]
         return zlib.crc32(f"{self.what} {formats}".encode())
+
+    def _splits_of_dense(self, sizes: list[int]) -> Array:
+        return splits_of_dense(self.tables, sizes, self.backend)[0]
 
     def _live_tables(self) -> list[Any]:
         return live_tables(self._references)
@@ -163,7 +162,3 @@ class PooledHost(ABC):
             layout = Layout(tables, self._combiners, items.sizes, items.num_rows)
             self._layout = layout
         return layout
-
-
-def _with_splits(context: Any, row_splits: Array | None) -> Any:
-    return context._replace(pooling=context.pooling._replace(row_splits=row_splits))

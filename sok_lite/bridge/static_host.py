@@ -93,7 +93,10 @@ class StaticHost(PooledHost):
         return [len(each) for each in grads], by_weights, []
 
     def _packed(self, context: StaticContext, at_hand: Sequence[Array]) -> Array:
-        return static_lookup.pack(self.backend, context, self._new_words, at_hand)
+        words = self._new_words
+        return static_lookup.pack(self.backend, context, words, at_hand, self._has_splits)
 
     def _unpacked(self, packed: Array, at_hand: Sequence[Array]) -> StaticContext:
-        return static_lookup.unpack(self.backend, self.comm, packed, len(self.tables), at_hand)
+        return static_lookup.unpack(
+            self.backend, self.comm, packed, len(self.tables), at_hand, self._splits_of
+        )

@@ -29,6 +29,14 @@ __all__ = ["empty", "memory_of_call", "to_array", "to_tensor"]
 # What TensorFlow's CPU kernels take for granted of the memory of a tensor.
 _ALIGNMENT = 64
 
+# TensorFlow has one object for each dtype.
+_STORAGE: list[tuple[tf.DType, np.dtype]] = [
+    (tf.int64, np.dtype(np.int64)),
+    (tf.float32, np.dtype(np.float32)),
+    (tf.bfloat16, np.dtype(np.uint16)),
+]
+_BFLOAT16 = np.dtype(tf.bfloat16.as_numpy_dtype)
+
 _pointer_of_capsule = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of_capsule.restype = ctypes.c_void_p
 _pointer_of_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -76,7 +84,10 @@ def _memory() -> _Memory:
 
 def _storage_dtype(dtype: tf.DType) -> np.dtype:
     """Returns the dtype of the engine's arrays: bfloat16 travels as its 16 bits."""
-    return np.dtype(np.uint16) if dtype is tf.bfloat16 else np.dtype(dtype.as_numpy_dtype)
+    for known, storage in _STORAGE:  # TensorFlow takes 1 microsecond to compare or to hash one
+        if dtype is known:
+            return storage
+    return np.dtype(dtype.as_numpy_dtype)
 
 
 def _is_on_gpu(tensor: tf.Tensor) -> bool:
@@ -167,12 +178,13 @@ def to_array(tensor: tf.Tensor, backend: Backend) -> Array:
         view = _gpu_view(tensor, backend)
         if view is not None:
             return view
-    # TensorFlow has one object for each dtype, and takes 1 microsecond to compare two.
-    if tensor.dtype is tf.bfloat16:
-        # Of a bfloat16 scalar TensorFlow gives NumPy no array.
-        array = np.asarray(tensor if tensor.shape.rank else tensor.numpy()).view(np.uint16)
-    else:
+    # To ask a tensor for its dtype or its shape takes longer than to make the array.
+    try:
         array = np.asarray(tensor)
+    except ValueError:  # of a bfloat16 scalar TensorFlow gives NumPy no array
+        array = np.asarray(tensor.numpy())
+    if array.dtype == _BFLOAT16:
+        array = array.view(np.uint16)
     return array if backend.name == "cpu" else backend.from_host(array)
 
 
@@ -204,7 +216,7 @@ def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
     # 4 KB pages cost a third more to write.
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -backend.address(memory) % _ALIGNMENT
-    return memory[start : start + size].view(storage).reshape(tuple(shape))
+    return np.ndarray(tuple(shape), storage, memory, start)
 
 
 def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
@@ -220,9 +232,8 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
     """
     if backend.name != "cpu":
         return _from_gpu(array, dtype, backend)
-    if array.size == 0 or backend.address(array) % _ALIGNMENT or not array.flags.c_contiguous:
-        return _from_host(array, dtype)
-    if not array.flags.writeable:
+    is_taken = array.size and array.flags.c_contiguous and array.flags.writeable
+    if not is_taken or backend.address(array) % _ALIGNMENT:
         return _from_host(array, dtype)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     if dtype is not tf.bfloat16:

@@ -39,10 +39,15 @@ def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
       ValueError: a variable is gone. RuntimeError: one is in static mode.
     """
     # Nothing is called for each that is as usual: a step may have a thousand tables.
-    variables: list[Any] = [reference() for reference in references]
-    if [variable for variable in variables if variable is None]:
-        variables = [alive(reference) for reference in references]
-    return [each.table if each._is_ever_static else each._table for each in variables]
+    tables = [
+        variable._table
+        for reference in references
+        for variable in (reference(),)
+        if variable is not None and not variable._is_ever_static
+    ]
+    if len(tables) == len(references):
+        return tables
+    return [alive(reference).table for reference in references]
 
 
 class TableSpec(VariableSpec):

@@ -393,9 +393,8 @@ class Communicator(ABC):
 
 def split_offsets(splits: Sequence[int] | np.ndarray) -> np.ndarray:
     """Returns (size + 1,) int64: where each rank's rows start, and the end of the last."""
-    offsets = np.zeros(len(splits) + 1, np.int64)
-    np.cumsum(splits, out=offsets[1:])
-    return offsets
+    numbers = splits.tolist() if type(splits) is np.ndarray else splits
+    return np.array(list(itertools.accumulate(numbers, initial=0)), np.int64)
 
 
 def _array(x: Any, caller: str) -> np.ndarray:

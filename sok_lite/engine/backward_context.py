@@ -8,7 +8,12 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine.packed import Empty
-from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
+from sok_lite.engine.pooling_context import (
+    PoolingContext,
+    SplitsOf,
+    pack_pooling,
+    unpack_pooling,
+)
 
 
 class BackwardContext(NamedTuple):
@@ -50,10 +55,11 @@ def pack(
     context: BackwardContext,
     empty: Empty | None = None,
     at_hand: Sequence[Array] = (),
+    has_splits: bool = True,
 ) -> Array:
-    """Returns a context as one int64 array; see `pack_arrays`."""
+    """Returns a context as one int64 array; see `pack_pooling`."""
     arrays = [context.keys, context.rows]
-    return pack_pooling(backend, context.pooling, context.found, arrays, empty, at_hand)
+    return pack_pooling(backend, context.pooling, context.found, arrays, empty, at_hand, has_splits)
 
 
 def unpack(
@@ -62,14 +68,18 @@ def unpack(
     packed: Array,
     num_parts: int,
     at_hand: Sequence[Array] = (),
+    splits_of: SplitsOf | None = None,
 ) -> BackwardContext:
     """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
 
     Args:
       at_hand: equal to what `pack` was given.
+      splits_of: gives the row splits where they were not packed; see `unpack_pooling`.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    pooling, found, arrays = unpack_pooling(backend, comm, packed, num_parts, 3, 2, at_hand)
+    pooling, found, arrays = unpack_pooling(
+        backend, comm, packed, num_parts, 3, 2, at_hand, splits_of
+    )
     return BackwardContext(pooling, found, *arrays)

@@ -72,12 +72,14 @@ class Route:
     @property
     def num_sent(self) -> np.ndarray:
         """(num_tables,) int64, the keys of each table that this rank gave."""
-        return self.send_counts.sum(axis=0)
+        counts = self.send_counts
+        return counts[0] if len(counts) == 1 else counts.sum(axis=0)
 
     @property
     def num_received(self) -> np.ndarray:
         """(num_tables,) int64, the keys of each table that this rank received."""
-        return self.recv_counts.sum(axis=0)
+        counts = self.recv_counts
+        return counts[0] if len(counts) == 1 else counts.sum(axis=0)
 
     def check(self) -> None:
         """Raises CommunicatorError where the keys that came may not be whole.

@@ -1,7 +1,7 @@
 """A rank that fails alone makes a lookup, its gradient, or any work on all ranks, fail on all."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 import numpy as np
@@ -22,14 +22,21 @@ _KINDS: tuple[type[Exception], ...] = (MemoryError, OSError, TypeError, ValueErr
 SEND_KEYS = "send_keys"
 
 
-@contextmanager
-def shared_failure(comm: Communicator) -> Iterator[None]:
+_NOBODY = nullcontext()
+
+
+def shared_failure(comm: Communicator) -> AbstractContextManager[None]:
     """Makes what fails inside fail on every rank.
 
     For work that comes before `exchange.send_keys` and may fail on one rank alone, at a key that
     does not fit, say. The other ranks are in `send_keys` then, or come to it. They raise a
     CommunicatorError with the reason there instead of waiting, and no table has changed.
     """
+    return _NOBODY if comm.size == 1 else _sharing_failure(comm)
+
+
+@contextmanager
+def _sharing_failure(comm: Communicator) -> Iterator[None]:
     try:
         yield
     except CommunicatorError:
@@ -41,13 +48,17 @@ def shared_failure(comm: Communicator) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def failure_known_to_all(comm: Communicator) -> Iterator[None]:
+def failure_known_to_all(comm: Communicator) -> AbstractContextManager[None]:
     """Makes ranks that wait for this one raise when it fails inside.
 
     For work between the trips of a lookup or of a gradient. The other ranks wait for rows then, or
     come to another call. This rank meets them there, with its failure in place of a call.
     """
+    return _NOBODY if comm.size == 1 else _telling_failure(comm)
+
+
+@contextmanager
+def _telling_failure(comm: Communicator) -> Iterator[None]:
     try:
         yield
     except CommunicatorError:

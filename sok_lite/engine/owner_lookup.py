@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import cast
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.room import Pieces
 from sok_lite.engine.segments import cut
-from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import PooledColumns, Request, look_up_request, request_of
 from sok_lite.engine.table.new_keys import Asked, Output
@@ -47,13 +46,14 @@ class OwnerLookup:
         """
         self._check = check
         self._backend, self._batch = backend, batch
-        self._tables = cast(Sequence[EmbeddingTable], batch.tables)
+        self._tables: Sequence[Any] = batch.tables
         self.keys, self.sizes = keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
-        self.generations = [0] * len(sizes)
-        self.num_absent = [0] * len(sizes)
-        self.stamps = [0] * len(sizes)
-        self.sources: list[Array | None] = [None] * len(sizes)
+        num_parts = len(sizes)
+        self.generations = [0] * num_parts
+        self.num_absent = [0] * num_parts
+        self.stamps = [0] * num_parts
+        self.sources: list[Array | None] = [None] * num_parts
         self._numbers_of = batch.layout.numbers_of
 
     def look_up(self) -> list[Array]:

@@ -67,8 +67,8 @@ def pack_arrays(
     packed[: len(header)] = backend.from_host(header)
     for start, array in copies:
         if array.size:
-            target = packed[start:].view(np.uint8)[: array.nbytes]
-            target[...] = backend.xp.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            flat = backend.xp.ascontiguousarray(array).reshape(-1)
+            packed[start:].view(array.dtype)[: array.size] = flat
     return packed
 
 
@@ -118,18 +118,18 @@ def unpack_arrays(
             f"Arrays packed by version {_VERSION} of {num_ranks} ranks were expected. "
             f"Received: {version}{ranks}, {len(header)} numbers."
         )
-    arrays: list[Any] = []
-    for code, length, row_length in header[first:].reshape(-1, _HEADER).tolist():
+    arrays: list[Any] = [None] * num_arrays
+    for i, (code, length, row_length) in enumerate(header[first:].reshape(-1, _HEADER).tolist()):
         if code == _NONE:
-            arrays.append(None)
             continue
         if code <= _AT_HAND:
-            arrays.append(at_hand[_AT_HAND - code][row_length : row_length + length])
+            arrays[i] = at_hand[_AT_HAND - code][row_length : row_length + length]
             continue
-        shape = (length,) if row_length < 0 else (length, row_length)
-        num_bytes = _DTYPES[code].itemsize * length * max(1, abs(row_length))
-        words = -(-num_bytes // 8)
-        flat = packed[start : start + words].view(np.uint8)[:num_bytes]
-        arrays.append(flat.view(_DTYPES[code]).reshape(shape))
+        dtype = _DTYPES[code]
+        size = length if row_length < 0 else length * row_length
+        words = -(-size * dtype.itemsize // 8)
+        flat = packed[start : start + words]
+        flat = flat if code == 0 else flat.view(dtype)[:size]
+        arrays[i] = flat if row_length < 0 else flat.reshape(length, row_length)
         start += words
     return header[2:first], arrays

@@ -1,6 +1,6 @@
 """What the gradient of a pooled batch needs until it is at the owners of the keys, also packed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,9 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.exchange import Route
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.room import Pieces
+
+# Gives the row splits of all parts, by the items of each.
+SplitsOf = Callable[[list[int]], Array]
 
 
 class PoolingContext(NamedTuple):
@@ -62,18 +65,21 @@ def pack_pooling(
     arrays: Sequence[Array],
     empty: Empty | None = None,
     at_hand: Sequence[Array] = (),
+    has_splits: bool = True,
 ) -> Array:
     """Returns a context, and numbers and arrays beside it, as one int64 array.
 
     Args:
       numbers: (k, num_parts) int64 on the host.
       empty, at_hand: see `pack_arrays`.
+      has_splits: whether the row splits are packed; if not, who unpacks it knows them.
     """
     route, told, order = pooling.route, [pooling.numbers.reshape(-1), numbers.reshape(-1)], None
     if route.comm.size > 1:  # of one rank the other numbers tell it
         told.append(route.numbers)
         order = route.order
-    arrays = [order, pooling.row_splits, pooling.inverse, *arrays, *pooling.sources]
+    row_splits = pooling.row_splits if has_splits else None
+    arrays = [order, row_splits, pooling.inverse, *arrays, *pooling.sources]
     return pack_arrays(backend, route.comm.size, np.concatenate(told), arrays, empty, at_hand)
 
 
@@ -85,12 +91,14 @@ def unpack_pooling(
     num_numbers: int,
     num_arrays: int,
     at_hand: Sequence[Array] = (),
+    splits_of: SplitsOf | None = None,
 ) -> tuple[PoolingContext, np.ndarray, list[Array]]:
     """Returns what `pack_pooling` was given; the arrays are views of `packed` and of `at_hand`.
 
     Args:
       num_numbers: k. num_arrays: how many arrays there are beside the context.
       at_hand: equal to what `pack_pooling` was given.
+      splits_of: called where the row splits were not packed.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
@@ -105,5 +113,7 @@ def unpack_pooling(
         route = Route.alone(backend, comm, numbers[0])
     else:
         route = Route.of(backend, comm, told[own:], order)
+    if splits_of is not None:
+        row_splits = splits_of(numbers[0].tolist())
     pooling = PoolingContext(route, numbers[:2], row_splits, inverse, arrays[num_arrays:])
     return pooling, numbers[2:], arrays[:num_arrays]

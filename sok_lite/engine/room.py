@@ -56,6 +56,8 @@ class Pieces(Sequence[Array]):
       starts: where each begins, in elements.
     """
 
+    __slots__ = ("shapes", "starts", "whole")
+
     def __init__(self, whole: Array, shapes: Sequence[Shape], starts: Sequence[int]) -> None:
         self.whole, self.shapes, self.starts = whole, shapes, starts
 
@@ -79,9 +81,9 @@ class Pieces(Sequence[Array]):
     @staticmethod
     def of_sizes(whole: Array, sizes: Sequence[int] | np.ndarray) -> "Pieces":
         """Returns pieces of one dimension that fill an array, one after the other."""
-        numbers = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
+        numbers = sizes.tolist() if type(sizes) is np.ndarray else sizes
         starts = list(accumulate(numbers, initial=0))[:-1]
-        return Pieces(whole, [(number,) for number in numbers], starts)
+        return Pieces(whole, list(zip(numbers)), starts)
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -104,17 +106,17 @@ def chosen(columns: Iterable[Sequence[Any]], numbers: Sequence[int]) -> list[Any
 
 def shapes_of(arrays: Sequence[Array]) -> Sequence[Shape]:
     """Returns the shape of each array."""
-    return arrays.shapes if isinstance(arrays, Pieces) else [array.shape for array in arrays]
+    return arrays.shapes if type(arrays) is Pieces else [array.shape for array in arrays]
 
 
 def dtypes_of(arrays: Sequence[Array]) -> set[np.dtype]:
     """Returns the dtypes that arrays have."""
-    return {arrays.whole.dtype} if isinstance(arrays, Pieces) else {each.dtype for each in arrays}
+    return {arrays.whole.dtype} if type(arrays) is Pieces else {each.dtype for each in arrays}
 
 
 def contiguous(backend: Backend, arrays: Sequence[Array]) -> Sequence[Array]:
     """Returns arrays as C-contiguous ones."""
-    if isinstance(arrays, Pieces) or not [a for a in arrays if not a.flags.c_contiguous]:
+    if type(arrays) is Pieces or not [a for a in arrays if not a.flags.c_contiguous]:
         return arrays
     return list(map(backend.xp.ascontiguousarray, arrays))
 
@@ -125,7 +127,7 @@ def addresses_of(
     """Returns what `Backend.addresses` does; of None, which stands for no array at all, 0."""
     if arrays is None:
         return 0
-    if not isinstance(arrays, Pieces):
+    if type(arrays) is not Pieces:
         return backend.addresses(arrays, dtype)
     starts = np.array(arrays.starts, np.int64)
     return backend.addresses([arrays.whole], dtype) + dtype.itemsize * starts

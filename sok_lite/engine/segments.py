@@ -44,7 +44,7 @@ class Distinct(NamedTuple):
     @property
     def sizes(self) -> np.ndarray:
         """How many distinct keys each table has, (T,) int64 on the host."""
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]
 
 
 class Missing(NamedTuple):
@@ -136,12 +136,15 @@ def dedup(
         return Distinct(empty, empty, keys, np.zeros(num_tables + 1, np.int64))
     begin = np.asarray(begin, np.int64)
     rows, room = (None, begin) if missing is None else (missing.rows, split_offsets(missing.counts))
-    where, rooms = cut(backend.from_host(np.concatenate([begin, room])), [num_tables + 1] * 2)
+    places = backend.from_host(np.array([begin, room], np.int64))
+    where, rooms = places[0], places[1]
     starts = xp.empty(num_tables + 1, np.int64)
-    heads = xp.full(max(1, 2 * int(room[-1])), -1, np.int32) if repeat else xp.empty(n, np.int32)
+    heads = xp.empty(2 * int(room[-1]) or 1 if repeat else n, np.int32)
+    if repeat:
+        heads.fill(-1)
     slots, first = xp.empty(n, np.int32), xp.empty(n, np.int32)
     distinct = xp.empty(n, np.int64)
-    words = max(_BLOCK, -(-n // _MOST_BLOCKS)) // 32
+    words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
     num_blocks = -(-n // (32 * words))
     marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
     insert = (keys, rows, where, rooms, num_tables, int(repeat), seed_of_process(), heads, slots, n)
@@ -187,7 +190,8 @@ def group(
     """
     xp = backend.xp
     n = labels.size
-    begin, starts = np.asarray(begin, np.int64), np.asarray(starts, np.int64)
+    if type(begin) is not np.ndarray or type(starts) is not np.ndarray:
+        begin, starts = np.array(begin, np.int64), np.array(starts, np.int64)
     num_groups = int(starts[-1])
     if n == 0:
         offsets, order = xp.zeros(num_groups + 1, np.int64), xp.empty(0, np.int32)
@@ -197,8 +201,8 @@ def group(
         by_label = xp.argsort(labels, kind="stable")
         backend.launch("group_sorted", n, labels, by_label, offsets, order, num_groups, n)
     else:
-        num_tasks = max(1, min(backend.num_threads, n // _BLOCK))
-        tables = (begin, starts, offsets, order, len(begin) - 1, num_tasks)
+        num_tasks = min(backend.num_threads, n // _BLOCK) or 1
+        tables = (begin, starts, offsets, order, begin.size - 1, num_tasks)
         backend.launch("group_items", n, labels, *tables)
     return Groups(offsets, order, labels, begin, starts)
 
@@ -223,7 +227,8 @@ def segment_sums(
       ValueError: without `rows` other than one row an item, or weights.
     """
     sources, rows, weights = terms
-    num_items, num_groups = np.diff(groups.begin), np.diff(groups.starts)
+    num_items = groups.begin[1:] - groups.begin[:-1]
+    num_groups = groups.starts[1:] - groups.starts[:-1]
     shapes = shapes_of(sources)
     if not isinstance(rows, Pieces):
         _check_one_each(terms, num_items.tolist())

@@ -24,7 +24,12 @@ from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_return
 from sok_lite.engine.exchange import Check, Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
-from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
+from sok_lite.engine.pooling_context import (
+    PoolingContext,
+    SplitsOf,
+    pack_pooling,
+    unpack_pooling,
+)
 from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import cut, dedup, gathering, group, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
@@ -181,10 +186,11 @@ def pack(
     context: StaticContext,
     empty: Empty | None = None,
     at_hand: Sequence[Array] = (),
+    has_splits: bool = True,
 ) -> Array:
-    """Returns a context as one int64 array; see `pack_arrays`."""
+    """Returns a context as one int64 array; see `pack_pooling`."""
     numbers, arrays = context.num_places[None], [context.number]
-    return pack_pooling(backend, context.pooling, numbers, arrays, empty, at_hand)
+    return pack_pooling(backend, context.pooling, numbers, arrays, empty, at_hand, has_splits)
 
 
 def unpack(
@@ -193,16 +199,20 @@ def unpack(
     packed: Array,
     num_parts: int,
     at_hand: Sequence[Array] = (),
+    splits_of: SplitsOf | None = None,
 ) -> StaticContext:
     """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
 
     Args:
       at_hand: equal to what `pack` was given.
+      splits_of: gives the row splits where they were not packed; see `unpack_pooling`.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    pooling, numbers, arrays = unpack_pooling(backend, comm, packed, num_parts, 1, 1, at_hand)
+    pooling, numbers, arrays = unpack_pooling(
+        backend, comm, packed, num_parts, 1, 1, at_hand, splits_of
+    )
     return StaticContext(pooling, numbers[0], *arrays)
 
 

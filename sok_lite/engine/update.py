@@ -115,8 +115,8 @@ def _apply(
     place: Place | None,
 ) -> None:
     updates = merged(updates)
-    check_step(learning_rate, step)
     if not updates.tables:
+        check_step(learning_rate, step)
         return
     # Most steps have one rule: nothing is called for each table.
     order = list(map(id, updates.rules))
@@ -280,7 +280,10 @@ def _checked(updates: Updates) -> Updates:
     if not tables:
         return updates
     backend = tables[0].backend
-    return updates._replace(keys=contiguous(backend, keys), grads=contiguous(backend, grads))
+    keys, grads = contiguous(backend, keys), contiguous(backend, grads)
+    if keys is updates.keys and grads is updates.grads:
+        return updates
+    return updates._replace(keys=keys, grads=grads)
 
 
 def raise_if_nonfinite(updates: Ready) -> None:

@@ -62,7 +62,7 @@ class Updates(NamedTuple):
     @staticmethod
     def of(updates: "Sequence[Update] | Updates") -> "Updates":
         """Returns updates that are told one by one."""
-        if isinstance(updates, Updates):
+        if type(updates) is Updates:
             return updates
         columns: Any = zip(*updates, strict=True) if updates else [()] * len(Updates._fields)
         return Updates(*columns)
@@ -125,7 +125,9 @@ def ready(updates: Updates, marks: bool = True) -> Ready:
     rows: dict[int, Array] = {}  # of those that are known by now
     are_seen = [False] * len(known)
     is_any_absent = False
-    doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
+    doubtful: list[int] = []
+    if False in updates.of_gradients:
+        doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
     # Most likely these are the keys of the last gradient as well.
     likely = [i for i in doubtful if known[i] is not None]
     if likely:
@@ -187,6 +189,8 @@ def see(updates: Ready) -> None:
 
 def marking(updates: Ready) -> list[Action]:
     """Prepares to count the keys of updates as seen by the last lookups, where they are not yet."""
+    if False not in updates.are_seen:
+        return []
     parts = []
     for i in [i for i, are_seen in enumerate(updates.are_seen) if not are_seen]:
         table = updates.tables[i]
@@ -260,13 +264,15 @@ def _recalled(
             counts.append(0 if count is None else address(count))
         else:
             counts.append(address(count) + 8 * np.arange(count.size))
-    known_keys = [0 if each is None else each[0].key_addresses[each[1]] for each in known]
-    known_rows = [0 if each is None else each[0].row_addresses[each[1]] for each in known]
+    of_known = [
+        (0, 0) if each is None else (each[0].key_addresses[each[1]], each[0].row_addresses[each[1]])
+        for each in known
+    ]
     columns = [
         place_words([table.index for table in tables]),
         0 if stamps is None else np.array(stamps, np.int64),
         addresses_of(backend, updates.keys, I64),
-        *(np.array(known_keys, np.int64), np.array(known_rows, np.int64)),
+        np.array(of_known, np.int64).reshape(-1, 2),
         *(addresses_of(backend, results, U32), *counts, np.array(sizes, np.int64)),
     ]
     kernels = [(table.backend, "recall_rows") for table in tables]

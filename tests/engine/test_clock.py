@@ -83,6 +83,48 @@ def test_a_long_life_is_kept_in_little_memory(time):
         assert 0 <= early <= ago / 128 + 1
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_clocks_that_tick_together_tick_as_each_would(time, seed):
+    rng = np.random.default_rng(seed)
+    clocks, twins = ([Clock() for _ in range(3)] for _ in range(2))
+    have_ticked_alike = set()
+    for _ in range(200):
+        # On, far on, or back by a moment.
+        time.now += rng.choice([0.01, 0.4, 3.0, -0.2], p=[0.7, 0.2, 0.05, 0.05])
+        which = np.flatnonzero(rng.random(3) < 0.7)
+        some = [clocks[i] for i in which]
+        together = Clock.ticking_alike(some)
+        for i in which:
+            twins[i].tick()
+        if together is None:
+            together = [action for clock in some for action in clock.ticking()]
+            have_ticked_alike.add(False)
+        else:
+            have_ticked_alike.add(True)
+        publish(together)
+        assert list(map(vars, clocks)) == list(map(vars, twins))
+    assert have_ticked_alike == {True, False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"now": clock_module.LAST_STAMP},
+        {"_last_time": 2000.0},
+        {"_times": [], "_numbers": [], "_ends": []},
+        {"_times": [998.0]},
+    ],
+    ids=["full", "ahead", "new", "a second ago"],
+)
+def test_a_clock_that_needs_more_does_not_tick_with_others(time, change):
+    clocks = [Clock(), Clock()]
+    for clock in clocks:
+        clock.tick()
+    assert len(Clock.ticking_alike(clocks)) == 2
+    vars(clocks[1]).update(change)
+    assert Clock.ticking_alike(clocks) is None
+
+
 def test_after_a_restart_everything_counts_as_seen_then(time):
     clock = Clock()
     clock.tick()

@@ -197,8 +197,9 @@ def test_a_child_cannot_write_the_rows_of_its_parents_far_file(tmp_path):
     assert in_child(lambda: new_table(BACKEND).lookup([1]).num_absent) == "0"
 
 
-def test_locks_of_many_tables_are_held_and_given_back():
-    tables = [new_table(BACKEND) for _ in range(300)]
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 14, 15, 16, 19, 34, 300])
+def test_locks_of_many_tables_are_held_and_given_back(count):
+    tables = [new_table(BACKEND) for _ in range(count)]
 
     def work():
         assert all(table.lock._is_owned() for table in tables)
@@ -206,7 +207,7 @@ def test_locks_of_many_tables_are_held_and_given_back():
 
     with pytest.raises(ZeroDivisionError):
         holding([*tables, tables[0]], work)
-    for table in tables[::17]:
+    for table in tables if count < 40 else tables[::17]:
         assert_lock_is_free(table)
     assert holding([], lambda: 5) == 5
 

@@ -32,3 +32,11 @@ def test_calls_are_counted_and_repeat():
         assert found["each_table"] == pytest.approx(each, rel=1e-3)
     assert first["lookup"]["tables_1"] < first["step"]["tables_1"]
     assert first["step"]["tables_1"] < first["eager step"]["tables_1"]
+
+
+def test_a_table_more_costs_next_to_nothing():
+    """docs/performance.md says how many calls; they hold for the versions that it names."""
+    pytest.importorskip("tensorflow")
+    found = counted("--tables", "1", "26", "--works", "lookup", "step")
+    assert found["lookup"]["each_table"] <= 3
+    assert found["step"]["each_table"] <= 10

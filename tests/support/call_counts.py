@@ -67,6 +67,15 @@ def _launched(backend):
 
 def on_launch(backend, monkeypatch, note):
     """Calls `note` with the kernel's name for each launch that a backend prepares."""
+    if backend.name == "cpu":
+        words_of = backend._launch_words
+
+        def noting_words(kernel, num_items):
+            note(kernel)
+            return words_of(kernel, num_items)
+
+        monkeypatch.setattr(backend, "_launch_words", noting_words)
+        return
     joined, joined_columns = backend.joined, backend.joined_columns
 
     def noting(kernel, parts):

@@ -202,6 +202,8 @@ class RuleHost(StepHost):
     def __init__(self, settings: Settings, *arguments: Any) -> None:
         super().__init__(settings, *arguments)
         self._rule = partial(settings.rule, **settings.flags)
+        # Of the last step: most steps have the same numbers.
+        self._last: tuple[list[float], list[UpdateRule]] = [], []
 
     def run(
         self,
@@ -213,9 +215,7 @@ class RuleHost(StepHost):
     ) -> None:
         """Applies one step; see StepHost."""
         learning_rate, *values = numbers
-        rule = self._rule(**dict(zip(self._names, values, strict=True)))
-        undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
-        updates = self._updates([rule if decays else undecayed for decays in self._decays], tensors)
+        updates = self._updates(self._rules(values), tensors)
         apply_all_updates(
             *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
             check_only=check_only,
@@ -223,3 +223,13 @@ class RuleHost(StepHost):
             num_nonfinite=self._num_nonfinite(),
             place=self._place,
         )
+
+    def _rules(self, values: list[float]) -> list[UpdateRule]:
+        """Returns the rule of each variable."""
+        last, rules = self._last
+        if values != last or not rules:
+            rule = self._rule(**dict(zip(self._names, values, strict=True)))
+            undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
+            rules = [rule if decays else undecayed for decays in self._decays]
+            self._last = values, rules
+        return rules

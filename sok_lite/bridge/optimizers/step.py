@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend.publish import setting
@@ -206,7 +207,7 @@ class RowOptimizer(tf.Module):
             if rows_move and not int(tensors[-1]):
                 return ()
             given = tensors[: len(inputs)]
-            host.run([float(value) for value in values.numpy()], int(step), given)
+            host.run(np.asarray(values).tolist(), np.asarray(step).item(), given)
             return ()
 
         update = host_call(run, [step, stacked, *inputs, *rows_move], [], backend, what)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I64, U32, Part, Words, float_word
+from sok_lite.backend.base import F32, I64, U32, Part, Words
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.room import addresses_of, chosen, shapes_of
@@ -150,7 +150,7 @@ def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> Rul
     learning_rate = float(learning_rate)
     check_step(learning_rate, number)
     scalars = rule.scalars(learning_rate, int(number))
-    if any(_MOST < abs(each) < math.inf for each in scalars):
+    if [each for each in scalars if _MOST < each < math.inf or -math.inf < each < -_MOST]:
         raise ValueError(
             f"What {type(rule).__name__} multiplies by must fit float32. Received: learning_rate="
             f"{learning_rate}, which gives {scalars} with its other numbers."
@@ -266,8 +266,9 @@ def updating(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
 
 def _of_kernel(steps: RowSteps, kernels: Sequence[Any], kernel: Any) -> RowSteps:
     """Returns the steps that one kernel takes."""
-    numbers = [i for i, each in enumerate(kernels) if each == kernel]
-    return steps if len(numbers) == len(kernels) else steps.some(numbers)
+    if kernels.count(kernel) == len(kernels):
+        return steps
+    return steps.some([i for i, each in enumerate(kernels) if each == kernel])
 
 
 def _updating(
@@ -307,7 +308,9 @@ def _updating(
 
 def _words(step: RuleStep) -> list[int]:
     """Returns the numbers of a step as a kernel takes them."""
-    return [step.number, *(x if isinstance(x, int) else float_word(x) for x in step.scalars)]
+    floats = np.array(step.scalars, np.float32).view(np.uint32).tolist()
+    pairs = zip(step.scalars, floats, strict=True)
+    return [step.number, *[x if type(x) is int else bits for x, bits in pairs]]
 
 
 def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -> tuple[str, Part]:

@@ -24,9 +24,12 @@ class Count(IntEnum):
     LOGGED = 11  # keys that lost their slot and were in the log of removals before
 
 
+_NUM_COUNTS = len(Count)
+
+
 def new_counters(backend: Backend, num_tables: int) -> Array:
     """Returns (num_tables, len(Count)) int64, zeros."""
-    return backend.xp.zeros((num_tables, len(Count)), np.int64)
+    return backend.xp.zeros((num_tables, _NUM_COUNTS), np.int64)
 
 
 def counter(counters: Array, first: Count, last: Count | None = None) -> Array:

@@ -120,7 +120,7 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
 
 def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
     # Mostly one token, that of the last such call.
-    tokens = {item._call for item in items} | {item._change for item in items}
+    tokens = {token for item in items for token in (item._call, item._change)}
     if True in [token.locked() for token in tokens]:
         raise RuntimeError(
             "A lookup or an update was called while this thread was in another call of one of its "

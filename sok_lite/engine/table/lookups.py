@@ -22,6 +22,9 @@ from sok_lite.engine.table.insertion import Inserts
 from sok_lite.engine.table.new_keys import Asked, Incomplete, Output, complete, pooling
 from sok_lite.engine.table.occurrences import occurrences
 
+# What a search tells.
+_TOLD = [Count.MISSING, Count.SEEN, Count.WRONG_SPLITS]
+
 
 class WrongSplitsError(ValueError):
     """Row splits do not rise from 0 to the number of keys."""
@@ -149,9 +152,9 @@ def look_up_request(
     found = backend.to_host(counters)
     if check is not None:
         check()
-    if found[:, Count.WRONG_SPLITS].any():
+    missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
+    if any(wrong_splits):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
-    missing = found[:, Count.MISSING].tolist()
     if request.is_lookup:
         for table, size, num_missing in zip(tables, sizes, missing, strict=True):
             if num_missing:
@@ -159,7 +162,6 @@ def look_up_request(
             else:
                 table._counts["found"] += size
     if [table for table in inserting if not table.keeps_every_key]:
-        seen = found[:, Count.SEEN].tolist()
         of_tables = zip(tables, request.inserts, missing, seen, strict=True)
         touching = [
             table._touching(num_seen, None)
@@ -248,8 +250,8 @@ def _finding_and_pooling(
     """
     columns, tables = request.columns, request.tables
     assert columns is not None
-    parts, address = columns.parts, backend.address
-    notes = np.zeros((len(tables), 5), np.int64)
+    parts, address, num_tables = columns.parts, backend.address, len(tables)
+    notes = np.zeros((num_tables, 5), np.int64)
     notes[:, 0] = stamps
     arrays = [keys, rows, counters, columns.arrays]
     for i in [i for i, table in enumerate(tables) if not table.keeps_every_key]:
@@ -260,7 +262,7 @@ def _finding_and_pooling(
         notes[i, 1:] = strategy, epoch, 0 if heat is None else address(heat), warms
     indexes = place_words([table.index for table in tables])
     stores = store_words([table.store for table in tables])
-    counts = address(counters) + counters.strides[0] * np.arange(len(tables))
+    counts = address(counters) + counters.strides[0] * np.arange(num_tables)
     actions: list[Action] = []
     if backend.name != "cpu":
         sizes = np.array(request.sizes, np.int64)
@@ -270,7 +272,7 @@ def _finding_and_pooling(
         found = (its_keys, its_rows, 0, counts, sizes)
         kernels = [(table.backend, "find") for table in tables]
         actions += joined_column_launches(kernels, request.sizes, [*search, *found], arrays)
-    if len(parts.table) > len(tables):  # a table has several outputs
+    if len(parts.table) > num_tables:  # a table has several outputs
         indexes, notes, stores, counts = (
             words[parts.table] for words in (indexes, notes, stores, counts)
         )
