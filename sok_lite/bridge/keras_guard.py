@@ -32,6 +32,7 @@ from sok_lite.bridge.keras_held import (
     saves_itself,
     tables_in,
 )
+from sok_lite.bridge.keras_ids import TAKING_ARRAYS, refuse_changed_ids
 from sok_lite.bridge.keras_tracked import have_all_tracked
 from sok_lite.bridge.tf_private import CHECKPOINT
 
@@ -282,6 +283,8 @@ def _guard(name: str, package: Any) -> bool:
         _load_codes.add(inspect.unwrap(package.models.load_model).__code__)
         _wrap(model, "compile", _check_compiled, is_after=True)
         _wrap(model, "make_train_function", _check_training)
+        for method in TAKING_ARRAYS:
+            _wrap(model, method, refuse_changed_ids)
         for method in SAVING:
             _wrap(model, method, _saving_check(name, method))
         for method in WEIGHTS:

@@ -425,3 +425,14 @@ def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise ValueError(
             f"`{argument}` must be one of {', '.join(allowed)}. Received: {argument}={value!r}."
         )
+
+
+def _refuse_as_tensor(table: TablePart, *_: Any, **__: Any) -> NoReturn:
+    """Refuses to make a tensor of a table, which TensorFlow would do as of an empty list."""
+    raise TypeError(
+        f"Table {table.name!r} is no tensor. Call it: table(ids) gives the rows of ids, in place "
+        "of tf.nn.embedding_lookup(table, ids) or tf.gather(table, ids); table.export() gives all."
+    )
+
+
+tf.register_tensor_conversion_function(TablePart, _refuse_as_tensor, priority=10)

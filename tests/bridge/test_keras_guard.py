@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import keras_guard, keras_held, tf_private
+from sok_lite.bridge import keras_guard, keras_held, keras_ids, tf_private
 
 X = np.arange(12).reshape(6, 2)
 Y = np.linspace(0, 1, 6, dtype=np.float32)[:, None]
@@ -422,7 +422,7 @@ def test_a_model_without_tables_is_as_before(keras, tmp_path):
 def test_the_names_that_the_guard_relies_on_are_there(keras):
     sok.DynamicVariable(2)
     assert keras.__name__ in keras_held.PACKAGES
-    for name in (*keras_guard.TRAINING, *keras_guard.SAVING):
+    for name in (*keras_guard.TRAINING, *keras_guard.SAVING, *keras_ids.TAKING_ARRAYS):
         assert hasattr(keras.Model(), name), name
     for name in (*keras_guard.WEIGHTS, *keras_guard.OWN_VARIABLES):
         assert callable(getattr(keras.layers.Layer, name)), name

@@ -231,7 +231,11 @@ REFUSED = {
         ValueError,
         "without b",
     ),
-    "too few": (lambda sk, t: sk.Embeddings([t, t])([tf.constant([1])]), ValueError, "list of 2"),
+    "too few": (
+        lambda sk, t: sk.Embeddings([t, t])([tf.constant([1])]),
+        ValueError,
+        "list with one entry for each feature, 2 in all. Received: 1",
+    ),
     "weights without combiner": (
         lambda sk, t: sk.Embedding(t)(tf.constant([1]), weights=tf.constant([1.0])),
         ValueError,
@@ -261,7 +265,7 @@ REFUSED = {
     "a Feature and a combiner": (
         lambda sk, t: sk.Embedding(Feature(t), "sum"),
         ValueError,
-        "says itself",
+        "has a combiner and a mask_value of its own",
     ),
 }
 
@@ -290,6 +294,15 @@ def test_first_mistakes_with_a_table_teach(keras, sk):
     table = sk.Table("user", 4)
     with pytest.raises(TypeError, match=r"cannot be indexed.*table\[3\].*table\(tf.constant"):
         table[3]
+    for take in (
+        lambda: tf.nn.embedding_lookup(table, [3]),
+        lambda: tf.gather(table, [3]),
+        lambda: tf.matmul(table, table),
+        lambda: tf.convert_to_tensor(table),
+        tf.function(lambda: tf.gather(table, [3])),
+    ):
+        with pytest.raises(TypeError, match=r"Call it: table\(ids\) gives the rows of ids"):
+            take()
     with pytest.raises(TypeError, match="name=100000. A table has a name and a dimension, and no"):
         sk.Table(100_000, 16)  # as a keras.layers.Embedding
     with pytest.raises(TypeError, match=r"^Table\.__init__\(\) missing .* 'dim'"):
