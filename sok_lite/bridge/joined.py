@@ -7,6 +7,7 @@ Float rows towards Python are joined for a GPU only, where each tensor that cros
 on a CPU a tensor more costs 5 microseconds, and joining 26 x 8,192 rows of 64 bytes 650.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,10 +84,19 @@ def rows_of(
     Args:
       tensors: eager.
       shapes: what each array was; not looked at where they are not joined.
+
+    Raises:
+      ValueError: they are joined, and have other than the numbers of these shapes.
     """
     if not joins_rows(backend):
         return [np.asarray(tensor) for tensor in tensors]  # as `to_array`, of float32
-    return Pieces.of(to_array(tensors[0], backend), shapes)
+    whole, expected = to_array(tensors[0], backend), sum(map(math.prod, shapes))
+    if whole.size != expected:
+        raise ValueError(
+            f"Rows of the shapes {', '.join(map(str, shapes))} have {expected:,} numbers in all. "
+            f"Received: {whole.size:,}, such as of a gradient in another shape than its output."
+        )
+    return Pieces.of(whole, shapes)
 
 
 # ---- towards TensorFlow --------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from sok_lite.bridge.turns import Together, numbered
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine.layout import Layout
+from sok_lite.engine.pooling_context import SplitsOf
 from sok_lite.engine.segments import cut
 
 # Which of the tensors of `items_of` the way back is given again, keys and row splits: a graph holds
@@ -54,9 +55,7 @@ class PooledHost(ABC):
         self._combiners = [table.combiner for table in tables]
         self._layout: Layout | None = None  # of the last batch: most have the same
         # Where all ids are dense, no packed context has their row splits.
-        are_all_dense = None not in [table.width for table in tables]
-        self._has_splits = not are_all_dense
-        self._splits_of = self._splits_of_dense if are_all_dense else None
+        self._has_splits = None in [table.width for table in tables]
         self._new_words = partial(empty, dtype=tf.int64, backend=self.backend)
 
     # ---------------------------------------------------------------- what a kind of table adds
@@ -147,8 +146,12 @@ class PooledHost(ABC):
         ]
         return zlib.crc32(f"{self.what} {formats}".encode())
 
-    def _splits_of_dense(self, sizes: list[int]) -> Array:
-        return splits_of_dense(self.tables, sizes, self.backend)[0]
+    @property
+    def _splits_of(self) -> SplitsOf | None:
+        """Gives the row splits that no packed context has."""
+        if self._has_splits:
+            return None
+        return lambda sizes: splits_of_dense(self.tables, sizes, self.backend)[0]
 
     def _live_tables(self) -> list[Any]:
         return live_tables(self._references)

@@ -77,7 +77,8 @@ def gradients_at_owners(
       out_grads: (batch, dim) float32 per part.
 
     Returns:
-      (of each part the gradient of each key that this rank was asked, `route.num_received`;
+      (what gives, of each part, the gradient of each key that this rank was asked,
+      `route.num_received`;
       of each part the gradients by its weights, (n,) float32, None where it has none).
 
     Raises:

@@ -264,7 +264,7 @@ def _checked(updates: Updates) -> Updates:
     for table, (of_keys, of_rows) in [
         (table, shape)
         for table, shape in zip(tables, shapes, strict=True)
-        if shape[0][1:] or shape[1] != (*shape[0], table.dim)
+        if len(shape[0]) != 1 or shape[1] != (*shape[0], table.dim)
     ]:
         raise ValueError(
             f"The gradient of table {table.name!r} must have one row of dimension {table.dim} for "

@@ -182,9 +182,11 @@ def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
 
 def see(updates: Ready) -> None:
     """Counts updates as lookups of their keys, where tables want it and no insertion does so."""
-    for i, table in [(i, t) for i, t in enumerate(updates.tables) if t.sees_updates]:
-        if not updates.inserts[i]:
-            table._seen(updates.keys[i])
+    seeing = [i for i, table in enumerate(updates.tables) if table.sees_updates]
+    if seeing:
+        inserts = updates.inserts
+        for i in [i for i in seeing if not inserts[i]]:
+            updates.tables[i]._seen(updates.keys[i])
 
 
 def marking(updates: Ready) -> list[Action]:
@@ -192,10 +194,10 @@ def marking(updates: Ready) -> list[Action]:
     if False not in updates.are_seen:
         return []
     parts = []
-    for i in [i for i, are_seen in enumerate(updates.are_seen) if not are_seen]:
-        table = updates.tables[i]
-        if not (updates.inserts[i] or table.sees_updates):
-            launch = table._marking(updates.keys[i]).launch
+    columns = (updates.tables, updates.keys, updates.are_seen, updates.inserts)
+    for table, keys, are_seen, inserts in zip(*columns, strict=True):
+        if not (are_seen or inserts or table.sees_updates):
+            launch = table._marking(keys).launch
             parts.append((table.backend, launch.kernel, launch.part))
     return joined_launches(parts)
 
@@ -224,7 +226,9 @@ def _known(updates: Updates) -> list[Known]:
 
 def _have_rows(updates: Updates, known: Sequence[Known]) -> bool:
     """Whether all keys of updates are taken to have a row without asking the device."""
-    if not known or updates.tables[0].backend.name == "cpu":
+    if not known:
+        return True
+    if updates.tables[0].backend.name == "cpu":
         return False  # what it counts is there at once
     return False not in updates.of_gradients and False not in [
         each is not None and each[0].are_complete[each[1]] for each in known

@@ -101,9 +101,9 @@ def test_host_calls_run_in_program_order_also_within_inner_functions_branches_an
 
 
 class Watched:
-    """A backend that notes when it is activated and waited for, by which thread."""
+    """A backend that notes when it is activated and waited for."""
 
-    def __init__(self, name="cpu"):
+    def __init__(self, name="cuda"):
         self.name, self.log = name, []
 
     def activate(self):
@@ -128,6 +128,12 @@ def test_a_call_begins_on_the_device_and_ends_with_a_wait(mode):
     assert backend.log == ["activate", "run", "wait"]
 
 
+def test_nothing_is_chosen_or_waited_for_on_a_cpu():
+    backend = Watched("cpu")
+    assert on_device(backend, lambda x: x + 1, 2) == 3
+    assert backend.log == []
+
+
 def test_a_call_that_fails_is_waited_for_as_well():
     backend = Watched()
     with pytest.raises(ValueError, match="no"):
@@ -150,12 +156,13 @@ def test_an_interrupt_does_not_end_the_wait():
 
 def test_no_interrupt_leaves_memory_of_a_call_behind():
     whole = Tripwire(opcodes=True)
-    whole.run(lambda: on_device(CPU, tensor._memory))
+    backend = Watched()
+    whole.run(lambda: on_device(backend, tensor._memory))
     assert whole.count > 30
     for at in range(1, whole.count + 1):
         with contextlib.suppress(KeyboardInterrupt):
             Tripwire(at, KeyboardInterrupt, opcodes=True).run(
-                lambda: on_device(CPU, tensor._memory)
+                lambda: on_device(backend, tensor._memory)
             )
         with pytest.raises(RuntimeError, match="outside of `on_device`"):
             tensor._memory()

@@ -145,6 +145,14 @@ def test_rows_cross_to_a_gpu_as_one(play, count):
         np.testing.assert_array_equal(array, values)
 
 
+def test_rows_of_other_shapes_do_not_cross_to_a_gpu(play):
+    backend = play.backend
+    crossing = joined_rows([tf.zeros([2, 4]), tf.zeros([3, 1])], backend)
+    for shapes in ([(4, 4), (3, 1)], [(2, 4), (2, 1)]):
+        with pytest.raises(ValueError, match="numbers in all. Received: 11"):
+            on_device(backend, rows_of, crossing, shapes, backend)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_arrays_leave_a_gpu_as_one_tensor(play, count):
     backend = play.backend

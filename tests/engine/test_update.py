@@ -107,6 +107,13 @@ def test_gradients_of_a_wrong_shape_are_refused(backend, shape):
         apply_updates([Update(table, SGD(), keys, grads)], 1.0, 1)
 
 
+def test_a_key_alone_is_refused(backend):
+    table = new_table(backend, dim=2)
+    keys, grads = backend.from_host(np.array(1)), backend.from_host(np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match=r"each of its keys \(n,\). Received: keys \((1,)?\)"):
+        apply_updates([Update(table, SGD(), keys, grads)], 1.0, 1)
+
+
 def test_gradients_of_a_wrong_dtype_raise_before_anything_changes(backend):
     tables = [new_table(backend, dim=2), new_table(backend, dim=2)]
     for table in tables:

@@ -54,8 +54,8 @@ print("STOCK", *sorted(set(changes(third, facts()))))
 OF_CHECKPOINTS = ["_write", "read", "restore", "save", "write"]
 OF_LAYERS = ["get_weights", "load_own_variables", "save_own_variables", "set_weights"]
 OF_MODELS = [
-    *("compile", "get_state_tree", "load_weights", "make_train_function", "save", "save_weights"),
-    *("set_state_tree", "train_step"),
+    *("compile", "evaluate", "fit", "get_state_tree", "load_weights", "make_train_function"),
+    *("predict", "save", "save_weights", "set_state_tree", "train_step"),
 ]
 # Have optimizers train tables that ask for it: see bridge/optimizers/stock.py.
 OF_OPTIMIZERS = [
