@@ -70,6 +70,10 @@ def pytest_configure(config):
     CI. The log then shows whether it hung, and where. (mpirun shows nothing of it.) One test alone
     that takes longer than `faulthandler_timeout` of pyproject.toml says so while it goes on.
     """
+    # A shell has what it starts in the background ignore Ctrl-C, and the processes that tests start
+    # and interrupt would do so too.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     global QUICK
     QUICK = config.getoption("--quick")
     # Its own time limits would fail tests on a busy machine.
