@@ -28,11 +28,6 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is 
 Words = np.ndarray | int  # see Backend.joined_columns
 
 
-def float_word(value: float) -> int:
-    """Returns a float32 argument of a kernel as a word."""
-    return int(np.float32(value).view(np.uint32))
-
-
 class Part(NamedTuple):
     """A kernel's work on one table, or on anything else that has arguments of its own.
 
@@ -151,7 +146,7 @@ class Backend(ABC):
           num_items: of each part.
           columns: the words of all arguments, in the kernel's order: (num_parts,) int64 those of
             one, (num_parts, m) of several, an int where all parts have the same. Of an array its
-            address, see `addresses`; of a float see `float_word`.
+            address, see `addresses`; of a float the bits of its float32.
           arrays: what the addresses are of: it lives as long as the launch.
         """
         if 0 in num_items:
