@@ -262,7 +262,7 @@ class TableAgainstDict(RuleBasedStateMachine):
 
 
 TestTableAgainstDict = TableAgainstDict.TestCase
-TestTableAgainstDict.settings = settings(max_examples=30 if QUICK else 300, stateful_step_count=25)
+TestTableAgainstDict.settings = settings(max_examples=30 if QUICK else 200, stateful_step_count=25)
 
 
 class SimtTableAgainstDict(TableAgainstDict):
@@ -273,5 +273,5 @@ TestSimtTableAgainstDict = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(SimtTableAgainstDict.TestCase)
 TestSimtTableAgainstDict.settings = settings(
-    max_examples=10 if QUICK else 30, stateful_step_count=20
+    max_examples=10 if QUICK else 20, stateful_step_count=20
 )

@@ -561,7 +561,7 @@ class HkvAgainstDict(RuleBasedStateMachine):
 
 
 TestHkvAgainstDict = HkvAgainstDict.TestCase
-TestHkvAgainstDict.settings = settings(max_examples=25 if QUICK else 300, stateful_step_count=25)
+TestHkvAgainstDict.settings = settings(max_examples=25 if QUICK else 200, stateful_step_count=25)
 
 
 class SimtHkvAgainstDict(HkvAgainstDict):
@@ -571,4 +571,4 @@ class SimtHkvAgainstDict(HkvAgainstDict):
 TestSimtHkvAgainstDict = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(SimtHkvAgainstDict.TestCase)
-TestSimtHkvAgainstDict.settings = settings(max_examples=4 if QUICK else 30, stateful_step_count=20)
+TestSimtHkvAgainstDict.settings = settings(max_examples=4 if QUICK else 20, stateful_step_count=20)

@@ -135,7 +135,6 @@ LATER = pytest.mark.full_only("starts and kills ranks: half a minute")
         pytest.param("killed", True, "1", marks=LATER),
         pytest.param("killed", False, "", marks=LATER),
         pytest.param("joins leaves", True, "1", marks=LATER),
-        pytest.param("joins killed", True, "", marks=LATER),
     ],
 )
 def test_ranks_that_come_and_go_change_no_table(tmp_path, ways, local, on_disk):
