@@ -73,8 +73,8 @@ class Step:
     def update(self):
         self._count += 1
         updates = [
-            Update(table, self._rule, gradient.keys, gradient.row_grads, of_gradient=True)
-            for table, gradient in zip(self._tables, self._gradients.of_parts(), strict=True)
+            Update(table, self._rule, keys, row_grads, of_gradient=True)
+            for table, keys, row_grads in zip(self._tables, *self._gradients[:2], strict=True)
         ]
         apply_updates(updates, 1e-3, self._count)
 

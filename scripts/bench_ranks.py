@@ -49,7 +49,7 @@ class Noted(Counter[str]):
         for module, name, note in (
             (lookup, "forward", self._note_items),
             (lookup, "send", self._note_sent),
-            (lookup, "deduplicated", self._note_owned),
+            (lookup, "dedup", self._note_owned),
         ):
             setattr(module, name, _then(getattr(module, name), note))
         for module, name in (
@@ -82,8 +82,8 @@ class Noted(Counter[str]):
         self["keys_for_others"] += int(counts.sum() - counts[comm.rank].sum())
         self["keys_asked"] += sent.received.size
 
-    def _note_owned(self, owned: Any, _: tuple) -> None:
-        self["keys_owned"] += owned.distinct.keys.size
+    def _note_owned(self, distinct: Any, _: tuple) -> None:
+        self["keys_owned"] += distinct.keys.size
 
     def _timed(self, function: Callable) -> Callable:
         def call(*args: Any, **options: Any) -> Any:

@@ -143,8 +143,8 @@ def training_step(
         ways = [(table, None, "mean") for table in tables]
         gradients = lookup.backward(backend, ways, grads, context)
         updates = [
-            Update(table, rule, gradient.keys, gradient.row_grads, of_gradient=True)
-            for table, gradient in zip(tables, gradients.of_parts(), strict=True)
+            Update(table, rule, keys, row_grads, of_gradient=True)
+            for table, keys, row_grads in zip(tables, *gradients[:2], strict=True)
         ]
         apply_updates(updates, 0.01, 1)
 

@@ -154,6 +154,13 @@ class Backend(ABC):
             num_items, columns = [num_items[i] for i in kept], _of_parts(columns, kept)
         return self._joined_columns(kernel, num_items, columns, arrays) if num_items else []
 
+    def launch_columns(
+        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
+    ) -> None:
+        """Makes the launches of `joined_columns`. On the GPU it returns before they end."""
+        for launch in self.joined_columns(kernel, num_items, columns, arrays):
+            launch()
+
     @abstractmethod
     def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
         """Returns what `joined` does, of parts that have items, at least one."""

@@ -134,13 +134,24 @@ class CpuBackend(Backend):
         self._kernels[kernel].packer.pack([part.arguments for part in parts], words, *where)
         return [_launching(self._launch, words, parts)]
 
+    def launch_columns(
+        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
+    ) -> None:
+        if 0 in num_items or not num_items:
+            super().launch_columns(kernel, num_items, columns, arrays)
+        else:
+            self._launch(self._column_words(kernel, num_items, columns))
+
     def _joined_columns(
         self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
     ) -> list[Action]:
+        return [_launching(self._launch, self._column_words(kernel, num_items, columns), arrays)]
+
+    def _column_words(self, kernel: str, num_items: Sequence[int], columns: Sequence[Words]) -> Any:
         words, first, _ = self._launch_words(kernel, num_items)
         shape = len(num_items), self._kernels[kernel].packer.num_arguments
         write_columns(np.ndarray(shape, np.int64, words, 8 * first), columns)
-        return [_launching(self._launch, words, arrays)]
+        return words
 
     def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
         count = len(arrays)

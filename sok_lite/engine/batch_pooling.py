@@ -88,13 +88,14 @@ def gradients_at_owners(
     out_grads = _checked_grads(backend, tables, out_grads, pooling.num_rows.tolist())
     splits = pooling.splits_of_parts()
     weight_grads, by_weights = _weight_grads(backend, parts, out_grads, pooling, splits)
-    index, coefficients, launches = coefficients_of(
+    index, coefficients = coefficients_of(
         backend,
         splits,
         [(weights, combiner) for _, weights, combiner in parts],
         pooling.num_items.tolist(),
     )
-    publish(*by_weights, launches)
+    if by_weights:
+        publish(*by_weights)
     terms = Terms(out_grads, index, coefficients)
     if pooling.inverse is not None:
         items = (split_offsets(pooling.num_items), split_offsets(pooling.route.num_sent))

@@ -70,7 +70,7 @@ class Layout:
         numbers = np.array([self.sizes, self.num_rows], np.int64)
         splits = split_offsets(numbers[1] + 1)[:-1]
         combiner = np.array([COMBINERS[each] for each in self.combiners], np.int64)
-        starts = np.array(self.places.starts, np.int64)
+        starts = self.places.starts
         if not self.is_ordered:
             numbers, splits = numbers[:, self.order], splits[self.order]
             combiner, starts = combiner[self.order], starts[self.order]

@@ -26,33 +26,20 @@ from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.room import Pieces, Room
-from sok_lite.engine.segments import Distinct, dedup, group, segment_sums
+from sok_lite.engine.segments import dedup, group, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
 
 
-class Gradient(NamedTuple):
-    """The gradient of one part.
-
-    Attributes:
-      keys: (k,) int64, distinct, all of this rank; of a uint64 table their bits.
-      row_grads: (k, dim) float32, summed over items and ranks in a fixed order.
-      weight_grads: (n,) float32; None where there are no weights.
-    """
-
-    keys: Array
-    row_grads: Array
-    weight_grads: Array | None
-
-
 class Gradients(NamedTuple):
-    """The gradients of all parts; see `Gradient`.
+    """The gradients of all parts.
 
     Attributes:
-      keys: those of each part, one after the other in one array.
-      row_grads, weight_grads: of each part.
+      keys: of each part (k,) int64, distinct, all of this rank; of a uint64 table their bits.
+      row_grads: of each part (k, dim) float32, summed over items and ranks in a fixed order.
+      weight_grads: of each part (n,) float32; None where there are no weights.
     """
 
     keys: Pieces
@@ -63,10 +50,6 @@ class Gradients(NamedTuple):
     def sizes(self) -> list[int]:
         """How many keys each part has."""
         return [size for (size,) in self.keys.shapes]
-
-    def of_parts(self) -> list[Gradient]:
-        """Returns the gradient of each part."""
-        return list(map(Gradient, *self))
 
 
 def forward(
@@ -145,38 +128,16 @@ def backward(
       ValueError: a gradient is not float32, or of another shape than its output.
     """
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
-    owned = deduplicated(backend, context)
-    groups = group(backend, owned.distinct.inverse, owned.begin, owned.distinct.starts)
-    sums = segment_sums(backend, groups, terms, room)
-    are_complete = (context.num_absent == 0).tolist()
-    facts = (context.generations.tolist(), are_complete, context.stamps.tolist())
-    known = KnownRows.of(backend, owned.keys, owned.rows, *facts)
-    for number, (table, _, _) in enumerate(parts):
-        table.last_gradient = known, number
-    return Gradients(owned.keys, sums, weight_grads)
-
-
-class Owned(NamedTuple):
-    """The distinct keys that this rank was asked.
-
-    Attributes:
-      distinct: of all parts together.
-      begin: (num_parts + 1,) int64 on the host, where the keys of each part start that were asked.
-      keys: of each part (k,) int64, in order of first occurrence.
-      rows: of each part (k,) uint32, their row numbers, or absent.
-    """
-
-    distinct: Distinct
-    begin: np.ndarray
-    keys: Pieces
-    rows: Pieces
-
-
-def deduplicated(backend: Backend, context: BackwardContext) -> Owned:
-    """Returns the distinct keys of a lookup that this rank was asked."""
     begin = split_offsets(context.pooling.route.num_received)
     distinct = dedup(backend, context.keys, begin)
-    rows = backend.xp.take(context.rows, distinct.first)
-    sizes = distinct.sizes.tolist()
-    keys, rows = Pieces.of_sizes(distinct.keys, sizes), Pieces.of_sizes(rows, sizes)
-    return Owned(distinct, begin, keys, rows)
+    groups = group(backend, distinct.inverse, begin, distinct.starts)
+    sums = segment_sums(backend, groups, terms, room)
+    shapes, starts = list(zip(distinct.sizes.tolist())), distinct.starts[:-1]
+    keys = Pieces(distinct.keys, shapes, starts)
+    rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
+    are_complete = (context.num_absent == 0).tolist()
+    facts = (context.generations.tolist(), are_complete, context.stamps.tolist())
+    known = KnownRows.of(backend, keys, rows, *facts)
+    for number, (table, _, _) in enumerate(parts):
+        table.last_gradient = known, number
+    return Gradients(keys, sums, weight_grads)

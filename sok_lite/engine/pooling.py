@@ -91,8 +91,8 @@ def coefficients_of(
     row_splits: Pieces,
     weighting: Sequence[tuple[Array | None, str]],
     num_items: Sequence[int],
-) -> tuple[Pieces, Sequence[Array | None] | None, list[Action]]:
-    """Prepares what the gradient of a pooled row is multiplied by for each of its items.
+) -> tuple[Pieces, Sequence[Array | None] | None]:
+    """Returns what the gradient of a pooled row is multiplied by for each of its items.
 
     Args:
       backend: where the arrays live.
@@ -102,12 +102,12 @@ def coefficients_of(
 
     Returns:
       (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None,
-      or None of a part: all 1; the actions that write both).
+      or None of a part: all 1).
     """
     xp = backend.xp
     starts = split_offsets(num_items)
     item_rows = xp.empty(int(starts[-1]), np.int32)
-    index = Pieces.of_sizes(item_rows, num_items)
+    index = Pieces(item_rows, list(zip(num_items)), starts[:-1])
     has_factors = [weights is not None or name != "sum" for weights, name in weighting]
     weights: list[Array | None] | None = None
     coefficients: Sequence[Array | None] | None = None
@@ -116,7 +116,7 @@ def coefficients_of(
         weights = [None if its is None else xp.ascontiguousarray(its) for its, _ in weighting]
         factors = xp.empty(item_rows.size, np.float32)
         their = np.where(has_factors, backend.address(factors) + 4 * starts[:-1], 0)
-        coefficients = Pieces.of_sizes(factors, num_items)
+        coefficients = Pieces(factors, index.shapes, index.starts)
         if False in has_factors:
             pairs = zip(coefficients, has_factors, strict=True)
             coefficients = [its if has else None for its, has in pairs]
@@ -128,7 +128,8 @@ def coefficients_of(
         *(their, np.array(num_rows, np.int64)),
     ]
     arrays = (row_splits, weights, item_rows, coefficients)
-    return index, coefficients, backend.joined_columns("combine_items", num_rows, columns, arrays)
+    backend.launch_columns("combine_items", num_rows, columns, arrays)
+    return index, coefficients
 
 
 def combining_weight_grad(

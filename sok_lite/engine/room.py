@@ -6,7 +6,6 @@ is cut out unless somebody asks for it. A call may have a thousand parts.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -32,19 +31,20 @@ class Places(NamedTuple):
 
     Attributes:
       shapes: of the results.
-      starts: where each begins, in elements.
+      starts: (n,) int64, where each begins, in elements.
       size: of all of them.
     """
 
     shapes: Sequence[Shape]
-    starts: list[int]
+    starts: np.ndarray
     size: int
 
 
 def places_of(num_rows: np.ndarray, dims: np.ndarray) -> Places:
     """Returns the places of results (num_rows, dim) that lie one after the other."""
-    *starts, size = split_offsets(up_to_line(num_rows * dims)).tolist()
-    return Places(list(zip(num_rows.tolist(), dims.tolist(), strict=True)), starts, size)
+    offsets = split_offsets(up_to_line(num_rows * dims))
+    shapes = list(zip(num_rows.tolist(), dims.tolist(), strict=True))
+    return Places(shapes, offsets[:-1], int(offsets[-1]))
 
 
 class Pieces(Sequence[Array]):
@@ -53,12 +53,12 @@ class Pieces(Sequence[Array]):
     Attributes:
       whole: (n,), C-contiguous.
       shapes: of the pieces.
-      starts: where each begins, in elements.
+      starts: (n,) int64, where each begins, in elements.
     """
 
     __slots__ = ("shapes", "starts", "whole")
 
-    def __init__(self, whole: Array, shapes: Sequence[Shape], starts: Sequence[int]) -> None:
+    def __init__(self, whole: Array, shapes: Sequence[Shape], starts: np.ndarray) -> None:
         self.whole, self.shapes, self.starts = whole, shapes, starts
 
     @staticmethod
@@ -76,14 +76,13 @@ class Pieces(Sequence[Array]):
     @staticmethod
     def of(whole: Array, shapes: Sequence[Shape]) -> "Pieces":
         """Returns pieces that fill an array, one after the other."""
-        return Pieces(whole, shapes, list(accumulate(map(math.prod, shapes), initial=0))[:-1])
+        return Pieces(whole, shapes, split_offsets(list(map(math.prod, shapes)))[:-1])
 
     @staticmethod
     def of_sizes(whole: Array, sizes: Sequence[int] | np.ndarray) -> "Pieces":
         """Returns pieces of one dimension that fill an array, one after the other."""
         numbers = sizes.tolist() if type(sizes) is np.ndarray else sizes
-        starts = list(accumulate(numbers, initial=0))[:-1]
-        return Pieces(whole, list(zip(numbers)), starts)
+        return Pieces(whole, list(zip(numbers)), split_offsets(numbers)[:-1])
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -129,5 +128,6 @@ def addresses_of(
         return 0
     if type(arrays) is not Pieces:
         return backend.addresses(arrays, dtype)
-    starts = np.array(arrays.starts, np.int64)
-    return backend.addresses([arrays.whole], dtype) + dtype.itemsize * starts
+    if arrays.whole.dtype != dtype:
+        backend.addresses([arrays.whole], dtype)  # raises
+    return backend.address(arrays.whole) + dtype.itemsize * arrays.starts

@@ -13,7 +13,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I32, Words
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.hashing import seed_of_process
@@ -251,7 +251,7 @@ def segment_sums(
     summing = np.where(num_groups > 0, np.maximum(num_groups, num_items), 0)
     adding = np.where((num_groups > 0) & (num_items > _PIECE), num_items, 0)
     for kernel, work in (("segment_sums", summing), ("segment_add_pieces", adding)):
-        publish(backend.joined_columns(kernel, work.tolist(), columns, arrays))
+        backend.launch_columns(kernel, work.tolist(), columns, arrays)
     return outs
 
 

@@ -137,7 +137,7 @@ def _apply(
     if num_nonfinite is None:
         num_nonfinite = updates.tables[0].backend.xp.zeros(1, np.int64)
     ready_steps = _Steps(by_row, states, [steps[number] for number in order])
-    _take(ready_steps, _Options(stochastic_rounding, num_nonfinite), along)
+    _take(ready_steps, stochastic_rounding, num_nonfinite, along)
 
 
 class _Steps(NamedTuple):
@@ -157,30 +157,26 @@ class _Steps(NamedTuple):
         return _Steps(self.ready.some(numbers), *chosen(self[1:], numbers))
 
 
-class _Options(NamedTuple):
-    """Of the updates of all tables, see `apply_updates`."""
-
-    stochastic_rounding: bool
-    num_nonfinite: Array
-
-
-def _of_rows(steps: _Steps, options: _Options) -> RowSteps:
+def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
     """Returns the steps of the rows of the tables' keys."""
     tables, keys, rows, grads, *_ = steps.ready
     stores, backends = [table.store for table in tables], [table.backend for table in tables]
     rounding = None
-    if options.stochastic_rounding:
+    if stochastic_rounding:
         rounding = keys, [table._table_seed for table in tables]
     return RowSteps(backends, stores, steps.states, steps.rules, rows, grads, rounding)
 
 
-def _take(steps: _Steps, options: _Options, along: Sequence[Action]) -> None:
+def _take(
+    steps: _Steps, stochastic_rounding: bool, num_nonfinite: Array, along: Sequence[Action]
+) -> None:
     """Changes the rows of all tables, and inserts the keys that have none where they are taken."""
     see(steps.ready)
     inserts, others = steps.ready.inserts, steps
     if True in inserts:
         others = steps.some([i for i, insert in enumerate(inserts) if not insert])
-    launches = [*marking(others.ready), *updating(_of_rows(others, options), options.num_nonfinite)]
+    rows_of_others = _of_rows(others, stochastic_rounding)
+    launches = [*marking(others.ready), *updating(rows_of_others, num_nonfinite)]
     left_out = [
         table._counting(not_updated=count)
         for table, count in zip(*others.ready[::4], strict=True)
@@ -194,11 +190,11 @@ def _take(steps: _Steps, options: _Options, along: Sequence[Action]) -> None:
     backend, sizes = tables[0].backend, [keys.size for keys in all_keys]
     keys = backend.xp.concatenate(list(all_keys))
     rows = backend.xp.empty(keys.size, np.uint32)
-    taken = _of_rows(inserting, options)._replace(rows=cut(rows, sizes))
+    taken = _of_rows(inserting, stochastic_rounding)._replace(rows=cut(rows, sizes))
 
     def then(number: int) -> list[Action]:
         step, backend = taken.of(number), taken.backends[number]
-        return [Launch(backend, step.kernel, step.part(options.num_nonfinite))]
+        return [Launch(backend, step.kernel, step.part(num_nonfinite))]
 
     asked = [
         Asked(table, size, unique_keys=True, then=partial(then, i))

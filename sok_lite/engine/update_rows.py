@@ -18,7 +18,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64, U32, Words, joined_column_launches, joined_launches
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.room import Pieces, addresses_of, chosen, shapes_of
@@ -281,7 +281,8 @@ def _recalled(
     ]
     kernels = [(table.backend, "recall_rows") for table in tables]
     arrays = (updates, known, rows, num_others, num_absent)
-    publish(joined_column_launches(kernels, sizes, columns, arrays))
+    for launch in joined_column_launches(kernels, sizes, columns, arrays):
+        launch()
     return results
 
 

@@ -20,7 +20,7 @@ from sok_lite.engine.update import Update, apply_updates
 from tests.support.call_counts import Counts, can_count, counts_of, counts_of_ranks
 from tests.support.exchange_facts import OWNERS, rule_of
 from tests.support.nccl_stand_in import run_ranks_by_nccl
-from tests.support.parts import Part, forward_parts
+from tests.support.parts import Part, by_part, forward_parts
 from tests.support.simt.backend import is_simulated
 
 ADAM = (Adam(),)
@@ -87,7 +87,7 @@ class Job:
 
     def backward(self, context):
         ways = [(table, self.weights, "mean") for table in self.tables]
-        return lookup.backward(self.backend, ways, self.grads, context).of_parts()
+        return by_part(lookup.backward(self.backend, ways, self.grads, context))
 
 
 # ---- calls: what each of them does before it is counted, and what is counted

@@ -14,7 +14,7 @@ from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import clock, snapshot
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.helpers import new_table, sized, update_of
-from tests.support.parts import Part, forward_parts
+from tests.support.parts import Part, by_part, forward_parts
 from tests.support.table_audit import audit
 
 I64 = np.iinfo(np.int64)
@@ -378,7 +378,7 @@ def gradient(backend, tables, keys, **options):
     _, context = forward_parts(backend, comm, parts)
     grads = [backend.xp.ones((keys.size, DIM), np.float32) for _ in tables]
     ways = [(table, None, "sum") for table in tables]
-    return lookup.backward(backend, ways, grads, context).of_parts()
+    return by_part(lookup.backward(backend, ways, grads, context))
 
 
 @pytest.mark.parametrize("of_gradient", [False, True])

@@ -15,7 +15,7 @@ from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.owner import FunctionOfKeys
 from sok_lite.engine.table import make_table
 from tests.support.helpers import first_row, new_table, on
-from tests.support.parts import Part, batch_of, forward_parts
+from tests.support.parts import Part, batch_of, by_part, forward_parts
 from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
 
 I64 = np.iinfo(np.int64)
@@ -59,7 +59,7 @@ def run(backend, comm, data, combiners, weighted, packed=False, dtype="float32")
         )
     out_grads = [backend.from_host(grads) for _, _, grads in data]
     ways = [(part.table, part.weights, part.combiner) for part in parts]
-    gradients = lookup.backward(backend, ways, out_grads, context).of_parts()
+    gradients = by_part(lookup.backward(backend, ways, out_grads, context))
     host = backend.to_host
     return (
         [host(o) for o in out],
@@ -164,7 +164,7 @@ def test_the_context_of_a_call_of_no_tables_is_packed(backend, size):
         packed = backward_context.pack(backend, context)
         unpacked = backward_context.unpack(backend, comm, packed, 0)
         assert len(outputs) == 0
-        assert lookup.backward(backend, [], [], unpacked).of_parts() == []
+        assert by_part(lookup.backward(backend, [], [], unpacked)) == []
 
     run_ranks(size, program)
 
@@ -334,7 +334,7 @@ def test_gradients_and_weights_with_gaps_are_taken(backend):
     outputs, context = forward_parts(backend, SingleCommunicator(), [part])
     np.testing.assert_array_equal(backend.to_host(outputs[0])[:, 0], [5 + 12, 15])
     gradients = lookup.backward(backend, [(table, weights, "sum")], [grads], context)
-    (gradient,) = gradients.of_parts()
+    (gradient,) = by_part(gradients)
     np.testing.assert_array_equal(backend.to_host(gradient.row_grads)[:, 0], [4, 2])
 
 

@@ -22,7 +22,7 @@ from sok_lite.engine.update import Update, apply_updates
 from tests.support.call_counts import on_launch
 from tests.support.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
 from tests.support.helpers import new_table, on, sized
-from tests.support.parts import Part, forward_parts
+from tests.support.parts import Part, by_part, forward_parts
 from tests.support.step_oracle import flat
 
 KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
@@ -83,7 +83,7 @@ def steps(backend, comm, cases, cuts, tables=None):
             for case, rows in zip(cases, shares, strict=True)
         ]
         ways = [(part.table, part.weights, part.combiner) for part in parts]
-        gradients = lookup.backward(backend, ways, grads, context).of_parts()
+        gradients = by_part(lookup.backward(backend, ways, grads, context))
         updates = [
             Update(table, Adam(), table.key_dtype.from_int64(backend.xp, g.keys), g.row_grads)
             for table, g in zip(tables, gradients, strict=True)
@@ -301,7 +301,7 @@ def test_a_table_that_comes_twice_is_asked_at_its_owner(backend, ranks, owner):
         grads = [backend.xp.ones((n, 4), np.float32)] * 2
         found = lookup.backward(backend, [(table, None, "sum")] * 2, grads, context)
         mine = {k for k in keys.tolist() if python_owner(k, comm.size, "int64", owner) == comm.rank}
-        for each in found.of_parts():
+        for each in by_part(found):
             sums = backend.to_host(each.row_grads)[:, 0].tolist()
             assert dict(
                 zip(backend.to_host(each.keys).tolist(), sums, strict=True)

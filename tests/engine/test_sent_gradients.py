@@ -16,7 +16,7 @@ from sok_lite.engine.agreement import agree
 from sok_lite.engine.backward_context import pack, unpack
 from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, on, sized
-from tests.support.parts import Part, forward_parts
+from tests.support.parts import Part, by_part, forward_parts
 from tests.support.step_oracle import flat, key_gradients, random_ragged
 
 HYBRID = {"init_capacity": 64, "max_capacity": 1 << 12}
@@ -90,7 +90,7 @@ def call(backend, comm, tables, parts, batch, through=lambda context: context):
     )
     return [
         dict(zip(*(backend.to_host(each).tolist() for each in gradient[:2]), strict=True))
-        for gradient in gradients.of_parts()
+        for gradient in by_part(gradients)
     ]
 
 

@@ -10,7 +10,7 @@ from sok_lite.engine.segments import cut
 from sok_lite.engine.static_table import StaticTable
 from tests.support.call_counts import can_count, counts_of
 from tests.support.helpers import new_table, on
-from tests.support.parts import Part, batch_of, forward_parts
+from tests.support.parts import Part, batch_of, by_part, forward_parts
 from tests.support.step_oracle import flat, random_ragged
 
 DTYPES = {"float32": np.float32, "float16": np.float16}
@@ -72,7 +72,7 @@ def of_growing(backend, comm, pairs, ragged, weights):
     outputs, context = forward_parts(backend, comm, parts, 5)
     ways = [(part.table, part.weights, part.combiner) for part in parts]
     found = lookup.backward(backend, ways, cosines(backend, outputs), context)
-    gradients = [(backend.to_host(g.keys).tolist(), *g[1:]) for g in found.of_parts()]
+    gradients = [(backend.to_host(g.keys).tolist(), *g[1:]) for g in by_part(found)]
     return results_of(backend, outputs, gradients)
 
 

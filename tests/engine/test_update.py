@@ -12,7 +12,7 @@ from sok_lite.engine.table import make_table
 from sok_lite.engine.update import NonFiniteGradientError, Update, apply_updates
 from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, update_of
-from tests.support.parts import Part, forward_parts
+from tests.support.parts import Part, by_part, forward_parts
 from tests.support.simt import device
 from tests.support.simt.backend import is_simulated
 
@@ -214,7 +214,7 @@ def gradients_of(backend, tables, keys, insert=True):
         for table in tables
     ]
     ways = [(table, None, "sum") for table in tables]
-    return lookup.backward(backend, ways, grads, context).of_parts()
+    return by_part(lookup.backward(backend, ways, grads, context))
 
 
 def mixed_tables(backend, count, dtypes=("float32", "float16", "bfloat16")):

@@ -21,7 +21,7 @@ from tests.support import reference_updates, step_oracle
 from tests.support.fleet_dict import FleetDict
 from tests.support.fleet_kinds import KINDS, Part, drawn_from, made, some_keys, treatment
 from tests.support.parts import Part as LookupPart
-from tests.support.parts import forward_parts
+from tests.support.parts import by_part, forward_parts
 from tests.support.table_audit import audit, found_in
 from tests.support.table_state import State
 
@@ -176,7 +176,7 @@ class Fleet:
         gradients = lookup.backward(backend, ways, given, context)
         return [
             tuple(None if part is None else backend.to_host(part) for part in gradient)
-            for gradient in gradients.of_parts()
+            for gradient in by_part(gradients)
         ]
 
     def update(self, which=0, **options):

@@ -33,6 +33,19 @@ class Part(NamedTuple):
     filter_ratio: float = 1.0
 
 
+class Gradient(NamedTuple):
+    """What `lookup.Gradients` has of one part."""
+
+    keys: object
+    row_grads: object
+    weight_grads: object
+
+
+def by_part(gradients):
+    """Returns a `Gradient` for each part."""
+    return list(map(Gradient, *gradients))
+
+
 def batch_of(backend, parts):
     """Returns parts as a batch."""
     tables = [part.table for part in parts]

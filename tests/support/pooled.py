@@ -23,9 +23,7 @@ def combine_grad(backend, out_grads, inverse, row_splits, weights, combiner, num
     inverse, row_splits = contiguous(inverse), contiguous(row_splits)
     weighting, num_items = [(weights, normalise_combiner(combiner))], [len(inverse)]
     splits = Pieces.of_sizes(row_splits, [len(row_splits)])
-    index, coefficients, actions = coefficients_of(backend, splits, weighting, num_items)
-    for action in actions:
-        action()
+    index, coefficients = coefficients_of(backend, splits, weighting, num_items)
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     terms = Terms([contiguous(out_grads)], index, coefficients)
     return segment_sums(backend, groups, terms, room)[0]
