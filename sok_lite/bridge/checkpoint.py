@@ -32,7 +32,7 @@ from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.engine.files.state_columns import columns_of, states_of
-from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.table.exclusive import alone
 
@@ -127,7 +127,7 @@ def saved_tensors(
     xp = backend.xp
 
     def taken() -> snapshot.Snapshot:
-        drop_left_behind(table)
+        drop_orphaned_states(table)
         return snapshot.take(table)
 
     try:

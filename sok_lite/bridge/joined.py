@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
-from sok_lite.engine.room import LINE, Pieces, Shape, up_to_line
+from sok_lite.engine.pieces import LINE, Pieces, Shape, up_to_line
 
 # Lengths and sizes, int64: an np.ndarray where they are known now, else a tf.Tensor.
 Numbers = Any
@@ -102,8 +102,8 @@ def rows_of(
 # ---- towards TensorFlow --------------------------------------------------------------------------
 
 
-class ResultRoom:
-    """Gives memory for float32 results that `cut_rows` takes apart; see engine/room.py.
+class ResultBuffer:
+    """Gives memory for float32 results that `cut_rows` takes apart; see engine/pieces.py.
 
     Attributes:
       whole: all of it, flat, once it was given.
@@ -119,7 +119,7 @@ class ResultRoom:
 
 
 def cut_rows(joined: tf.Tensor, lengths: Numbers, dims: Sequence[int]) -> list[tf.Tensor]:
-    """Returns the results that lie in a `ResultRoom`, without a copy where they fill whole lines.
+    """Returns the results that lie in a `ResultBuffer`, without a copy where they fill whole lines.
 
     Args:
       joined: all of it, flat.

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.inference import pipeline_of_trace, reading, refuse_to_insert
-from sok_lite.bridge.joined import ResultRoom
+from sok_lite.bridge.joined import ResultBuffer
 from sok_lite.bridge.lookup_arguments import TableSpec
-from sok_lite.bridge.pooled_host import PooledHost, Ways
+from sok_lite.bridge.pooled_host import BackwardParts, PooledHost
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
@@ -52,13 +52,13 @@ class LookupHost(PooledHost):
         self._tag_of_call = self._tag(tables)
         self._pipeline = pipeline_of_trace()
 
-    def _forward(self, room: ResultRoom, *tensors: tf.Tensor) -> BackwardContext:
+    def _forward(self, buffer: ResultBuffer, *tensors: tf.Tensor) -> BackwardContext:
         with shared_failure(self.comm):
             tables = self._live_tables()
         agree(self.comm, self._tag_of_call, tables, self._combiners)
         with shared_failure(self.comm):
             batch = self._batch(tables, tensors)
-        return lookup.forward(self.backend, self.comm, batch, self._tag_of_call, room)[1]
+        return lookup.forward(self.backend, self.comm, batch, self._tag_of_call, buffer)[1]
 
     def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
         training, missing, has_filter, reading_only = self._policy
@@ -80,13 +80,13 @@ class LookupHost(PooledHost):
 
     def _backward(
         self,
-        ways: Ways,
+        parts: BackwardParts,
         out_grads: Sequence[Array],
         context: BackwardContext,
-        room: ResultRoom,
+        buffer: ResultBuffer,
     ) -> tuple[list[int], Sequence[Array | None], list[tf.Tensor]]:
         with failure_known_to_all(self.comm):
-            found = lookup.backward(self.backend, ways, out_grads, context, room)
+            found = lookup.backward(self.backend, parts, out_grads, context, buffer)
         keys = to_tensor(found.keys.whole, tf.int64, self.backend)
         return found.sizes, found.weight_grads, [keys]
 

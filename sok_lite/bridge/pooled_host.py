@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.bridge.joined import ResultRoom, joined_tensor, rows_of
+from sok_lite.bridge.joined import ResultBuffer, joined_tensor, rows_of
 from sok_lite.bridge.lookup_arguments import Items, TableSpec, items_of, splits_of_dense
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.turns import Together, numbered
@@ -28,7 +28,7 @@ from sok_lite.engine.segments import cut
 AT_HAND = slice(1, 3)
 
 # Of each table: the engine's, its weights, its combiner.
-Ways = list[tuple[Any, Array | None, str]]
+BackwardParts = list[tuple[Any, Array | None, str]]
 
 
 class PooledHost(ABC):
@@ -61,14 +61,14 @@ class PooledHost(ABC):
     # ---------------------------------------------------------------- what a kind of table adds
 
     @abstractmethod
-    def _forward(self, room: ResultRoom, *tensors: tf.Tensor) -> Any:
-        """Looks up into a room; the tensors are those of `forward`."""
+    def _forward(self, buffer: ResultBuffer, *tensors: tf.Tensor) -> Any:
+        """Looks up into a buffer; the tensors are those of `forward`."""
 
     @abstractmethod
     def _backward(
-        self, ways: Ways, out_grads: Sequence[Array], context: Any, room: ResultRoom
+        self, parts: BackwardParts, out_grads: Sequence[Array], context: Any, buffer: ResultBuffer
     ) -> tuple[list[int], Sequence[Array | None], list[tf.Tensor]]:
-        """Writes row gradients into a room.
+        """Writes row gradients into a buffer.
 
         Returns:
           (how many of each table; the gradients by weights of each table, or None; `more_dtypes`).
@@ -91,9 +91,9 @@ class PooledHost(ABC):
         Returns:
           (what `cut_rows` takes apart, what `backward` takes).
         """
-        room = ResultRoom(self.backend)
-        context = self._forward(room, *tensors)
-        return to_tensor(room.whole, tf.float32, self.backend), context
+        buffer = ResultBuffer(self.backend)
+        context = self._forward(buffer, *tensors)
+        return to_tensor(buffer.whole, tf.float32, self.backend), context
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Returns the outputs and the packed context."""
@@ -119,10 +119,10 @@ class PooledHost(ABC):
         if of_weights:
             cut_weights = iter(cut(to_array(joined_weights, self.backend), of_weights))
             weights = [next(cut_weights) if each.has_weights else None for each in self.tables]
-        ways: Ways = list(zip(self._live_tables(), weights, self._combiners, strict=True))
-        room = ResultRoom(self.backend)
-        lengths, all_weight_grads, more = self._backward(ways, out_grads, context, room)
-        results = [np.array(lengths, np.int64), to_tensor(room.whole, tf.float32, self.backend)]
+        parts: BackwardParts = list(zip(self._live_tables(), weights, self._combiners, strict=True))
+        buffer = ResultBuffer(self.backend)
+        lengths, all_weight_grads, more = self._backward(parts, out_grads, context, buffer)
+        results = [np.array(lengths, np.int64), to_tensor(buffer.whole, tf.float32, self.backend)]
         if of_weights:
             weight_grads = [each for each in all_weight_grads if each is not None]
             results.append(joined_tensor(weight_grads, tf.float32, self.backend))

@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.bridge.joined import ResultRoom
+from sok_lite.bridge.joined import ResultBuffer
 from sok_lite.bridge.lookup_arguments import TableSpec
-from sok_lite.bridge.pooled_host import PooledHost, Ways
+from sok_lite.bridge.pooled_host import BackwardParts, PooledHost
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
@@ -66,7 +66,7 @@ class StaticHost(PooledHost):
         layout = self._layout_of(tables, items)
         return Batch(tables, layout, items.keys, items.row_splits, items.weights)
 
-    def _forward(self, room: ResultRoom, *tensors: tf.Tensor) -> StaticContext:
+    def _forward(self, buffer: ResultBuffer, *tensors: tf.Tensor) -> StaticContext:
         """Takes what `items_of` does, what `locate` gave but for the places, and the rows read."""
         backend, comm, num_tables = self.backend, self.comm, len(self.tables)
         with failure_known_to_all(comm):  # the others wait for rows already
@@ -79,17 +79,19 @@ class StaticHost(PooledHost):
                 sent = static_lookup.unpack_sent(backend, comm, array, num_tables)
             batch = self._batch(items)
             numbers = to_array(number, backend)
-        return static_lookup.forward(backend, comm, batch, numbers, rows, sent, room)[1]
+        return static_lookup.forward(backend, comm, batch, numbers, rows, sent, buffer)[1]
 
     def _backward(
         self,
-        ways: Ways,
+        parts: BackwardParts,
         out_grads: Sequence[Array],
         context: StaticContext,
-        room: ResultRoom,
+        buffer: ResultBuffer,
     ) -> tuple[list[int], list[Array | None], list[tf.Tensor]]:
         with failure_known_to_all(self.comm):
-            grads, by_weights = static_lookup.backward(self.backend, ways, out_grads, context, room)
+            grads, by_weights = static_lookup.backward(
+                self.backend, parts, out_grads, context, buffer
+            )
         return [len(each) for each in grads], by_weights, []
 
     def _packed(self, context: StaticContext, at_hand: Sequence[Array]) -> Array:

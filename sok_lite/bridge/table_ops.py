@@ -225,7 +225,7 @@ def export_chunks(
     first, version = 0, None
 
     def chunk() -> tuple[Any, list[tf.Tensor]]:
-        now = (table.generation, table.index.num_rehashes, table.size)
+        now = (table.row_epoch, table.index.num_rehashes, table.size)
         entries = table.export_chunk(first, num_slots)
         return now, [
             to_tensor(entries.keys, variable.key_type, backend),

@@ -21,7 +21,7 @@ class BackwardContext(NamedTuple):
 
     Attributes:
       pooling: the way to the owners of the keys.
-      found: (3, num_parts) int64, on the host: of the table of each part its generation when it
+      found: (3, num_parts) int64, on the host: of the table of each part its row_epoch when it
         gave the row numbers, how many of the keys it was asked in this call had no row, and the
         number of that lookup, 0 if it inserted none.
       keys: (m,) int64, the keys that this rank was asked, `pooling.route.num_received` of each
@@ -35,7 +35,7 @@ class BackwardContext(NamedTuple):
     rows: Array
 
     @property
-    def generations(self) -> np.ndarray:
+    def row_epochs(self) -> np.ndarray:
         """Of the table of each part."""
         return self.found[0]
 

@@ -12,7 +12,7 @@ from sok_lite.engine.owner import OwnerRule
 from sok_lite.engine.segments import cut
 
 
-class SpreadTable(Protocol):
+class ShardedTable(Protocol):
     """What is asked of a table whose keys travel to their owners, whoever keeps its rows."""
 
     @property
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
       inserts, missing, filter_ratios: of tables that grow, as of their `lookup`.
     """
 
-    tables: Sequence[SpreadTable]
+    tables: Sequence[ShardedTable]
     layout: Layout
     keys: Array
     row_splits: Array
@@ -92,7 +92,7 @@ class Batch(NamedTuple):
             )
 
 
-def check_pooled(table: SpreadTable) -> None:
+def check_pooled(table: ShardedTable) -> None:
     """Raises TypeError for a table with rows of integers, which are not pooled."""
     table.row_dtype.require_floats(table.name, "pooled", "Look its rows up one by one.")
 

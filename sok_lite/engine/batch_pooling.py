@@ -8,10 +8,10 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.batch import Batch, SpreadTable
+from sok_lite.engine.batch import Batch, ShardedTable
+from sok_lite.engine.pieces import OutputBuffer, Pieces, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.pooling import coefficients_of, combining, combining_weight_grad
 from sok_lite.engine.pooling_context import PoolingContext
-from sok_lite.engine.room import Pieces, Room, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.segments import Terms, cut, group, segment_sums
 from sok_lite.engine.sent_gradients import send_sums
 from sok_lite.engine.sent_keys import SentKeys
@@ -23,7 +23,7 @@ def pool(
     sources: Sequence[Array],
     inverse: Array,
     starts: Sequence[int],
-    room: Room | None = None,
+    buffer: OutputBuffer | None = None,
 ) -> Pieces:
     """Pools rows to what a lookup returns.
 
@@ -31,13 +31,13 @@ def pool(
       sources: of each part (u, dim) storage.
       inverse: (items,) int32, which row of its part each item has, of each part from its start on.
       starts: of each part.
-      room: gives the memory of what is returned; None: the backend.
+      buffer: gives the memory of what is returned; None: the backend.
 
     Returns:
       (batch, dim) float32 per part.
     """
     inverses, splits = cut(inverse, batch.sizes), batch.splits_of_parts()
-    pooled = Pieces.new(backend, batch.layout.places, room)
+    pooled = Pieces.new(backend, batch.layout.places, buffer)
     actions = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
         pooling = (its_inverse, splits[i], batch.weights[i], batch.combiners[i])
@@ -47,16 +47,20 @@ def pool(
 
 
 def pool_returned(
-    backend: Backend, batch: Batch, sent: SentKeys, rows: Sequence[Array], room: Room | None
+    backend: Backend,
+    batch: Batch,
+    sent: SentKeys,
+    rows: Sequence[Array],
+    buffer: OutputBuffer | None,
 ) -> tuple[Pieces, PoolingContext]:
     """Pools the rows of keys that were sent.
 
     Args:
       rows: of each part (u, dim) storage, one for each key that this rank sent.
-      room: gives the memory of what is returned; None: the backend.
+      buffer: gives the memory of what is returned; None: the backend.
     """
     starts = split_offsets(sent.route.num_sent).tolist()
-    pooled = pool(backend, batch, rows, sent.inverse, starts, room)
+    pooled = pool(backend, batch, rows, sent.inverse, starts, buffer)
     pairs = zip(rows, batch.weights, strict=True)
     weighted = [None if weights is None else its_rows for its_rows, weights in pairs]
     return pooled, PoolingContext.of(sent.route, batch, sent.inverse, weighted)
@@ -64,7 +68,7 @@ def pool_returned(
 
 def gradients_at_owners(
     backend: Backend,
-    parts: Sequence[tuple[SpreadTable, Array | None, str]],
+    parts: Sequence[tuple[ShardedTable, Array | None, str]],
     out_grads: Sequence[Array],
     pooling: PoolingContext,
 ) -> tuple[Terms, list[Array | None]]:
@@ -106,7 +110,7 @@ def gradients_at_owners(
 
 def _weight_grads(
     backend: Backend,
-    parts: Sequence[tuple[SpreadTable, Array | None, str]],
+    parts: Sequence[tuple[ShardedTable, Array | None, str]],
     out_grads: Sequence[Array],
     pooling: PoolingContext,
     splits: Sequence[Array],
@@ -128,7 +132,7 @@ def _weight_grads(
 
 def _checked_grads(
     backend: Backend,
-    tables: Sequence[SpreadTable],
+    tables: Sequence[ShardedTable],
     grads: Sequence[Array],
     num_rows: Sequence[int],
 ) -> Sequence[Array]:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.update_rows import Ready, Updates
+from sok_lite.engine.update_rows import ResolvedUpdates, Updates
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
     """This rank among all.
 
     Attributes:
@@ -28,7 +28,7 @@ class ForeignKeysError(ValueError):
     """A gradient has keys that belong to other ranks."""
 
 
-def refuse_foreign_keys(updates: Updates, by_row: Ready, place: Place) -> None:
+def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: RankInfo) -> None:
     """Raises if keys that are about to be inserted belong to other ranks.
 
     Keys as a gradient had them are not looked at, nor those that have a row: who looks up keys on
@@ -36,8 +36,8 @@ def refuse_foreign_keys(updates: Updates, by_row: Ready, place: Place) -> None:
 
     Args:
       updates: of different tables.
-      by_row: what `ready` gave for them.
-      place: this rank.
+      by_row: the same with row numbers.
+      rank_info: this rank.
 
     Raises:
       ForeignKeysError: there are such keys.
@@ -54,17 +54,17 @@ def refuse_foreign_keys(updates: Updates, by_row: Ready, place: Place) -> None:
         if not table.owner.is_strict:
             continue
         keys = all_keys[rows == np.uint32(ABSENT)]
-        owners = table.owner.owners(keys, place.size, table.key_dtype, xp)
-        foreign = owners != place.rank
+        owners = table.owner.owners(keys, rank_info.size, table.key_dtype, xp)
+        foreign = owners != rank_info.rank
         count = int(foreign.sum())
         if count:
             first = table.backend.to_host(keys[foreign][:1])
             key = table.key_dtype.from_int64(np, first)[0]
             raise ForeignKeysError(
                 f"{count} of {all_keys.size} keys of the gradient of table {table.name!r} belong "
-                f"to other ranks than this one, {place.rank}, which has no row for them. Received: "
-                f"key {key} of rank {int(owners[foreign][0])}; nothing was changed. A lookup gives "
-                "each rank the gradient of its own keys, summed over all ranks: keep it out of "
-                "Horovod's collectives. With hvd.DistributedGradientTape, call "
+                f"to other ranks than this one, {rank_info.rank}, which has no row for them. "
+                f"Received: key {key} of rank {int(owners[foreign][0])}; nothing was changed. "
+                "A lookup gives each rank the gradient of its own keys, summed over all ranks: "
+                "keep it out of Horovod's collectives. With hvd.DistributedGradientTape, call "
                 "tape.register_local_source(table)."
             )

@@ -15,18 +15,25 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import joined_launches
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.foreign_keys import Place, refuse_foreign_keys
-from sok_lite.engine.optimizer_states import claim_states
+from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_keys
+from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.rule import check_on_nonfinite, counting_nonfinite
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import look_up_request, request_of
-from sok_lite.engine.table.new_keys import Asked
+from sok_lite.engine.table.lookups import batched, look_up_batch
+from sok_lite.engine.table.new_keys import LookupRequest
 from sok_lite.engine.update import merged, raise_if_nonfinite
-from sok_lite.engine.update_rows import Ready, Update, Updates, marking, ready, see
+from sok_lite.engine.update_rows import (
+    ResolvedUpdates,
+    Update,
+    Updates,
+    plan_marking,
+    resolve_rows,
+    touch,
+)
 
 
 class Gathered(NamedTuple):
@@ -68,9 +75,9 @@ def apply_gathered(
     step: StepFunction,
     on_nonfinite: str = "allow",
     check_only: bool = False,
-    along: Sequence[Action] = (),
+    extra_actions: Sequence[Action] = (),
     num_nonfinite: Array | None = None,
-    place: Place | None = None,
+    rank_info: RankInfo | None = None,
 ) -> None:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -79,7 +86,8 @@ def apply_gathered(
       kinds: gives the states that the step needs of a table.
       step: takes the step, under the locks of all tables. With `check_only` what it gives is
         dropped.
-      on_nonfinite, check_only, along, num_nonfinite, place: as of `update.apply_updates`.
+      on_nonfinite, check_only, extra_actions, num_nonfinite, rank_info: as of
+        `update.apply_updates`.
 
     Raises:
       As `update.apply_updates`, and what `step` raises; then no row and no state has changed.
@@ -89,7 +97,7 @@ def apply_gathered(
     holding(
         together.tables,
         lambda: _apply(
-            together, kinds, step, on_nonfinite, check_only, along, num_nonfinite, place
+            together, kinds, step, on_nonfinite, check_only, extra_actions, num_nonfinite, rank_info
         ),
     )
 
@@ -100,19 +108,19 @@ def _apply(
     step: StepFunction,
     on_nonfinite: str,
     check_only: bool,
-    along: Sequence[Action],
+    extra_actions: Sequence[Action],
     num_nonfinite: Array | None,
-    place: Place | None,
+    rank_info: RankInfo | None,
 ) -> None:
     updates = merged(updates)
     if not updates.tables:
         return
-    by_row = ready(updates, marks=False)  # the step may raise, and then all is as it was
-    if place is not None:
-        refuse_foreign_keys(updates, by_row, place)
+    by_row = resolve_rows(updates, marks=False)  # the step may raise, and then all is as it was
+    if rank_info is not None:
+        refuse_foreign_keys(updates, by_row, rank_info)
     if on_nonfinite == "error":
         raise_if_nonfinite(by_row)
-    states = claim_states(updates.tables, list(map(kinds, updates.tables)), updates.optimizers)
+    states = acquire_states(updates.tables, list(map(kinds, updates.tables)), updates.optimizers)
     inserts = by_row.inserts
     inserting = list(compress(by_row.tables, inserts))
     left_out = [
@@ -121,8 +129,8 @@ def _apply(
         if count and not insert
     ]
     if not check_only:
-        see(by_row)
-    noting = marking(by_row)
+        touch(by_row)
+    noting = plan_marking(by_row)
     by_row = _held(_with_rows_inserted(by_row))
     stores = [table.store for table in by_row.tables]
     gathered = map(_gathered, by_row.tables, by_row.rows, by_row.grads, states)
@@ -139,12 +147,12 @@ def _apply(
         for table, grads in zip(by_row.tables, by_row.grads, strict=True)
         if num_nonfinite is not None
     ]
-    publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *along])
+    publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
     for table in inserting:
         table._report_refused()
 
 
-def _with_rows_inserted(updates: Ready) -> Ready:
+def _with_rows_inserted(updates: ResolvedUpdates) -> ResolvedUpdates:
     """Returns updates after the insertion of absent keys, where the tables take any."""
     inserting = [i for i, insert in enumerate(updates.inserts) if insert]
     if not inserting:
@@ -154,16 +162,16 @@ def _with_rows_inserted(updates: Ready) -> Ready:
     keys = backend.xp.concatenate(list(some.keys))
     rows = backend.xp.empty(keys.size, np.uint32)
     pairs = zip(some.tables, sizes, strict=True)
-    asked = [Asked(table, size, unique_keys=True) for table, size in pairs]
-    request = request_of(asked)._replace(is_lookup=False)
-    num_absent = look_up_request(backend, keys, rows, request)
+    requests = [LookupRequest(table, size, unique_keys=True) for table, size in pairs]
+    lookup = batched(requests)._replace(is_lookup=False)
+    num_absent = look_up_batch(backend, keys, rows, lookup)
     all_rows, all_absent = list(updates.rows), list(updates.num_absent)
     for i, its_rows, count in zip(inserting, cut(rows, sizes), num_absent, strict=True):
         all_rows[i], all_absent[i] = its_rows, count
     return updates._replace(rows=all_rows, num_absent=all_absent)
 
 
-def _held(updates: Ready) -> Ready:
+def _held(updates: ResolvedUpdates) -> ResolvedUpdates:
     """Returns updates without the keys that have no row."""
     lacking = [i for i, count in enumerate(updates.num_absent) if count]
     if not lacking:

@@ -24,8 +24,8 @@ from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
+from sok_lite.engine.pieces import OutputBuffer, Pieces
 from sok_lite.engine.pooling_context import PoolingContext
-from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import dedup, group, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import EmbeddingTable
@@ -57,7 +57,7 @@ def forward(
     comm: Communicator,
     batch: Batch,
     tag: int = 0,
-    room: Room | None = None,
+    buffer: OutputBuffer | None = None,
 ) -> tuple[Pieces, BackwardContext]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
@@ -66,7 +66,7 @@ def forward(
       comm: the ranks.
       batch: what is looked up; a table may come several times.
       tag: says which call this is; another one on another rank raises.
-      room: gives the memory of what is returned; None: the backend.
+      buffer: gives the memory of what is returned; None: the backend.
 
     Returns:
       ((batch, dim) float32 per part, context).
@@ -77,23 +77,23 @@ def forward(
         were held count as seen.
     """
     if comm.size == 1:
-        return _forward_alone(backend, comm, batch, room)
+        return _forward_alone(backend, comm, batch, buffer)
     sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
         num_asked, check = sent.route.num_received.tolist(), sent.route.check
         owned = OwnerLookup(backend, batch, sent.received, num_asked, check)
         returned = return_rows(sent.route, owned.look_up())
-    pooled, pooling = pool_returned(backend, batch, sent, returned, room)
+    pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
     return pooled, _context(pooling, owned)
 
 
 def _forward_alone(
-    backend: Backend, comm: Communicator, batch: Batch, room: Room | None
+    backend: Backend, comm: Communicator, batch: Batch, buffer: OutputBuffer | None
 ) -> tuple[Pieces, BackwardContext]:
     """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
     batch.check_splits_of_no_rows()
     owned = OwnerLookup(backend, batch, batch.keys, batch.sizes)
-    outputs = Pieces.new(backend, batch.layout.places, room)
+    outputs = Pieces.new(backend, batch.layout.places, buffer)
     try:
         owned.pool(outputs)
     except WrongSplitsError:
@@ -104,7 +104,7 @@ def _forward_alone(
 
 
 def _context(pooling: PoolingContext, owned: OwnerLookup) -> BackwardContext:
-    found = np.array([owned.generations, owned.num_absent, owned.stamps], np.int64)
+    found = np.array([owned.row_epochs, owned.num_absent, owned.stamps], np.int64)
     return BackwardContext(pooling, found, owned.keys, owned.rows)
 
 
@@ -113,7 +113,7 @@ def backward(
     parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
     out_grads: Sequence[Array],
     context: BackwardContext,
-    room: Room | None = None,
+    buffer: OutputBuffer | None = None,
 ) -> Gradients:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
@@ -122,7 +122,7 @@ def backward(
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
       context: what the forward gave.
-      room: gives the memory of all row gradients; None: the backend.
+      buffer: gives the memory of all row gradients; None: the backend.
 
     Raises:
       ValueError: a gradient is not float32, or of another shape than its output.
@@ -131,12 +131,12 @@ def backward(
     begin = split_offsets(context.pooling.route.num_received)
     distinct = dedup(backend, context.keys, begin)
     groups = group(backend, distinct.inverse, begin, distinct.starts)
-    sums = segment_sums(backend, groups, terms, room)
+    sums = segment_sums(backend, groups, terms, buffer)
     shapes, starts = list(zip(distinct.sizes.tolist())), distinct.starts[:-1]
     keys = Pieces(distinct.keys, shapes, starts)
     rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
     are_complete = (context.num_absent == 0).tolist()
-    facts = (context.generations.tolist(), are_complete, context.stamps.tolist())
+    facts = (context.row_epochs.tolist(), are_complete, context.stamps.tolist())
     known = KnownRows.of(backend, keys, rows, *facts)
     for number, (table, _, _) in enumerate(parts):
         table.last_gradient = known, number

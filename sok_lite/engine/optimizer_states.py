@@ -18,7 +18,7 @@ from sok_lite.engine.rows.state_owner import (
     StateOwner,
     States,
     fitting,
-    left_behind,
+    orphaned,
     owned,
     restored,
     warn_if_several_fit,
@@ -28,7 +28,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import forgetting
 
 
-class Claim(NamedTuple):
+class StateRequest(NamedTuple):
     """What a step needs of a table.
 
     Attributes:
@@ -42,13 +42,13 @@ class Claim(NamedTuple):
     optimizer: Any
 
 
-def claim_states(
+def acquire_states(
     tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizers: Sequence[Any]
 ) -> list[States]:
     """Returns the states that steps work on, and makes those that are missing.
 
     Args:
-      tables, kinds, optimizers: of each claim; see `Claim`.
+      tables, kinds, optimizers: of each request; see `StateRequest`.
 
     Raises:
       MemoryError: there is none for the states of a table. Others may have theirs.
@@ -70,37 +70,37 @@ def claim_states(
     ]
     if len(usual) == len(tables):
         return usual
-    return _claimed(list(map(Claim, tables, kinds, optimizers)))
+    return _acquired(list(map(StateRequest, tables, kinds, optimizers)))
 
 
-def _claimed(claims: Sequence[Claim]) -> list[States]:
+def _acquired(requests: Sequence[StateRequest]) -> list[States]:
     taken: list[States | None] = []
-    for claim in claims:
-        store = claim.table.store
-        states = owned(store.state_groups, claim.optimizer)
+    for request in requests:
+        store = request.table.store
+        states = owned(store.state_groups, request.optimizer)
         if states is not None:
             _keep(store, states)
-        if states is None or not claim.kinds.keys() <= states.keys():
-            states = _taken_over(claim)
+        if states is None or not request.kinds.keys() <= states.keys():
+            states = _taken_over(request)
         taken.append(states)
-    missing = [claim for claim, states in zip(claims, taken, strict=True) if states is None]
-    if any(_num_optimizers(claim.table.store) for claim in missing):
+    missing = [request for request, states in zip(requests, taken, strict=True) if states is None]
+    if any(_num_optimizers(request.table.store) for request in missing):
         _collect()
-    for claim in claims:
-        _drop_left_behind(claim.table.store)
+    for request in requests:
+        _drop_orphaned_states(request.table.store)
     return [
-        _made(claim) if states is None else states
-        for claim, states in zip(claims, taken, strict=True)
+        _made(request) if states is None else states
+        for request, states in zip(requests, taken, strict=True)
     ]
 
 
-def drop_left_behind(table: EmbeddingTable) -> None:
+def drop_orphaned_states(table: EmbeddingTable) -> None:
     """Gives the memory back of states that nobody will use any more. Hold `table.lock`."""
     if table.is_changing:
         return  # a signal handler saves the table in the midst of what has been prepared
     if _num_optimizers(table.store) > 1:
         _collect()
-    _drop_left_behind(table.store)
+    _drop_orphaned_states(table.store)
 
 
 def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
@@ -119,8 +119,8 @@ def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
     return own if kinds.keys() <= own.keys() else None
 
 
-def _taken_over(claim: Claim) -> States | None:
-    table, kinds, optimizer = claim
+def _taken_over(request: StateRequest) -> States | None:
+    table, kinds, optimizer = request
     store = table.store
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
@@ -129,14 +129,14 @@ def _taken_over(claim: Claim) -> States | None:
     return states
 
 
-def _made(claim: Claim) -> States:
-    table, kinds, optimizer = claim
+def _made(request: StateRequest) -> States:
+    table, kinds, optimizer = request
     store = table.store
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
     own = owned(store.state_groups, optimizer) or {}
     others = [] if own or optimizer is None else restored(store.state_groups, kinds)
     if others:
-        return _copied(claim, others[0])
+        return _copied(request, others[0])
     owner = next((column.owner for column in own.values()), None) or StateOwner.of(optimizer)
     new = store.add_states({name: kinds[name] for name in kinds if name not in own}, owner)
     return {**own, **{column.state: column for column in new}}
@@ -146,8 +146,8 @@ class _Nobody:
     """An optimizer that is gone."""
 
 
-def _copied(claim: Claim, others: States) -> States:
-    table, kinds, optimizer = claim
+def _copied(request: StateRequest, others: States) -> States:
+    table, kinds, optimizer = request
     store = table.store
     # Nobody's until it is whole: of what fails nothing stays.
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
@@ -177,7 +177,7 @@ def _collect() -> None:
     gc.collect()
 
 
-def _drop_left_behind(store: RowStore) -> None:
-    gone = left_behind(store.state_groups)
+def _drop_orphaned_states(store: RowStore) -> None:
+    gone = orphaned(store.state_groups)
     if gone:
         store.drop_states(gone)

@@ -1,4 +1,4 @@
-"""The keys that this rank is asked, and what its tables find of them."""
+"""The keys that were sent to this rank, and what its tables find of them."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -10,21 +10,21 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I64
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.room import Pieces
+from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import PooledColumns, Request, look_up_request, request_of
-from sok_lite.engine.table.new_keys import Asked, Output
+from sok_lite.engine.table.lookups import BatchedLookup, LaunchColumns, batched, look_up_batch
+from sok_lite.engine.table.new_keys import LookupRequest, Output
 
 
 class OwnerLookup:
-    """A lookup of keys that this rank is asked, in its tables.
+    """A lookup in the tables of this rank, of the keys that were sent to it.
 
     Attributes:
       keys: (m,) int64, those of all parts.
       sizes: how many each part has.
       rows: (m,) uint32, row numbers, once they were looked up.
-      generations: of the table of each part, by then.
+      row_epochs: of the table of each part, by then.
       num_absent: of the table of each part, how many of its keys have no row.
       stamps: of the table of each part, the number of the lookup; 0: it inserts nothing.
       sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
@@ -40,7 +40,7 @@ class OwnerLookup:
         check: Callable[[], None] | None = None,
     ) -> None:
         """Args:
-        batch: says which tables are asked, and how.
+        batch: the tables, and how they are looked up.
         keys, sizes: as of the attributes.
         check: raises where the keys may not be whole; see `Route.check`.
         """
@@ -50,7 +50,7 @@ class OwnerLookup:
         self.keys, self.sizes = keys, sizes
         self.rows = backend.xp.empty(keys.size, np.uint32)
         num_parts = len(sizes)
-        self.generations = [0] * num_parts
+        self.row_epochs = [0] * num_parts
         self.num_absent = [0] * num_parts
         self.stamps = [0] * num_parts
         self.sources: list[Array | None] = [None] * num_parts
@@ -61,15 +61,15 @@ class OwnerLookup:
         if not self.sizes:
             return []
         results: list[Array] = [None] * len(self.sizes)
-        asked = []
+        requests = []
         for numbers in self._numbers_of:
             size = self._size_of(numbers)
             whole = self._tables[numbers[0]].store.output(size)
-            asked.append(self._asked(numbers, [Output(whole, 0, size)]))
+            requests.append(self._request(numbers, [Output(whole, 0, size)]))
             pieces = cut(whole, [self.sizes[i] for i in numbers])
             for i, piece in zip(numbers, pieces, strict=True):
                 results[i] = piece
-        self._look_up(request_of(asked), self._read_none)
+        self._look_up(batched(requests), self._read_none)
         return results
 
     def pool(self, out: Pieces) -> None:
@@ -79,55 +79,55 @@ class OwnerLookup:
           out: of each part (batch, dim) float32.
 
         Raises:
-          WrongSplitsError: see `look_up_request` of engine/table/lookups.py.
+          WrongSplitsError: see `look_up_batch` of engine/table/lookups.py.
         """
         if not self.sizes:
             return
-        batch, asked_of = self._batch, [numbers[0] for numbers in self._numbers_of]
+        batch, firsts = self._batch, [numbers[0] for numbers in self._numbers_of]
         sizes = self.sizes
-        if len(asked_of) < len(sizes):
+        if len(firsts) < len(sizes):
             sizes = [self._size_of(numbers) for numbers in self._numbers_of]
-        request = Request(
-            tables=[self._tables[i] for i in asked_of],
-            inserts=[batch.inserts[i] for i in asked_of],
+        lookup = BatchedLookup(
+            tables=[self._tables[i] for i in firsts],
+            inserts=[batch.inserts[i] for i in firsts],
             sizes=sizes,
-            asked=lambda: self._pooled(out),
+            requests=lambda: self._requests(out),
             columns=self._columns(out),
         )
-        self._look_up(request, self._read_weighted)
+        self._look_up(lookup, self._read_weighted)
 
-    # ---------------------------------------------------------------- what is asked
+    # ---------------------------------------------------------------- the requests
 
     def _size_of(self, numbers: Sequence[int]) -> int:
         """Returns how many keys some parts have together."""
         return sum([self.sizes[i] for i in numbers])
 
-    def _asked(self, numbers: Sequence[int], outputs: Sequence[Output]) -> Asked:
-        """Returns what the table of some parts is asked."""
+    def _request(self, numbers: Sequence[int], outputs: Sequence[Output]) -> LookupRequest:
+        """Returns the request to the table of some parts."""
         batch, i = self._batch, numbers[0]
         policy = (batch.inserts[i], batch.missing[i], batch.filter_ratios[i])
-        return Asked(self._tables[i], self._size_of(numbers), outputs, *policy)
+        return LookupRequest(self._tables[i], self._size_of(numbers), outputs, *policy)
 
-    def _pooled(self, out: Pieces) -> list[Asked]:
+    def _requests(self, out: Pieces) -> list[LookupRequest]:
         batch, splits = self._batch, self._batch.splits_of_parts()
-        asked = []
+        requests = []
         for numbers in self._numbers_of:
             ends = accumulate([self.sizes[i] for i in numbers], initial=0)
             outputs = [
                 Output(out[i], first, end, splits[i], batch.weights[i], batch.combiners[i])
                 for i, (first, end) in zip(numbers, pairwise(ends), strict=True)
             ]
-            asked.append(self._asked(numbers, outputs))
-        return asked
+            requests.append(self._request(numbers, outputs))
+        return requests
 
-    def _columns(self, out: Pieces) -> PooledColumns:
-        """Returns what `_pooled` does, as words."""
+    def _columns(self, out: Pieces) -> LaunchColumns:
+        """Returns what `_requests` does, as words."""
         batch, backend = self._batch, self._backend
         parts, weights = batch.layout.pooled, [batch.weights[i] for i in batch.layout.order]
         where = parts.no_weights
         if [each for each in weights if each is not None]:
             where = backend.addresses(weights, F32)
-        return PooledColumns(
+        return LaunchColumns(
             parts=parts,
             row_splits=backend.addresses([batch.row_splits], I64) + parts.row_splits,
             weights=where,
@@ -137,7 +137,7 @@ class OwnerLookup:
 
     # ---------------------------------------------------------------- what is found
 
-    def _look_up(self, request: Request, keep: Callable[[Sequence[int]], None]) -> None:
+    def _look_up(self, lookup: BatchedLookup, keep: Callable[[Sequence[int]], None]) -> None:
         """Looks up, and keeps what the way back needs while nobody else uses the tables.
 
         Args:
@@ -150,23 +150,23 @@ class OwnerLookup:
             rows = self._backend.xp.empty(keys.size, np.uint32)
 
         def found() -> None:
-            num_absent = look_up_request(self._backend, keys, rows, request, check=self._check)
+            num_absent = look_up_batch(self._backend, keys, rows, lookup, check=self._check)
             if not is_ordered:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
-            self.generations = [table.generation for table in self._tables]
-            if True in request.inserts or any(num_absent):
-                of_tables = (self._numbers_of, num_absent, request.tables, request.inserts)
+            self.row_epochs = [table.row_epoch for table in self._tables]
+            if True in lookup.inserts or any(num_absent):
+                of_tables = (self._numbers_of, num_absent, lookup.tables, lookup.inserts)
                 for numbers, absent, table, insert in zip(*of_tables, strict=True):
                     stamp = table.clock.now if insert else 0
                     for i in numbers:
                         self.num_absent[i], self.stamps[i] = absent, stamp
             keep(num_absent)
-            for table in [table for table in request.tables if not table.keeps_every_key]:
+            for table in [table for table in lookup.tables if not table.keeps_every_key]:
                 table._report_refused()
 
-        holding(request.tables, found)
+        holding(lookup.tables, found)
 
     def _reordered(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
         """Returns the pieces of an array, of those sizes, in another order."""

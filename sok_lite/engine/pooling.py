@@ -14,7 +14,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I32, I64, Part
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.room import Pieces, addresses_of
+from sok_lite.engine.pieces import Pieces, addresses_of
 from sok_lite.engine.segments import checked_labels, checked_rows
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh

@@ -10,7 +10,7 @@ from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.exchange import Route
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
-from sok_lite.engine.room import Pieces
+from sok_lite.engine.pieces import Pieces
 
 # Gives the row splits of all parts, by the items of each.
 SplitsOf = Callable[[list[int]], Array]

@@ -12,7 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.foreign_keys import Place
+from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers.rule import rule_step
 from sok_lite.engine.update import apply_updates, make_states, merged
 from sok_lite.engine.update_rows import Update, Updates, summed
@@ -28,9 +28,9 @@ def apply_all_updates(
     on_nonfinite: str = "allow",
     stochastic_rounding: bool = False,
     check_only: bool = False,
-    along: Sequence[Action] = (),
+    extra_actions: Sequence[Action] = (),
     num_nonfinite: Array | None = None,
-    place: Place | None = None,
+    rank_info: RankInfo | None = None,
 ) -> None:
     """Does what `apply_updates` does, of remote tables too. Those go first.
 
@@ -43,7 +43,7 @@ def apply_all_updates(
     updates = Updates.of(updates)
     are_remote = [table.is_remote for table in updates.tables]
     if True not in are_remote:
-        apply_updates(updates, *options, check_only, along, num_nonfinite, place)
+        apply_updates(updates, *options, check_only, extra_actions, num_nonfinite, rank_info)
         return
     here = updates.some([i for i, is_remote in enumerate(are_remote) if not is_remote])
     there = updates.some([i for i, is_remote in enumerate(are_remote) if is_remote])
@@ -51,7 +51,7 @@ def apply_all_updates(
     # All is refused that is to be refused, before the first row changes anywhere.
     stand_ins = [update._replace(table=cast(Any, update.table).make()) for update in remote]
     checked = [*map(Update, *here), *stand_ins]
-    apply_updates(checked, *options, check_only=True, place=place)
+    apply_updates(checked, *options, check_only=True, rank_info=rank_info)
     if check_only:
         for update in remote:
             update.table.contains(update.keys[:1])  # is there a connection?
@@ -59,9 +59,9 @@ def apply_all_updates(
     for update in remote:
         _take_step(update, options, num_nonfinite)
     if here.tables:
-        apply_updates(here, *options, check_only, along, num_nonfinite, place)
+        apply_updates(here, *options, check_only, extra_actions, num_nonfinite, rank_info)
     else:
-        publish(along)
+        publish(extra_actions)
 
 
 def _take_step(update: Update, options: Options, num_nonfinite: Array | None) -> None:

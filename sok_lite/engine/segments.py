@@ -17,7 +17,7 @@ from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.hashing import seed_of_process
-from sok_lite.engine.room import Pieces, Room, addresses_of, places_of, shapes_of
+from sok_lite.engine.pieces import OutputBuffer, Pieces, addresses_of, places_of, shapes_of
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 # First occurrences are counted in blocks of so many items, or larger ones where there would be too
@@ -135,11 +135,12 @@ def dedup(
         empty = xp.empty(0, np.int32)
         return Distinct(empty, empty, keys, np.zeros(num_tables + 1, np.int64))
     begin = np.asarray(begin, np.int64)
-    rows, room = (None, begin) if missing is None else (missing.rows, split_offsets(missing.counts))
-    places = backend.from_host(np.array([begin, room], np.int64))
-    where, rooms = places[0], places[1]
+    rows, heads_of = None, begin  # where the heads of each table start
+    if missing is not None:
+        rows, heads_of = missing.rows, split_offsets(missing.counts)
+    where, head_starts = backend.from_host(np.array([begin, heads_of], np.int64))
     starts = xp.empty(num_tables + 1, np.int64)
-    heads = xp.empty(2 * int(room[-1]) or 1 if repeat else n, np.int32)
+    heads = xp.empty(2 * int(heads_of[-1]) or 1 if repeat else n, np.int32)
     if repeat:
         heads.fill(-1)
     slots, first = xp.empty(n, np.int32), xp.empty(n, np.int32)
@@ -147,7 +148,18 @@ def dedup(
     words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
     num_blocks = -(-n // (32 * words))
     marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
-    insert = (keys, rows, where, rooms, num_tables, int(repeat), seed_of_process(), heads, slots, n)
+    insert = (
+        keys,
+        rows,
+        where,
+        head_starts,
+        num_tables,
+        int(repeat),
+        seed_of_process(),
+        heads,
+        slots,
+        n,
+    )
     backend.launch("dedup_insert", n, *insert)
     # A block is worth many items: the launch is told their number, not the blocks'.
     blocks = (words, num_blocks, n)
@@ -208,7 +220,7 @@ def group(
 
 
 def segment_sums(
-    backend: Backend, groups: Groups, terms: Terms, room: Room | None = None
+    backend: Backend, groups: Groups, terms: Terms, buffer: OutputBuffer | None = None
 ) -> Pieces:
     """Sums the rows of each group, in ascending order of its items. It waits for nothing.
 
@@ -218,7 +230,7 @@ def segment_sums(
     Args:
       groups: of T tables.
       terms: what each table sums.
-      room: gives the memory of all sums; None: the backend.
+      buffer: gives the memory of all sums; None: the backend.
 
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
@@ -233,7 +245,7 @@ def segment_sums(
     if not isinstance(rows, Pieces):
         _check_one_each(terms, num_items.tolist())
     dims = np.array([dim for _, dim in shapes], np.int64)
-    outs = Pieces.new(backend, places_of(num_groups, dims), room)
+    outs = Pieces.new(backend, places_of(num_groups, dims), buffer)
     # Rounded up: each table's pieces begin where four columns can be moved at a time.
     pieces = split_offsets(-(-(num_items // _PIECE) * dims // 4) * 4)
     scratch = backend.xp.empty(int(pieces[-1]), np.float32)

@@ -7,12 +7,12 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Part, joined_launches
 from sok_lite.backend.publish import publish
-from sok_lite.engine.batch import SpreadTable
+from sok_lite.engine.batch import ShardedTable
 from sok_lite.engine.exchange import Route, send_grads
 
 
 def send_sums(
-    backend: Backend, tables: Sequence[SpreadTable], route: Route, sums: Sequence[Array]
+    backend: Backend, tables: Sequence[ShardedTable], route: Route, sums: Sequence[Array]
 ) -> list[Array]:
     """Sends the gradients of a lookup to the owners of their keys. Every rank must call it.
 

@@ -24,13 +24,13 @@ from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_return
 from sok_lite.engine.exchange import Check, Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
+from sok_lite.engine.pieces import OutputBuffer, Pieces
 from sok_lite.engine.pooling_context import (
     PoolingContext,
     SplitsOf,
     pack_pooling,
     unpack_pooling,
 )
-from sok_lite.engine.room import Pieces, Room
 from sok_lite.engine.segments import cut, dedup, gathering, group, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
 from sok_lite.engine.static_table import StaticTable
@@ -106,7 +106,7 @@ def forward(
     number: Array,
     rows: Sequence[Array],
     sent: SentKeys | None,
-    room: Room | None = None,
+    buffer: OutputBuffer | None = None,
 ) -> tuple[Pieces, StaticContext]:
     """Pools rows that were read. Every rank must call it.
 
@@ -114,13 +114,13 @@ def forward(
       batch: of a `locate`.
       number, sent: what that gave.
       rows: of each table (its places, dim) storage, C-contiguous.
-      room: gives the memory of what is returned; None: the backend.
+      buffer: gives the memory of what is returned; None: the backend.
 
     Returns:
       ((batch, dim) float32 per part, context).
     """
     if sent is None:
-        pooled = pool(backend, batch, rows, number, [0] * len(rows), room)
+        pooled = pool(backend, batch, rows, number, [0] * len(rows), buffer)
         are_weighted = [weights is not None for weights in batch.weights]
         sources = _rows_of_keys(backend, rows, cut(number, batch.sizes), are_weighted)
         route = Route.alone(backend, comm, batch.layout.num_items)
@@ -131,7 +131,7 @@ def forward(
             rows_of_keys = _rows_of_keys(backend, rows, asked, [True] * len(rows))
             returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
             # The others may come to the keys of the tables of the call that grow.
-            pooled, pooling = pool_returned(backend, batch, sent, returned, room)
+            pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
     num_places = np.array([len(each) for each in rows], np.int64)
     return pooled, StaticContext(pooling, num_places, number)
 
@@ -141,12 +141,12 @@ def backward(
     parts: Sequence[tuple[StaticTable, Array | None, str]],
     out_grads: Sequence[Array],
     context: StaticContext,
-    room: Room | None = None,
+    buffer: OutputBuffer | None = None,
 ) -> tuple[Pieces, list[Array | None]]:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
     Args:
-      parts, out_grads, room: as of `backward` of engine/lookup.py.
+      parts, out_grads, buffer: as of `backward` of engine/lookup.py.
 
     Returns:
       (of each part (its places, dim) float32, by the rows that were read; of each part (n,) float32
@@ -157,7 +157,7 @@ def backward(
     starts = split_offsets(context.num_places)
     labels = context.number + _repeated(backend, starts[:-1].astype(np.int32), np.diff(begin))
     groups = group(backend, labels, begin, starts)
-    return segment_sums(backend, groups, terms, room), weight_grads
+    return segment_sums(backend, groups, terms, buffer), weight_grads
 
 
 # ---- what a graph carries from one half to the other ---------------------------------------------

@@ -16,8 +16,8 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
-from sok_lite.engine.foreign_keys import Place, refuse_foreign_keys
-from sok_lite.engine.optimizer_states import claim_states
+from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_keys
+from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.rule import (
     RowSteps,
     RuleStep,
@@ -28,15 +28,22 @@ from sok_lite.engine.optimizers.rule import (
     rule_step,
     updating,
 )
-from sok_lite.engine.room import chosen, contiguous, dtypes_of, shapes_of
+from sok_lite.engine.pieces import chosen, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import look_up_request, request_of
-from sok_lite.engine.table.new_keys import Asked
-from sok_lite.engine.update_rows import Ready, Update, Updates, marking, ready, see
+from sok_lite.engine.table.lookups import batched, look_up_batch
+from sok_lite.engine.table.new_keys import LookupRequest
+from sok_lite.engine.update_rows import (
+    ResolvedUpdates,
+    Update,
+    Updates,
+    plan_marking,
+    resolve_rows,
+    touch,
+)
 
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
@@ -50,9 +57,9 @@ def apply_updates(
     on_nonfinite: str = "allow",
     stochastic_rounding: bool = False,
     check_only: bool = False,
-    along: Sequence[Action] = (),
+    extra_actions: Sequence[Action] = (),
     num_nonfinite: Array | None = None,
-    place: Place | None = None,
+    rank_info: RankInfo | None = None,
 ) -> None:
     """Applies one step to all tables. A table that comes several times is updated once.
 
@@ -66,10 +73,10 @@ def apply_updates(
       stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
         random bits depend on the table's seed and name, key, column and step alone.
       check_only: raises what there is to raise and changes no row, for a step that has other parts.
-      along: actions to be taken with the change of the rows.
+      extra_actions: actions to be taken with the change of the rows.
       num_nonfinite: (1,) int64, grows by the rows that had a gradient with a NaN or an infinity;
         None: nobody wants to know.
-      place: this rank among several, whose keys are refused; None: there are no others.
+      rank_info: this rank among several, whose keys are refused; None: there are no others.
 
     Raises:
       ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed. Here and below, keys which
@@ -85,13 +92,8 @@ def apply_updates(
     check_on_nonfinite(on_nonfinite)
     together = Updates.of(updates)
     # Held from the first look at a table to its last change: row numbers stay good.
-    holding(
-        together.tables,
-        lambda: _apply(
-            *(together, learning_rate, step, on_nonfinite, stochastic_rounding, check_only, along),
-            *(num_nonfinite, place),
-        ),
-    )
+    how = (learning_rate, step, on_nonfinite, stochastic_rounding, check_only, extra_actions)
+    holding(together.tables, lambda: _apply(together, *how, num_nonfinite, rank_info))
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -100,7 +102,7 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
     Raises:
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
-    holding(tables, lambda: claim_states(tables, kinds, [optimizer] * len(tables)))
+    holding(tables, lambda: acquire_states(tables, kinds, [optimizer] * len(tables)))
 
 
 def _apply(
@@ -110,9 +112,9 @@ def _apply(
     on_nonfinite: str,
     stochastic_rounding: bool,
     check_only: bool,
-    along: Sequence[Action],
+    extra_actions: Sequence[Action],
     num_nonfinite: Array | None,
-    place: Place | None,
+    rank_info: RankInfo | None,
 ) -> None:
     updates = merged(updates)
     if not updates.tables:
@@ -122,14 +124,14 @@ def _apply(
     order = list(map(id, updates.rules))
     rules = dict(zip(order, updates.rules, strict=True))
     steps = {number: rule_step(rule, learning_rate, step) for number, rule in rules.items()}
-    by_row = ready(updates, marks=not check_only)
-    if place is not None:
-        refuse_foreign_keys(updates, by_row, place)
+    by_row = resolve_rows(updates, marks=not check_only)
+    if rank_info is not None:
+        refuse_foreign_keys(updates, by_row, rank_info)
     if on_nonfinite == "error":
         raise_if_nonfinite(by_row)
     sorts = list(zip(order, [table.dim for table in updates.tables], strict=True))
     kinds = {each: steps[each[0]].kinds(each[1]) for each in dict.fromkeys(sorts)}
-    states = claim_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
+    states = acquire_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
     if check_only:
         for table, count in compress(zip(*by_row[::4], strict=True), by_row.inserts):
             table._room_for(count)
@@ -137,29 +139,29 @@ def _apply(
     if num_nonfinite is None:
         num_nonfinite = updates.tables[0].backend.xp.zeros(1, np.int64)
     ready_steps = _Steps(by_row, states, [steps[number] for number in order])
-    _take(ready_steps, stochastic_rounding, num_nonfinite, along)
+    _take(ready_steps, stochastic_rounding, num_nonfinite, extra_actions)
 
 
 class _Steps(NamedTuple):
     """The updates of tables, but for the moment when they are made.
 
     Attributes:
-      ready: their keys, rows and gradients.
+      resolved: their keys, rows and gradients.
       states, rules: of each, what the rule works on, and the rule.
     """
 
-    ready: Ready
+    resolved: ResolvedUpdates
     states: Sequence[States]
     rules: Sequence[RuleStep]
 
     def some(self, numbers: Sequence[int]) -> "_Steps":
         """Returns those of some numbers."""
-        return _Steps(self.ready.some(numbers), *chosen(self[1:], numbers))
+        return _Steps(self.resolved.some(numbers), *chosen(self[1:], numbers))
 
 
 def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
     """Returns the steps of the rows of the tables' keys."""
-    tables, keys, rows, grads, *_ = steps.ready
+    tables, keys, rows, grads, *_ = steps.resolved
     stores, backends = [table.store for table in tables], [table.backend for table in tables]
     rounding = None
     if stochastic_rounding:
@@ -168,25 +170,25 @@ def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
 
 
 def _take(
-    steps: _Steps, stochastic_rounding: bool, num_nonfinite: Array, along: Sequence[Action]
+    steps: _Steps, stochastic_rounding: bool, num_nonfinite: Array, extra_actions: Sequence[Action]
 ) -> None:
     """Changes the rows of all tables, and inserts the keys that have none where they are taken."""
-    see(steps.ready)
-    inserts, others = steps.ready.inserts, steps
+    touch(steps.resolved)
+    inserts, others = steps.resolved.inserts, steps
     if True in inserts:
         others = steps.some([i for i, insert in enumerate(inserts) if not insert])
     rows_of_others = _of_rows(others, stochastic_rounding)
-    launches = [*marking(others.ready), *updating(rows_of_others, num_nonfinite)]
+    launches = [*plan_marking(others.resolved), *updating(rows_of_others, num_nonfinite)]
     left_out = [
         table._counting(not_updated=count)
-        for table, count in zip(*others.ready[::4], strict=True)
+        for table, count in zip(*others.resolved[::4], strict=True)
         if count
     ]
     if True not in inserts:
-        publish([*launches, *left_out], along)
+        publish([*launches, *left_out], extra_actions)
         return
     inserting = steps.some([i for i, insert in enumerate(inserts) if insert])
-    tables, all_keys = inserting.ready.tables, inserting.ready.keys
+    tables, all_keys = inserting.resolved.tables, inserting.resolved.keys
     backend, sizes = tables[0].backend, [keys.size for keys in all_keys]
     keys = backend.xp.concatenate(list(all_keys))
     rows = backend.xp.empty(keys.size, np.uint32)
@@ -196,12 +198,12 @@ def _take(
         step, backend = taken.of(number), taken.backends[number]
         return [Launch(backend, step.kernel, step.part(num_nonfinite))]
 
-    asked = [
-        Asked(table, size, unique_keys=True, then=partial(then, i))
+    requests = [
+        LookupRequest(table, size, unique_keys=True, then=partial(then, i))
         for i, (table, size) in enumerate(zip(tables, sizes, strict=True))
     ]
-    request = request_of(asked)._replace(is_lookup=False)
-    look_up_request(backend, keys, rows, request, [[*launches, *left_out], along])
+    lookup = batched(requests)._replace(is_lookup=False)
+    look_up_batch(backend, keys, rows, lookup, [[*launches, *left_out], extra_actions])
     for table in tables:
         table._report_refused()
 
@@ -282,7 +284,7 @@ def _checked(updates: Updates) -> Updates:
     return updates._replace(keys=keys, grads=grads)
 
 
-def raise_if_nonfinite(updates: Ready) -> None:
+def raise_if_nonfinite(updates: ResolvedUpdates) -> None:
     """Raises NonFiniteGradientError if a row that is to be updated has a NaN or an infinity."""
     backend = updates.tables[0].backend
     counts = backend.xp.zeros(len(updates.tables), np.int64)

@@ -21,7 +21,7 @@ from sok_lite.backend.base import I64, U32, Words, joined_column_launches, joine
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.room import Pieces, addresses_of, chosen, shapes_of
+from sok_lite.engine.pieces import Pieces, addresses_of, chosen, shapes_of
 from sok_lite.engine.segments import Terms, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index import place_words
@@ -77,7 +77,7 @@ class Updates(NamedTuple):
         return [shape[0] for shape in shapes_of(self.keys)]
 
 
-class Ready(NamedTuple):
+class ResolvedUpdates(NamedTuple):
     """Updates by row numbers. What is a sequence has one of each.
 
     Attributes:
@@ -103,21 +103,21 @@ class Ready(NamedTuple):
         pairs = zip(self.tables, self.num_absent, strict=True)
         return [count > 0 and table.inserts_for_updates for table, count in pairs]
 
-    def some(self, numbers: Sequence[int]) -> "Ready":
+    def some(self, numbers: Sequence[int]) -> "ResolvedUpdates":
         """Returns those of some numbers."""
-        return Ready(*chosen(self, numbers))
+        return ResolvedUpdates(*chosen(self, numbers))
 
 
 # What is known of the keys of an update, if anything is, and its number there.
 Known: TypeAlias = tuple[KnownRows, int] | None
 
 
-def ready(updates: Updates, marks: bool = True) -> Ready:
+def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
     """Returns updates of different tables with distinct keys and their row numbers.
 
     Args:
       marks: whether keys that are looked for may count as seen by the last lookup at once, though
-        the step may fail yet; else only `marking` lets them.
+        the step may fail yet; else only `plan_marking` lets them.
     """
     backend = updates.tables[0].backend
     # Looked at once for each update: another thread may make a gradient of its table meanwhile.
@@ -133,11 +133,11 @@ def ready(updates: Updates, marks: bool = True) -> Ready:
     if likely:
         counts = backend.xp.zeros(len(likely) + 1, np.int64)
         num_others, num_absent = counts[:-1], counts[-1:]
-        asked, its_known = updates.some(likely), [known[i] for i in likely]
-        found = _recalled(asked, its_known, num_others, num_absent)
+        sought, its_known = updates.some(likely), [known[i] for i in likely]
+        found = _recalled(sought, its_known, num_others, num_absent)
         *counted, absent = _read(backend, counts)
         is_any_absent = absent > 0
-        last = _are_last(asked, its_known)
+        last = _are_last(sought, its_known)
         for i, its_rows, others, is_last in zip(likely, found, counted, last, strict=True):
             if others == 0:
                 rows[i], are_seen[i] = its_rows, is_last
@@ -147,20 +147,20 @@ def ready(updates: Updates, marks: bool = True) -> Ready:
         for i, of_summed in zip(doubtful, _known(updates.some(doubtful)), strict=True):
             known[i] = of_summed
     unknown = [i for i in range(len(known)) if i not in rows]
-    asked, of_asked = updates, known
+    sought, its_known = updates, known
     if rows:
-        asked, of_asked = updates.some(unknown), [known[i] for i in unknown]
+        sought, its_known = updates.some(unknown), [known[i] for i in unknown]
     stamps = [0] * len(unknown)
     if marks:
         stamps = [
             table.clock.now if is_last else 0
-            for table, is_last in zip(asked.tables, _are_last(asked, of_asked), strict=True)
+            for table, is_last in zip(sought.tables, _are_last(sought, its_known), strict=True)
         ]
-    if _have_rows(asked, of_asked):
-        found = _recalled(asked, of_asked, stamps=stamps)
+    if _have_rows(sought, its_known):
+        found = _recalled(sought, its_known, stamps=stamps)
     else:
         total = backend.xp.zeros(1, np.int64)
-        found = _recalled(asked, of_asked, num_absent=total, stamps=stamps)
+        found = _recalled(sought, its_known, num_absent=total, stamps=stamps)
         is_any_absent |= _read(backend, total)[0] > 0
     if rows:
         rows |= zip(unknown, found, strict=True)
@@ -168,7 +168,9 @@ def ready(updates: Updates, marks: bool = True) -> Ready:
     for i, stamp in zip(unknown, stamps, strict=True):
         are_seen[i] = stamp > 0
     num_absent_of = _num_absent(updates, known) if is_any_absent else [0] * len(known)
-    return Ready(updates.tables, updates.keys, found, updates.grads, num_absent_of, are_seen)
+    return ResolvedUpdates(
+        updates.tables, updates.keys, found, updates.grads, num_absent_of, are_seen
+    )
 
 
 def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
@@ -180,7 +182,7 @@ def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
     return Updates(*replaced)
 
 
-def see(updates: Ready) -> None:
+def touch(updates: ResolvedUpdates) -> None:
     """Counts updates as lookups of their keys, where tables want it and no insertion does so."""
     seeing = [i for i, table in enumerate(updates.tables) if table.sees_updates]
     if seeing:
@@ -189,7 +191,7 @@ def see(updates: Ready) -> None:
             updates.tables[i]._seen(updates.keys[i])
 
 
-def marking(updates: Ready) -> list[Action]:
+def plan_marking(updates: ResolvedUpdates) -> list[Action]:
     """Prepares to count the keys of updates as seen by the last lookups, where they are not yet."""
     if False not in updates.are_seen:
         return []
@@ -216,7 +218,7 @@ def _known(updates: Updates) -> list[Known]:
     return [
         each
         if each is not None
-        and each[0].generations[each[1]] == table.generation
+        and each[0].row_epochs[each[1]] == table.row_epoch
         and each[0].sizes[each[1]] == size
         else None
         for table, size in zip(updates.tables, updates.sizes, strict=True)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable, snapshot
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.snapshot import State
@@ -47,7 +47,7 @@ def taken(table: EmbeddingTable) -> Content:
 
 
 def _taken(table: EmbeddingTable) -> Content:
-    drop_left_behind(table)
+    drop_orphaned_states(table)
     held, values, states = snapshot.take(table)
     host, times_of = table.backend.to_host, table.clock.times_of
     order = np.argsort(host(held.sighted_keys))

@@ -7,7 +7,7 @@ import tensorflow as tf
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.joined import (
-    ResultRoom,
+    ResultBuffer,
     as_int64,
     cut,
     cut_rows,
@@ -20,7 +20,7 @@ from sok_lite.bridge.joined import (
 )
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine import segments
-from sok_lite.engine.room import Pieces, places_of
+from sok_lite.engine.pieces import Pieces, places_of
 
 CPU = get_backend("cpu")
 SHAPES = [(5, 3), (0, 7), (16, 1), (1, 16), (33, 20), (0, 16), (4, 4), (7, 64)]
@@ -40,9 +40,9 @@ def numbered(shapes):
 
 
 def filled_room(shapes):
-    room = ResultRoom(CPU)
-    arrays = Pieces.new(CPU, places_of(*np.array(shapes).T), room)
-    whole = room.whole
+    buffer = ResultBuffer(CPU)
+    arrays = Pieces.new(CPU, places_of(*np.array(shapes).T), buffer)
+    whole = buffer.whole
     whole.fill(np.nan)  # between the results
     for array, values in zip(arrays, numbered(shapes), strict=True):
         array[...] = values

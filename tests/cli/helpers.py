@@ -11,7 +11,7 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.optimizer_states import claim_states
+from sok_lite.engine.optimizer_states import acquire_states
 from tests.support.filled_tables import filled
 from tests.support.helpers import new_table
 
@@ -62,7 +62,7 @@ def optimized(path, keys, number, ranks=1):
         # The second rank has them the other way round: the states are named by their kinds.
         kinds = [{"m": (3, 0.0), "v": (1, 0.5)}, {"acc": (3, 1.0)}][:: 1 - 2 * (comm.rank % 2)]
         for optimizer, kind in zip(optimizers, kinds, strict=True):
-            (states,) = claim_states([table], [kind], [optimizer])
+            (states,) = acquire_states([table], [kind], [optimizer])
             for name, column in states.items():
                 rows = np.full((mine.size, kind[name][0]), number + len(name) / 4, np.float32)
                 table.assign_state(column.name, mine, rows)

@@ -12,7 +12,7 @@ from sok_lite.backend.sources import kernel_folder
 from sok_lite.cli.main import COMMANDS
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.initializer import Initializer
-from sok_lite.engine.optimizer_states import claim_states
+from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.table import make_table
 from tests.cli.helpers import CPU, ONE, Optimizer, fine, run
 
@@ -23,7 +23,7 @@ _FENCE = re.compile(r"^```(bash|text)\n((?s:.*?))^```$", re.MULTILINE)
 def table(name, keys, number=0.0):
     made = make_table("hbm", CPU, 4, name=name, initializer=Initializer("constant", 0.0))
     optimizer = Optimizer()
-    (states,) = claim_states([made], [{"m": (4, 0.0), "v": (4, 0.0)}], [optimizer])
+    (states,) = acquire_states([made], [{"m": (4, 0.0), "v": (4, 0.0)}], [optimizer])
     keys = np.array(keys)
     made.insert_or_assign(keys, np.repeat(keys[:, None], 4, 1).astype(np.float32) + number)
     for name, column in states.items():

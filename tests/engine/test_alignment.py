@@ -11,7 +11,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
 from sok_lite.engine.optimizers.rule import apply_rule
-from sok_lite.engine.room import up_to_line
+from sok_lite.engine.pieces import up_to_line
 from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
 from tests.support.helpers import on

@@ -207,10 +207,10 @@ def test_evicted_rows_start_anew_with_their_states(backend):
     rows = table.find_or_insert(np.arange(200))
     rows = rows[rows != np.uint32(ABSENT)]
     table.store.write(rows, backend.xp.full((rows.size, 2), 9, np.float32), column="m")
-    generation = table.generation
+    row_epoch = table.row_epoch
     keys = np.arange(1000, 1010)
     found, evicted = table.lookup_and_evict(keys)
-    assert table.generation != generation
+    assert table.row_epoch != row_epoch
     assert backend.to_host(evicted.keys).size > 0
     np.testing.assert_array_equal(backend.to_host(found)[:, 0], keys % 1000)
     states = backend.to_host(table.store.read(table.find(keys), "m"))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.named_states import drop_state, named_states, rename_state
-from sok_lite.engine.optimizer_states import claim_states
+from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers import Adagrad, Adam, Momentum
 from sok_lite.engine.table.snapshot import restore, take
 from tests.engine.test_optimizer_states import DIM, TIERS, Optimizer, some_grads, take_step
@@ -67,7 +67,7 @@ def test_renamed_states_go_on_with_another_optimizer(backend):
     assert rename_state(table, "x", "v") == "v"
     assert all_states(table) == {"v": before["m"], "m": before["v"]}
     new = Optimizer(Adam(), len(KEYS))
-    (states,) = claim_states([table], [{"m": (DIM, 0.0), "v": (DIM, 0.0)}], [new])
+    (states,) = acquire_states([table], [{"m": (DIM, 0.0), "v": (DIM, 0.0)}], [new])
     to_host = backend.to_host
     taken = {n: to_host(table.read_state(c.name, KEYS)).tolist() for n, c in states.items()}
     assert taken == {"v": before["m"], "m": before["v"]}

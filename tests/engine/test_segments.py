@@ -272,11 +272,11 @@ def test_sums_go_into_memory_that_is_given(backend):
     groups = group(backend, backend.from_host(inverse), begin, starts)
     given, memory = terms_on(backend, terms), []
 
-    def room(size):
+    def buffer(size):
         memory.append(backend.xp.full(size, np.nan, np.float32))
         return memory[0]
 
-    for sums, wanted in zip(segment_sums(backend, groups, given, room), expected, strict=True):
+    for sums, wanted in zip(segment_sums(backend, groups, given, buffer), expected, strict=True):
         np.testing.assert_array_equal(backend.to_host(sums), wanted)
         start = (backend.address(sums) - backend.address(memory[0])) // 4
         assert 0 <= start <= memory[0].size - sums.size

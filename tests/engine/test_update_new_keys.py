@@ -218,7 +218,7 @@ def test_actions_along_are_taken_with_the_insertion(backend):
     table = new_table(backend, 2)
     taken = []
     update = update_of(table, SGD(), [3], [[1, 1]])
-    apply_updates([update], 1.0, 1, along=[partial(taken.append, 1)])
+    apply_updates([update], 1.0, 1, extra_actions=[partial(taken.append, 1)])
     assert taken == [1]
     assert rows_of(table).keys() == {3}
 

@@ -77,7 +77,7 @@ def test_stochastic_rounding_after_a_remembered_lookup_is_the_same(backend):
     remembered = new_table(backend, dim=5, name="t", dtype="bfloat16")
     device_keys = backend.from_host(keys.astype(np.int64))
     rows = remembered.find_or_insert(device_keys)
-    known = KnownRows.of(backend, [device_keys], [rows], [remembered.generation])
+    known = KnownRows.of(backend, [device_keys], [rows], [remembered.row_epoch])
     remembered.last_gradient = known, 0
     part = update_of(remembered, SGD(), keys, grads)
     apply_updates([part], 0.01, 1, stochastic_rounding=True)

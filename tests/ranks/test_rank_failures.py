@@ -51,13 +51,13 @@ def end_in_lookups(place):
     # Of the rank that owns the keys.
     from sok_lite.engine import owner_lookup
 
-    find = owner_lookup.look_up_request
+    find = owner_lookup.look_up_batch
 
     def look_up(*args, **kwargs):
         at(place, turn)
         return find(*args, **kwargs)
 
-    owner_lookup.look_up_request = look_up
+    owner_lookup.look_up_batch = look_up
 
 """
 

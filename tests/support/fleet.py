@@ -27,7 +27,7 @@ from tests.support.table_state import State
 
 CHUNK_BYTES = 1 << 10  # rows grow every few keys
 CHANGES = ("assign", "erase", "insert_or_assign", "expire", "clear", "reserve", "next_epoch")
-_PLACES = ("numbers", "capacity", "generation")
+_PLACES = ("numbers", "capacity", "row_epoch")
 
 
 def threads(count):
@@ -353,7 +353,7 @@ class Fleet:
         near = table.store.near_rows
         if near is not None and table.store.num_rows > near:
             self.happened.add("far rows")
-            if table.generation:
+            if table.row_epoch:
                 self.happened.add("new places")
 
     # ---------------------------------------------------------------- arguments

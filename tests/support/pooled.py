@@ -1,12 +1,12 @@
 """Pooling and its gradients of one part of a batch, called one by one."""
 
+from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.pooling import (
     coefficients_of,
     combining,
     combining_weight_grad,
     normalise_combiner,
 )
-from sok_lite.engine.room import Pieces
 from sok_lite.engine.segments import Terms, group, segment_sums
 
 
@@ -17,7 +17,9 @@ def combine(backend, source, inverse, row_splits, weights, combiner, out=None):
     return out
 
 
-def combine_grad(backend, out_grads, inverse, row_splits, weights, combiner, num_unique, room=None):
+def combine_grad(
+    backend, out_grads, inverse, row_splits, weights, combiner, num_unique, buffer=None
+):
     """Returns the gradient of `combine` by its source, (num_unique, dim) float32."""
     contiguous = backend.xp.ascontiguousarray
     inverse, row_splits = contiguous(inverse), contiguous(row_splits)
@@ -26,7 +28,7 @@ def combine_grad(backend, out_grads, inverse, row_splits, weights, combiner, num
     index, coefficients = coefficients_of(backend, splits, weighting, num_items)
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     terms = Terms([contiguous(out_grads)], index, coefficients)
-    return segment_sums(backend, groups, terms, room)[0]
+    return segment_sums(backend, groups, terms, buffer)[0]
 
 
 def combine_weight_grad(backend, out_grads, source, inverse, row_splits, weights, combiner):

@@ -28,7 +28,7 @@ class State(NamedTuple):
       sightings: {key without a row: (count, stamp)}.
       removals: {key that was removed: stamp}, with a log; and {None: since when}.
       counts: those of `statistics`.
-      now, epoch, generation, capacity, seed: of the table.
+      now, epoch, row_epoch, capacity, seed: of the table.
     """
 
     rows: dict
@@ -39,7 +39,7 @@ class State(NamedTuple):
     counts: dict
     now: int
     epoch: int
-    generation: int
+    row_epoch: int
     capacity: int
     seed: int
 
@@ -89,7 +89,7 @@ class State(NamedTuple):
                 },
                 table.num_lookups,
                 getattr(table, "epoch", 0),
-                table.generation,
+                table.row_epoch,
                 table.capacity,
                 table.index.seed,
             )
@@ -196,12 +196,12 @@ def _score_of_a_lookup(strategy, state, key, now):
 
 
 def stale_rows(now, before):
-    """Why row numbers from before are not what the generation says, or None."""
-    if now.generation != before.generation:
+    """Why row numbers from before are not what the row_epoch says, or None."""
+    if now.row_epoch != before.row_epoch:
         return None
     stale = {key for key, row in before.numbers.items() if now.numbers.get(key) != row}
     if stale:
-        return f"the rows of keys changed and the generation did not: {some(sorted(stale))}"
+        return f"the rows of keys changed and the row_epoch did not: {some(sorted(stale))}"
     return None
 
 

@@ -29,10 +29,10 @@ from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive, live_tables
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.foreign_keys import Place
+from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.remote_update import apply_all_updates
-from sok_lite.engine.room import Pieces
 from sok_lite.engine.update_rows import Updates
 
 
@@ -145,10 +145,10 @@ class StepHost:
         self._backend: Backend = variables[0].table.backend
 
     @property
-    def _place(self) -> Place | None:
+    def _rank_info(self) -> RankInfo | None:
         """This rank, where there are others: in an elastic job not always the same."""
         comm = other_ranks()
-        return None if comm is None else Place(comm.rank, comm.size)
+        return None if comm is None else RankInfo(comm.rank, comm.size)
 
     def run(
         self,
@@ -156,7 +156,7 @@ class StepHost:
         step: int,
         tensors: Sequence[Any],
         check_only: bool = False,
-        along: Sequence[Action] = (),
+        extra_actions: Sequence[Action] = (),
     ) -> None:
         """Applies one step.
 
@@ -165,7 +165,7 @@ class StepHost:
           step: 1 for the first.
           tensors: what `joined_gradients` gave.
           check_only: raises what there is to raise, and changes no row.
-          along: actions to be taken with the change of the rows.
+          extra_actions: actions to be taken with the change of the rows.
         """
         raise NotImplementedError
 
@@ -211,7 +211,7 @@ class RuleHost(StepHost):
         step: int,
         tensors: Sequence[Any],
         check_only: bool = False,
-        along: Sequence[Action] = (),
+        extra_actions: Sequence[Action] = (),
     ) -> None:
         """Applies one step; see StepHost."""
         learning_rate, *values = numbers
@@ -219,9 +219,9 @@ class RuleHost(StepHost):
         apply_all_updates(
             *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
             check_only=check_only,
-            along=along,
+            extra_actions=extra_actions,
             num_nonfinite=self._num_nonfinite(),
-            place=self._place,
+            rank_info=self._rank_info,
         )
 
     def _rules(self, values: list[float]) -> list[UpdateRule]:

@@ -273,7 +273,7 @@ class OwnStepHost(StepHost):
         step: int,
         tensors: Sequence[Any],
         check_only: bool = False,
-        along: Sequence[Action] = (),
+        extra_actions: Sequence[Action] = (),
     ) -> None:
         """Applies one step; see StepHost."""
         learning_rate, *values = numbers
@@ -292,7 +292,7 @@ class OwnStepHost(StepHost):
             partial(self._steps.step, optimizer, now, list(undecayed.values())),
             self._on_nonfinite,
             check_only=check_only,
-            along=along,
+            extra_actions=extra_actions,
             num_nonfinite=self._num_nonfinite(),
-            place=self._place,
+            rank_info=self._rank_info,
         )

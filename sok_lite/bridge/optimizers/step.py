@@ -195,8 +195,8 @@ class RowOptimizer(tf.Module):
             if dense_step is not None:
                 on_device(backend, partial(host.run, *arguments, check_only=True))
                 done = dense_step()
-            along = setting(self._taken, step=int(step))
-            on_device(backend, partial(host.run, *arguments, along=along))
+            extra_actions = setting(self._taken, step=int(step))
+            on_device(backend, partial(host.run, *arguments, extra_actions=extra_actions))
             return None, done
         if optimizer is not None:
             keep_alive(optimizer)

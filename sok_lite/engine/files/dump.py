@@ -31,7 +31,7 @@ from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.static_part import Item, StaticPart, static_part_of, table_of
 from sok_lite.engine.files.table_file import part_of
-from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable, StaticTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, holding
@@ -163,7 +163,7 @@ def with_parts(
     """
     comm, dynamic = begun.comm, _dynamic(tables)
     for table in dynamic:
-        alone(table, partial(drop_left_behind, table))
+        alone(table, partial(drop_orphaned_states, table))
 
     def part(item: Item) -> Part:
         name = manifest.file_name(table_of(item).name, comm.rank, comm.size)

@@ -14,7 +14,7 @@ import numpy as np
 from sok_lite.engine.files.manifest import Shard, shards_from_text, shards_to_text
 from sok_lite.engine.files.shard import Tensor
 from sok_lite.engine.files.table_file import part_of, tensors_of
-from sok_lite.engine.optimizer_states import drop_left_behind
+from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, holding
 
@@ -55,7 +55,7 @@ def parts_of(tables: Sequence[EmbeddingTable], rank: int) -> list[MemoryPart]:
       MemoryError: there is no memory for it.
     """
     for table in tables:
-        alone(table, partial(drop_left_behind, table))
+        alone(table, partial(drop_orphaned_states, table))
     return holding(tables, lambda: [_copied(table, rank) for table in tables])
 
 

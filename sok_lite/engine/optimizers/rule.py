@@ -18,7 +18,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I64, U32, Part, Words
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
-from sok_lite.engine.room import addresses_of, chosen, shapes_of
+from sok_lite.engine.pieces import addresses_of, chosen, shapes_of
 from sok_lite.engine.rows.access import store_words
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import RowStore

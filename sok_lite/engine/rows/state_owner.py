@@ -88,7 +88,7 @@ def owned(groups: StateGroups, optimizer: Any) -> States | None:
     return None
 
 
-def left_behind(groups: StateGroups) -> list[Column]:
+def orphaned(groups: StateGroups) -> list[Column]:
     """Returns those whose optimizer is gone: nobody can use them any more."""
     return [
         column

@@ -197,7 +197,7 @@ class RowTiers:
 
         Args:
           moving: prepares what else must change as the rows move: the row numbers of the keys, and
-            the generation.
+            the row_epoch.
 
         Returns:
           The keys that have moved; None if there are none.

@@ -23,7 +23,7 @@ from sok_lite.engine.segments import dedup, last_of_each, unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
 from sok_lite.engine.table.lookups import look_up
-from sok_lite.engine.table.new_keys import Asked, Output
+from sok_lite.engine.table.new_keys import LookupRequest, Output
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import Evicted, Lookup
 
@@ -91,8 +91,8 @@ class EmbeddingTable(Inserts):
         result = self._row_numbers(keys)
         if scores is None:
             size = int(keys.size)
-            asked = Asked(self, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
-            look_up(self.backend, keys, result, asked)
+            request = LookupRequest(self, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
+            look_up(self.backend, keys, result, request)
         else:
             self._find_or_insert_with_scores(keys, scores, result, filter_ratio)
         self._report_refused()
@@ -109,8 +109,10 @@ class EmbeddingTable(Inserts):
         given = backend.xp.take(scores, last_of_each(backend, inverse, size))
         rows = self._row_numbers(distinct)
         spread = backend.prepared("dense_gather_u32", n, rows, 1, inverse, result, n)
-        asked = Asked(self, size, filter_ratio=filter_ratio, unique_keys=True, given=given)
-        look_up(backend, distinct, rows, asked)
+        request = LookupRequest(
+            self, size, filter_ratio=filter_ratio, unique_keys=True, given=given
+        )
+        look_up(backend, distinct, rows, request)
         publish([spread])
 
     @exclusive
@@ -171,10 +173,10 @@ class EmbeddingTable(Inserts):
         whole = Output(self.store.output(int(keys.size), out=out), 0, int(keys.size))
         given = None if counts is None else self._checked_counts(keys, counts)
         rows = self._row_numbers(keys)
-        asked = Asked(
+        request = LookupRequest(
             *(self, whole.end, [whole], insert, missing, filter_ratio, unique_keys, given),
         )
-        num_absent = look_up(self.backend, keys, rows, asked)
+        num_absent = look_up(self.backend, keys, rows, request)
         self._report_refused()
         return Lookup(whole.out, rows, num_absent)
 
@@ -191,8 +193,8 @@ class EmbeddingTable(Inserts):
         out = self.store.output(int(keys.size), out=out)
         evicted: list[Evicted] = []
         rows, whole = self._row_numbers(keys), Output(out, 0, int(keys.size))
-        asked = Asked(self, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
-        look_up(self.backend, keys, rows, asked)
+        request = LookupRequest(self, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
+        look_up(self.backend, keys, rows, request)
         self._report_refused(evicted)
         return out, self._gathered(evicted)
 

@@ -77,7 +77,7 @@ class HkvTable(EmbeddingTable):
 
     Attributes:
       tiers: which rows are hot. A lookup that may insert warms its rows and, every so often,
-        moves hot rows near first: then `generation` changes.
+        moves hot rows near first: then `row_epoch` changes.
     """
 
     var_type = "hybrid"

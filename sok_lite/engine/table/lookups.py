@@ -19,7 +19,7 @@ from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
 from sok_lite.engine.table.index import place_words
 from sok_lite.engine.table.insertion import Inserts
-from sok_lite.engine.table.new_keys import Asked, Incomplete, Output, complete, pooling
+from sok_lite.engine.table.new_keys import Incomplete, LookupRequest, Output, complete, pooling
 from sok_lite.engine.table.occurrences import occurrences
 
 # What a search tells.
@@ -30,23 +30,23 @@ class WrongSplitsError(ValueError):
     """Row splits do not rise from 0 to the number of keys."""
 
 
-class Request(NamedTuple):
-    """What several tables are asked.
+class BatchedLookup(NamedTuple):
+    """A lookup in several tables.
 
     Attributes:
       tables: all different, each in a call that may change it.
       inserts: of each table, whether keys without a row get one.
       sizes: of each table, number of its keys.
-      asked: gives all of it, table by table.
-      columns: of pooled rows, what kernels are told; None: `asked` says it.
+      requests: gives all of it, table by table.
+      columns: of pooled rows, what kernels are told; None: `requests` say it.
       is_lookup: whether what is found and missing counts as that of a lookup.
     """
 
     tables: Sequence[Inserts]
     inserts: Sequence[bool]
     sizes: Sequence[int]
-    asked: Callable[[], Sequence[Asked]]
-    columns: "PooledColumns | None" = None
+    requests: Callable[[], Sequence[LookupRequest]]
+    columns: "LaunchColumns | None" = None
     is_lookup: bool = True
 
 
@@ -54,7 +54,7 @@ class PooledParts(NamedTuple):
     """What the kernel is told of all outputs that lie alike, (num_outputs,) int64; see `Layout`.
 
     Attributes:
-      table: which of the tables that are asked each belongs to, a list; in ascending order.
+      table: which of the tables each belongs to, a list; in ascending order.
       num_rows: rows of each, a list.
       numbers: (2, num_outputs), keys and rows of each.
       first: where its keys begin, among those of all tables.
@@ -73,7 +73,7 @@ class PooledParts(NamedTuple):
     no_weights: np.ndarray
 
 
-class PooledColumns(NamedTuple):
+class LaunchColumns(NamedTuple):
     """Outputs of all tables, as the kernel is told of them: (num_outputs,) int64.
 
     Attributes:
@@ -90,27 +90,27 @@ class PooledColumns(NamedTuple):
     arrays: Any
 
 
-def request_of(asked: Sequence[Asked]) -> Request:
-    """Returns the request of what tables are asked, all of them different."""
-    return Request(
-        tables=[each.table for each in asked],
-        inserts=[each.insert for each in asked],
-        sizes=[each.size for each in asked],
-        asked=lambda: asked,
+def batched(requests: Sequence[LookupRequest]) -> BatchedLookup:
+    """Returns the requests to tables, all of them different, as one lookup."""
+    return BatchedLookup(
+        tables=[each.table for each in requests],
+        inserts=[each.insert for each in requests],
+        sizes=[each.size for each in requests],
+        requests=lambda: requests,
     )
 
 
-def look_up(backend: Backend, keys: Array, rows: Array, asked: Asked) -> int:
-    """Does what `look_up_request` does, for one table."""
-    return look_up_request(backend, keys, rows, request_of([asked]))[0]
+def look_up(backend: Backend, keys: Array, rows: Array, request: LookupRequest) -> int:
+    """Does what `look_up_batch` does, for one table."""
+    return look_up_batch(backend, keys, rows, batched([request]))[0]
 
 
-def look_up_request(
+def look_up_batch(
     backend: Backend,
     keys: Array,
     rows: Array,
-    request: Request,
-    along: Sequence[Sequence[Action]] = (),
+    lookup: BatchedLookup,
+    extra_actions: Sequence[Sequence[Action]] = (),
     check: Callable[[], None] | None = None,
 ) -> list[int]:
     """Finds keys, inserts those that are missing, and writes row numbers and rows.
@@ -118,8 +118,9 @@ def look_up_request(
     Args:
       keys: (n,) int64, which may repeat; those of each table follow those of the table before.
       rows: (n,) uint32, gets the row numbers.
-      request: what is asked of the tables.
-      along: lists of actions to be taken when new keys get their rows; there are such keys then.
+      lookup: what the tables are to do.
+      extra_actions: lists of actions to be taken when new keys get their rows; there are such keys
+        then.
       check: raises where the keys are not what they should be. It is called when they were read;
         until then the kernels only find, and keys that are held count as seen.
 
@@ -130,9 +131,9 @@ def look_up_request(
       MemoryError: no memory for new keys. Each table is as it was or as it is to be.
       WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
-    request = _with_occurrences(backend, keys, request)
-    tables, sizes = request.tables, request.sizes
-    inserting = list(compress(tables, request.inserts))
+    lookup = _with_occurrences(backend, keys, lookup)
+    tables, sizes = lookup.tables, lookup.sizes
+    inserting = list(compress(tables, lookup.inserts))
     for table in [table for table in inserting if not table.keeps_every_key]:
         table._before_lookup()
     beginning = Clock.ticking_alike([table.clock for table in inserting])
@@ -141,13 +142,13 @@ def look_up_request(
     # 0 of a lookup that inserts nothing, and notes nothing.
     stamps = [
         table.clock.now + 1 if insert else 0
-        for table, insert in zip(tables, request.inserts, strict=True)
+        for table, insert in zip(tables, lookup.inserts, strict=True)
     ]
     counters = new_counters(backend, len(tables))
-    if request.columns is None:
-        finding = _finding(keys, rows, request.asked(), stamps, counters)
+    if lookup.columns is None:
+        finding = _finding(keys, rows, lookup.requests(), stamps, counters)
     else:
-        finding = _finding_and_pooling(backend, keys, rows, request, stamps, counters)
+        finding = _finding_and_pooling(backend, keys, rows, lookup, stamps, counters)
     publish([*beginning, *finding])
     found = backend.to_host(counters)
     if check is not None:
@@ -155,14 +156,14 @@ def look_up_request(
     missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
     if any(wrong_splits):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
-    if request.is_lookup:
+    if lookup.is_lookup:
         for table, size, num_missing in zip(tables, sizes, missing, strict=True):
             if num_missing:
                 table._count_found(size, num_missing)
             else:
                 table._counts["found"] += size
     if [table for table in inserting if not table.keeps_every_key]:
-        of_tables = zip(tables, request.inserts, missing, seen, strict=True)
+        of_tables = zip(tables, lookup.inserts, missing, seen, strict=True)
         touching = [
             table._touching(num_seen, None)
             for table, insert, num_missing, num_seen in of_tables
@@ -172,51 +173,59 @@ def look_up_request(
     if not any(missing):
         return missing
     search = Incomplete(counters, found.tolist(), split_offsets(np.array(sizes, np.int64)))
-    return complete(backend, keys, rows, request.asked(), search, along)
+    return complete(backend, keys, rows, lookup.requests(), search, extra_actions)
 
 
-def _with_occurrences(backend: Backend, keys: Array, request: Request) -> Request:
+def _with_occurrences(backend: Backend, keys: Array, lookup: BatchedLookup) -> BatchedLookup:
     """Returns a request that tells tables which count repeats how often each key comes."""
     counting = [
         i
-        for i, (table, insert) in enumerate(zip(request.tables, request.inserts, strict=True))
+        for i, (table, insert) in enumerate(zip(lookup.tables, lookup.inserts, strict=True))
         if insert and table.counts_repeats
     ]
     if not counting:
-        return request
-    asked = list(request.asked())
-    counting = [i for i in counting if not asked[i].unique_keys]
-    given = occurrences(backend, cut(keys, request.sizes), [each.given for each in asked], counting)
-    asked = [each._replace(given=its) for each, its in zip(asked, given, strict=True)]
-    return request._replace(asked=lambda: asked, columns=None)
+        return lookup
+    requests = list(lookup.requests())
+    counting = [i for i in counting if not requests[i].unique_keys]
+    given = occurrences(
+        backend, cut(keys, lookup.sizes), [each.given for each in requests], counting
+    )
+    requests = [each._replace(given=its) for each, its in zip(requests, given, strict=True)]
+    return lookup._replace(requests=lambda: requests, columns=None)
 
 
 def _finding(
-    keys: Array, rows: Array, asked: Sequence[Asked], stamps: Sequence[int], counters: Array
+    keys: Array,
+    rows: Array,
+    requests: Sequence[LookupRequest],
+    stamps: Sequence[int],
+    counters: Array,
 ) -> list[Action]:
     """Prepares to find the keys of tables, and to give the rows of those that are found.
 
     Args:
       stamps: number of this lookup for each table; 0: it inserts nothing, and notes nothing.
     """
-    sizes = [each.size for each in asked]
+    sizes = [each.size for each in requests]
     parts: list[tuple[Backend, str, Part]] = []
     for each, its_keys, its_rows, stamp, counts in zip(
-        asked, cut(keys, sizes), cut(rows, sizes), stamps, counters, strict=True
+        requests, cut(keys, sizes), cut(rows, sizes), stamps, counters, strict=True
     ):
         parts += _finding_of(each, its_keys, its_rows, stamp, counts)
     return joined_launches(parts)
 
 
 def _finding_of(
-    asked: Asked, keys: Array, rows: Array, stamp: int, counts: Array
+    request: LookupRequest, keys: Array, rows: Array, stamp: int, counts: Array
 ) -> list[tuple[Backend, str, Part]]:
-    table, outputs = asked.table, asked.outputs
+    table, outputs = request.table, request.outputs
     backend = table.backend
     warming = table._warming() if stamp else None
     is_pooled = bool(outputs) and outputs[0].row_splits is not None
     copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
-    find = table.index.searching(keys, stamp, asked.given, warming, copying, (rows, counts)).launch
+    find = table.index.searching(
+        keys, stamp, request.given, warming, copying, (rows, counts)
+    ).launch
     parts = [(backend, find.kernel, find.part)]
     if is_pooled:
         *where, _ = table.store.place()
@@ -239,7 +248,7 @@ def _finding_and_pooling(
     backend: Backend,
     keys: Array,
     rows: Array,
-    request: Request,
+    lookup: BatchedLookup,
     stamps: Sequence[int],
     counters: Array,
 ) -> list[Action]:
@@ -248,7 +257,7 @@ def _finding_and_pooling(
     For 26 tables Python takes longer to say what to do than kernels to do it. So what is told of
     each table is kept as words, and the rest is made for all of them at once.
     """
-    columns, tables = request.columns, request.tables
+    columns, tables = lookup.columns, lookup.tables
     assert columns is not None
     parts, address, num_tables = columns.parts, backend.address, len(tables)
     notes = np.zeros((num_tables, 5), np.int64)
@@ -265,13 +274,13 @@ def _finding_and_pooling(
     counts = address(counters) + counters.strides[0] * np.arange(num_tables)
     actions: list[Action] = []
     if backend.name != "cpu":
-        sizes = np.array(request.sizes, np.int64)
+        sizes = np.array(lookup.sizes, np.int64)
         first = split_offsets(sizes)[:-1]
         its_keys, its_rows = address(keys) + 8 * first, address(rows) + 4 * first
         search = (indexes, notes[:, :3], 0, notes[:, 3:], 0, 0, 0)
         found = (its_keys, its_rows, 0, counts, sizes)
         kernels = [(table.backend, "find") for table in tables]
-        actions += joined_column_launches(kernels, request.sizes, [*search, *found], arrays)
+        actions += joined_column_launches(kernels, lookup.sizes, [*search, *found], arrays)
     if len(parts.table) > num_tables:  # a table has several outputs
         indexes, notes, stores, counts = (
             words[parts.table] for words in (indexes, notes, stores, counts)

@@ -42,8 +42,8 @@ class Output(NamedTuple):
     combiner: str = "sum"
 
 
-class Asked(NamedTuple):
-    """What one table is asked.
+class LookupRequest(NamedTuple):
+    """A lookup in one table.
 
     Attributes:
       table: the table.
@@ -97,10 +97,10 @@ class _New:
     """The new keys of one table.
 
     Attributes:
-      asked: what the table was asked.
+      request: to its table.
       num_seen: see `Count.SEEN`.
-      rows: (asked.size,) uint32, the row numbers of its keys.
-      number: (asked.size,) int32, which new key each of them is, from `first` on; -1: it is none.
+      rows: (request.size,) uint32, the row numbers of its keys.
+      number: (request.size,) int32, which new key each of them is, from `first` on; -1: it is none.
       keys: (u,) int64.
       values: (u, dim) storage, what a key gives that gets no row; None: zeros, or all get one.
       given: (u,) uint64, scores or increments of the caller's; None: there are none.
@@ -111,8 +111,10 @@ class _New:
       counters: (len(Count),) int64.
     """
 
-    def __init__(self, asked: Asked, rows: Array, number: Array, first: int, keys: Array) -> None:
-        self.asked, self.rows = asked, rows
+    def __init__(
+        self, request: LookupRequest, rows: Array, number: Array, first: int, keys: Array
+    ) -> None:
+        self.request, self.rows = request, rows
         self.number, self.first, self.keys = number, first, keys
         self.values: Array | None = None
         self.given: Array | None = None
@@ -124,10 +126,10 @@ class _New:
 
     def drawing(self) -> list[Action]:
         """Prepares to write `values`, where they are wanted."""
-        asked, table = self.asked, self.asked.table
-        if asked.missing != "initial" or not asked.outputs:
+        request, table = self.request, self.request.table
+        if request.missing != "initial" or not request.outputs:
             return []
-        if asked.insert and not table._may_refuse():
+        if request.insert and not table._may_refuse():
             return []
         # Now: there may be no memory for them when it is known which keys get no row.
         self.values = table.store.output(int(self.keys.size))
@@ -135,20 +137,20 @@ class _New:
 
     def inserting(self) -> Stages:
         """Gives the keys rows, as far as that is asked, and writes what they belong to."""
-        asked, table = self.asked, self.asked.table
-        if not asked.insert:
+        request, table = self.request, self.request.table
+        if not request.insert:
             return _at_once(self._after(None))
         new = NewKeys(
             *(self.admitted, table.clock.now, self.given),
             values=self.values,
             source=self.source,
-            are_updated=asked.then is not None,
+            are_updated=request.then is not None,
         )
-        return table._inserting(new, self.noting, self._after, self.counters, asked.evicted)
+        return table._inserting(new, self.noting, self._after, self.counters, request.evicted)
 
     def _after(self, new_rows: Array | None) -> list[Action]:
         """Prepares what follows when the admitted keys have their rows (k,) uint32; None: none."""
-        table, all_rows, n = self.asked.table, new_rows, int(self.keys.size)
+        table, all_rows, n = self.request.table, new_rows, int(self.keys.size)
         actions: list[Action] = []
         if self.place is not None and new_rows is not None:
             all_rows = table.backend.xp.empty(n, np.uint32)
@@ -157,22 +159,22 @@ class _New:
         got = NewRows(self.number, self.first, all_rows, self.values)
         num_absent = counter(self.counters, Count.ABSENT)
         is_pooled = False
-        for output in self.asked.outputs:
+        for output in self.request.outputs:
             if output.row_splits is not None:
                 is_pooled = True
                 actions.append(self._pooling_again(output, got, num_absent))
         if not is_pooled:
-            out = self.asked.outputs[0].out if self.asked.outputs else None
+            out = self.request.outputs[0].out if self.request.outputs else None
             actions.append(table.store.delivering(got, self.rows, out, num_absent))
-        if self.asked.then is not None:
-            actions += self.asked.then()
-        if self.asked.insert:
+        if self.request.then is not None:
+            actions += self.request.then()
+        if self.request.insert:
             actions += table._touching(self.num_seen, new_rows)
         return actions
 
     def _pooling_again(self, output: Output, got: NewRows, num_absent: Array) -> Action:
         """Prepares to pool anew the rows that have a key that was missing."""
-        table, first, end = self.asked.table, output.first, output.end
+        table, first, end = self.request.table, output.first, output.end
         *where, _ = table.store.place()
         batch, how = pooling(output)
         values = None if got.values is None else got.values.view(np.uint8).reshape(-1)
@@ -191,16 +193,16 @@ def complete(
     backend: Backend,
     keys: Array,
     rows: Array,
-    asked: Sequence[Asked],
+    requests: Sequence[LookupRequest],
     found: Incomplete,
-    along: Sequence[Sequence[Action]] = (),
+    extra_actions: Sequence[Sequence[Action]] = (),
 ) -> list[int]:
     """Inserts what is missing, or not, and writes what it belongs to.
 
     Args:
-      keys, rows, asked: as of `look_up`.
+      keys, rows, requests: as of `look_up_batch`.
       found: what a search has found.
-      along: lists of actions to be taken when new keys get their rows.
+      extra_actions: lists of actions to be taken when new keys get their rows.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -210,18 +212,18 @@ def complete(
     """
     num_missing = [counts[Count.MISSING] for counts in found.counted]
     tables = [i for i, count in enumerate(num_missing) if count]
-    repeat = not all(asked[i].unique_keys for i in tables)
+    repeat = not all(requests[i].unique_keys for i in tables)
     distinct = dedup(backend, keys, found.begin, Missing(rows, num_missing), repeat)
-    new = _new_keys(tables, rows, asked, found, distinct)
+    new = _new_keys(tables, rows, requests, found, distinct)
     publish(*(each.drawing() for each in new.values()))
     _admit(backend, found.counters, new)
     inserting = {i: each.inserting() for i, each in new.items()}
-    counted = run(backend, found.counters, inserting, along)
+    counted = run(backend, found.counters, inserting, extra_actions)
     # Where nobody has counted, none was refused: those not admitted are left.
     if any(each.place is not None and i not in counted for i, each in new.items()):
         counted = dict(enumerate(backend.to_host(found.counters).tolist()))
     for i, each in new.items():
-        if each.asked.insert:
+        if each.request.insert:
             num_missing[i] = counted[i][Count.ABSENT] if i in counted else 0
     return num_missing
 
@@ -229,7 +231,7 @@ def complete(
 def _new_keys(
     tables: Sequence[int],
     rows: Array,
-    asked: Sequence[Asked],
+    requests: Sequence[LookupRequest],
     found: Incomplete,
     distinct: Distinct,
 ) -> dict[int, _New]:
@@ -240,12 +242,12 @@ def _new_keys(
     starts = distinct.starts.tolist()
     new = {}
     for i in tables:
-        each = _New(asked[i], its_rows[i], its_numbers[i], starts[i], new_keys[i])
+        each = _New(requests[i], its_rows[i], its_numbers[i], starts[i], new_keys[i])
         each.num_seen, each.counters = found.counted[i][Count.SEEN], found.counters[i]
-        given = asked[i].given
+        given = requests[i].given
         if given is not None:
             items = distinct.first[starts[i] : starts[i + 1]] - np.int32(found.begin[i])
-            each.given = asked[i].table.backend.xp.take(given, items)
+            each.given = requests[i].table.backend.xp.take(given, items)
         new[i] = each
     return new
 
@@ -255,7 +257,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     choosing = {
         i: each
         for i, each in new.items()
-        if each.asked.insert and each.asked.table._may_turn_away(each.asked.filter_ratio)
+        if each.request.insert and each.request.table._may_turn_away(each.request.filter_ratio)
     }
     if not choosing:
         return
@@ -264,8 +266,8 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     mask = xp.ones(sum(sizes), np.uint8)
     masks = cut(mask, sizes)
     admissions = [
-        each.asked.table._admission(
-            each.keys, each.asked.filter_ratio, its_mask, each.counters, each.given
+        each.request.table._admission(
+            each.keys, each.request.filter_ratio, its_mask, each.counters, each.given
         )
         for each, its_mask in zip(choosing.values(), masks, strict=True)
     ]
@@ -276,7 +278,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     for (i, each), admission, its_mask, its_sums in zip(
         choosing.items(), admissions, masks, sums, strict=True
     ):
-        n, count, table = int(each.keys.size), counted[i][Count.ADMITTED], each.asked.table
+        n, count, table = int(each.keys.size), counted[i][Count.ADMITTED], each.request.table
         keys, each.admitted = each.keys, xp.empty(count, np.int64)
         each.place, each.source = xp.empty(n, np.int32), xp.empty(count, np.int32)
         admitted = (each.place, each.admitted, each.source)

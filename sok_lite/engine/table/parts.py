@@ -56,7 +56,7 @@ class TableParts(Exclusive, ABC):
       owner: which rank owns a key. The table takes every key that it is given; those who send keys
         between ranks ask.
       store: the rows and the optimizer states.
-      generation: changes whenever row numbers handed out before may have become stale.
+      row_epoch: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
       is_static: whether it has a fixed number of rows, which somebody else keeps; see
         engine/static_table.py.
@@ -113,7 +113,7 @@ class TableParts(Exclusive, ABC):
         self.seed = seed if own_seed is None else own_seed
         self.initializer = initializer
         self.store = RowStore(backend, dim, self.row_dtype, **(store or {}))
-        self.generation = 0
+        self.row_epoch = 0
         self._table_seed = table_seed(self.seed, name)
         self.clock = Clock()
         self.removals: RemovalLog | None = None
@@ -300,4 +300,4 @@ class TableParts(Exclusive, ABC):
 
     def _renewing(self) -> list[Action]:
         """Prepares what follows whenever row numbers handed out before may be stale."""
-        return setting(self, generation=self.generation + 1, last_gradient=None)
+        return setting(self, row_epoch=self.row_epoch + 1, last_gradient=None)

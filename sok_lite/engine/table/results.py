@@ -9,8 +9,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64, U32
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.pieces import addresses_of, shapes_of
 from sok_lite.engine.renamed import removed, renamed
-from sok_lite.engine.room import addresses_of, shapes_of
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -19,7 +19,7 @@ class Lookup(NamedTuple):
 
     Attributes:
       values: (n, dim) of the table's storage dtype.
-      rows: (k,) uint32, the row number of each key: good until the table's generation changes.
+      rows: (k,) uint32, the row number of each key: good until the table's row_epoch changes.
       num_absent: how many of the keys have no row.
     """
 
@@ -34,7 +34,7 @@ class KnownRows(NamedTuple):
     Attributes:
       keys: of each (u,) int64, not to be written any more.
       rows: of each (u,) uint32, their row numbers, or absent.
-      generations: of each, when it gave the row numbers.
+      row_epochs: of each, when it gave the row numbers.
       are_complete: of each, whether all of its keys had one, which is known; if not, some may have
         had none.
       stamps: of each, number of the lookup that asked for them, which has noted that; 0: it has
@@ -45,7 +45,7 @@ class KnownRows(NamedTuple):
 
     keys: Sequence[Array]
     rows: Sequence[Array]
-    generations: list[int]
+    row_epochs: list[int]
     are_complete: list[bool]
     stamps: list[int]
     sizes: list[int]
@@ -57,14 +57,14 @@ class KnownRows(NamedTuple):
         backend: Backend,
         keys: Sequence[Array],
         rows: Sequence[Array],
-        generations: list[int],
+        row_epochs: list[int],
         are_complete: list[bool] | None = None,
         stamps: list[int] | None = None,
     ) -> "KnownRows":
         """Returns them; None stands for False, and for 0, of each."""
         sizes = [size for (size,) in shapes_of(keys)]
         return KnownRows(
-            *(keys, rows, generations),
+            *(keys, rows, row_epochs),
             [False] * len(sizes) if are_complete is None else are_complete,
             [0] * len(sizes) if stamps is None else stamps,
             sizes,

@@ -256,7 +256,7 @@ def preparing(table: EmbeddingTable, snapshot: Snapshot) -> list[Action]:
     counts = dict.fromkeys(COUNTERS, 0)
     clock = table.clock.restarting(*times)
     log = None if table.removals is None else table.removals.emptied(times[0])
-    renewed = setting(table, _counts=counts, generation=table.generation + 1, removals=log)
+    renewed = setting(table, _counts=counts, row_epoch=table.row_epoch + 1, removals=log)
     return [*actions, *clock, *renewed, *forgetting(table)]
 
 

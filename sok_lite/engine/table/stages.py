@@ -38,7 +38,7 @@ def run(
     backend: Backend,
     counters: Array,
     changes: Mapping[int, Stages],
-    along: Sequence[Sequence[Action]] = (),
+    extra_actions: Sequence[Sequence[Action]] = (),
 ) -> dict[int, list[int]]:
     """Makes changes of different tables.
 
@@ -46,7 +46,7 @@ def run(
       backend: of all of them.
       counters: (num_tables, len(Count)) int64; see engine/table/counters.py.
       changes: by the number of the table. Each gives rows once, all of them at the same time.
-      along: lists of actions to be taken at that time.
+      extra_actions: lists of actions to be taken at that time.
 
     Returns:
       What was counted of those tables whose last stage asked for it.
@@ -60,7 +60,7 @@ def run(
     while waiting:
         number = min(stage.number for stage in waiting.values())
         now = {i: stage for i, stage in waiting.items() if stage.number == number}
-        others = along if number == GIVE else ()
+        others = extra_actions if number == GIVE else ()
         publish(*(stage.actions for stage in now.values()), *others)
         counted: list[list[int]] = []
         if any(stage.is_counted for stage in now.values()):

@@ -15,7 +15,7 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine import hashing
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.optimizer_states import claim_states
+from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.owner import HASH, OneRank
 from tests.conftest import QUICK
 from tests.support.filled_tables import (
@@ -235,7 +235,7 @@ def test_states_of_several_optimizers_come_back(backend, tmp_path):
     kinds = [{"m": (3, 0.0), "v": (1, 0.5)}, {"m": (3, 0.0), "v": (1, 0.5)}, {"acc": (3, 1.0)}]
     keys = np.array(list(oracle))
     for i, (optimizer, kind) in enumerate(zip(optimizers, kinds, strict=True)):
-        (states,) = claim_states([table], [kind], [optimizer])
+        (states,) = acquire_states([table], [kind], [optimizer])
         for j, (name, column) in enumerate(states.items()):
             values = np.full((len(keys), kind[name][0]), 10 * i + j + 1, np.float32)
             table.assign_state(column.name, keys, backend.from_host(values))
@@ -244,7 +244,7 @@ def test_states_of_several_optimizers_come_back(backend, tmp_path):
     load(tmp_path, [other], ONE)
     for i, kind in enumerate(kinds):
         new = Optimizer()
-        (states,) = claim_states([other], [kind], [new])
+        (states,) = acquire_states([other], [kind], [new])
         optimizers.append(new)  # it lives as long as its states
         for j, (name, column) in enumerate(states.items()):
             got = backend.to_host(other.read_state(column.name, keys))
@@ -315,15 +315,15 @@ def test_a_merge_keeps_states_of_an_optimizer_and_joins_them(backend, tmp_path):
     saved, oracle = filled(backend, 9, dim=1)
     old, new = Optimizer(), Optimizer()
     keys = np.array(list(oracle))
-    (states,) = claim_states([saved], [{"v": (1, 0.0)}], [old])
+    (states,) = acquire_states([saved], [{"v": (1, 0.0)}], [old])
     saved.assign_state(states["v"].name, keys, np.full((9, 1), 5, np.float32))
     dump(tmp_path, [saved], ONE)
     table = new_table(backend, 1)
     table.find_or_insert([777])
-    (states,) = claim_states([table], [{"v": (1, 0.0)}], [new])
+    (states,) = acquire_states([table], [{"v": (1, 0.0)}], [new])
     table.assign_state(states["v"].name, [777], np.full((1, 1), 3, np.float32))
     load(tmp_path, [table], ONE, mode="merge")
-    (states,) = claim_states([table], [{"v": (1, 0.0)}], [new])
+    (states,) = acquire_states([table], [{"v": (1, 0.0)}], [new])
     got = backend.to_host(table.read_state(states["v"].name, [777, *keys]))
     np.testing.assert_array_equal(got[:, 0], [3] + [5] * 9)
 

@@ -15,7 +15,7 @@ from sok_lite.comm.protocol import split_offsets
 
 Shape = tuple[int, ...]
 # Gives (size,) float32, not initialised.
-Room = Callable[[int], Array]
+OutputBuffer = Callable[[int], Array]
 
 # Elements of 4 bytes in a line of memory: each result begins on one.
 LINE = 16
@@ -62,15 +62,15 @@ class Pieces(Sequence[Array]):
         self.whole, self.shapes, self.starts = whole, shapes, starts
 
     @staticmethod
-    def new(backend: Backend, places: Places, room: Room | None) -> "Pieces":
+    def new(backend: Backend, places: Places, buffer: OutputBuffer | None) -> "Pieces":
         """Returns memory for float32 results.
 
         Args:
           places: where they lie.
-          room: gives the memory; None: the backend.
+          buffer: gives the memory; None: the backend.
         """
         shapes, starts, size = places
-        whole = backend.xp.empty(size, np.float32) if room is None else room(size)
+        whole = backend.xp.empty(size, np.float32) if buffer is None else buffer(size)
         return Pieces(whole, shapes, starts)
 
     @staticmethod

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.base import F32, I64
-from sok_lite.engine.room import (
+from sok_lite.engine.pieces import (
     LINE,
     Pieces,
     addresses_of,
@@ -49,19 +49,19 @@ def test_pieces_of_two_dimensions_fill_an_array(backend):
     assert_like_arrays(backend, pieces, expected, F32)
 
 
-@pytest.mark.parametrize("has_room", [False, True])
-def test_new_pieces_begin_on_lines(backend, has_room):
+@pytest.mark.parametrize("has_buffer", [False, True])
+def test_new_pieces_begin_on_lines(backend, has_buffer):
     dims = [5, 3, 16, 1, 8]
     places = places_of(np.array(SIZES), np.array(dims))
     assert all(start % LINE == 0 for start in places.starts) and places.size % LINE == 0
     given = []
 
-    def room(size):
+    def buffer(size):
         given.append(backend.xp.empty(size, np.float32))
         return given[0]
 
-    pieces = Pieces.new(backend, places, room if has_room else None)
-    assert [pieces.whole is each for each in given] == [True] * has_room
+    pieces = Pieces.new(backend, places, buffer if has_buffer else None)
+    assert [pieces.whole is each for each in given] == [True] * has_buffer
     expected = [
         np.full((n, dim), i, np.float32) for i, (n, dim) in enumerate(zip(SIZES, dims, strict=True))
     ]
