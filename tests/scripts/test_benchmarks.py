@@ -213,6 +213,15 @@ def test_allocations_of_rows_are_counted_as_a_gpu_makes_them():
     assert results[0]["allocations"] >= results[1]["allocations"] == 3 * 3
 
 
+@RUNS_A_BENCHMARK
+def test_what_is_packed_for_a_gpu_is_timed_without_one():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    results, _ = run("bench_packing.py", *"--tables 1 3 --ids 20 --rounds 2".split())
+    assert [r["tables"] for r in results] == [1, 3]
+    assert results[0]["launches"] == results[1]["launches"]
+    assert all(r["packing_us"] < r["step_us"] for r in results)
+
+
 def table_of(text, first):
     """Returns the rows of the Markdown table whose header begins with `first`, without that."""
     lines = text[text.index(f"| {first} |") :].split("\n\n")[0].strip().splitlines()
