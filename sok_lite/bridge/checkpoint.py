@@ -30,11 +30,9 @@ import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.bridge.table_call import table_call, to_rows
-from sok_lite.bridge.tensor import to_array, to_tensor
-from sok_lite.engine.files.state_columns import columns_of, states_of
-from sok_lite.engine.optimizer_states import drop_orphaned_states
-from sok_lite.engine.table import EmbeddingTable, snapshot
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.bridge.tensor import to_tensor
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import from_named_arrays, named_arrays, restore, take
 
 _PART = "part"  # among the facts: [rank, number of ranks]
 
@@ -123,30 +121,8 @@ def saved_tensors(
     Args:
       key_type, dtype: of its keys and its rows.
     """
-    backend = table.backend
-    xp = backend.xp
-
-    def taken() -> snapshot.Snapshot:
-        drop_orphaned_states(table)
-        return snapshot.take(table)
-
     try:
-        held, values, states = alone(table, taken)
-        sightings = held.sighting_stamps.astype(np.int64) << np.int64(32)
-        sightings |= held.sightings
-        rows = [xp.empty((len(values), 0), np.float32), *(state.rows for state in states)]
-        return {
-            "keys": to_tensor(held.keys, key_type, backend),
-            "values": to_tensor(values, dtype, backend),
-            "states": to_tensor(xp.concatenate(rows, axis=1), tf.float32, backend),
-            "state_columns": _text(columns_of(states)),
-            "stamps": to_tensor(held.stamps.astype(np.int64), tf.int64, backend),
-            "scores": to_tensor(held.scores, tf.uint64, backend),
-            "slots": to_tensor(held.slots, tf.int64, backend),
-            "sighted_keys": to_tensor(held.sighted_keys, tf.int64, backend),
-            "sightings": to_tensor(sightings, tf.int64, backend),
-            "facts": _text(held.facts),
-        }
+        return as_tensors(named_arrays(take(table)), saved_dtypes(key_type, dtype))
     except MemoryError as error:
         raise MemoryError(
             f"No memory for a copy of table {table.name!r}, which has {table.size:,} keys. "
@@ -166,27 +142,26 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
         was.
       MemoryError: no memory for all of it beside what the table holds; it is as it was.
     """
-    backend = table.backend
-    arrays = {
-        name: to_array(tensor, backend)
-        for name, tensor in tensors.items()
-        if tensor.dtype != tf.string and name != "values"
-    }
-    held = snapshot.Held(
-        arrays["keys"],
-        backend.xp.empty(0, np.uint32),  # of the table that was saved
-        arrays["stamps"].astype(np.uint32),
-        arrays["scores"],
-        arrays["slots"],
-        arrays["sighted_keys"],
-        arrays["sightings"].astype(np.uint32),
-        (arrays["sightings"] >> np.int64(32)).astype(np.uint32),
-        _facts(tensors),
-    )
     values = table.store.to_storage(to_rows(tensors["values"], table))
-    grouped = json.loads(bytes(tensors["state_columns"].numpy()))
-    states = states_of(arrays["states"], grouped, f"table {table.name!r}")
-    snapshot.restore(table, snapshot.Snapshot(held, values, states))
+    arrays = as_arrays({name: tensors[name] for name in tensors if name != "values"})
+    content = from_named_arrays({**arrays, "values": values}, f"table {table.name!r}")
+    restore(table, content)
+
+
+def as_tensors(arrays: Mapping[str, Any], dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
+    """Returns arrays of the host and texts as eager tensors of given dtypes."""
+    return {
+        name: tf.constant(array) if isinstance(array, str) else to_tensor(array, dtypes[name], None)
+        for name, array in arrays.items()
+    }
+
+
+def as_arrays(tensors: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+    """Returns eager tensors as arrays of the host, without a copy where they lie there."""
+    return {
+        name: tensor.numpy() if tensor.dtype == tf.string else np.asarray(tensor)
+        for name, tensor in tensors.items()
+    }
 
 
 def _check_part(table: EmbeddingTable, facts: dict[str, Any], part: tuple[int, int]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.arguments import address_of
 from sok_lite.bridge.gpu import device_name
 
 __all__ = ["empty", "memory_of_call", "to_array", "to_tensor"]
@@ -219,7 +220,7 @@ def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
     return np.ndarray(tuple(shape), storage, memory, start)
 
 
-def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
+def to_tensor(array: Array, dtype: tf.DType, backend: Backend | None) -> tf.Tensor:
     """Returns an array as an eager tensor. The array must not be written afterwards.
 
     What `empty` gave is not copied. Anything else on a GPU is, as CuPy might hand out memory of its
@@ -228,12 +229,12 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend) -> tf.Tensor:
     Args:
       array: an array of the backend; uint16 where `dtype` is bfloat16.
       dtype: the tensor's dtype, of the same storage as the array's.
-      backend: whose array it is.
+      backend: whose array it is; None: the host's.
     """
-    if backend.name != "cpu":
+    if backend is not None and backend.name != "cpu":
         return _from_gpu(array, dtype, backend)
     is_taken = array.size and array.flags.c_contiguous and array.flags.writeable
-    if not is_taken or backend.address(array) % _ALIGNMENT:
+    if not is_taken or address_of(array) % _ALIGNMENT:
         return _from_host(array, dtype)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     if dtype is not tf.bfloat16:

@@ -8,9 +8,9 @@ import numpy as np
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.files.joined import joined_facts, joined_states
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import SIGHTED, Source
+from sok_lite.engine.table.joined import joined_facts, joined_states
 
 _RECORD = np.dtype([("key", np.int64), ("place", np.int64)])
 

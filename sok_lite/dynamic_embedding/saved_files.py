@@ -3,13 +3,14 @@
 import json
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
+from sok_lite.bridge.checkpoint import saved_tensors
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.table_call import to_rows
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
@@ -17,25 +18,17 @@ from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.engine.files.key_value_files import checksums, make_layout, open_shards, write_shard
 from sok_lite.engine.files.key_value_names import Place, find_places, group_sizes
 from sok_lite.engine.files.key_value_states import read_states, states_path, write_states
+from sok_lite.engine.table.content import (
+    Content,
+    concatenate,
+    from_named_arrays,
+    owned_by,
+    restore,
+)
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.state_columns import columns_of
 
 _TEXTS = ("facts", "state_columns")
-_OF_KEYS = ("states", "stamps", "scores")
-_OF_SIGHTED = ("sighted_keys", "sightings")
-
-
-class Part(NamedTuple):
-    """What a process has saved of a variable.
-
-    Attributes:
-      keys: (n,) ascending.
-      values: (n, dim), as in a file.
-      arrays: of its states file; None: there is none.
-    """
-
-    keys: np.ndarray
-    values: np.ndarray
-    arrays: dict[str, np.ndarray] | None
 
 
 class VariableFiles:
@@ -121,22 +114,21 @@ class VariableFiles:
             for each in ranks
         ]
         if is_spread:
-            parts = [_of_process(source, part, size, rank) for part in parts]
-        part = _together(parts)
-        if part.arrays is None:
+
+            def owners(keys: np.ndarray) -> np.ndarray:
+                return source.owners(keys, size)
+
+            parts = [owned_by(part, owners, rank) for part in parts]
+        part = _together(parts, f"table {name!r}")
+        table = source.rows.table
+        if "stamps" not in part.columns:
             tf.get_logger().warning(
                 f"The optimizer states of {name!r} begin anew: {folder!r} has no states of all its "
                 "rows, or states of several kinds."
             )
-            alone(source.rows.table, lambda: _replace(source, part))
+            alone(table, lambda: _replace(source, part))
             return
-        tensors = {
-            array: tf.constant(values.tobytes() if array in _TEXTS else values)
-            for array, values in part.arrays.items()
-        }
-        tensors |= {"keys": tf.constant(part.keys), "values": source.tensor(part.values)}
-        table = source.rows.table
-        on_device(table.backend, restore_tensors, table, tensors)
+        on_device(table.backend, _restore, source, part)
 
     def _folder(self, done: str) -> str:
         name = alive(self._variable).name
@@ -159,8 +151,8 @@ def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool
     return any(None in found or found == list(expected) for found in by_rank.values())
 
 
-def _part(source: Source, folder: str, places: Sequence[Place]) -> Part:
-    """Reads what one process has saved."""
+def _part(source: Source, folder: str, places: Sequence[Place]) -> Content:
+    """Reads what one process has saved; of files without states nothing is known of the keys."""
     layout = source.layout
     shards = open_shards(folder, layout, file_name_list=[p.base(layout.name) for p in places])
     pieces = [piece for shard in shards for piece in shard.pieces()]
@@ -170,57 +162,31 @@ def _part(source: Source, folder: str, places: Sequence[Place]) -> Part:
     order = np.argsort(keys, kind="stable")
     path = states_path(folder, layout.name, places[0].rank, places[0].size)
     found = [checksums(folder, place.base(layout.name)) for place in places]
-    return Part(keys[order], values[order], read_states(path, found))
+    known = read_states(path, found)
+    keys, values = keys[order], values[order]
+    if known is None:
+        return Content(keys, values, [], {}, np.empty(0, np.int64), {}, {})
+    texts = {name: known[name].tobytes() for name in _TEXTS}
+    arrays = {**known, **texts, "keys": keys, "values": values}
+    return from_named_arrays(arrays, f"table {layout.name!r}")
 
 
-def _of_process(source: Source, part: Part, size: int, rank: int) -> Part:
-    """Returns the keys of a part that are of one process, with what is known of them."""
-    is_here = source.owners(part.keys, size) == rank
-    arrays = None
-    if part.arrays is not None:
-        sighted = source.owners(part.arrays["sighted_keys"].astype(part.keys.dtype), size) == rank
-        arrays = _taken(part.arrays, is_here, sighted)
-    return Part(part.keys[is_here], part.values[is_here], arrays)
+def _together(parts: Sequence[Content], whose: str) -> Content:
+    """Returns what several processes have saved as of one; of a repeated key the last counts.
+
+    Where their states are of several kinds, nothing is known of any key.
+    """
+    if len({json.dumps(columns_of(part.states)) for part in parts}) > 1:
+        parts = [part._replace(states=[], columns={}) for part in parts]
+    return concatenate(parts, whose, counts="last")[0]
 
 
-def _together(parts: Sequence[Part]) -> Part:
-    """Returns what several processes have saved as of one; of a repeated key the last counts."""
-    if len(parts) == 1:
-        return parts[0]
-    keys = np.concatenate([part.keys for part in parts])
-    kept = _last_of_each(keys)
-    values = np.concatenate([part.values for part in parts])[kept]
-    all_arrays = [part.arrays for part in parts if part.arrays is not None]
-    columns = {arrays["state_columns"].tobytes() for arrays in all_arrays}
-    if len(all_arrays) < len(parts) or len(columns) > 1:
-        return Part(keys[kept], values, None)
-    names = (*_OF_KEYS, *_OF_SIGHTED)
-    joined = {name: np.concatenate([arrays[name] for arrays in all_arrays]) for name in names}
-    # Of the process that has looked up most: no stamp is later than its count.
-    latest = max(
-        all_arrays, key=lambda arrays: json.loads(arrays["facts"].tobytes())["num_lookups"]
-    )
-    joined |= {name: latest[name] for name in _TEXTS}
-    if len(joined["scores"]) != len(keys):
-        joined["scores"] = joined["scores"][:0]
-    return Part(keys[kept], values, _taken(joined, kept, _last_of_each(joined["sighted_keys"])))
+def _restore(source: Source, part: Content) -> None:
+    table = source.rows.table
+    values = table.store.to_storage(to_rows(source.tensor(part.values), table))
+    restore(table, part._replace(values=values))
 
 
-def _taken(arrays: dict[str, np.ndarray], of_keys: Any, of_sighted: Any) -> dict[str, np.ndarray]:
-    """Returns what arrays say of some of the keys; where their slots are is another table's."""
-    taken = {
-        name: arrays[name][of_keys] if len(arrays[name]) else arrays[name] for name in _OF_KEYS
-    }
-    taken |= {name: arrays[name][of_sighted] for name in _OF_SIGHTED}
-    return taken | {name: arrays[name] for name in _TEXTS} | {"slots": np.empty(0, np.int64)}
-
-
-def _last_of_each(keys: np.ndarray) -> np.ndarray:
-    """Returns the places of the distinct keys, in their order, where each stands last."""
-    _, from_behind = np.unique(keys[::-1], return_index=True)
-    return len(keys) - 1 - from_behind
-
-
-def _replace(source: Source, part: Part) -> None:
+def _replace(source: Source, part: Content) -> None:
     source.rows.clear()
     insert(source, part.keys, part.values)

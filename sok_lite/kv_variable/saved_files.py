@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.content import Content, are_distinct, cut, joined
+from sok_lite.engine.table.content import Content, concatenate, owned_by
 from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
 
 _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
@@ -247,9 +247,15 @@ class Read(NamedTuple):
 def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) -> Read:
     """Reads the keys of a variable that this rank owns; see `read_all`."""
     whole = read_all(places, table.row_dtype, threshold, table.clock.read(), name)
-    content, gone = whole.content, whole.deleted
-    content = cut(content, _owned(table, content.keys), _owned(table, content.sighted_keys))
-    return whole._replace(content=content, deleted=gone[_owned(table, gone)])
+    rank, size = ranks()
+    if size == 1:
+        return whole
+
+    def owners(keys: np.ndarray) -> np.ndarray:
+        return table.owner.owners(keys.astype(np.int64), size, table.key_dtype, np)
+
+    deleted = whole.deleted[owners(whole.deleted) == rank]
+    return whole._replace(content=owned_by(whole.content, owners, rank), deleted=deleted)
 
 
 def read_all(
@@ -279,9 +285,7 @@ def read_all(
         save = (place.facts.save, place.facts.base)
         if saves.setdefault(place.facts.rank, save) != save:
             raise ValueError(f"What was saved of {whose} is corrupt: partitions of several saves.")
-    content = joined(contents)
-    if not are_distinct(content.keys):
-        raise ValueError(f"What was saved of {name!r} is corrupt: partitions have keys in common.")
+    content, _ = concatenate(contents, repr(name))
     are_deltas = {place.is_delta for place in places}
     if len(are_deltas) > 1:
         raise ValueError(
@@ -294,12 +298,3 @@ def read_all(
 _TENSORS = [
     name for name in saved_dtypes(tf.int64, tf.float32) if name not in ("init_table", "facts")
 ]
-
-
-def _owned(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
-    """Returns whether each key is this rank's own, (n,) bool."""
-    rank, size = ranks()
-    if size == 1:
-        return np.ones(keys.size, bool)
-    owners = table.owner.owners(keys.astype(np.int64), size, table.key_dtype, np)
-    return np.asarray(owners == rank)

@@ -16,8 +16,9 @@ from sok_lite.bridge import checkpoint
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import select
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.content import changed, cut, put, taken
+from sok_lite.kv_variable.content import changed, put, taken
 from sok_lite.kv_variable.saved_files import Place, Read, check_forms, places_of, ranks, read
 from sok_lite.kv_variable.saved_tensors import Facts, encoded
 from sok_lite.kv_variable.share import Share
@@ -130,7 +131,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             gone = np.union1d(host(table.removed_since(last.number)), last.removed)
             deleted = np.setdiff1d(gone, content.keys)
             everything = np.ones(content.sighted_keys.size, bool)
-            content = cut(content, np.isin(content.keys, keys), everything)
+            content = select(content, np.isin(content.keys, keys), everything)
         return [
             encoded(
                 content,
@@ -237,7 +238,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             return
         last = self.base
         self._check_base(what, path)
-        put(self.table, changed(taken(self.table), what.content, what.deleted))
+        put(self.table, changed(taken(self.table), what.content, what.deleted, repr(self.name)))
         self.base = None
         if last is not None and what.saves:
             self._begin(last.saves, num_ranks, is_logged, what.content.keys, what.deleted)

@@ -31,9 +31,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.dtypes import RowDtype
-from sok_lite.engine.files.state_columns import columns_of, states_of
+from sok_lite.engine.table.content import Content, in_order, select
 from sok_lite.engine.table.snapshot import State
-from sok_lite.kv_variable.content import Content, are_distinct, cut, in_order
+from sok_lite.engine.table.state_columns import columns_of, states_of
+from sok_lite.kv_variable.content import are_distinct
 from sok_lite.kv_variable.share import Share
 
 # Rows all of whose |elements| are below it are left out of `keys` and `values`.
@@ -99,7 +100,7 @@ def encoded(
       share: which keys it has.
       deleted: (d,) keys that are gone.
     """
-    part = cut(content, share.has(content.keys), share.has(content.sighted_keys))
+    part = select(content, share.has(content.keys), share.has(content.sighted_keys))
     # Few rows begin with a zero: only those are looked at.
     zeros = np.flatnonzero(row_dtype.is_below(np, part.values[:, 0], CUTOFF))
     zeros = zeros[row_dtype.is_below(np, part.values[zeros], CUTOFF).all(axis=1)]
@@ -111,12 +112,12 @@ def encoded(
     if facts.mode == PREDICT:
         if facts.base is not None:
             deleted = np.union1d(deleted, part.keys[is_zero])
-        part = cut(part, ~is_zero, np.zeros(part.sighted_keys.size, bool))._replace(states=[])
+        part = select(part, ~is_zero, np.zeros(part.sighted_keys.size, bool))._replace(states=[])
         is_zero = is_shrunk = np.zeros(part.keys.size, bool)
     stated = np.concatenate([np.flatnonzero(~is_zero), np.flatnonzero(is_shrunk)])
     known = np.concatenate([part.keys, part.sighted_keys.astype(part.keys.dtype)])
-    counts = np.concatenate([part.counts, part.sightings])
-    times = np.concatenate([part.times, part.sighted_times])
+    counts = np.concatenate([part.columns["counts"], part.sighted["counts"]])
+    times = np.concatenate([part.columns["times"], part.sighted["times"]])
     if facts.mode == PREDICT:
         known, counts, times = known[:0], counts[:0], times[:0]
     columns = [np.empty((stated.size, 0), np.float32)]
@@ -217,11 +218,10 @@ def decoded(
         all_keys,
         values.view(row_dtype.storage),
         _states(tensors, stated.size, clipped.size, whose),
-        its_counts,
-        its_times,
+        {"counts": its_counts, "times": its_times},
         known[~has_row].astype(np.int64),
-        counts[~has_row],
-        times[~has_row],
+        {"counts": counts[~has_row], "times": times[~has_row]},
+        {},
     )
     return in_order(content)
 

@@ -695,7 +695,7 @@ def of_another_save(tensors):
         (with_fewer_columns, "corrupt: its states have"),
         (with_fewer_counts, "corrupt: its tensors differ in length"),
         (with_repeated_keys, "corrupt: its keys repeat"),
-        (with_keys_of_another, "corrupt: partitions have keys in common"),
+        (with_keys_of_another, "corrupt: its parts have .* keys in common"),
         (without_states, "corrupt: no float32 tensor kv/part_1:0-states"),
         (of_another_save, "corrupt: partitions of several saves"),
     ],

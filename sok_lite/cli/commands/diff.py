@@ -10,8 +10,8 @@ from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, open_sources
 from sok_lite.cli.texts import counted, listed
 from sok_lite.cli.wrapped import Sighted, WithColumns
-from sok_lite.engine.files.joined import kinds_of
 from sok_lite.engine.files.source import SIGHTED, Source
+from sok_lite.engine.table.joined import kinds_of
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
 EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"

@@ -117,7 +117,7 @@ def _changed(
             f"{prefix} does not fit {name!r}, which has {(*forms[0], dtype)} for (key type, "
             f"dimension, dtype). Received: {(*forms[1], its_dtype)}."
         )
-    return changed(content, delta.content, delta.deleted)
+    return changed(content, delta.content, delta.deleted, repr(name))
 
 
 class ContentSource(Source):
@@ -126,7 +126,7 @@ class ContentSource(Source):
     Args:
       name: of the table.
       dtype: of its rows.
-      content: a `kv_variable.content.Content`.
+      content: as of kv_variable/content.py.
     """
 
     def __init__(self, name: str, dtype: str, content: Any) -> None:
@@ -145,7 +145,7 @@ class ContentSource(Source):
             "keys": content.keys,
             "values": content.values,
             "stamps": lookups.stamps,
-            "scores": content.counts.astype(np.uint64),
+            "scores": content.columns["counts"].astype(np.uint64),
             "sighted_keys": content.sighted_keys.astype(content.keys.dtype),
             "sightings": sightings_of(content),
             "sighting_stamps": lookups.sighting_stamps,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.files.manifest import Shard
-from sok_lite.engine.files.shard import Reader
+from sok_lite.engine.files.shard import ShardReader
 
 
 class Rows(NamedTuple):
@@ -19,13 +19,13 @@ class Rows(NamedTuple):
     """
 
     shard: Shard
-    reader: Reader
+    reader: ShardReader
     at: np.ndarray
     places: np.ndarray
 
 
 def rows_of(
-    shard: Shard, readers: Sequence[Reader], keys: np.ndarray, at: np.ndarray
+    shard: Shard, readers: Sequence[ShardReader], keys: np.ndarray, at: np.ndarray
 ) -> list[Rows]:
     """Returns where the newest row of each key is.
 
@@ -86,7 +86,7 @@ def newest_rows(
     return found
 
 
-def whole_tensor(reader: Reader, name: str) -> np.ndarray:
+def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:
     """Returns all of a tensor."""
     (array,) = reader.rows(name, iter([(0, reader.tensors[name].shape[0])]))
     return array

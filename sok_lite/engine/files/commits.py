@@ -24,21 +24,13 @@ from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.content import assembled
+from sok_lite.engine.files.content_message import WORD, as_message, from_message
 from sok_lite.engine.files.dump import check_tables, dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.manifest import Shard
-from sok_lite.engine.files.memory_part import (
-    WORD,
-    MemoryPart,
-    as_message,
-    divided,
-    from_message,
-    parts_of,
-)
-from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.content import Content, as_snapshot, concatenate, owned_by, take
+from sok_lite.engine.table.exclusive import alone, holding
 from sok_lite.engine.table.snapshot import preparing, publish_restored
 
 # In a checkpoint, which commit it is.
@@ -60,7 +52,7 @@ class Commit(NamedTuple):
     number: int
     size: int
     values: bytes
-    parts: dict[int, list[MemoryPart]]
+    parts: dict[int, list[Content]]
 
 
 class Commits:
@@ -151,15 +143,15 @@ class Commits:
 
     def _kept_twice(
         self, comm: Communicator, keeper: Sequence[int | None]
-    ) -> dict[int, list[MemoryPart]]:
+    ) -> dict[int, list[Content]]:
         """Returns the parts that this rank keeps: its own, and copies of others."""
-        own = together(comm, lambda: parts_of(self._tables, comm.rank))
+        own = together(comm, lambda: _taken(self._tables))
         mine = keeper[comm.rank]
         kept = {comm.rank: own}
         if mine is not None:
-            received = _exchanged(comm, {mine: as_message(own)})
+            received = _exchanged(comm, {mine: as_message(dict(enumerate(own)))})
             kept |= {
-                rank: from_message(message, self._tables) for rank, message in received.items()
+                rank: list(from_message(message).values()) for rank, message in received.items()
             }
         return kept
 
@@ -175,7 +167,7 @@ class Commits:
         return int(comm.broadcast(np.array([together(comm, read)], np.int64))[0])
 
     def _redistribute(
-        self, comm: Communicator, parts: Mapping[int, list[MemoryPart]], size: int
+        self, comm: Communicator, parts: Mapping[int, list[Content]], size: int
     ) -> None:
         """Gives tables what parts have, each rank the keys that it owns now.
 
@@ -194,36 +186,41 @@ class Commits:
         holding(self._tables, give)
 
     def _prepared(
-        self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, MemoryPart], size: int
+        self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, Content], size: int
     ) -> list[Action]:
+        kind = table.key_dtype
+
+        def owners(keys: np.ndarray) -> np.ndarray:
+            return table.owner.owners(kind.to_int64(np, keys), comm.size, kind, np)
+
         def messages() -> dict[int, np.ndarray]:
             if size == comm.size:  # as it was, with the places in the index
-                return {rank: as_message([part]) for rank, part in parts.items()}
-            pieces = [divided(table, part, comm.size) for part in parts.values()]
+                return {rank: as_message({rank: part}) for rank, part in parts.items()}
             return {
-                rank: as_message([of_part[rank] for of_part in pieces])
+                rank: as_message({of: owned_by(part, owners, rank) for of, part in parts.items()})
                 for rank in range(comm.size)
-                if pieces
+                if parts
             }
 
         received = _exchanged(comm, together(comm, messages))
-        found = [part for message in received.values() for part in from_message(message, [table])]
-        return together(comm, partial(_snapshot_actions, comm, table, found))
+        found: dict[int, Content] = {}
+        for message in received.values():
+            found |= from_message(message)
+        return together(comm, partial(_restoring, table, found))
 
 
-def _snapshot_actions(
-    comm: Communicator, table: EmbeddingTable, parts: Sequence[MemoryPart]
-) -> list[Action]:
-    by_file = {part.shard.file: part for part in parts}
+def _taken(tables: Sequence[EmbeddingTable]) -> list[Content]:
+    """Returns a copy of all that tables hold, of one moment."""
+    for table in tables:
+        alone(table, partial(drop_orphaned_states, table))
+    return holding(tables, lambda: list(map(take, tables)))
+
+
+def _restoring(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
     # In one order, whoever gave them: where ranks differ, the first one counts.
-    shards = [by_file[file].shard for file in sorted(by_file)]
-
-    def opened(shard: Shard) -> MemoryPart:
-        return by_file[shard.file]
-
-    dtype = table.row_dtype.name
-    snapshot = assembled(table, dtype, shards, opened, comm, True, CHUNK_BYTES)
-    return preparing(table, snapshot)
+    ordered = [parts[rank] for rank in sorted(parts)]
+    content, _ = concatenate(ordered, f"table {table.name!r}", counts="first")
+    return preparing(table, as_snapshot(table, content))
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:

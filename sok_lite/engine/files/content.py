@@ -17,12 +17,13 @@ from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.chain import rows_of, tensors_of_chain
-from sok_lite.engine.files.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import Reader
+from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
+from sok_lite.engine.table.content import one_of_each
+from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
 
 
@@ -36,7 +37,7 @@ class _Part(NamedTuple):
       num_rows: how many there are in the file.
     """
 
-    reader: Reader
+    reader: ShardReader
     at: np.ndarray
     places: np.ndarray
     num_rows: int
@@ -84,52 +85,28 @@ def content(
     shards = shards_of(table, facts, comm)
     has_all = _is_own(table, facts, comm) or comm.size == 1
 
-    def opened(shard: Shard) -> Reader:
+    def opened(shard: Shard) -> ShardReader:
         return open_shard(facts, shard, folder, progress)
 
-    return assembled(table, facts.dtype, shards, opened, comm, has_all, num_bytes)
-
-
-def assembled(
-    table: AnyTable,
-    dtype: str,
-    shards: Sequence[Shard],
-    opened: Callable[[Shard], Reader],
-    comm: Communicator,
-    has_all: bool,
-    num_bytes: int,
-) -> Snapshot:
-    """Returns what parts of a table have for this rank, wherever they lie.
-
-    Args:
-      dtype: of their rows.
-      shards: the parts.
-      opened: returns what reads one, or one that it continues.
-      has_all: whether this rank owns all of their keys.
-      num_bytes: of rows that are read together.
-    """
     readers = [opened(shard) for shard in shards]
     chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
     key_type = table.key_dtype.dtype
     keys = np.concatenate([np.empty(0, key_type), *(keys for _, keys in chosen)])
-    # Stable, and the first one counts: that of the lowest rank, where several had the key.
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    is_first = np.ones(keys.size, bool)
-    is_first[1:] = ordered[1:] != ordered[:-1]
+    # That of the lowest rank, where several had the key.
+    kept, _ = one_of_each(keys, "first")
     places = np.full(keys.size, -1)
-    places[order[is_first]] = np.arange(np.count_nonzero(is_first))
+    places[kept] = np.arange(kept.size)
+    keys = keys[kept]
     parts, start = [], 0
     for reader, shard, (at, _) in zip(readers, shards, chosen, strict=True):
         its = places[start : start + at.size]
         start += at.size
         parts.append(_Part(reader, at[its >= 0], its[its >= 0], shard.rows))
     sighted = _sighted(table, readers, comm, has_all, num_bytes)
-    held = _held(table, shards, parts, ordered[is_first], sighted, num_bytes)
-    n, to_storage = int(held.keys.size), _conversion(table, dtype)
+    held = _held(table, shards, parts, keys, sighted, num_bytes)
+    n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
     rows = [
-        _with_rows(opened, shard, part, ordered[is_first])
-        for shard, part in zip(shards, parts, strict=True)
+        _with_rows(opened, shard, part, keys) for shard, part in zip(shards, parts, strict=True)
     ]
     with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
     values = _pieces(table, with_values, (n, table.dim), num_bytes)
@@ -138,7 +115,7 @@ def assembled(
 
 
 def _with_rows(
-    opened: Callable[[Shard], Reader], shard: Shard, part: _Part, keys: np.ndarray
+    opened: Callable[[Shard], ShardReader], shard: Shard, part: _Part, keys: np.ndarray
 ) -> list[tuple[Shard, _Part]]:
     """Returns the files that have the rows of a part, newest first, and where."""
     readers = [*map(opened, shard.before), part.reader]
@@ -148,7 +125,7 @@ def _with_rows(
     ]
 
 
-def _steps(reader: Reader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
+def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
     tensor = reader.tensors[name]
     num_rows, step = tensor.shape[0], max(1, num_bytes // max(1, tensor.row_bytes))
     for first in range(0, num_rows, step):
@@ -157,7 +134,7 @@ def _steps(reader: Reader, name: str, num_bytes: int) -> Iterator[tuple[int, int
 
 def _keys(
     table: AnyTable,
-    reader: Reader,
+    reader: ShardReader,
     comm: Communicator,
     has_all: bool,
     num_bytes: int,
@@ -218,7 +195,7 @@ def _held(
 
 def _sighted(
     table: AnyTable,
-    readers: Sequence[Reader],
+    readers: Sequence[ShardReader],
     comm: Communicator,
     has_all: bool,
     num_bytes: int,
@@ -233,8 +210,9 @@ def _sighted(
         keys.append(table.key_dtype.to_int64(np, found))
         counts.extend(rows for _, rows in part.rows("sightings", num_bytes))
         stamps.extend(rows for _, rows in part.rows("sighting_stamps", num_bytes))
-    distinct, first = np.unique(np.concatenate(keys), return_index=True)
-    return distinct, np.concatenate(counts)[first], np.concatenate(stamps)[first]
+    all_keys = np.concatenate(keys)
+    first, _ = one_of_each(all_keys, "first")
+    return all_keys[first], np.concatenate(counts)[first], np.concatenate(stamps)[first]
 
 
 def _states(

@@ -14,7 +14,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -83,25 +83,6 @@ class Written(NamedTuple):
     num_bytes: int
     chunk_bytes: int
     crcs: tuple[int, ...]
-
-
-class Reader(Protocol):
-    """What reads a table's part of a checkpoint on one rank, from a file or from memory."""
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]:
-        """By name, what it has."""
-
-    def rows(self, name: str, ranges: Iterator[tuple[int, int]]) -> Iterator[np.ndarray]:
-        """Yields rows of a tensor, range by range.
-
-        Args:
-          name: of the tensor.
-          ranges: [first, last) of each.
-        """
-
-    def corrupt(self, reason: str) -> ValueError:
-        """Returns the error that says that it is."""
 
 
 def dtype_of(name: str) -> str:

@@ -15,15 +15,15 @@ import numpy as np
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.chain import Rows, rows_of, tensors_of_chain, whole_tensor
-from sok_lite.engine.files.joined import (
+from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
+from sok_lite.engine.files.table_file import open_shard
+from sok_lite.engine.table.joined import (
     JoinedState,
     joined_facts,
     joined_states,
     without_slots,
 )
-from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
-from sok_lite.engine.files.table_file import open_shard
 
 # What goes with the keys that were seen and have no row, by column.
 SIGHTED = ("sighted_keys", "sightings", "sighting_stamps")

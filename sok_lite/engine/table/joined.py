@@ -1,11 +1,30 @@
-"""What the files of several ranks say together of one table."""
+"""What the parts of several ranks say together of one table."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from sok_lite.engine.files.manifest import StateFacts
 
-# What identifies a state in files of several ranks: see `kinds_of`.
+class NamedState(Protocol):
+    """An optimizer state of a part.
+
+    Attributes:
+      name, dim, initial, group: as of `snapshot.State`.
+      tensor: says where its rows are.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def initial(self) -> float: ...
+    @property
+    def group(self) -> int | None: ...
+    @property
+    def tensor(self) -> Any: ...
+
+
+# What identifies a state in parts of several ranks: see `kinds_of`.
 Kind = tuple[Any, ...]
 
 
@@ -13,22 +32,22 @@ class JoinedState(NamedTuple):
     """A state of a table.
 
     Attributes:
-      name, dim, initial, group: as of `StateFacts`; the groups are those of all files.
-      tensors: its tensor in each file, by the file's place; a file without it has no entry.
+      name, dim, initial, group: as of `NamedState`; the groups are those of all parts.
+      tensors: its tensor in each part, by the part's place; a part without it has no entry.
     """
 
     name: str
     dim: int
     initial: float
     group: int | None
-    tensors: dict[int, str]
+    tensors: dict[int, Any]
 
 
-def kinds_of(states: Sequence[StateFacts]) -> dict[Kind, str]:
-    """Returns the tensor of each state of a file, by what tells it from others in every file.
+def kinds_of(states: Sequence[NamedState]) -> dict[Kind, Any]:
+    """Returns the tensor of each state of a part, by what tells it from others in every part.
 
     Groups have numbers of their own on every rank: the first with some kinds of states is the first
-    with these kinds in every file, and so on.
+    with these kinds in every part, and so on.
     """
     groups: dict[int | None, list[tuple[str, int, float]]] = {}
     for state in states:
@@ -45,14 +64,14 @@ def kinds_of(states: Sequence[StateFacts]) -> dict[Kind, str]:
     }
 
 
-def joined_states(files: Sequence[Sequence[StateFacts]]) -> list[JoinedState]:
-    """Returns the states that any file has.
+def joined_states(parts: Sequence[Sequence[NamedState]]) -> list[JoinedState]:
+    """Returns the states that any part has.
 
     Args:
-      files: what each has.
+      parts: what each has.
     """
-    by_kind: dict[Kind, dict[int, str]] = {}
-    for i, states in enumerate(files):
+    by_kind: dict[Kind, dict[int, Any]] = {}
+    for i, states in enumerate(parts):
         for kind, tensor in kinds_of(states).items():
             by_kind.setdefault(kind, {})[i] = tensor
     groups: dict[Kind, int] = {}
@@ -64,10 +83,10 @@ def joined_states(files: Sequence[Sequence[StateFacts]]) -> list[JoinedState]:
     return joined
 
 
-def joined_facts(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the facts of that rank which had most lookups: no stamp of a key is above."""
-    newest = max(files, key=lambda facts: facts["num_lookups"])
-    epochs = [facts["epoch"] for facts in files if "epoch" in facts]
+    newest = max(parts, key=lambda facts: facts["num_lookups"])
+    epochs = [facts["epoch"] for facts in parts if "epoch" in facts]
     return newest | ({"epoch": max(epochs)} if epochs else {})
 
 

@@ -1,0 +1,199 @@
+"""What tables hold, chosen from and put together on the host, beside dicts that do the same."""
+
+import json
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from sok_lite.engine.table.content import (
+    Content,
+    concatenate,
+    from_named_arrays,
+    in_order,
+    named_arrays,
+    owned_by,
+    restore,
+    select,
+    take,
+)
+from sok_lite.engine.table.snapshot import State
+from tests.support.filled_tables import KINDS, rows_of, some_keys
+from tests.support.helpers import new_table
+from tests.support.table_state import State as TableState
+
+DIM = 3
+# Name, elements, initial value of what an optimizer may keep.
+M, V = ("m", DIM, 0.0), ("v", 1, 0.5)
+
+
+def content_of(keys, number, states=(), columns=("stamps", "scores"), sighted=(), key_type="int64"):
+    """A part whose every number tells the key and the part it is of."""
+    keys, sighted = np.sort(np.array(keys, key_type)), np.sort(np.array(sighted, np.int64))
+
+    def numbered(of, dim, dtype=np.float32):
+        whole = np.arange(dim) + 100 * number + 1000 * of.astype(np.int64)[:, None]
+        return whole.astype(dtype)
+
+    dtypes = {"stamps": np.uint32, "scores": np.uint64, "slots": np.int64}
+    return Content(
+        keys,
+        numbered(keys, DIM),
+        [
+            State(name, dim, initial, numbered(keys, dim), group)
+            for group, (name, dim, initial) in states
+        ],
+        {name: numbered(keys, 1, dtypes[name])[:, 0] for name in columns},
+        sighted,
+        {name: numbered(sighted, 1, np.uint32)[:, 0] for name in ("sightings", "sighting_stamps")},
+        {"num_lookups": 10 + number, "segment": 8, "num_slots": 64},
+    )
+
+
+def as_dicts(content):
+    """{key: (row, {state: row}, {column: number})}, and the same of keys that were seen."""
+    keys = content.keys.tolist()
+    states = [
+        {(s.group, s.name, s.dim, s.initial): s.rows[i].tolist() for s in content.states}
+        for i in range(len(keys))
+    ]
+    columns = [{n: c[i] for n, c in content.columns.items()} for i in range(len(keys))]
+    held = dict(zip(keys, zip(content.values.tolist(), states, columns, strict=True), strict=True))
+    places = enumerate(content.sighted_keys.tolist())
+    sighted = {key: {n: c[i] for n, c in content.sighted.items()} for i, key in places}
+    assert list(held) == sorted(held) and list(sighted) == sorted(sighted)
+    return held, sighted
+
+
+some = st.lists(st.integers(0, 12), unique=True, max_size=8)
+part = st.tuples(some, st.booleans(), st.booleans(), some)
+
+
+@given(st.lists(part, min_size=1, max_size=4), st.sampled_from(["first", "last"]))
+def test_parts_together_are_a_dict_of_all_their_keys(parts, counts):
+    contents = [
+        content_of(keys, number, [(1, M), (1, V)] if has_states else [], names, sighted)
+        for number, (keys, has_states, has_scores, sighted) in enumerate(parts)
+        for names in [["stamps", "scores", "slots"] if has_scores else ["stamps"]]
+    ]
+    whole, num_repeated = concatenate(contents, "a table", counts)
+    held, sighted = as_dicts(whole)
+    all_states = {(1, *state): [state[2]] * state[1] for state in (M, V)}
+    has_states = any(states for _, states, *_ in parts)
+    has_scores = all(has for keys, _, has, _ in parts if keys)
+    expected, expected_sighted = {}, {}
+    for each in contents if counts == "last" else reversed(contents):
+        its_held, its_sighted = as_dicts(each)
+        for key, (row, states, columns) in its_held.items():
+            states = {**all_states, **states} if has_states else {}
+            is_kept = {"stamps": True, "scores": has_scores, "slots": len(parts) == 1}
+            columns = {name: column for name, column in columns.items() if is_kept[name]}
+            expected[key] = (row, states, columns)
+        expected_sighted |= its_sighted
+    assert held == expected
+    assert sighted == expected_sighted
+    assert num_repeated == sum(len(keys) for keys, *_ in parts) - len(expected)
+    if len(parts) > 1:
+        assert whole.facts == {"num_lookups": 9 + len(parts)}
+
+
+def test_a_key_of_two_parts_is_refused_where_none_counts():
+    parts = [content_of([1, 2, 5], 0), content_of([], 1), content_of([2, 5, 7], 2)]
+    with pytest.raises(ValueError, match=r"of table 't' is corrupt: its parts have 2 keys in comm"):
+        concatenate(parts, "table 't'")
+    whole, num_repeated = concatenate([parts[0], parts[1]], "table 't'")
+    assert as_dicts(whole) == as_dicts(parts[0]) and num_repeated == 0
+
+
+def test_states_are_one_where_those_of_their_optimizer_are():
+    """Numbers of optimizers are those of their part; free states are one by their name alone."""
+    free = (None, ("w", 1, 2.0))
+    first = content_of([1], 0, [(1, M), (2, M), (2, V), free])
+    second = content_of([2], 1, [(1, M), (1, V), (2, M)])
+    states = concatenate([first, second], "a table")[0].states
+    assert [(s.group, s.name) for s in states] == [(None, "w"), (1, "m"), (2, "m"), (2, "v")]
+    of_keys = {(s.group, s.name): s.rows[:, 0].tolist() for s in states}
+    assert of_keys[None, "w"] == [1000, 2.0]
+    assert of_keys[1, "m"] == of_keys[2, "m"] == of_keys[2, "v"] == [1000, 2100]
+
+
+@given(some, some, st.integers(1, 4))
+def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size):
+    whole = content_of(keys, 3, [(1, M)], ["stamps", "slots"], sighted, key_type="uint64")
+
+    def owners(of):
+        assert of.dtype == np.uint64
+        return of % np.uint64(size)
+
+    held, seen = {}, {}
+    for rank in range(size):
+        part = owned_by(whole, owners, rank)
+        if part is not whole:
+            assert "slots" not in part.columns and "num_slots" not in part.facts
+            assert part.facts["num_lookups"] == 13
+        its_held, its_seen = as_dicts(part._replace(columns={}))
+        assert not its_held.keys() & held.keys()
+        assert all(key % size == rank for key in (*its_held, *its_seen))
+        held |= its_held
+        seen |= its_seen
+    assert (held, seen) == as_dicts(whole._replace(columns={}))
+
+
+@given(st.permutations(range(7)), st.booleans())
+def test_keys_come_in_order(order, are_slots):
+    whole = content_of(range(7), 1, [(1, V)], ["stamps"], range(7))
+    mixed = select(whole, np.array(order), np.array(order[::-1]))
+    assert as_dicts(in_order(mixed)) == as_dicts(whole)
+    assert in_order(whole) is whole
+
+
+@given(some, some, st.booleans())
+def test_named_arrays_say_all(keys, sighted, is_hybrid):
+    names = ["stamps", "scores", "slots"] if is_hybrid and keys else ["stamps"]
+    content = content_of(keys, 2, [(None, V), (2, M)], names, sighted)
+    arrays = named_arrays(content)
+    assert json.loads(arrays["facts"]) == content.facts
+    for text in ("facts", "state_columns"):
+        arrays[text] = arrays[text].encode()
+    again = from_named_arrays(arrays, "a table")
+    assert as_dicts(again) == as_dicts(content) and again.facts == content.facts
+    assert {n: c.dtype for n, c in again.columns.items()} == {
+        n: c.dtype for n, c in content.columns.items()
+    }
+    assert all(column.dtype == np.uint32 for column in again.sighted.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("stamps", "3 stamps for 4 keys"),
+        ("values", "3 values for 4 keys"),
+        ("states", "3 rows of state 'm' for 4 keys"),
+        ("scores", "3 scores for 4 keys"),
+        ("slots", "3 slots for 4 keys"),
+        ("sightings", "1 sightings for 2 keys"),
+    ],
+)
+def test_arrays_of_other_lengths_are_corrupt(name, reason):
+    arrays = named_arrays(content_of(range(4), 0, [(1, M)], ["stamps", "scores", "slots"], [8, 9]))
+    with pytest.raises(ValueError, match=f"^What was saved of table 't' is corrupt: {reason}"):
+        from_named_arrays({**arrays, name: arrays[name][:-1]}, "table 't'")
+
+
+@pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_goes_on_from_what_was_taken(backend, kind, key_type):
+    keys, rows = some_keys(45, key_type), rows_of(45, DIM)
+    table = new_table(backend, DIM, key_type=key_type, **KINDS[kind])
+    table.insert_or_assign(backend.from_host(keys[:40]), backend.from_host(rows[:40]))
+    table.find_or_insert(backend.from_host(keys[30:]))
+    table.store.ensure_state("m", 0.25)
+    other = new_table(backend, DIM, key_type=key_type, **KINDS[kind])
+    other.find_or_insert(backend.from_host(keys[:1]))
+    content = take(table)
+    assert all(type(array) is np.ndarray for array in (content.keys, content.values))
+    restore(other, from_named_arrays(named_arrays(content), "a table"))
+    before, after = TableState.of(table), TableState.of(other)
+    assert (after.rows, after.seen, after.sightings) == (before.rows, before.seen, before.sightings)
+    assert (after.now, after.epoch) == (before.now, before.epoch)
