@@ -24,7 +24,7 @@ from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.content import one_of_each
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
-from sok_lite.engine.table.snapshot import Held, Pieces, Snapshot, State
+from sok_lite.engine.table.snapshot import Held, LazyRows, Snapshot, State
 
 
 class _Part(NamedTuple):
@@ -79,7 +79,7 @@ def content(
       progress: told of every chunk when it is read for the first time.
 
     Raises:
-      OSError: a file cannot be read. ValueError: a file is corrupt. Reading the Pieces may raise
+      OSError: a file cannot be read. ValueError: a file is corrupt. Reading the LazyRows may raise
         the same.
     """
     shards = shards_of(table, facts, comm)
@@ -239,7 +239,7 @@ def _pieces(
     tensors: Sequence[tuple[_Part, str]],
     shape: tuple[int, int],
     num_bytes: int,
-) -> Pieces:
+) -> LazyRows:
     from_host = table.backend.from_host
 
     def read() -> Iterator[tuple[Array, Array]]:
@@ -247,7 +247,7 @@ def _pieces(
             for places, rows in part.rows(name, num_bytes):
                 yield from_host(places), from_host(rows)
 
-    return Pieces(shape, read)
+    return LazyRows(shape, read)
 
 
 def _conversion(table: AnyTable, dtype: str) -> Callable[[Array], Array]:

@@ -19,7 +19,7 @@ from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.table_file import NOT_WRITTEN, tensors_of
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.snapshot import Pieces
+from sok_lite.engine.table.snapshot import LazyRows
 
 # Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
@@ -139,16 +139,16 @@ def static_actions(
             "Keras has its states once it is built: call its build() with all dense and static "
             "variables that it trains. Or leave the optimizer out."
         )
-    assert isinstance(found.values, Pieces)
+    assert isinstance(found.values, LazyRows)
     columns = {"value": _whole(table, found.values, table.row_dtype.storage, 0.0)}
     for name in part.states or ():
         rows = states[name].rows
-        assert isinstance(rows, Pieces)
+        assert isinstance(rows, LazyRows)
         columns[name] = _whole(table, rows, np.dtype(np.float32), states[name].initial)
     return part.assigning(columns)
 
 
-def _whole(table: StaticTable, pieces: Pieces, dtype: np.dtype, initial: float) -> np.ndarray:
+def _whole(table: StaticTable, pieces: LazyRows, dtype: np.dtype, initial: float) -> np.ndarray:
     to_host = table.backend.to_host
     rows = np.full(pieces.shape, initial, dtype)
     for at, piece in pieces.read():

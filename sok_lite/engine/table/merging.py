@@ -11,7 +11,7 @@ from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.snapshot import (
     Held,
-    Pieces,
+    LazyRows,
     Snapshot,
     State,
     numbered_states,
@@ -171,9 +171,9 @@ def _joined(
     n: int,
     num_bytes: int,
     column: Column | None,
-    saved: Array | Pieces | None,
+    saved: Array | LazyRows | None,
     dim: int = 0,
-) -> Pieces:
+) -> LazyRows:
     """Returns rows of the table, those with numbers `rows`, and saved ones; None: there are none.
 
     Args:
@@ -188,10 +188,10 @@ def _joined(
             for first in range(0, int(rows.size), step):
                 part = xp.ascontiguousarray(rows[first : first + step])
                 yield places.own[first : first + step], store.read(part, column.name)
-        if isinstance(saved, Pieces):
+        if isinstance(saved, LazyRows):
             for at, piece in saved.read():
                 yield places.saved[at], piece
         elif saved is not None:
             yield places.saved, xp.ascontiguousarray(saved)
 
-    return Pieces((n, dim if column is None else column.dim), read)
+    return LazyRows((n, dim if column is None else column.dim), read)

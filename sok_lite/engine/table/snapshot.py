@@ -66,7 +66,7 @@ class Held(NamedTuple):
     facts: dict[str, Any]
 
 
-class Pieces(NamedTuple):
+class LazyRows(NamedTuple):
     """Rows that come in pieces, so that never all of them are in memory: those of a file.
 
     Attributes:
@@ -85,7 +85,7 @@ class State(NamedTuple):
 
     Attributes:
       name, dim, initial: what the optimizer calls it, elements of a row, of a new row.
-      rows: (n, dim) float32; of what is restored, Pieces of such will do.
+      rows: (n, dim) float32; of what is restored, LazyRows of such will do.
       group: the states of one optimizer have a number of their own; None: nobody knows what
         belongs together, as in old checkpoints.
     """
@@ -103,7 +103,7 @@ class Snapshot(NamedTuple):
     Attributes:
       held: its keys; of those that are restored the row numbers are not used.
       values: (n, dim) of the row's storage dtype, in the order of the keys; of what
-        is restored, Pieces of such will do.
+        is restored, LazyRows of such will do.
       states: of all optimizers.
     """
 
@@ -232,7 +232,7 @@ def preparing(table: EmbeddingTable, snapshot: Snapshot) -> list[Action]:
     """Prepares what `restore` does, for `publish_restored`. Hold the table from before it on.
 
     Raises:
-      As of `restore`, and what reading Pieces raises.
+      As of `restore`, and what reading LazyRows raises.
     """
     held = snapshot.held
     keys = table.key_dtype.to_int64(table.backend.xp, held.keys, f"keys of {table.name!r}")
@@ -312,8 +312,8 @@ def _new_store(table: EmbeddingTable, scores: Array, snapshot: Snapshot) -> tupl
     return store, rows
 
 
-def _write(store: RowStore, rows: Array, content: Array | Pieces, column: str = "value") -> None:
-    if isinstance(content, Pieces):
+def _write(store: RowStore, rows: Array, content: Array | LazyRows, column: str = "value") -> None:
+    if isinstance(content, LazyRows):
         for at, piece in content.read():
             store.write(rows[at], piece, column)
     else:
