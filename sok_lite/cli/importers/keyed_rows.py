@@ -13,6 +13,7 @@ from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.table.content import one_of_each
 
 
 class Part(NamedTuple):
@@ -65,8 +66,10 @@ class KeyedSource(Source):
     ) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
         keys = keyed.all_keys()
-        _, self._is_kept = last_of_each(keys)
-        self.num_keys = int(np.count_nonzero(self._is_kept))
+        kept, _ = one_of_each(keys, "last")
+        self._is_kept = np.zeros(keys.size, bool)
+        self._is_kept[kept] = True
+        self.num_keys = kept.size
         self._states = {facts.tensor: (facts, _Found(rows)) for facts, rows in states}
         self.states = tuple(facts for facts, _ in self._states.values())
         self._numbers = dict(numbers or {})
@@ -101,7 +104,7 @@ class _Found:
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
         keys = keyed.all_keys()
-        self._places, _ = last_of_each(keys)
+        self._places, _ = one_of_each(keys, "last")
         self._keys = keys[self._places]
         self._ends = np.cumsum([part.keys.size for part in keyed.parts])
 
@@ -119,15 +122,3 @@ class _Found:
             stored = part.rows[places[its] - begin]
             rows[where[its]] = row_dtype(self._keyed.dtype).to_float32(np, stored)
         return rows
-
-
-def last_of_each(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where each key stands last, in ascending order of the keys, and (n,) bool of that."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    is_last = np.ones(keys.size, bool)
-    is_last[:-1] = ordered[1:] != ordered[:-1]
-    places = order[is_last]
-    is_kept = np.zeros(keys.size, bool)
-    is_kept[places] = True
-    return places, is_kept
