@@ -158,6 +158,24 @@ def test_the_bridge_speaks_of_no_single_api(path):
     assert words == []
 
 
+# Where the owner of a key is asked for: when it travels, in a part of a checkpoint, in a gradient.
+ASK_OWNERS = {
+    *("sok_lite.engine.owner", "sok_lite.engine.exchange", "sok_lite.engine.foreign_keys"),
+    *("sok_lite.engine.table.content", "sok_lite.engine.files.rewriting"),
+    *("sok_lite.cli.verified", "sok_lite.bridge.serving.tables"),
+}
+
+
+def test_owners_of_keys_are_asked_for_in_few_places():
+    """Whose a key is must not be decided by the format that it lies in."""
+    asking = {
+        module_name(path)
+        for path in MODULES
+        if re.search(r"\b(owner|rule)\.owners\(|(?<!def )(?<![.\w])owners\(", path.read_text())
+    }
+    assert asking == ASK_OWNERS
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [

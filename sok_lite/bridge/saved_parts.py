@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checkpoint import as_arrays
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import concatenate, from_named_arrays, named_arrays, owned_by
+from sok_lite.engine.table.content import (
+    concatenate,
+    from_named_arrays,
+    named_arrays,
+    owned_by,
+    owns,
+)
 
 Tensors = Mapping[str, tf.Tensor]
 
@@ -25,11 +30,7 @@ def part_of_rank(
     Raises:
       ValueError: a part is corrupt, or two have a key in common.
     """
-    kind, whose = table.key_dtype, f"table {table.name!r}"
-
-    def owners(keys: np.ndarray) -> np.ndarray:
-        return table.owner.owners(kind.to_int64(np, keys), size, kind, np)
-
+    whose, are_own = f"table {table.name!r}", owns(table, rank, size)
     contents = (from_named_arrays(as_arrays(part), whose) for part in parts)
-    whole, _ = concatenate([owned_by(each, owners, rank) for each in contents], whose)
+    whole, _ = concatenate([owned_by(each, are_own) for each in contents], whose)
     return {name: tf.constant(array) for name, array in named_arrays(whole).items()}

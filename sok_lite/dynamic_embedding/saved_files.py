@@ -115,10 +115,10 @@ class VariableFiles:
         ]
         if is_spread:
 
-            def owners(keys: np.ndarray) -> np.ndarray:
-                return source.owners(keys, size)
+            def are_own(keys: np.ndarray) -> np.ndarray:
+                return source.owners(keys, size) == rank
 
-            parts = [owned_by(part, owners, rank) for part in parts]
+            parts = [owned_by(part, are_own) for part in parts]
         part = _together(parts, f"table {name!r}")
         table = source.rows.table
         if "stamps" not in part.columns:

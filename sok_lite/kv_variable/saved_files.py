@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content, concatenate, owned_by
+from sok_lite.engine.table.content import Content, concatenate, owned_by, owns
 from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
 
 _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
@@ -247,15 +247,9 @@ class Read(NamedTuple):
 def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) -> Read:
     """Reads the keys of a variable that this rank owns; see `read_all`."""
     whole = read_all(places, table.row_dtype, threshold, table.clock.read(), name)
-    rank, size = ranks()
-    if size == 1:
-        return whole
-
-    def owners(keys: np.ndarray) -> np.ndarray:
-        return table.owner.owners(keys.astype(np.int64), size, table.key_dtype, np)
-
-    deleted = whole.deleted[owners(whole.deleted) == rank]
-    return whole._replace(content=owned_by(whole.content, owners, rank), deleted=deleted)
+    are_own = owns(table, *ranks())
+    deleted = whole.deleted[are_own(whole.deleted)]
+    return whole._replace(content=owned_by(whole.content, are_own), deleted=deleted)
 
 
 def read_all(

@@ -1,12 +1,15 @@
 """What tables hold, chosen from and put together on the host, beside dicts that do the same."""
 
 import json
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
+from sok_lite.backend import get_backend
+from sok_lite.engine.owner import HASH, MOD
 from sok_lite.engine.table.content import (
     Content,
     concatenate,
@@ -14,6 +17,7 @@ from sok_lite.engine.table.content import (
     in_order,
     named_arrays,
     owned_by,
+    owns,
     restore,
     select,
     take,
@@ -23,7 +27,7 @@ from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table
 from tests.support.table_state import State as TableState
 
-DIM = 3
+CPU, DIM = get_backend("cpu"), 3
 # Name, elements, initial value of what an optimizer may keep.
 M, V = ("m", DIM, 0.0), ("v", 1, 0.5)
 
@@ -122,13 +126,13 @@ def test_states_are_one_where_those_of_their_optimizer_are():
 def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size):
     whole = content_of(keys, 3, [(1, M)], ["stamps", "slots"], sighted, key_type="uint64")
 
-    def owners(of):
+    def are_own(of, rank):
         assert of.dtype == np.uint64
-        return of % np.uint64(size)
+        return of % np.uint64(size) == rank
 
     held, seen = {}, {}
     for rank in range(size):
-        part = owned_by(whole, owners, rank)
+        part = owned_by(whole, partial(are_own, rank=rank))
         if part is not whole:
             assert "slots" not in part.columns and "num_slots" not in part.facts
             assert part.facts["num_lookups"] == 13
@@ -138,6 +142,16 @@ def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size):
         held |= its_held
         seen |= its_seen
     assert (held, seen) == as_dicts(whole._replace(columns={}))
+
+
+@pytest.mark.parametrize("owner", [MOD, HASH])
+@pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
+def test_every_key_is_of_one_rank(owner, key_type):
+    table, keys = new_table(CPU, DIM, key_type=key_type, owner=owner), some_keys(60, key_type)
+    expected = owner.owners(table.key_dtype.to_int64(np, keys), 3, table.key_dtype)
+    for rank in range(3):
+        np.testing.assert_array_equal(owns(table, rank, 3)(keys), expected == rank)
+    assert owns(table, 0, 1)(keys).all()
 
 
 @given(st.permutations(range(7)), st.booleans())

@@ -29,7 +29,7 @@ from sok_lite.engine.files.dump import check_tables, dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content, as_snapshot, concatenate, owned_by, take
+from sok_lite.engine.table.content import Content, as_snapshot, concatenate, owned_by, owns, take
 from sok_lite.engine.table.exclusive import alone, holding
 from sok_lite.engine.table.snapshot import preparing, publish_restored
 
@@ -188,17 +188,13 @@ class Commits:
     def _prepared(
         self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, Content], size: int
     ) -> list[Action]:
-        kind = table.key_dtype
-
-        def owners(keys: np.ndarray) -> np.ndarray:
-            return table.owner.owners(kind.to_int64(np, keys), comm.size, kind, np)
-
         def messages() -> dict[int, np.ndarray]:
             if size == comm.size:  # as it was, with the places in the index
                 return {rank: as_message({rank: part}) for rank, part in parts.items()}
             return {
-                rank: as_message({of: owned_by(part, owners, rank) for of, part in parts.items()})
+                rank: as_message({of: owned_by(part, are_own) for of, part in parts.items()})
                 for rank in range(comm.size)
+                for are_own in (owns(table, rank, comm.size),)
                 if parts
             }
 

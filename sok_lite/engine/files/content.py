@@ -22,7 +22,7 @@ from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.content import one_of_each
+from sok_lite.engine.table.content import one_of_each, owns
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.table.snapshot import Held, LazyRows, Snapshot, State
 
@@ -142,14 +142,12 @@ def _keys(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns where the keys of this rank are in a file, and those keys."""
     found, chosen = [np.empty(0, np.int64)], [np.empty(0, table.key_dtype.dtype)]
-    steps = list(_steps(reader, name, num_bytes))
+    steps, are_own = list(_steps(reader, name, num_bytes)), owns(table, comm.rank, comm.size)
     for (first, _), keys in zip(steps, reader.rows(name, iter(steps)), strict=True):
         if has_all:
             at = np.arange(keys.size)
         else:
-            engine_keys = table.key_dtype.to_int64(np, keys)
-            owners = table.owner.owners(engine_keys, comm.size, table.key_dtype, np)
-            at = np.flatnonzero(owners == comm.rank)
+            at = np.flatnonzero(are_own(keys))
         found.append(at + first)
         chosen.append(keys[at])
     return np.concatenate(found), np.concatenate(chosen)

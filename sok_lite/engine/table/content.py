@@ -6,12 +6,14 @@ in several parts, which states are one, and whose keys are whose is decided here
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from sok_lite.backend import Array
+from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.optimizer_states import drop_orphaned_states
+from sok_lite.engine.owner import OwnerRule
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.base import EmbeddingTable
@@ -154,14 +156,38 @@ def _are_all(chosen: np.ndarray) -> bool:
     return chosen.dtype == bool and bool(chosen.all())
 
 
-def owned_by(content: Content, owners: Callable[[np.ndarray], np.ndarray], rank: int) -> Content:
-    """Returns the keys of a rank.
+class OwnedTable(Protocol):
+    """A table whose keys have owners."""
 
-    Args:
-      owners: gives the rank of each of some keys, which are of the table's key type.
+    @property
+    def key_dtype(self) -> KeyDtype: ...
+    @property
+    def owner(self) -> OwnerRule: ...
+
+
+Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
+
+
+def owns(table: OwnedTable, rank: int, size: int) -> Owns:
+    """Returns what says which of some keys, (k,) of the table's key type, a rank of several owns.
+
+    Raises:
+      ValueError: when it is called: the table's rule has no owner for a key among so many ranks.
     """
+
+    def are_own(keys: np.ndarray) -> np.ndarray:
+        if size == 1:
+            return np.ones(keys.size, bool)
+        kind = table.key_dtype
+        return np.asarray(table.owner.owners(kind.to_int64(np, keys), size, kind, np) == rank)
+
+    return are_own
+
+
+def owned_by(content: Content, are_own: Owns) -> Content:
+    """Returns the keys of a rank; see `owns`."""
     sighted = content.sighted_keys.astype(content.keys.dtype)
-    return select(content, owners(content.keys) == rank, owners(sighted) == rank)
+    return select(content, are_own(content.keys), are_own(sighted))
 
 
 def in_order(content: Content) -> Content:
