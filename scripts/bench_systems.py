@@ -146,21 +146,16 @@ class Ours(System):
     def rows_of_all(
         self, tables: Sequence, ids: Sequence, partitions: Sequence, is_training: bool
     ) -> list:
-        return self._combined(tables, ids, partitions, "sum")
+        return self.sok.lookup_sparse(list(tables), list(ids), combiners="sum")
 
     def means_of_all(
         self, tables: Sequence, ids: Sequence, partitions: Sequence, is_training: bool
-    ) -> list:
-        return self._combined(tables, ids, partitions, "mean")
-
-    def _combined(
-        self, tables: Sequence, ids: Sequence, partitions: Sequence, combiner: str
     ) -> list:
         ragged = [
             self.tf.RaggedTensor.from_row_splits(*each, validate=False)
             for each in zip(ids, partitions, strict=True)
         ]
-        return self.sok.lookup_sparse(list(tables), ragged, combiners=combiner)
+        return self.sok.lookup_sparse(list(tables), ragged, combiners="mean")
 
 
 class Dense(System):
