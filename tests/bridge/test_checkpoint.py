@@ -320,14 +320,13 @@ def test_times_are_kept(tmp_path, monkeypatch, old):
         tf.nn.embedding_lookup(source, keys)
         now[0] += 100
     if old:
-        text = checkpoint._text
-        monkeypatch.setattr(
-            checkpoint,
-            "_text",
-            lambda value: text(
-                {k: v for k, v in value.items() if k != "spans"} if type(value) is dict else value
-            ),
-        )
+        named_arrays = checkpoint.named_arrays
+
+        def without_spans(content):
+            facts = {name: fact for name, fact in content.facts.items() if name != "spans"}
+            return named_arrays(content._replace(facts=facts))
+
+        monkeypatch.setattr(checkpoint, "named_arrays", without_spans)
     path = tf.train.Checkpoint(table=source).save(str(tmp_path / "c"))
     tf.nn.embedding_lookup(target, [8])
     tf.train.Checkpoint(table=target).restore(path).assert_consumed()
