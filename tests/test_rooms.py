@@ -73,8 +73,9 @@ def room_of(path):
 
 
 def test_in_tests_itself_are_tests_of_the_whole_tree_alone():
-    helpers = [str(path) for path in files() if room_of(path) is None and is_helper(path)]
-    assert not helpers, "these go to tests/support"
+    helpers = {str(path) for path in files() if room_of(path) is None and is_helper(path)}
+    # What a full check writes: where it passed last.
+    assert helpers <= {"last_full.json"}, "these go to tests/support"
 
 
 def test_the_rooms_are_those_named_here():
