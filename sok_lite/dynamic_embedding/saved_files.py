@@ -174,10 +174,11 @@ def _part(source: Source, folder: str, places: Sequence[Place]) -> Content:
 def _together(parts: Sequence[Content], whose: str) -> Content:
     """Returns what several processes have saved as of one; of a repeated key the last counts.
 
-    Where their states are of several kinds, nothing is known of any key.
+    Where one has no states file, or their states are of several kinds, nothing is known of any key.
     """
-    if len({json.dumps(columns_of(part.states)) for part in parts}) > 1:
-        parts = [part._replace(states=[], columns={}) for part in parts]
+    kinds = {json.dumps(columns_of(part.states)) for part in parts}
+    if len(kinds) > 1 or not all("stamps" in part.columns for part in parts):
+        parts = [part._replace(states=[], columns={}, sighted={}) for part in parts]
     return concatenate(parts, whose, counts="last")[0]
 
 

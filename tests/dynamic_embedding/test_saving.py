@@ -9,7 +9,9 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
+from sok_lite.dynamic_embedding import saved_files
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
+from sok_lite.engine.table.content import Content
 from tests.dynamic_embedding.test_file_system import KEYS, VALUES, expected, filled, held, rows_of
 
 tf1 = tf.compat.v1
@@ -681,3 +683,16 @@ def test_the_environment_names_the_folder(monkeypatch):
     assert directory("a", None) == "a"
     monkeypatch.setenv("TFRA_SAVED_KV", "")
     assert directory("a") == "a"
+
+
+def test_where_one_process_has_no_states_file_all_states_begin_anew():
+    """Also where this process owns no key of that one: all processes do the same."""
+    none, seen = np.empty(0, np.int64), np.empty(0, np.uint32)
+    without = Content(none, np.empty((0, 2), np.float32), [], {}, none, {}, {})
+    known = Content(
+        *(np.array([5]), np.ones((1, 2), np.float32), [], {"stamps": np.ones(1, np.uint32)}),
+        *(none, {"sightings": seen, "sighting_stamps": seen}, {"num_lookups": 1}),
+    )
+    for parts in ([without, known], [known, without]):
+        whole = saved_files._together(parts, "a table")
+        assert whole.keys.tolist() == [5] and whole.columns == whole.sighted == {}

@@ -10,6 +10,7 @@ from hypothesis import given
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.owner import HASH, MOD
+from sok_lite.engine.table import content as content_module
 from sok_lite.engine.table.content import (
     Content,
     concatenate,
@@ -197,7 +198,8 @@ def test_arrays_of_other_lengths_are_corrupt(name, reason):
 
 @pytest.mark.parametrize("key_type", ["int64", "int32", "uint64"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_goes_on_from_what_was_taken(backend, kind, key_type):
+def test_a_table_goes_on_from_what_was_taken(backend, monkeypatch, kind, key_type):
+    monkeypatch.setattr(content_module, "_CHUNK_BYTES", 100)  # on a GPU, rows come in pieces
     keys, rows = some_keys(45, key_type), rows_of(45, DIM)
     table = new_table(backend, DIM, key_type=key_type, **KINDS[kind])
     table.insert_or_assign(backend.from_host(keys[:40]), backend.from_host(rows[:40]))

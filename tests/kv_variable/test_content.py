@@ -3,14 +3,46 @@
 import numpy as np
 
 from sok_lite.engine.table.content import Content
-from sok_lite.kv_variable.content import changed
+from sok_lite.engine.table.snapshot import State
+from sok_lite.kv_variable.content import changed, joined
 
 
-def content(keys, sighted=()):
+def content(keys, sighted=(), states=()):
     keys, sighted = np.array(keys, np.int64), np.array(sighted, np.int64)
     columns, of_sighted = ({"counts": each + 100, "times": each + 0.5} for each in (keys, sighted))
     values = np.stack([keys, keys * 2], 1).astype(np.float32)
-    return Content(keys, values, [], columns, sighted, of_sighted, {})
+    of_states = [
+        State(name, dim, initial, np.full((keys.size, dim), value, np.float32), group)
+        for name, dim, initial, value, group in states
+    ]
+    return Content(keys, values, of_states, columns, sighted, of_sighted, {})
+
+
+def test_a_state_that_one_part_lacks_is_what_it_begins_with():
+    """An optimizer has got `v` after the first, and another one came."""
+    first = content([1, 4], states=[("m", 2, 0.0, 5.0, 1)])
+    more = [("m", 2, 0.0, 6.0, 1), ("v", 1, 0.5, 7.0, 1), ("m", 2, 0.0, 8.0, 2)]
+    second = content([2], states=more)
+    for whole in (
+        joined([first, second], "a table"),
+        changed(first, second, np.empty(0, np.int64), "a table"),
+    ):
+        states = whole.states
+        assert [(s.name, s.dim, s.initial, s.group) for s in states] == [
+            ("m", 2, 0.0, 1),
+            ("v", 1, 0.5, 1),
+            ("m", 2, 0.0, 2),
+        ]
+        expected = [[[5, 5], [6, 6], [5, 5]], [[0.5], [7], [0.5]], [[0, 0], [8, 8], [0, 0]]]
+        for state, rows in zip(states, expected, strict=True):
+            np.testing.assert_array_equal(state.rows, rows)
+
+
+def test_a_free_state_goes_on_in_the_optimizer_that_has_it_later():
+    first = content([1], states=[("m", 1, 0.0, 5.0, None)])
+    second = content([2], states=[("m", 1, 0.0, 6.0, 1)])
+    (state,) = joined([first, second], "a table").states
+    assert state.group == 1 and state.rows.tolist() == [[5], [6]]
 
 
 def test_a_change_replaces_keys_removes_keys_and_knows_all_sightings():

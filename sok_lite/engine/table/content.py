@@ -5,12 +5,12 @@ in several parts, which states are one, and whose keys are whose is decided here
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from sok_lite.backend import Array
+from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.owner import OwnerRule
@@ -19,7 +19,14 @@ from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
-from sok_lite.engine.table.snapshot import Held, Snapshot, State, numbered_states, take_held
+from sok_lite.engine.table.snapshot import (
+    Held,
+    LazyRows,
+    Snapshot,
+    State,
+    numbered_states,
+    take_held,
+)
 from sok_lite.engine.table.state_columns import columns_of, states_of
 
 # What is known of each key in a table, and of each that was seen and has no row; see `Held`.
@@ -125,8 +132,24 @@ def as_snapshot(table: EmbeddingTable, content: Content) -> Snapshot:
         sighting_stamps=device(content.sighted["sighting_stamps"]),
         facts=dict(content.facts),
     )
-    states = [state._replace(rows=device(state.rows)) for state in content.states]
-    return Snapshot(held, device(content.values), states)
+    backend = table.backend
+    states = [state._replace(rows=_rows_for(backend, state.rows)) for state in content.states]
+    return Snapshot(held, _rows_for(backend, content.values), states)
+
+
+def _rows_for(backend: Backend, rows: Array) -> Any:
+    """Returns rows of the host as a table takes them; on a GPU it has some at a time."""
+    if backend.name == "cpu" or not isinstance(rows, np.ndarray):
+        return rows
+
+    def read() -> Iterator[tuple[Array, Array]]:
+        step = max(1, _CHUNK_BYTES // max(1, rows.itemsize * rows.shape[1]))
+        for first in range(0, len(rows), step):
+            some = rows[first : first + step]
+            places = np.arange(first, first + len(some))
+            yield backend.from_host(places), backend.from_host(some)
+
+    return LazyRows((len(rows), rows.shape[1]), read)
 
 
 # ---------------------------------------------------------------- choosing and putting together
