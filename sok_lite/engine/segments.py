@@ -148,18 +148,8 @@ def dedup(
     words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
     num_blocks = -(-n // (32 * words))
     marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
-    insert = (
-        keys,
-        rows,
-        where,
-        head_starts,
-        num_tables,
-        int(repeat),
-        seed_of_process(),
-        heads,
-        slots,
-        n,
-    )
+    tables = (where, head_starts, num_tables)
+    insert = (keys, rows, *tables, int(repeat), seed_of_process(), heads, slots, n)
     backend.launch("dedup_insert", n, *insert)
     # A block is worth many items: the launch is told their number, not the blocks'.
     blocks = (words, num_blocks, n)

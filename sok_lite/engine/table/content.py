@@ -6,14 +6,13 @@ in several parts, which states are one, and whose keys are whose is decided here
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.batch import ShardedTable
 from sok_lite.engine.optimizer_states import drop_orphaned_states
-from sok_lite.engine.owner import OwnerRule
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.base import EmbeddingTable
@@ -179,19 +178,10 @@ def _are_all(chosen: np.ndarray) -> bool:
     return chosen.dtype == bool and bool(chosen.all())
 
 
-class OwnedTable(Protocol):
-    """A table whose keys have owners."""
-
-    @property
-    def key_dtype(self) -> KeyDtype: ...
-    @property
-    def owner(self) -> OwnerRule: ...
-
-
 Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
-def owns(table: OwnedTable, rank: int, size: int) -> Owns:
+def owns(table: ShardedTable, rank: int, size: int) -> Owns:
     """Returns what says which of some keys, (k,) of the table's key type, a rank of several owns.
 
     Raises:
