@@ -3,12 +3,24 @@
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from sok_lite.backend.build import cache_folder, compile_library, find_library
+from sok_lite.backend.build import (
+    FLAGS,
+    cache_folder,
+    compile_library,
+    find_library,
+    has_x86_64_v3,
+)
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.backend.sources import kernel_folder, runtime_files
+from sok_lite.backend.tunables import kernel_defines
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.full_only("compiles all kernels, which set-up does too")
@@ -24,6 +36,64 @@ def test_the_library_is_built_once_for_the_same_sources(tmp_path, monkeypatch):
     assert compile_library() == first
     assert first.stat().st_mtime_ns == stamp
     assert CpuBackend(library=first).name == "cpu"
+
+
+# What tables, their initializers and their optimizers give, as one number.
+DIGEST = """
+import zlib
+import numpy as np
+from sok_lite.backend import get_backend
+from sok_lite.engine import optimizers
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.table import make_table
+from tests.support.pooled import combine
+
+backend = get_backend("cpu")
+rng = np.random.default_rng(0)
+digest = 0
+for kind in ("uniform", "normal", "truncated_normal"):
+    for dim, dtype in ((3, "float32"), (16, "float32"), (8, "float16"), (8, "bfloat16")):
+        initializer = make_initializer(kind, dim)
+        table = make_table("hbm", backend, dim, initializer=initializer, dtype=dtype, seed=3)
+        keys = rng.integers(-500, 500, 2000)
+        gradients = rng.normal(size=(2000, dim)).astype(np.float32)
+        rows = np.unique(table.find_or_insert(keys))
+        for rule in (optimizers.Adam(), optimizers.SGD()):
+            apply_rule(table, rule, rows, gradients[: len(rows)], 0.1, 1)
+        values = np.asarray(table.lookup(keys).values, np.float32)
+        weights, splits = rng.random(2000, np.float32), np.arange(0, 2001, 50)
+        places = np.arange(2000, dtype=np.int32)
+        for combiner in ("sum", "mean", "sqrtn"):
+            out = combine(backend, values, places, splits, weights, combiner)
+            digest = zlib.crc32(np.ascontiguousarray(out), digest)
+        digest = zlib.crc32(values, digest)
+print(digest)
+"""
+
+
+@pytest.mark.full_only("compiles the larger kernels: a minute")
+def test_the_libraries_of_both_processors_give_the_same_bits(tmp_path):
+    """A wheel has one library for all processors, and one for those that have AVX2 and FMA."""
+    if not has_x86_64_v3():
+        pytest.skip("this processor runs one of the two libraries only")
+    folder, library = kernel_folder(), tmp_path / "plain.so"
+    parts = "det/det initializer rows lookup segments combine slots update/adam update/sgd".split()
+    kernels = [*(folder / f"{part}.cu" for part in parts), *runtime_files()]
+    words = [*FLAGS, *(f"-D{name}={value}" for name, value in kernel_defines().items())]
+    for path in kernels:
+        words += ["-x", "c++", str(path)]
+    compiler = os.environ.get("CXX") or "g++"
+    subprocess.run([compiler, *words, "-I", str(folder), "-o", str(library)], check=True)
+    digests = []
+    for chosen in (library, find_library()):
+        env = {**os.environ, "SOK_LITE_CPU_LIBRARY": str(chosen)}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST], env=env, cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        digests.append(int(done.stdout))
+    assert digests[0] == digests[1] != 0
 
 
 def test_a_machine_without_a_compiler_is_told_what_to_install(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ tests/support/eviction_facts.py find what no sanitizer could: a protocol that is
 race.
 """
 
+import functools
 import os
 import platform
 import shutil
@@ -64,7 +65,7 @@ def runtime(name):
     return str(Path(path).resolve())
 
 
-def run_job(job, library, sanitizer):
+def run_job(job, library, sanitizer, **variables):
     command = [sys.executable, "-m", "tests.support.sanitizers.job", job]
     if shutil.which("setarch"):
         # The runtimes need memory where address randomisation may put something else.
@@ -77,8 +78,15 @@ def run_job(job, library, sanitizer):
         "OPENBLAS_NUM_THREADS": "1",
         # Python's own allocator would hide overruns between small pieces of memory.
         "PYTHONMALLOC": "malloc",
+        **variables,
     }
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+
+
+def run_until_a_race(job, library):
+    """Runs a job with a planted race, whose first report ends it."""
+    options = "halt_on_error=1 exitcode=66"
+    return run_job(job, library, SANITIZERS["thread"], TSAN_OPTIONS=options)
 
 
 def assert_faultless(done):
@@ -172,8 +180,8 @@ def test_no_fault_in_the_worker_threads(kind, tmp_path):
 )
 def test_a_race_of_the_worker_threads_is_found(old, new, tmp_path):
     sanitizer = SANITIZERS["thread"]
-    done = run_job("pool", pool_library(tmp_path, sanitizer, old, new), sanitizer)
-    assert done.returncode != 0
+    done = run_until_a_race("pool", pool_library(tmp_path, sanitizer, old, new))
+    assert done.returncode == 66
     assert "data race" in done.stderr, done.stderr[-3000:]
 
 
@@ -214,7 +222,31 @@ NO_SECOND_CHECK = {
 }
 
 
-def eviction_library(folder, changes, flags):
+def compile_objects(folder, flags, sources_):
+    """Compiles kernels without linking them; returns the object files."""
+    defines = [f"-D{name}={value}" for name, value in tunables.kernel_defines().items()]
+    words = [compiler(), *build.FLAGS, *flags, *defines, "-I", str(sources.kernel_folder()), "-c"]
+    objects = [folder / f"{path.stem}.o" for path in sources_]
+    for path, result in zip(sources_, objects, strict=True):
+        subprocess.run([*words, "-x", "c++", str(path), "-o", str(result)], check=True)
+    return objects
+
+
+@pytest.fixture(scope="module")
+def what_stays(tmp_path_factory):
+    """Returns the object files, by flags, of what evictions need beside kernels/hkv/hkv.cu."""
+
+    @functools.cache
+    def objects(flags):
+        kernels = sources.kernel_folder()
+        names = ("rows.cu", "segments.cu", "combine.cu", "lookup.cu")
+        others = [*(kernels / name for name in names), *sources.runtime_files()]
+        return compile_objects(tmp_path_factory.mktemp("objects"), flags, others)
+
+    return objects
+
+
+def eviction_library(folder, changes, flags, what_stays):
     """Compiles what evictions need, slow and with changes of the real kernels/hkv/hkv.cu."""
     source = sources.kernel_folder() / "hkv" / "hkv.cu"
     text = source.read_text()
@@ -224,34 +256,25 @@ def eviction_library(folder, changes, flags):
     changed = folder / "changed_hkv.cu"
     changed.write_text(text)
     library = folder / "changed.so"
-    kernels = sources.kernel_folder()
-    others = [kernels / name for name in ("rows.cu", "segments.cu", "combine.cu", "lookup.cu")]
-    defines = [f"-D{name}={value}" for name, value in tunables.kernel_defines().items()]
-    inputs = [part for path in (changed, *others) for part in ("-x", "c++", str(path))]
-    subprocess.run(
-        [
-            *(compiler(), *build.FLAGS, *flags, *defines, "-I", str(kernels), *inputs),
-            *(*map(str, sources.runtime_files()), "-o", str(library)),
-        ],
-        check=True,
-    )
+    objects = [*compile_objects(folder, flags, [changed]), *what_stays(tuple(flags))]
+    words = [compiler(), *build.FLAGS, *flags, *map(str, objects), "-o", str(library)]
+    subprocess.run(words, check=True)
     return library
 
 
 @pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
-def test_evictions_hold_when_threads_are_slow(tmp_path):
+def test_evictions_hold_when_threads_are_slow(tmp_path, what_stays):
     sanitizer = SANITIZERS["thread"]
-    library = eviction_library(tmp_path, {}, sanitizer.flags)
+    library = eviction_library(tmp_path, {}, sanitizer.flags, what_stays)
     assert_faultless(run_job("evictions", library, sanitizer))
 
 
 @pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
 @pytest.mark.parametrize("changes", [PLAIN_KEY, CLAIM_IN_TWO_STEPS], ids=["plain key", "claim"])
-def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path):
-    sanitizer = SANITIZERS["thread"]
-    library = eviction_library(tmp_path, changes, sanitizer.flags)
-    done = run_job("evictions", library, sanitizer)
-    assert done.returncode != 0
+def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path, what_stays):
+    library = eviction_library(tmp_path, changes, SANITIZERS["thread"].flags, what_stays)
+    done = run_until_a_race("evictions", library)
+    assert done.returncode == 66
     assert "data race" in done.stderr and "changed_hkv.cu" in done.stderr, done.stderr[-3000:]
 
 
@@ -261,9 +284,9 @@ def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path):
     [NO_STAMP_CHECK, NO_SECOND_CHECK, CLAIM_IN_TWO_STEPS, KEY_FIRST],
     ids=["no stamp", "no second look", "claim", "key first"],
 )
-def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path):
+def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path, what_stays):
     """Without a sanitizer: the facts must tell, or a row number that no kernel survives."""
-    library = eviction_library(tmp_path, changes, COMMON)
+    library = eviction_library(tmp_path, changes, COMMON, what_stays)
     for _ in range(5):  # threads may happen to keep out of each other's way
         done = run_job("evictions", library, Sanitizer([], [], {}))
         if done.returncode:

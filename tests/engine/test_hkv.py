@@ -57,7 +57,7 @@ def fill(watch, first=0):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("slots", "bucket"), [(4, 4), (64, 4), (64, 16), (256, 64), (256, 256)])
+@pytest.mark.parametrize(("slots", "bucket"), [(4, 4), (64, 4), (64, 16), (128, 64), (128, 128)])
 def test_a_new_key_gets_in_at_load_1(backend, strategy, slots, bucket):
     watch = watched(backend, strategy, slots, max_bucket_size=bucket)
     fill(watch)

@@ -19,7 +19,7 @@ from tests.support.fault_facts import every_pair, every_place
 from tests.support.helpers import sized
 from tests.support.own_process import run_limited
 
-# Kinds of tables that are tried at every other line of an operation, by far most of which are those
+# Kinds of tables that are tried at every third line of an operation, by far most of which are those
 # of others as well: one of each index, and none where another operation does all that it does. Of
 # all other kinds most lines are left out.
 _AT_EVERY_LINE = {
@@ -67,7 +67,7 @@ _STEPS = {
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_an_exception_at_any_line(new_bench, name, kind):
     bench = new_bench(kind)
-    step = _STEPS.get(name, 1) * sized(bench.backend, 2, 24)
+    step = _STEPS.get(name, 1) * sized(bench.backend, 3, 48)
     if kind not in _AT_EVERY_LINE[name]:
         step *= sized(bench.backend, 4, 2)
     every_place(bench, name, step=step)
@@ -93,7 +93,7 @@ PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "
 )
 def test_a_second_exception_while_the_first_unwinds(new_bench, name, kind):
     bench = new_bench(kind)
-    every_pair(bench, name, step=sized(bench.backend, 25, 75))
+    every_pair(bench, name, step=sized(bench.backend, 40, 120))
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])

@@ -14,7 +14,7 @@ from tests.fuzz import soak_plan as plan
 from tests.fuzz.soak import Soak, SoakError, launcher, soak
 from tests.fuzz.soak_record import digests_of, first_difference, record_of, text_of
 
-RECORDS = sorted((Path(__file__).parent / "soaks").glob("*.json"))
+SEEDS = {int(path.stem) for path in (Path(__file__).parent / "soaks").glob("*.json")}
 SEED = 18  # of a kept record: rank 1 is killed in the middle of a step of round 1
 ROUNDS = 2
 # Of what the plan makes of that seed; see test_the_plan_of_a_seed_stays_what_it_was.
@@ -60,10 +60,10 @@ def test_the_digests_are_those_of_a_soak_without_kills(killed):
 
 @needs_ranks
 @pytest.mark.full_only("half a minute for each record")
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_the_beginning_of_a_record_comes_out_again(path):
+@pytest.mark.parametrize("seed", sorted(SEEDS - {SEED}))
+def test_the_beginning_of_a_record_comes_out_again(seed):
     """The whole: `python tests/fuzz/soak.py --check`, a quarter of an hour."""
-    record = json.loads(path.read_text())
+    record = record_of_seed(seed)
     by_round, _ = soak(record["seed"], record["rounds"] // 16)
     assert first_difference(record, by_round) is None
 

@@ -225,9 +225,9 @@ comm.barrier()
     [
         ("mpi", True, 3),
         ("mpi", True, 20),
-        ("mpi", False, 20),
-        ("horovod", True, 20),
-        ("horovod", False, 20),
+        ("mpi", False, 12),
+        ("horovod", True, 12),
+        ("horovod", False, 12),
     ],
 )
 def test_a_rank_that_is_stopped_for_a_while_does_no_harm(tmp_path, tool, local, seconds):

@@ -105,14 +105,14 @@ def attempt(bench, name, facts, shortage):
 
 def every_shortage(bench, name, new_shortage):
     """Runs an operation without memory from every allocation on, and with all but one of them; on a
-    simulated GPU of every fourth.
+    simulated GPU of every eighth.
 
     Args:
       new_shortage: (at, for_good) -> a context with `calls`.
     """
     facts = expected(bench, name)
     findings = Findings()
-    tried, step = 0, sized(bench.backend, 1, 4)
+    tried, step = 0, sized(bench.backend, 1, 8)
     for for_good in (False, True):
         at = 1
         while True:
