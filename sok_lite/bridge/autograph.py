@@ -1,5 +1,6 @@
 """Code that AutoGraph leaves as it is: to rewrite what a tf.function calls takes it seconds."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,7 +14,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def unconverted_function(function: Function) -> Function:
     """Has AutoGraph leave a function as it is. Its type is kept, which TensorFlow's own loses."""
-    return tf.autograph.experimental.do_not_convert(function)
+    unconverted = tf.autograph.experimental.do_not_convert(function)
+
+    # It has the attribute by which AutoGraph knows what it is to leave alone.
+    @functools.wraps(unconverted)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Nothing is converted in eager mode. A Ctrl-C within the context that `unconverted` enters
+        # would come out of it as an AssertionError of TensorFlow's.
+        return function(*args, **kwargs) if tf.executing_eagerly() else unconverted(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def unconverted(cls: Class) -> Class:

@@ -285,7 +285,8 @@ def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path, what_stays)
     ids=["no stamp", "no second look", "claim", "key first"],
 )
 def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path, what_stays):
-    """Without a sanitizer: the facts must tell, or a row number that no kernel survives."""
+    """Without a sanitizer: the facts must tell, or a table that they use fails: it counts more keys
+    than there are, or has a row number that no kernel survives."""
     library = eviction_library(tmp_path, changes, COMMON, what_stays)
     for _ in range(5):  # threads may happen to keep out of each other's way
         done = run_job("evictions", library, Sanitizer([], [], {}))
@@ -293,4 +294,4 @@ def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path, what
             break
     if done.returncode != -signal.SIGSEGV:
         assert done.returncode == 1, done.stderr[-3000:]
-        assert "AssertionError" in done.stderr and "eviction_facts.py" in done.stderr
+        assert "eviction_facts.py" in done.stderr, done.stderr[-3000:]
