@@ -28,6 +28,10 @@ _SMALL_BYTES = 1 << 21  # one large page
 # What is smaller is not worth pages of its own.
 _ORDINARY_BYTES, _LINE_BYTES = 1 << 16, 64
 
+# Words of a launch of no parts: the nine members of SokLaunch in kernels/cpu_runtime.cpp, and an
+# end. Where each part begins comes after the members.
+_FIRST = 10
+
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -149,7 +153,7 @@ class CpuBackend(Backend):
 
     def _column_words(self, kernel: str, num_items: Sequence[int], columns: Sequence[Words]) -> Any:
         words, first, _ = self._launch_words(kernel, num_items)
-        shape = len(num_items), self._kernels[kernel].packer.num_arguments
+        shape = first - _FIRST, self._kernels[kernel].packer.num_arguments
         write_columns(np.ndarray(shape, np.int64, words, 8 * first), columns)
         return words
 
@@ -163,21 +167,22 @@ class CpuBackend(Backend):
     def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[Any, int, int]:
         """Returns the words of a launch; which is the first of its arguments, and its address.
 
-        They are the nine members of SokLaunch in kernels/cpu_runtime.cpp, then what they point to.
+        They are the members of SokLaunch, then what they point to.
         """
         address, packer = self._kernels[kernel]
         num_parts, num_arguments = len(num_items), packer.num_arguments
-        begin = list(itertools.accumulate(num_items, initial=0))
+        # Most launches have one part.
+        begin = [0, *num_items] if num_parts == 1 else [*itertools.accumulate(num_items, initial=0)]
         total, grain = begin[-1], self.grain
         workers = total // grain or 1
         workers = workers if workers < self.num_threads else self.num_threads
         pieces = total // workers // grain or 1
         pieces = pieces if pieces < self.pieces else self.pieces
-        first = 10 + num_parts
+        first = _FIRST + num_parts
         words = WORDS[first + num_parts * num_arguments]()
         place = ctypes.addressof(words)
         words[:first] = [
-            *(address, place + 8 * 9, place + 8 * first, num_parts, num_arguments),
+            *(address, place + 8 * (_FIRST - 1), place + 8 * first, num_parts, num_arguments),
             *(workers, pieces, 0 if grain < 64 else grain, self._may_spin),
             *begin,
         ]
