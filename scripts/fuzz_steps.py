@@ -10,7 +10,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype, as_words
 from sok_lite.engine.optimizers import Momentum
-from sok_lite.engine.table import EmbeddingTable, snapshot
+from sok_lite.engine.table import EmbeddingTable, content, snapshot
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.chosen_keys import of_one_segment
 from tests.support.table_audit import log_index, sighting_index
@@ -220,7 +220,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
         Step("reserve", lambda t: t.reserve(3 * n), dict, none),
         Step("export", lambda t: t.export(), dict, none),
         Step("statistics", lambda t: t.statistics(), dict, none),
-        Step("snapshot", snapshot.take, dict, none),
+        Step("snapshot", content.take, dict, none),
     ]
     if is_hybrid:
         steps += [

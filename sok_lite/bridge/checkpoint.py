@@ -149,9 +149,11 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
 
 
 def as_tensors(arrays: Mapping[str, Any], dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
-    """Returns arrays of the host and texts as eager tensors of given dtypes."""
+    """Returns arrays of the host, texts and numbers as eager tensors of given dtypes."""
     return {
-        name: tf.constant(array) if isinstance(array, str) else to_tensor(array, dtypes[name], None)
+        name: to_tensor(array, dtypes[name], None)
+        if isinstance(array, np.ndarray)
+        else tf.constant(array, dtypes[name])
         for name, array in arrays.items()
     }
 

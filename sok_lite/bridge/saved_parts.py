@@ -32,5 +32,5 @@ def part_of_rank(
     """
     whose, are_own = f"table {table.name!r}", owns(table, rank, size)
     contents = (from_named_arrays(as_arrays(part), whose) for part in parts)
-    whole, _ = concatenate([owned_by(each, are_own) for each in contents], whose)
+    whole = concatenate([owned_by(each, are_own) for each in contents], whose)
     return {name: tf.constant(array) for name, array in named_arrays(whole).items()}

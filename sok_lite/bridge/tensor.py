@@ -22,13 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.aligned import ALIGNMENT, aligned_empty
 from sok_lite.backend.arguments import address_of
 from sok_lite.bridge.gpu import device_name
 
 __all__ = ["empty", "memory_of_call", "to_array", "to_tensor"]
-
-# What TensorFlow's CPU kernels take for granted of the memory of a tensor.
-_ALIGNMENT = 64
 
 # TensorFlow has one object for each dtype.
 _STORAGE: list[tuple[tf.DType, np.dtype]] = [
@@ -212,12 +210,7 @@ def empty(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> Array:
             return backend.xp.empty(tuple(shape), storage)
         _memory().results[backend.address(array)] = tensor
         return array
-    size = math.prod(shape) * storage.itemsize
-    # NumPy's own large arrays lie on huge pages, which TensorFlow's do not: rows scattered over
-    # 4 KB pages cost a third more to write.
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -backend.address(memory) % _ALIGNMENT
-    return np.ndarray(tuple(shape), storage, memory, start)
+    return aligned_empty(tuple(shape), storage)
 
 
 def to_tensor(array: Array, dtype: tf.DType, backend: Backend | None) -> tf.Tensor:
@@ -234,7 +227,7 @@ def to_tensor(array: Array, dtype: tf.DType, backend: Backend | None) -> tf.Tens
     if backend is not None and backend.name != "cpu":
         return _from_gpu(array, dtype, backend)
     is_taken = array.size and array.flags.c_contiguous and array.flags.writeable
-    if not is_taken or address_of(array) % _ALIGNMENT:
+    if not is_taken or address_of(array) % ALIGNMENT:
         return _from_host(array, dtype)
     tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     if dtype is not tf.bfloat16:

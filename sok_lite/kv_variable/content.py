@@ -120,7 +120,7 @@ def joined(parts: Sequence[Content], whose: str) -> Content:
     Raises:
       ValueError: two have a key in common.
     """
-    return concatenate(_with_equal_states(parts), whose)[0]
+    return concatenate(_with_equal_states(parts), whose)
 
 
 def _with_equal_states(parts: Sequence[Content]) -> Sequence[Content]:

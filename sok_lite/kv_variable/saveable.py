@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.checkpoint import as_tensors
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.saver_call import saver_call
 from sok_lite.bridge.table_call import table_call
@@ -153,9 +154,9 @@ def _saved(
         parts = alive(whole).saved(shares, mode, bool(is_full), has_deltas)
         with tf.device(_DEVICE):
             return [
-                tf.constant(_as(part[tensor], dtype), dtype)
-                for part in parts
-                for tensor, dtype in dtypes.items()
+                tensors[name]
+                for tensors in [as_tensors(part, dtypes) for part in parts]
+                for name in dtypes
             ]
 
     inputs = [_is_full(has_deltas), "" if filename is None else filename]
@@ -169,11 +170,6 @@ def _saved(
     tensors = table_call(saved, f"Saving {name!r}", run, inputs, outputs, [None] * len(outputs))
     names = [(share.number, tensor) for share in shares for tensor in dtypes]
     return dict(zip(names, tensors, strict=True))
-
-
-def _as(value: Any, dtype: tf.DType) -> Any:
-    """Returns an array as TensorFlow takes it: NumPy has no bfloat16, so rows are bits of it."""
-    return value.view(dtype.as_numpy_dtype) if dtype == tf.bfloat16 else value
 
 
 def _is_full(has_deltas: bool) -> tf.Tensor:

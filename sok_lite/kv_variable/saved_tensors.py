@@ -33,7 +33,7 @@ import tensorflow as tf
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table.content import Content, in_order, select
 from sok_lite.engine.table.snapshot import State
-from sok_lite.engine.table.state_columns import columns_of, states_of
+from sok_lite.engine.table.state_columns import columns_of, side_by_side, states_of
 from sok_lite.kv_variable.content import are_distinct
 from sok_lite.kv_variable.share import Share
 
@@ -120,8 +120,7 @@ def encoded(
     times = np.concatenate([part.columns["times"], part.sighted["times"]])
     if facts.mode == PREDICT:
         known, counts, times = known[:0], counts[:0], times[:0]
-    columns = [np.empty((stated.size, 0), np.float32)]
-    columns += [state.rows[stated] for state in part.states]
+    all_states = side_by_side(part.states, part.keys.size)
     num_rows = part.keys.size if facts.mode == TRAIN else 0
     return {
         "keys": part.keys[~is_zero],
@@ -131,7 +130,7 @@ def encoded(
         "freq_keys": known,
         "freq_values": counts,
         "freq_times": times,
-        "states": np.concatenate(columns, axis=1),
+        "states": all_states[stated] if zeros.size else all_states,
         "state_columns": json.dumps(columns_of(part.states)),
         "need_full_import": facts.base is None,
         "delete_keys": deleted.astype(part.keys.dtype),

@@ -1,6 +1,8 @@
 """What tables hold, chosen from and put together on the host, beside dicts that do the same."""
 
+import contextlib
 import json
+import logging
 from functools import partial
 
 import hypothesis.strategies as st
@@ -23,6 +25,7 @@ from sok_lite.engine.table.content import (
     select,
     take,
 )
+from sok_lite.engine.table.lazy_rows import LazyRows, in_pieces, whole
 from sok_lite.engine.table.snapshot import State
 from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table
@@ -56,33 +59,68 @@ def content_of(keys, number, states=(), columns=("stamps", "scores"), sighted=()
     )
 
 
+def in_files(content, num_bytes=12):
+    """The same, of rows that come a few at a time."""
+    states = [s._replace(rows=in_pieces(s.rows, num_bytes)) for s in content.states]
+    return content._replace(values=in_pieces(content.values, num_bytes), states=states)
+
+
+def as_array(rows, initial=0.0):
+    if not isinstance(rows, LazyRows):
+        return rows
+    pieces = list(rows.read())
+    assert all(len(at) == len(piece) <= 3 for at, piece in pieces)
+    assert sum(len(at) for at, _ in pieces) <= rows.shape[0]
+    return whole(rows, np.dtype(np.float32), initial)
+
+
 def as_dicts(content):
     """{key: (row, {state: row}, {column: number})}, and the same of keys that were seen."""
-    keys = content.keys.tolist()
+    keys, values = content.keys.tolist(), as_array(content.values)
+    its = [(s, as_array(s.rows, s.initial)) for s in content.states]
     states = [
-        {(s.group, s.name, s.dim, s.initial): s.rows[i].tolist() for s in content.states}
+        {(s.group, s.name, s.dim, s.initial): rows[i].tolist() for s, rows in its}
         for i in range(len(keys))
     ]
     columns = [{n: c[i] for n, c in content.columns.items()} for i in range(len(keys))]
-    held = dict(zip(keys, zip(content.values.tolist(), states, columns, strict=True), strict=True))
+    held = dict(zip(keys, zip(values.tolist(), states, columns, strict=True), strict=True))
     places = enumerate(content.sighted_keys.tolist())
     sighted = {key: {n: c[i] for n, c in content.sighted.items()} for i, key in places}
     assert list(held) == sorted(held) and list(sighted) == sorted(sighted)
     return held, sighted
 
 
+REPEATED = "What was saved of a table has {:,} keys more than once: of each the {} one counts."
+
+
+@contextlib.contextmanager
+def said():
+    """What the logger has said; pytest's own fixture is not for hypothesis."""
+    texts, log = [], logging.getLogger("sok_lite")
+    handler = logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    log.addHandler(handler)
+    try:
+        yield texts
+    finally:
+        log.removeHandler(handler)
+
+
 some = st.lists(st.integers(0, 12), unique=True, max_size=8)
 part = st.tuples(some, st.booleans(), st.booleans(), some)
 
 
-@given(st.lists(part, min_size=1, max_size=4), st.sampled_from(["first", "last"]))
-def test_parts_together_are_a_dict_of_all_their_keys(parts, counts):
+@given(st.lists(part, min_size=1, max_size=4), st.sampled_from(["first", "last"]), st.booleans())
+def test_parts_together_are_a_dict_of_all_their_keys(parts, counts, are_lazy):
     contents = [
         content_of(keys, number, [(1, M), (1, V)] if has_states else [], names, sighted)
         for number, (keys, has_states, has_scores, sighted) in enumerate(parts)
         for names in [["stamps", "scores", "slots"] if has_scores else ["stamps"]]
     ]
-    whole, num_repeated = concatenate(contents, "a table", counts)
+    with said() as texts:
+        whole = concatenate(
+            [in_files(each) for each in contents] if are_lazy else contents, "a table", counts
+        )
     held, sighted = as_dicts(whole)
     all_states = {(1, *state): [state[2]] * state[1] for state in (M, V)}
     has_states = any(states for _, states, *_ in parts)
@@ -98,7 +136,8 @@ def test_parts_together_are_a_dict_of_all_their_keys(parts, counts):
         expected_sighted |= its_sighted
     assert held == expected
     assert sighted == expected_sighted
-    assert num_repeated == sum(len(keys) for keys, *_ in parts) - len(expected)
+    num_repeated = sum(len(keys) for keys, *_ in parts) - len(expected)
+    assert texts == [REPEATED.format(num_repeated, counts)] * (num_repeated > 0)
     if len(parts) > 1:
         assert whole.facts == {"num_lookups": 9 + len(parts)}
 
@@ -107,8 +146,8 @@ def test_a_key_of_two_parts_is_refused_where_none_counts():
     parts = [content_of([1, 2, 5], 0), content_of([], 1), content_of([2, 5, 7], 2)]
     with pytest.raises(ValueError, match=r"of table 't' is corrupt: its parts have 2 keys in comm"):
         concatenate(parts, "table 't'")
-    whole, num_repeated = concatenate([parts[0], parts[1]], "table 't'")
-    assert as_dicts(whole) == as_dicts(parts[0]) and num_repeated == 0
+    whole = concatenate([parts[0], parts[1]], "table 't'")
+    assert as_dicts(whole) == as_dicts(parts[0])
 
 
 def test_states_are_one_where_those_of_their_optimizer_are():
@@ -116,15 +155,15 @@ def test_states_are_one_where_those_of_their_optimizer_are():
     free = (None, ("w", 1, 2.0))
     first = content_of([1], 0, [(1, M), (2, M), (2, V), free])
     second = content_of([2], 1, [(1, M), (1, V), (2, M)])
-    states = concatenate([first, second], "a table")[0].states
+    states = concatenate([first, second], "a table").states
     assert [(s.group, s.name) for s in states] == [(None, "w"), (1, "m"), (2, "m"), (2, "v")]
     of_keys = {(s.group, s.name): s.rows[:, 0].tolist() for s in states}
     assert of_keys[None, "w"] == [1000, 2.0]
     assert of_keys[1, "m"] == of_keys[2, "m"] == of_keys[2, "v"] == [1000, 2100]
 
 
-@given(some, some, st.integers(1, 4))
-def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size):
+@given(some, some, st.integers(1, 4), st.booleans())
+def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size, are_lazy):
     whole = content_of(keys, 3, [(1, M)], ["stamps", "slots"], sighted, key_type="uint64")
 
     def are_own(of, rank):
@@ -133,8 +172,8 @@ def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size):
 
     held, seen = {}, {}
     for rank in range(size):
-        part = owned_by(whole, partial(are_own, rank=rank))
-        if part is not whole:
+        part = owned_by(in_files(whole) if are_lazy else whole, partial(are_own, rank=rank))
+        if len(part.keys) < len(whole.keys):
             assert "slots" not in part.columns and "num_slots" not in part.facts
             assert part.facts["num_lookups"] == 13
         its_held, its_seen = as_dicts(part._replace(columns={}))
@@ -156,9 +195,11 @@ def test_every_key_is_of_one_rank(owner, key_type):
 
 
 @given(st.permutations(range(7)), st.booleans())
-def test_keys_come_in_order(order, are_slots):
-    whole = content_of(range(7), 1, [(1, V)], ["stamps"], range(7))
-    mixed = select(whole, np.array(order), np.array(order[::-1]))
+def test_keys_come_in_order_and_keep_their_slots(order, are_lazy):
+    whole = content_of(range(7), 1, [(1, V)], ["stamps", "slots"], range(7))
+    mixed = in_files(whole, 8) if are_lazy else whole
+    mixed = select(mixed, np.array(order), np.array(order[::-1]))
+    assert mixed.facts == whole.facts
     assert as_dicts(in_order(mixed)) == as_dicts(whole)
     assert in_order(whole) is whole
 
@@ -205,11 +246,20 @@ def test_a_table_goes_on_from_what_was_taken(backend, monkeypatch, kind, key_typ
     table.insert_or_assign(backend.from_host(keys[:40]), backend.from_host(rows[:40]))
     table.find_or_insert(backend.from_host(keys[30:]))
     table.store.ensure_state("m", 0.25)
+    table.store.ensure_state("w", 0.5, 1)
+    some_states = rows_of(20, DIM + 1, seed=1)
+    table.assign_state("m", keys[:20], backend.from_host(some_states[:, 1:].copy()))
+    table.assign_state("w", keys[:20], backend.from_host(some_states[:, :1].copy()))
     other = new_table(backend, DIM, key_type=key_type, **KINDS[kind])
     other.find_or_insert(backend.from_host(keys[:1]))
     content = take(table)
     assert all(type(array) is np.ndarray for array in (content.keys, content.values))
-    restore(other, from_named_arrays(named_arrays(content), "a table"))
+    arrays = named_arrays(content)
+    # TensorFlow takes these over: there is no second copy.
+    for rows in (arrays["values"], arrays["states"]):
+        assert rows.ctypes.data % 64 == 0 and rows.flags.c_contiguous
+    assert np.shares_memory(arrays["states"], content.states[1].rows)
+    restore(other, from_named_arrays(arrays, "a table"))
     before, after = TableState.of(table), TableState.of(other)
     assert (after.rows, after.seen, after.sightings) == (before.rows, before.seen, before.sightings)
     assert (after.now, after.epoch) == (before.now, before.epoch)

@@ -11,6 +11,7 @@ from tests.support.helpers import first_row, new_table, sized, with_segments
 from tests.support.own_process import run_limited
 from tests.support.reference import DictTable
 from tests.support.simt.backend import is_simulated
+from tests.support.snapshots import take
 from tests.support.table_audit import audit
 
 I64 = np.iinfo(np.int64)
@@ -159,7 +160,7 @@ def test_a_growth_that_fails_on_its_way_leaves_a_table_that_works(small, kind, f
         irregular += table.index._directory.shapes != shapes
         if at % 3 == 0:  # what was saved of it comes back as well
             other = make(small, kind)
-            snapshot.restore(other, snapshot.take(table))
+            snapshot.restore(other, take(table))
             assert_holds(other, oracle)
             audit(other)
         for part in (more[:500], more[500:]):
@@ -260,7 +261,7 @@ def test_where_a_slot_is_follows_from_its_number(small, var_type):
     kind = {"hbm": "hbm", "hybrid": "kLru"}[var_type]
     table, other = make(small, kind), make(small, kind)
     table.find_or_insert(np.array([*range(1, 2500), *RESERVED]))
-    saved = snapshot.take(table)
+    saved = take(table)
     snapshot.restore(other, saved)
     audit(other)
     again = snapshot.take_held(other)

@@ -9,6 +9,7 @@ from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.update import apply_updates
 from tests.support.helpers import new_table, update_of
+from tests.support.snapshots import take
 
 DIM = 3
 INT64 = np.iinfo(np.int64)
@@ -47,7 +48,7 @@ def test_zero_rows_with_a_changed_state_are_shrunk(backend, monkeypatch, kind, n
     expected = sorted(keys[is_zero & (has_m | has_total)].tolist())
     assert shrunk(table) == expected
     other = new_table(backend, DIM, dtype=dtype)
-    snapshot.restore(other, snapshot.take(table))
+    snapshot.restore(other, take(table))
     assert shrunk(other) == expected
     # Nothing is kept: another row, another answer.
     table.accumulate(expected[::2], np.ones((len(expected[::2]), DIM), np.float32))

@@ -9,6 +9,7 @@ import pytest
 from sok_lite.engine.table import clock, snapshot
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.support.helpers import first_row, new_table
+from tests.support.snapshots import take
 from tests.support.table_audit import audit
 
 INT64 = np.iinfo(np.int64)
@@ -22,7 +23,7 @@ def moved(source, target):
     """Puts what `source` holds into `target`, as a checkpoint does."""
     backend = source.backend
     with source.lock, target.lock:
-        held, values, states = snapshot.take(source)
+        held, values, states = take(source)
         # Through the host, as a file would.
         *arrays, facts = held
         *arrays, values = [backend.from_host(backend.to_host(a)) for a in (*arrays, values)]
@@ -179,7 +180,7 @@ def test_a_lookup_that_is_said_to_come_yet_counts_as_the_last_one(backend, optio
     table, other = (new_table(backend, **options) for _ in range(2))
     for _ in range(2):
         table.find_or_insert([1, 2])
-    held, values, states = snapshot.take(table)
+    held, values, states = take(table)
     ahead = backend.from_host(np.full(2, 4_000_000_000, np.uint32))
     snapshot.restore(other, snapshot.Snapshot(held._replace(stamps=ahead), values, states))
     for _ in range(3):
@@ -216,7 +217,7 @@ def test_expiry_goes_on(backend, monkeypatch, kind, old):
         now[0] += 100
     table.find_or_insert([4])
     now[0] += 100
-    saved = snapshot.take(table)
+    saved = take(table)
     facts = json.loads(json.dumps(saved.held.facts))
     if old:
         del facts["spans"]
@@ -261,7 +262,7 @@ def test_sightings_keep_their_times(backend, monkeypatch):
 def test_times_that_contradict_themselves_are_refused(backend):
     table = new_table(backend)
     table.find_or_insert([1])
-    saved = snapshot.take(table)
+    saved = take(table)
     saved.held.facts["spans"]["times"].append(5.0)
     with pytest.raises(ValueError, match="'table' is corrupt: the times of its lookups contradict"):
         snapshot.restore(table, saved)
@@ -273,7 +274,7 @@ def test_a_capacity_that_the_slots_contradict_is_not_believed(backend, capacity)
     table, other = (new_table(backend, **OPTIONS) for _ in range(2))
     table.find_or_insert(np.arange(40))
     assert table.capacity == 64
-    saved = snapshot.take(table)
+    saved = take(table)
     saved.held.facts["capacity"] = capacity
     snapshot.restore(other, saved)
     audit(other)
@@ -288,7 +289,7 @@ def test_a_seed_that_no_index_has_is_refused(backend, seed):
     table, other = (new_table(backend, **OPTIONS) for _ in range(2))
     table.find_or_insert(np.arange(40))
     other.find_or_insert([4])
-    saved = snapshot.take(table)
+    saved = take(table)
     saved.held.facts["hash_seed"] = seed
     with pytest.raises(ValueError, match="'table' is corrupt: .* is no seed of a hash"):
         snapshot.restore(other, saved)
@@ -297,7 +298,7 @@ def test_a_seed_that_no_index_has_is_refused(backend, seed):
 
 def test_an_empty_snapshot_brings_no_seed(backend):
     table, other = (new_table(backend, **OPTIONS) for _ in range(2))
-    saved, own = snapshot.take(table), other.index.seed
+    saved, own = take(table), other.index.seed
     saved.held.facts["hash_seed"] = own + 32
     snapshot.restore(other, saved)
     assert other.index.seed == own
@@ -307,7 +308,7 @@ def test_a_snapshot_does_not_say_how_large_an_index_is(backend):
     options = OPTIONS | {"max_capacity": 1 << 26}
     table, other = (new_table(backend, **options) for _ in range(2))
     table.find_or_insert(np.arange(5))
-    saved = snapshot.take(table)
+    saved = take(table)
     saved.held.facts.update(capacity=1 << 26, num_slots=1 << 26)
     snapshot.restore(other, saved)
     audit(other)
@@ -318,7 +319,7 @@ def test_a_snapshot_does_not_say_how_large_an_index_is(backend):
 def test_a_corrupt_snapshot_changes_nothing(backend):
     xp = backend.xp
     table = full_table(backend, OPTIONS)
-    saved, values, _ = snapshot.take(table)
+    saved, values, _ = take(table)
     slots = saved.slots.copy()
     slots[0] = slots[1]
     # Each of the two may be there: a slot of a bucket that both of them have.
@@ -412,7 +413,7 @@ def test_a_snapshot_has_the_states_of_rows(backend, kind):
         expected[name] = np.arange(keys.size * dim, dtype=np.float32).reshape(-1, dim)
         table.store.write(rows, backend.from_host(expected[name]), column=name)
     other.find_or_insert([5])
-    saved = snapshot.take(table)
+    saved = take(table)
     table.clear()
     snapshot.restore(other, saved)
     found = other.find(backend.from_host(keys))

@@ -10,7 +10,7 @@ import numpy as np
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine.hashing import new_seed
 from sok_lite.engine.optimizers import SGD, Adagrad
-from sok_lite.engine.table import snapshot
+from sok_lite.engine.table import content, snapshot
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update import Update, apply_updates
 from tests.support.chosen_keys import of_one_segment
@@ -532,7 +532,7 @@ CASES = {
         nothing,
     ),
     "statistics": Case(_ALL, lambda bench, tables: tables[0].statistics(), nothing),
-    "snapshot": Case(_ALL, lambda bench, tables: snapshot.take(tables[0]), nothing),
+    "snapshot": Case(_ALL, lambda bench, tables: content.take(tables[0]), nothing),
     "restore": Case((*_ALL, *_LOGS), _restore, _restore_model, _writes),
     "restore_into_empty": Case(
         _ALL,

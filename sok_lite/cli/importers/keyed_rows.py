@@ -66,7 +66,7 @@ class KeyedSource(Source):
     ) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
         keys = keyed.all_keys()
-        kept, _ = one_of_each(keys, "last")
+        kept = one_of_each(keys, "last", f"table {self.name!r}")
         self._is_kept = np.zeros(keys.size, bool)
         self._is_kept[kept] = True
         self.num_keys = kept.size
@@ -104,7 +104,7 @@ class _Found:
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
         keys = keyed.all_keys()
-        self._places, _ = one_of_each(keys, "last")
+        self._places = one_of_each(keys, "last", f"the states in {keyed.name!r}")
         self._keys = keys[self._places]
         self._ends = np.cumsum([part.keys.size for part in keyed.parts])
 

@@ -215,7 +215,7 @@ def _taken(tables: Sequence[EmbeddingTable]) -> list[Content]:
 def _restoring(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
-    content, _ = concatenate(ordered, f"table {table.name!r}", counts="first")
+    content = concatenate(ordered, f"table {table.name!r}", counts="first")
     return preparing(table, as_snapshot(table, content))
 
 

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint have for a table of this rank: a snapshot whose rows stay there.
+"""What the files of a checkpoint have for a table of this rank: a content whose rows stay there.
 
 Keys and what goes with each are in memory, as in the table's index; rows come in pieces as they are
 asked for. Where as many ranks wrote the checkpoint as read it, and the keys have the same owners,
@@ -9,47 +9,31 @@ keys.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.chain import rows_of, tensors_of_chain
+from sok_lite.engine.files.chain import Rows, rows_of, tensors_of_chain
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.content import one_of_each, owns
-from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
-from sok_lite.engine.table.snapshot import Held, LazyRows, Snapshot, State
+from sok_lite.engine.table.content import (
+    Content,
+    Owns,
+    concatenate,
+    in_order,
+    one_of_each,
+    owns,
+)
+from sok_lite.engine.table.joined import without_slots
+from sok_lite.engine.table.lazy_rows import LazyRows
+from sok_lite.engine.table.snapshot import State
 
-
-class _Part(NamedTuple):
-    """Keys of one file that belong to this rank.
-
-    Attributes:
-      reader: of the file.
-      at: (k,) int64, ascending, where they are in the file.
-      places: (k,) int64, where they are among all keys of this rank.
-      num_rows: how many there are in the file.
-    """
-
-    reader: ShardReader
-    at: np.ndarray
-    places: np.ndarray
-    num_rows: int
-
-    def rows(self, name: str, num_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields (places, rows) of a tensor, of which at most `num_bytes` are read at a time."""
-        step = max(1, num_bytes // max(1, self.reader.tensors[name].row_bytes))
-        cuts = np.searchsorted(self.at, np.arange(0, self.num_rows + step, step))
-        spans = [(i, j) for i, j in itertools.pairwise(cuts.tolist()) if i < j]
-        ranges = ((int(self.at[i]), int(self.at[j - 1]) + 1) for i, j in spans)
-        for (i, j), rows in zip(spans, self.reader.rows(name, ranges), strict=True):
-            yield self.places[i:j], rows[self.at[i:j] - self.at[i]]
+_SIGHTED = ("sightings", "sighting_stamps")
 
 
 def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
@@ -69,7 +53,7 @@ def content(
     comm: Communicator,
     num_bytes: int,
     progress: Progress | None = None,
-) -> Snapshot:
+) -> Content:
     """Returns what a checkpoint has for the part of a table that is on this rank.
 
     Args:
@@ -82,47 +66,76 @@ def content(
       OSError: a file cannot be read. ValueError: a file is corrupt. Reading the LazyRows may raise
         the same.
     """
-    shards = shards_of(table, facts, comm)
-    has_all = _is_own(table, facts, comm) or comm.size == 1
 
     def opened(shard: Shard) -> ShardReader:
         return open_shard(facts, shard, folder, progress)
 
-    readers = [opened(shard) for shard in shards]
-    chosen = [_keys(table, reader, comm, has_all, num_bytes) for reader in readers]
-    key_type = table.key_dtype.dtype
-    keys = np.concatenate([np.empty(0, key_type), *(keys for _, keys in chosen)])
-    # That of the lowest rank, where several had the key.
-    kept, _ = one_of_each(keys, "first")
-    places = np.full(keys.size, -1)
-    places[kept] = np.arange(kept.size)
-    keys = keys[kept]
-    parts, start = [], 0
-    for reader, shard, (at, _) in zip(readers, shards, chosen, strict=True):
-        its = places[start : start + at.size]
-        start += at.size
-        parts.append(_Part(reader, at[its >= 0], its[its >= 0], shard.rows))
-    sighted = _sighted(table, readers, comm, has_all, num_bytes)
-    held = _held(table, shards, parts, keys, sighted, num_bytes)
-    n, to_storage = int(held.keys.size), _conversion(table, facts.dtype)
-    rows = [
-        _with_rows(opened, shard, part, keys) for shard, part in zip(shards, parts, strict=True)
-    ]
-    with_values = [(part, "values") for its_rows in rows for _, part in its_rows]
-    values = _pieces(table, with_values, (n, table.dim), num_bytes)
-    values = values._replace(read=_converted(values.read, to_storage))
-    return Snapshot(held, values, _states(table, shards, rows, n, num_bytes))
+    is_own = _is_own(table, facts, comm) or comm.size == 1
+    files = _Files(
+        opened,
+        (lambda keys: np.ones(keys.size, bool)) if is_own else owns(table, comm.rank, comm.size),
+        _conversion(table, facts.dtype),
+        num_bytes,
+    )
+    parts = [_part(table, files, shard) for shard in shards_of(table, facts, comm)]
+    # A key that several have is that of the lowest rank.
+    return concatenate(parts, f"table {table.name!r}", counts="first")
 
 
-def _with_rows(
-    opened: Callable[[Shard], ShardReader], shard: Shard, part: _Part, keys: np.ndarray
-) -> list[tuple[Shard, _Part]]:
-    """Returns the files that have the rows of a part, newest first, and where."""
-    readers = [*map(opened, shard.before), part.reader]
-    return [
-        (rows.shard, _Part(rows.reader, rows.at, part.places[rows.places], rows.shard.num_rows))
-        for rows in rows_of(shard, readers, keys[part.places], part.at)
+class _Files(NamedTuple):
+    """How files are read.
+
+    Attributes:
+      opened: opens one.
+      are_own: says which keys are of this rank.
+      to_storage: makes rows those of the table.
+      num_bytes: of rows that are read together.
+    """
+
+    opened: Callable[[Shard], ShardReader]
+    are_own: Owns
+    to_storage: Callable[[np.ndarray], np.ndarray]
+    num_bytes: int
+
+
+def _part(table: AnyTable, files: _Files, shard: Shard) -> Content:
+    """Returns what one file, and those that it continues, have for this rank."""
+    reader, kind = files.opened(shard), table.key_dtype
+    at, keys = _own_keys(files, reader, "keys", kind.dtype)
+    # Files of others may have a key twice.
+    at, keys = _firsts(at, keys, f"table {table.name!r}")
+    sighted_at, sighted_keys = _own_keys(files, reader, "sighted_keys", kind.dtype)
+    sighted_at, sighted_keys = _firsts(sighted_at, sighted_keys, f"sightings of {table.name!r}")
+    chain = rows_of(shard, [*map(files.opened, shard.before), reader], keys, at)
+    values = _lazy(files, chain, ["values"] * len(chain), table.dim, files.to_storage)
+    states = [
+        State(
+            *(state.name, state.dim, state.initial),
+            _lazy(files, chain, tensors_of_chain(shard, state.tensor)[::-1], state.dim),
+            state.group,
+        )
+        for state in shard.states
     ]
+    # Where slots are says something of all keys together.
+    is_whole = at.size == shard.rows
+    names = [name for name in ("scores", "slots") if getattr(shard, name)]
+    columns = {name: _gathered(files, reader, name, at) for name in ["stamps", *names]}
+    if not is_whole:
+        columns.pop("slots", None)
+    sighted = {name: _gathered(files, reader, name, sighted_at) for name in _SIGHTED}
+    facts = shard.facts if is_whole else without_slots(shard.facts)
+    sighted_keys = kind.to_int64(np, sighted_keys)
+    # In an increment keys that have changed come first.
+    return in_order(Content(keys, values, states, columns, sighted_keys, sighted, facts))
+
+
+def _firsts(at: np.ndarray, keys: np.ndarray, whose: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns keys without those that came before, and where they are, as they come."""
+    kept = one_of_each(keys, "first", whose)
+    if kept.size == keys.size:
+        return at, keys
+    kept.sort()
+    return at[kept], keys[kept]
 
 
 def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int, int]]:
@@ -132,133 +145,68 @@ def _steps(reader: ShardReader, name: str, num_bytes: int) -> Iterator[tuple[int
         yield first, min(first + step, num_rows)
 
 
-def _keys(
-    table: AnyTable,
-    reader: ShardReader,
-    comm: Communicator,
-    has_all: bool,
-    num_bytes: int,
-    name: str = "keys",
+def _own_keys(
+    files: _Files, reader: ShardReader, name: str, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the keys of this rank are in a file, and those keys."""
-    found, chosen = [np.empty(0, np.int64)], [np.empty(0, table.key_dtype.dtype)]
-    steps, are_own = list(_steps(reader, name, num_bytes)), owns(table, comm.rank, comm.size)
+    """Returns where the keys of this rank are in a file, ascending, and those keys."""
+    found, own = [np.empty(0, np.int64)], [np.empty(0, dtype)]
+    steps = list(_steps(reader, name, files.num_bytes))
     for (first, _), keys in zip(steps, reader.rows(name, iter(steps)), strict=True):
-        if has_all:
-            at = np.arange(keys.size)
-        else:
-            at = np.flatnonzero(are_own(keys))
+        at = np.flatnonzero(files.are_own(keys))
         found.append(at + first)
-        chosen.append(keys[at])
-    return np.concatenate(found), np.concatenate(chosen)
+        own.append(keys[at])
+    return np.concatenate(found), np.concatenate(own)
 
 
-def _held(
-    table: AnyTable,
-    shards: Sequence[Shard],
-    parts: Sequence[_Part],
-    keys: np.ndarray,
-    sighted: tuple[np.ndarray, np.ndarray, np.ndarray],
-    num_bytes: int,
-) -> Held:
-    from_host = table.backend.from_host
-
-    def gathered(name: str, dtype: Any) -> np.ndarray:
-        whole = np.zeros(keys.size, dtype)
-        for part in parts:
-            for places, numbers in part.rows(name, num_bytes):
-                whole[places] = numbers
-        return whole
-
-    facts = joined_facts([shard.facts for shard in shards])
-    none = np.empty(0, np.int64)
-    is_whole = len(shards) == 1 and keys.size == shards[0].rows
-    has_scores = all(shard.scores for shard in shards)
-    slots = gathered("slots", np.int64) if is_whole and shards[0].slots else none
-    if not is_whole:
-        facts = without_slots(facts)
-    scores = gathered("scores", np.uint64) if has_scores else none.astype(np.uint64)
-    return Held(
-        from_host(keys),
-        from_host(np.empty(0, np.uint32)),
-        from_host(gathered("stamps", np.uint32)),
-        from_host(scores),
-        from_host(slots),
-        from_host(sighted[0]),
-        from_host(sighted[1]),
-        from_host(sighted[2]),
-        facts,
-    )
+def _gathered(files: _Files, reader: ShardReader, name: str, at: np.ndarray) -> np.ndarray:
+    """Returns what a tensor has of some keys."""
+    whole = np.empty(at.size, reader.tensors[name].storage.newbyteorder("="))
+    for part, numbers in _pieces(reader, name, at, files.num_bytes):
+        whole[part] = numbers
+    return whole
 
 
-def _sighted(
-    table: AnyTable,
-    readers: Sequence[ShardReader],
-    comm: Communicator,
-    has_all: bool,
-    num_bytes: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the keys that were seen and have no row, as int64, how often, and when last."""
-    keys = [np.empty(0, np.int64)]
-    counts, stamps = [np.empty(0, np.uint32)], [np.empty(0, np.uint32)]
-    for reader in readers:
-        at, found = _keys(table, reader, comm, has_all, num_bytes, "sighted_keys")
-        num_rows = reader.tensors["sighted_keys"].shape[0]
-        part = _Part(reader, at, np.arange(at.size), num_rows)
-        keys.append(table.key_dtype.to_int64(np, found))
-        counts.extend(rows for _, rows in part.rows("sightings", num_bytes))
-        stamps.extend(rows for _, rows in part.rows("sighting_stamps", num_bytes))
-    all_keys = np.concatenate(keys)
-    first, _ = one_of_each(all_keys, "first")
-    return all_keys[first], np.concatenate(counts)[first], np.concatenate(stamps)[first]
+def _lazy(
+    files: _Files,
+    chain: Sequence[Rows],
+    tensors: Sequence[str | None],
+    dim: int,
+    convert: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+) -> LazyRows:
+    """Returns the rows of a tensor.
 
+    Args:
+      chain: the files that have them, newest first.
+      tensors: its name in each; None: rows there are older than the state.
+      convert: makes of them what is read.
+    """
 
-def _states(
-    table: AnyTable,
-    shards: Sequence[Shard],
-    rows: Sequence[Sequence[tuple[Shard, _Part]]],
-    n: int,
-    num_bytes: int,
-) -> list[State]:
-    states = []
-    for name, dim, initial, group, in_files in joined_states([shard.states for shard in shards]):
-        its: list[tuple[_Part, str]] = []
-        for i, newest in in_files.items():
-            tensors = reversed(tensors_of_chain(shards[i], newest))
-            parts = zip(rows[i], tensors, strict=True)
-            its += [(part, tensor) for (_, part), tensor in parts if tensor is not None]
-        pieces = _pieces(table, its, (n, dim), num_bytes)
-        states.append(State(name, dim, initial, pieces, group))
-    return states
+    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for (_, reader, at, places), name in zip(chain, tensors, strict=True):
+            if name is not None:
+                for part, rows in _pieces(reader, name, at, files.num_bytes):
+                    yield places[part], convert(rows)
+
+    return LazyRows((sum(rows.at.size for rows in chain), dim), read)
 
 
 def _pieces(
-    table: AnyTable,
-    tensors: Sequence[tuple[_Part, str]],
-    shape: tuple[int, int],
-    num_bytes: int,
-) -> LazyRows:
-    from_host = table.backend.from_host
-
-    def read() -> Iterator[tuple[Array, Array]]:
-        for part, name in tensors:
-            for places, rows in part.rows(name, num_bytes):
-                yield from_host(places), from_host(rows)
-
-    return LazyRows(shape, read)
+    reader: ShardReader, name: str, at: np.ndarray, num_bytes: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yields rows of a tensor, at ascending places, of which `num_bytes` are read at a time."""
+    firsts = [first for first, _ in _steps(reader, name, num_bytes)]
+    cuts = [*np.searchsorted(at, firsts).tolist(), at.size]
+    spans = [(i, j) for i, j in itertools.pairwise(cuts) if i < j]
+    ranges = ((int(at[i]), int(at[j - 1]) + 1) for i, j in spans)
+    for (i, j), rows in zip(spans, reader.rows(name, ranges), strict=True):
+        yield slice(i, j), rows if len(rows) == j - i else rows[at[i:j] - at[i]]
 
 
-def _conversion(table: AnyTable, dtype: str) -> Callable[[Array], Array]:
+def _conversion(table: AnyTable, dtype: str) -> Callable[[np.ndarray], np.ndarray]:
     """Returns what makes rows of a dtype those of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
-    xp, source = table.backend.xp, row_dtype(dtype)
+    source, target = row_dtype(dtype), table.row_dtype
     if source.name == "bfloat16":
-        return lambda rows: table.row_dtype.to_storage(xp, source.to_float32(xp, rows))
-    return partial(table.row_dtype.to_storage, xp)
-
-
-def _converted(
-    read: Callable[[], Iterator[tuple[Array, Array]]], convert: Callable[[Array], Array]
-) -> Callable[[], Iterator[tuple[Array, Array]]]:
-    return lambda: ((places, convert(rows)) for places, rows in read())
+        return lambda rows: target.to_storage(np, source.to_float32(np, rows))
+    return partial(target.to_storage, np)

@@ -30,6 +30,7 @@ from sok_lite.engine.files.static_part import (
 )
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import as_snapshot
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.merging import merged
 from sok_lite.engine.table.snapshot import preparing, publish_restored
@@ -157,7 +158,9 @@ def _prepared(
             facts = found.tables[table.table.name]
             prepared.append(static_actions(table, facts, folder, comm, CHUNK_BYTES, progress))
             continue
-        snapshot = content(table, found.tables[table.name], folder, comm, CHUNK_BYTES, progress)
+        facts = found.tables[table.name]
+        whole = content(table, facts, folder, comm, CHUNK_BYTES, progress)
+        snapshot = as_snapshot(table, whole)
         if mode == "merge":
             snapshot = merged(table, snapshot, CHUNK_BYTES)
         prepared.append(preparing(table, snapshot))

@@ -19,7 +19,7 @@ from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.table_file import NOT_WRITTEN, tensors_of
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.snapshot import LazyRows
+from sok_lite.engine.table.lazy_rows import whole
 
 # Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
@@ -124,8 +124,7 @@ def static_actions(
     table = part.table
     numbers = table.row_numbers(comm.rank, comm.size)
     found = content(table, facts, folder, comm, num_bytes, progress)
-    keys = table.backend.to_host(found.held.keys)
-    if not np.array_equal(keys, np.array(numbers, np.int64)):
+    if not np.array_equal(found.keys, np.array(numbers, np.int64)):
         raise ValueError(
             f"Static table {table.name!r} takes the keys 0 to {table.num_rows - 1}. The checkpoint "
             f"at {folder} has others. Nothing was loaded. Load it into a dynamic table."
@@ -139,18 +138,7 @@ def static_actions(
             "Keras has its states once it is built: call its build() with all dense and static "
             "variables that it trains. Or leave the optimizer out."
         )
-    assert isinstance(found.values, LazyRows)
-    columns = {"value": _whole(table, found.values, table.row_dtype.storage, 0.0)}
+    columns = {"value": whole(found.values, table.row_dtype.storage, 0.0)}
     for name in part.states or ():
-        rows = states[name].rows
-        assert isinstance(rows, LazyRows)
-        columns[name] = _whole(table, rows, np.dtype(np.float32), states[name].initial)
+        columns[name] = whole(states[name].rows, np.dtype(np.float32), states[name].initial)
     return part.assigning(columns)
-
-
-def _whole(table: StaticTable, pieces: LazyRows, dtype: np.dtype, initial: float) -> np.ndarray:
-    to_host = table.backend.to_host
-    rows = np.full(pieces.shape, initial, dtype)
-    for at, piece in pieces.read():
-        rows[to_host(at)] = to_host(piece)
-    return rows

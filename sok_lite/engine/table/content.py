@@ -1,16 +1,18 @@
 """All that a table holds, on the host: taken out, chosen from, put together and put back.
 
-Formats of checkpoints that have the whole in memory are codecs over it: what a key has that comes
-in several parts, which states are one, and whose keys are whose is decided here for all of them.
+Formats of checkpoints are codecs over it: what a key has that comes in several parts, which states
+are one, and whose keys are whose is decided here for all of them. Rows may stay in files.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.aligned import aligned_empty
 from sok_lite.engine.batch import ShardedTable
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.rows.store import RowStore
@@ -18,15 +20,11 @@ from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
-from sok_lite.engine.table.snapshot import (
-    Held,
-    LazyRows,
-    Snapshot,
-    State,
-    numbered_states,
-    take_held,
-)
-from sok_lite.engine.table.state_columns import columns_of, states_of
+from sok_lite.engine.table.lazy_rows import LazyRows, chained, in_pieces, moved
+from sok_lite.engine.table.snapshot import Held, Snapshot, State, numbered_states, take_held
+from sok_lite.engine.table.state_columns import columns_of, side_by_side, states_of
+
+_log = logging.getLogger("sok_lite")
 
 # What is known of each key in a table, and of each that was seen and has no row; see `Held`.
 _COLUMNS = ("stamps", "scores", "slots")
@@ -43,8 +41,8 @@ class Content(NamedTuple):
 
     Attributes:
       keys: (n,) of the table's key type, distinct, ascending.
-      values: (n, dim) of the row's storage dtype.
-      states: of all optimizers, rows (n, dim) float32.
+      values: (n, dim) of the row's storage dtype, or LazyRows of such on the host.
+      states: of all optimizers, rows (n, dim) float32, or LazyRows of such on the host.
       columns: what is known of each key, (n,) by name.
       sighted_keys: (m,) int64, distinct, ascending.
       sighted: what is known of each of those, (m,) by name.
@@ -52,7 +50,7 @@ class Content(NamedTuple):
     """
 
     keys: np.ndarray
-    values: np.ndarray
+    values: Any
     states: Sequence[State]
     columns: Mapping[str, np.ndarray]
     sighted_keys: np.ndarray
@@ -73,16 +71,24 @@ def _taken(table: EmbeddingTable) -> Content:
     drop_orphaned_states(table)
     store, held, host = table.store, take_held(table), table.backend.to_host
     rows = table.backend.xp.ascontiguousarray(held.rows)
+    values = aligned_empty((rows.size, table.dim), store.column().dtype)
+    _copy(store, rows, "value", values)
+    numbered = numbered_states(store)
+    width = sum(column.dim for *_, column in numbered)
+    all_states = aligned_empty((rows.size, width), np.dtype(np.float32))
+    states, end = [], 0
+    for number, name, column in numbered:
+        begin, end = end, end + column.dim
+        its_rows = all_states[:, begin:end]
+        _copy(store, rows, column.name, its_rows)
+        states.append(State(name, column.dim, column.initial, its_rows, number))
     columns = {name: host(getattr(held, name)) for name in _COLUMNS}
     sighted_keys = host(held.sighted_keys)
     order = np.argsort(sighted_keys)
     return Content(
         host(held.keys),
-        _on_host(store, rows, "value"),
-        [
-            State(name, column.dim, column.initial, _on_host(store, rows, column.name), number)
-            for number, name, column in numbered_states(store)
-        ],
+        values,
+        states,
         # Scores and slots are empty where there are none.
         {name: column for name, column in columns.items() if column.size or name == "stamps"},
         sighted_keys[order],
@@ -91,19 +97,16 @@ def _taken(table: EmbeddingTable) -> Content:
     )
 
 
-def _on_host(store: RowStore, rows: Array, column: str) -> np.ndarray:
-    """Returns rows of a column; on a GPU there may be no memory for all of them together."""
+def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
+    """Copies rows of a column to the host; on a GPU there may be no memory for all of them."""
     backend = store.backend
-    if backend.name == "cpu":
-        return store.read(rows, column)
-    whole = backend.to_host(store.read(rows[:0], column))
-    whole = np.empty((len(rows), *whole.shape[1:]), whole.dtype)
+    if backend.name == "cpu" and out.flags.c_contiguous:
+        store.read(rows, column, out)
+        return
     step = max(1, _CHUNK_BYTES // max(1, store.column(column).row_bytes))
     for first in range(0, len(rows), step):
-        whole[first : first + step] = backend.to_host(
-            store.read(rows[first : first + step], column)
-        )
-    return whole
+        some = store.read(rows[first : first + step], column)
+        out[first : first + step] = backend.to_host(some)
 
 
 def restore(table: EmbeddingTable, content: Content) -> None:
@@ -136,19 +139,15 @@ def as_snapshot(table: EmbeddingTable, content: Content) -> Snapshot:
     return Snapshot(held, _rows_for(backend, content.values), states)
 
 
-def _rows_for(backend: Backend, rows: Array) -> Any:
-    """Returns rows of the host as a table takes them; on a GPU it has some at a time."""
-    if backend.name == "cpu" or not isinstance(rows, np.ndarray):
+def _rows_for(backend: Backend, rows: Any) -> Any:
+    """Returns rows of the host as a table takes them; what it must copy it has a piece of."""
+    if not isinstance(rows, np.ndarray | LazyRows):
         return rows
-
-    def read() -> Iterator[tuple[Array, Array]]:
-        step = max(1, _CHUNK_BYTES // max(1, rows.itemsize * rows.shape[1]))
-        for first in range(0, len(rows), step):
-            some = rows[first : first + step]
-            places = np.arange(first, first + len(some))
-            yield backend.from_host(places), backend.from_host(some)
-
-    return LazyRows((len(rows), rows.shape[1]), read)
+    if backend.name == "cpu" and (isinstance(rows, LazyRows) or rows.flags.c_contiguous):
+        return rows
+    pieces = in_pieces(rows, _CHUNK_BYTES) if isinstance(rows, np.ndarray) else rows
+    device = backend.from_host
+    return pieces._replace(read=lambda: ((device(at), device(some)) for at, some in pieces.read()))
 
 
 # ---------------------------------------------------------------- choosing and putting together
@@ -157,24 +156,46 @@ def _rows_for(backend: Backend, rows: Array) -> Any:
 def select(content: Content, chosen: np.ndarray, sighted: np.ndarray) -> Content:
     """Returns some of the keys of a content, with what is known of them.
 
+    Where they had their slots is known of all keys together only.
+
     Args:
-      chosen: (n,) bool, or places of keys with a row.
-      sighted: (m,) bool, or places of those without one.
+      chosen: (n,) bool, or distinct places of keys with a row, in the order that they are to have.
+      sighted: (m,) bool, or such places of those without one.
     """
-    if _are_all(chosen) and _are_all(sighted):
+    if _are_in_place(chosen) and _are_in_place(sighted):
         return content
+    columns, facts = dict(content.columns), dict(content.facts)
+    num_chosen = np.count_nonzero(chosen) if chosen.dtype == bool else chosen.size
+    if num_chosen < content.keys.size:
+        columns.pop("slots", None)
+        facts = without_slots(facts)
+    values, states = _selected(content.values, content.states, chosen)
     return Content(
         content.keys[chosen],
-        content.values[chosen],
-        [state._replace(rows=state.rows[chosen]) for state in content.states],
-        {name: column[chosen] for name, column in content.columns.items() if name != "slots"},
+        values,
+        states,
+        {name: column[chosen] for name, column in columns.items()},
         content.sighted_keys[sighted],
         {name: column[sighted] for name, column in content.sighted.items()},
-        without_slots(dict(content.facts)),
+        facts,
     )
 
 
-def _are_all(chosen: np.ndarray) -> bool:
+def _selected(
+    values: Any, states: Sequence[State], chosen: np.ndarray
+) -> tuple[Any, Sequence[State]]:
+    """Returns the chosen rows of values and states, which are arrays or LazyRows."""
+    if not isinstance(values, LazyRows):
+        return values[chosen], [state._replace(rows=state.rows[chosen]) for state in states]
+    at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+    places = np.full(values.shape[0], -1)
+    places[at] = np.arange(at.size)
+    return moved(values, places, at.size), [
+        state._replace(rows=moved(state.rows, places, at.size)) for state in states
+    ]
+
+
+def _are_in_place(chosen: np.ndarray) -> bool:
     return chosen.dtype == bool and bool(chosen.all())
 
 
@@ -214,61 +235,80 @@ def _order(keys: np.ndarray) -> np.ndarray:
     return np.argsort(keys)
 
 
-def concatenate(
-    parts: Sequence[Content], whose: str, counts: Counts | None = None
-) -> tuple[Content, int]:
-    """Returns what several parts of a table hold together, and how often a key came again.
+def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = None) -> Content:
+    """Returns what several parts of a table hold together; see `one_of_each` for repeated keys.
 
     A state that a part does not have is what it begins with there. What is known of the keys of
     some parts only is left out, and so is where they had their slots. Facts are those of the part
     with most lookups.
 
     Args:
-      parts: at least one.
-      whose: names the table in errors.
+      parts: at least one; the rows of all are arrays, or of all LazyRows.
+      whose: names the table in what is said.
       counts: which part counts for a key that several have; None: none may.
 
     Raises:
       ValueError: a key comes in several parts, and none of them counts.
     """
     if len(parts) == 1:
-        return parts[0], 0
+        return parts[0]
     keys = np.concatenate([part.keys for part in parts])
-    kept, num_repeated = one_of_each(keys, counts)
-    if num_repeated and counts is None:
-        raise ValueError(
-            f"What was saved of {whose} is corrupt: its parts have {num_repeated:,} keys in common."
-        )
+    kept = one_of_each(keys, counts, whose)
     sighted_keys = np.concatenate([part.sighted_keys for part in parts])
-    sighted, _ = one_of_each(sighted_keys, counts)
+    sighted = _places(sighted_keys, counts)
+    values = _one_after_the_other([part.values for part in parts])
+    values, states = _selected(values, _joined_states(parts), kept)
     facts = [dict(part.facts) for part in parts if part.facts]
-    joined = Content(
+    return Content(
         keys[kept],
-        np.concatenate([part.values for part in parts])[kept],
-        [state._replace(rows=state.rows[kept]) for state in _joined_states(parts)],
+        values,
+        states,
         _joined_columns([(part.keys, part.columns) for part in parts], kept),
         sighted_keys[sighted],
         _joined_columns([(part.sighted_keys, part.sighted) for part in parts], sighted),
         without_slots(joined_facts(facts)) if facts else {},
     )
-    return joined, num_repeated
 
 
-def one_of_each(keys: np.ndarray, counts: Counts | None) -> tuple[np.ndarray, int]:
-    """Returns the place of one of each distinct key, in ascending order, and how many are more.
+def one_of_each(keys: np.ndarray, counts: Counts | None, whose: str) -> np.ndarray:
+    """Returns the place of one of each distinct key, (k,) int64, in the order of the keys.
+
+    Keys that come again are counted, and the logger "sok_lite" warns of them.
 
     Args:
-      keys: of several parts, one part after the other.
-      counts: which is taken of a key that comes more than once; None is as "first".
+      keys: (n,) of several parts, one part after the other.
+      counts: which is taken of a key that comes more than once; None: none may.
+      whose: names the table in what is said.
+
+    Raises:
+      ValueError: a key comes more than once, and none counts.
     """
+    places = _places(keys, counts)
+    num_repeated = keys.size - places.size
+    if num_repeated and counts is None:
+        raise ValueError(
+            f"What was saved of {whose} is corrupt: its parts have {num_repeated:,} keys in common."
+        )
+    if num_repeated:
+        _log.warning(
+            "What was saved of %s has %s keys more than once: of each the %s one counts.",
+            *(whose, f"{num_repeated:,}", counts),
+        )
+    return places
+
+
+def _places(keys: np.ndarray, counts: Counts | None) -> np.ndarray:
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     is_new = np.ones(keys.size, bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
-    num_repeated = int(keys.size - np.count_nonzero(is_new))
     if counts == "last":
         is_new = np.append(is_new[1:], True)[: keys.size]
-    return order[is_new], num_repeated
+    return order[is_new]
+
+
+def _one_after_the_other(rows: Sequence[Any]) -> Any:
+    return chained(rows) if isinstance(rows[0], LazyRows) else np.concatenate(rows)
 
 
 def _joined_columns(
@@ -302,13 +342,18 @@ def _joined_states(parts: Sequence[Content]) -> list[State]:
     joined = []
     for name, dim, initial, group, tensors in joined_states(places):
         rows = [
-            part.states[tensors[i]].rows
-            if i in tensors
-            else np.full((part.keys.size, dim), initial, np.float32)
+            part.states[tensors[i]].rows if i in tensors else _begun(part, dim, initial)
             for i, part in enumerate(parts)
         ]
-        joined.append(State(name, dim, initial, np.concatenate(rows), group))
+        joined.append(State(name, dim, initial, _one_after_the_other(rows), group))
     return sorted(joined, key=lambda state: state.group or 0)
+
+
+def _begun(part: Content, dim: int, initial: float) -> Any:
+    """Returns the rows of a state that a part does not have."""
+    shape = part.keys.size, dim
+    is_lazy = isinstance(part.values, LazyRows)
+    return LazyRows(shape, lambda: iter(())) if is_lazy else np.full(shape, initial, np.float32)
 
 
 # ---------------------------------------------------------------- as named arrays
@@ -316,12 +361,11 @@ def _joined_states(parts: Sequence[Content]) -> list[State]:
 
 def named_arrays(content: Content) -> dict[str, Any]:
     """Returns a content as what bridge/checkpoint.py lists: arrays and texts by name."""
-    none = np.empty((content.keys.size, 0), np.float32)
     sightings = content.sighted["sighting_stamps"].astype(np.int64) << 32
     return {
         "keys": content.keys,
         "values": content.values,
-        "states": np.concatenate([none, *(state.rows for state in content.states)], axis=1),
+        "states": side_by_side(content.states, content.keys.size),
         "state_columns": json.dumps(columns_of(content.states)),
         "stamps": content.columns["stamps"].astype(np.int64),
         "scores": content.columns.get("scores", np.empty(0, np.uint64)),

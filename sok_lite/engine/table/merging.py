@@ -9,14 +9,8 @@ from sok_lite.backend import Array
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
-from sok_lite.engine.table.snapshot import (
-    Held,
-    LazyRows,
-    Snapshot,
-    State,
-    numbered_states,
-    take_held,
-)
+from sok_lite.engine.table.lazy_rows import LazyRows
+from sok_lite.engine.table.snapshot import Held, Snapshot, State, numbered_states, take_held
 
 # Strategies whose scores do not say when a key was looked up: they mean the same in all tables.
 _TIMELESS = ("kLfu", "kCustomized")

@@ -7,7 +7,7 @@ might find both of their buckets full: so the slots are kept too, and used where
 segments are of the same size.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from sok_lite.engine.table.dumped import forgetting
 from sok_lite.engine.table.exclusive import alone, changing_alone
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.lazy_rows import LazyRows
 from sok_lite.engine.table.parts import COUNTERS
 
 
@@ -64,20 +65,6 @@ class Held(NamedTuple):
     sightings: Array
     sighting_stamps: Array
     facts: dict[str, Any]
-
-
-class LazyRows(NamedTuple):
-    """Rows that come in pieces, so that never all of them are in memory: those of a file.
-
-    Attributes:
-      shape: (n, dim), that of all of them together.
-      read: begins to read. It gives (at, rows): (k,) int64, their places in the order of the keys,
-        and (k, dim), C-contiguous. Each place comes once at most; a state's row that does not come
-        is its initial value.
-    """
-
-    shape: tuple[int, int]
-    read: Callable[[], Iterator[tuple[Array, Array]]]
 
 
 class State(NamedTuple):
@@ -112,28 +99,9 @@ class Snapshot(NamedTuple):
     states: Sequence[State] = ()
 
 
-def take(table: EmbeddingTable) -> Snapshot:
-    """Returns a copy of all that a table holds.
-
-    Raises:
-      MemoryError: no memory for it.
-    """
-    return alone(table, lambda: _taken(table))
-
-
 def take_held(table: EmbeddingTable) -> Held:
     """Returns the keys. Their row numbers are good as long as the caller holds `table.lock`."""
     return alone(table, lambda: _held(table))
-
-
-def _taken(table: EmbeddingTable) -> Snapshot:
-    store, held = table.store, _held(table)
-    rows = table.backend.xp.ascontiguousarray(held.rows)
-    states = [
-        State(name, column.dim, column.initial, store.read(rows, column.name), number)
-        for number, name, column in numbered_states(store)
-    ]
-    return Snapshot(held, store.read(rows), states)
 
 
 def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:

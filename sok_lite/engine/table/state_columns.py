@@ -7,6 +7,9 @@ optimizer keeps together, then those of each optimizer. Old ones have the first 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from sok_lite.backend.arguments import address_of
 from sok_lite.engine.table.snapshot import State
 
 
@@ -43,3 +46,30 @@ def states_of(rows: Any, grouped: Any, whose: str) -> list[State]:
             f"names, and {rows.shape[1]} were saved."
         )
     return states
+
+
+def side_by_side(states: Sequence[State], n: int) -> np.ndarray:
+    """Returns the rows of states as one array, without a copy where they are parts of one.
+
+    Args:
+      states: of n keys, on the host.
+
+    Returns:
+      (n, all of them) float32.
+    """
+    width = sum(state.dim for state in states)
+    if n and width and _are_parts_of_one(states, 4 * width):
+        first = states[0].rows
+        return np.lib.stride_tricks.as_strided(first, (n, width), first.strides)
+    return np.concatenate([np.empty((n, 0), np.float32), *(s.rows for s in states)], axis=1)
+
+
+def _are_parts_of_one(states: Sequence[State], row_bytes: int) -> bool:
+    owner, end = states[0].rows.base, address_of(states[0].rows)
+    for state in states:
+        rows = state.rows
+        is_next = rows.base is owner and address_of(rows) == end
+        if not is_next or rows.strides != (row_bytes, 4) or rows.dtype != np.float32:
+            return False
+        end += 4 * state.dim
+    return owner is not None

@@ -23,6 +23,7 @@ from sok_lite.engine.table.index import LAST_STAMP
 from sok_lite.engine.update import apply_updates
 from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized, update_of
+from tests.support.snapshots import take
 
 ONE = SingleCommunicator()
 I64 = np.iinfo(np.int64)
@@ -49,7 +50,7 @@ class Optimizer:
 def contents(table):
     """All that a checkpoint keeps of a table, but for which of its slots are where in memory."""
     host = table.backend.to_host
-    held, values, states = snapshot.take(table)
+    held, values, states = take(table)
     sightings = sorted(zip(*(host(part).tolist() for part in held[5:8]), strict=True))
     named = [(s.name, s.dim, s.initial, s.group, host(s.rows).tolist()) for s in states]
     kept = [host(part).tolist() for part in (held.keys, held.stamps, held.scores, held.slots)]
@@ -174,7 +175,7 @@ class Changes:
 
     def restore(self, keys, n):
         if n % 3 == 0:
-            taken = snapshot.take(self.table)
+            taken = take(self.table)
             self.table.insert_or_assign(keys, self.rows(keys))
             snapshot.restore(self.table, taken)
 
@@ -291,7 +292,7 @@ def test_states_that_are_made_anew_are_not_those_of_before(tmp_path):
         apply_updates([update], 0.1, 1)
         table.lookup([])
         dump(tmp_path, [table], ONE, incremental=key == 2)
-    (state,) = snapshot.take(loaded(tmp_path, "hbm")).states
+    (state,) = take(loaded(tmp_path, "hbm")).states
     assert (state.rows[:, 0] == np.float32(0.1)).tolist() == [key != 2 for key in range(9)]
 
 
@@ -382,7 +383,7 @@ def test_tools_read_the_newest_rows(tmp_path, monkeypatch, kind):
             getattr(changes, what)(keys, round_ % 3)
         dump(tmp_path, [changes.table], ONE, chunk_bytes=100, incremental=True)
     assert len(num_rows(tmp_path)) == 6
-    held, values, states = snapshot.take(changes.table)
+    held, values, states = take(changes.table)
     (read,) = source.checkpoint_sources(tmp_path)
     names = ["keys", "values", "stamps", *(state.tensor for state in read.states)]
     pieces = [list(read.read(name)) for name in names]
@@ -429,7 +430,7 @@ def spoil(table, path):
 
 
 def restore(table, path):
-    snapshot.restore(table, snapshot.take(table))
+    snapshot.restore(table, take(table))
     return table
 
 
