@@ -51,9 +51,8 @@ def _arrays(name: str, tensor: tf.Tensor) -> dict[str, np.ndarray]:
             name + _BYTES: np.frombuffer(b"".join(texts), np.uint8),
             name + _LENGTHS: np.array([len(text) for text in texts], np.int64),
         }
-    if tensor.dtype == tf.bfloat16:
-        return {name: tensor.numpy().view(np.uint16)}
-    return {name: tensor.numpy()}
+    array = np.asarray(tensor)  # not numpy(), which copies
+    return {name: array.view(np.uint16) if tensor.dtype == tf.bfloat16 else array}
 
 
 def _tensor(whose: str, name: str, dtype: tf.DType, store: Mapping[str, Any]) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.checkpoint import saved_tensors
+from sok_lite.bridge.checkpoint import as_arrays, saved_tensors
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.table_call import to_rows
 from sok_lite.bridge.type_spec import alive
@@ -63,10 +63,8 @@ class VariableFiles:
         tensors = on_device(
             rows.table.backend, saved_tensors, rows.table, rows.key_type, rows.dtype
         )
-        arrays = {
-            name: np.frombuffer(tensor.numpy(), np.uint8) if name in _TEXTS else tensor.numpy()
-            for name, tensor in tensors.items()
-        }
+        arrays = as_arrays(tensors)
+        arrays |= {name: np.frombuffer(arrays[name], np.uint8) for name in _TEXTS}
         keys, values = arrays.pop("keys"), arrays.pop("values")
         owners = source.owners(keys, shards) if shards > 1 else None
         written = []
