@@ -71,7 +71,7 @@ class Counted:
         if self._as_one is not None:
             if event == "return" and frame is self._as_one:
                 self._as_one = None
-        elif event in ("call", "c_call"):
+        elif event in ("call", "c_call") and argument is not sys.setprofile:
             self.calls += 1
             if event == "call" and frame.f_code in BY_MEMORY:
                 self._as_one = frame

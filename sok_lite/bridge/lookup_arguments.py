@@ -228,8 +228,8 @@ def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backe
     """
     lengths, *arrays = tensors
     keys, numbers, *weights = [to_array(tensor, backend) for tensor in arrays]
-    stream = iter(listed(lengths))
-    sizes = list(itertools.islice(stream, len(tables)))
+    stream, n = iter(listed(lengths)), len(tables)
+    sizes = list(itertools.islice(stream, n))
     are_ragged = [spec.is_ragged for spec in tables if spec.width is None]
     are_ragged += [f.weights_are_ragged for f in tables if f.weights_are_ragged is not None]
     of_numbers = list(itertools.islice(stream, len(are_ragged)))
@@ -238,7 +238,7 @@ def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backe
             "Row splits must have shape (batch + 1,). Received: row splits of length 0. Those of "
             "no rows are [0]."
         )
-    all_weights: list[Array | None] = [None] * len(tables)
+    all_weights: list[Array | None] = [None] * n
     if weights:
         of_weights = [next(stream) if spec.has_weights else 0 for spec in tables]
         all_weights = _weights_of(tables, cut(weights[0], of_weights), sizes)
@@ -256,7 +256,7 @@ def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backe
         _check_weight_rows(tables, splits, list(told))
         num_rows = [len(each) - 1 for each in splits]
         if all(spec.is_ragged for spec in tables):
-            row_splits = numbers[: sum(num_rows) + len(tables)]  # no copy
+            row_splits = numbers[: sum(num_rows) + n]  # no copy
         else:
             row_splits = backend.xp.concatenate(splits)
     if False in [spec.ids_fit for spec in tables]:

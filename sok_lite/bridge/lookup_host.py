@@ -66,15 +66,15 @@ class LookupHost(PooledHost):
         insert, missing = reading(training, missing, usually, reading_only)
         if insert and self._pipeline:
             refuse_to_insert(self._pipeline, ", ".join(spec.name for spec in self.tables))
-        items = self._items(tensors)
+        items, n = self._items(tensors), len(tables)
         return Batch(
             tables,
             self._layout_of(tables, items),
             keys=items.keys,
             row_splits=items.row_splits,
             weights=items.weights,
-            inserts=[insert] * len(tables),
-            missing=[missing] * len(tables),
+            inserts=[insert] * n,
+            missing=[missing] * n,
             filter_ratios=[table.filter_ratio if has_filter else 1.0 for table in tables],
         )
 

@@ -108,11 +108,10 @@ class PooledHost(ABC):
           [array (num_tables,) int64, number of rows of each; row gradients for `cut_rows`; the
           weights' gradients joined, if there are weights; `more_dtypes`].
         """
-        pooling = context.pooling
-        num_items = zip(self.tables, pooling.num_items.tolist(), strict=True)
-        of_weights = [n for spec, n in num_items if spec.has_weights]
+        num_items, batches = context.pooling.numbers.tolist()
+        its_items = zip(self.tables, num_items, strict=True)
+        of_weights = [n for spec, n in its_items if spec.has_weights]
         *grads, joined_weights = tensors if of_weights else (*tensors, None)
-        batches = pooling.num_rows.tolist()
         shapes = [(n, spec.dim) for spec, n in zip(self.tables, batches, strict=True)]
         out_grads = rows_of(grads, shapes, self.backend)
         weights: list[Array | None] = [None] * len(self.tables)

@@ -34,21 +34,6 @@ class BackwardContext(NamedTuple):
     keys: Array
     rows: Array
 
-    @property
-    def row_epochs(self) -> np.ndarray:
-        """Of the table of each part."""
-        return self.found[0]
-
-    @property
-    def num_absent(self) -> np.ndarray:
-        """Of the table of each part."""
-        return self.found[1]
-
-    @property
-    def stamps(self) -> np.ndarray:
-        """Of the table of each part."""
-        return self.found[2]
-
 
 def pack(
     backend: Backend,

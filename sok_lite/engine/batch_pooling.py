@@ -89,20 +89,21 @@ def gradients_at_owners(
       ValueError: a gradient is not float32, or of another shape than its output.
     """
     tables = [table for table, _, _ in parts]
-    out_grads = _checked_grads(backend, tables, out_grads, pooling.num_rows.tolist())
+    num_items, num_rows = pooling.numbers.tolist()
+    out_grads = _checked_grads(backend, tables, out_grads, num_rows)
     splits = pooling.splits_of_parts()
     weight_grads, by_weights = _weight_grads(backend, parts, out_grads, pooling, splits)
     index, coefficients = coefficients_of(
         backend,
         splits,
         [(weights, combiner) for _, weights, combiner in parts],
-        pooling.num_items.tolist(),
+        num_items,
     )
     if by_weights:
         publish(*by_weights)
     terms = Terms(out_grads, index, coefficients)
     if pooling.inverse is not None:
-        items = (split_offsets(pooling.num_items), split_offsets(pooling.route.num_sent))
+        items = (split_offsets(num_items), split_offsets(pooling.route.num_sent))
         sums = segment_sums(backend, group(backend, pooling.inverse, *items), terms)
         terms = Terms(send_sums(backend, tables, pooling.route, sums))
     return terms, weight_grads
@@ -116,11 +117,11 @@ def _weight_grads(
     splits: Sequence[Array],
 ) -> tuple[list[Array | None], list[list[Action]]]:
     """Prepares the gradients by the weights of each part, None where it has none."""
-    results: list[Array | None] = [None] * len(parts)
-    actions = []
-    inverses, starts = [None] * len(parts), [0] * len(parts)
+    n, actions = len(parts), []
+    results: list[Array | None] = [None] * n
+    inverses, starts = [None] * n, [0] * n
     if pooling.inverse is not None:
-        inverses = cut(pooling.inverse, pooling.num_items)
+        inverses = cut(pooling.inverse, pooling.numbers[0])
         starts = split_offsets(pooling.route.num_sent).tolist()
     for i, (_, weights, combiner) in enumerate(parts):
         if weights is not None:

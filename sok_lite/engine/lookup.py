@@ -135,9 +135,9 @@ def backward(
     shapes, starts = list(zip(distinct.sizes.tolist())), distinct.starts[:-1]
     keys = Pieces(distinct.keys, shapes, starts)
     rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
-    are_complete = (context.num_absent == 0).tolist()
-    facts = (context.row_epochs.tolist(), are_complete, context.stamps.tolist())
-    known = KnownRows.of(backend, keys, rows, *facts)
+    row_epochs, num_absent, stamps = context.found.tolist()
+    are_complete = [count == 0 for count in num_absent]
+    known = KnownRows.of(backend, keys, rows, row_epochs, are_complete, stamps)
     for number, (table, _, _) in enumerate(parts):
         table.last_gradient = known, number
     return Gradients(keys, sums, weight_grads)

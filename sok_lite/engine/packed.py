@@ -61,10 +61,11 @@ def pack_arrays(
             code, last = _AT_HAND - found[0], found[1]
         lengths += (code, array.shape[0], last)
     packed = backend.xp.empty(size, np.int64) if empty is None else empty((size,))
-    header = np.empty(first + len(lengths), np.int64)
+    end = first + len(lengths)
+    header = np.empty(end, np.int64)
     header[:2] = _VERSION, num_ranks
     header[2:first], header[first:] = numbers, lengths
-    packed[: len(header)] = backend.from_host(header)
+    packed[:end] = backend.from_host(header)
     for start, array in copies:
         if array.size:
             flat = backend.xp.ascontiguousarray(array).reshape(-1)

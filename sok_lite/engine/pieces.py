@@ -54,12 +54,14 @@ class Pieces(Sequence[Array]):
       whole: (n,), C-contiguous.
       shapes: of the pieces.
       starts: (n,) int64, where each begins, in elements.
+      address: of `whole`; None: nobody has asked yet.
     """
 
-    __slots__ = ("shapes", "starts", "whole")
+    __slots__ = ("address", "shapes", "starts", "whole")
 
     def __init__(self, whole: Array, shapes: Sequence[Shape], starts: np.ndarray) -> None:
         self.whole, self.shapes, self.starts = whole, shapes, starts
+        self.address: int | None = None
 
     @staticmethod
     def new(backend: Backend, places: Places, buffer: OutputBuffer | None) -> "Pieces":
@@ -130,4 +132,6 @@ def addresses_of(
         return backend.addresses(arrays, dtype)
     if arrays.whole.dtype != dtype:
         backend.addresses([arrays.whole], dtype)  # raises
-    return backend.address(arrays.whole) + dtype.itemsize * arrays.starts
+    if arrays.address is None:
+        arrays.address = backend.address(arrays.whole)
+    return arrays.address + dtype.itemsize * arrays.starts

@@ -43,19 +43,9 @@ class PoolingContext(NamedTuple):
         numbers = np.array([batch.sizes, batch.num_rows], np.int64)
         return PoolingContext(route, numbers, batch.row_splits, inverse, sources)
 
-    @property
-    def num_items(self) -> np.ndarray:
-        """Items of each part."""
-        return self.numbers[0]
-
-    @property
-    def num_rows(self) -> np.ndarray:
-        """Rows of each part."""
-        return self.numbers[1]
-
     def splits_of_parts(self) -> Pieces:
         """Returns the row splits of each part, (its rows + 1,) int64."""
-        return Pieces.of_sizes(self.row_splits, self.num_rows + 1)
+        return Pieces.of_sizes(self.row_splits, self.numbers[1] + 1)
 
 
 def pack_pooling(

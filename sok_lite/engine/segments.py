@@ -245,13 +245,13 @@ def segment_sums(
         *(addresses_of(backend, rows, I32), addresses_of(backend, weights, F32)),
         *(address(groups.offsets), address(groups.order), address(groups.labels)),
         *(groups.starts[:-1], num_groups, groups.begin[:-1], num_items),
-        np.where(num_items >= _PIECE, address(scratch) + 4 * pieces[:-1], 0),
+        (num_items >= _PIECE) * (address(scratch) + 4 * pieces[:-1]),
         addresses_of(backend, outs, F32),
     ]
     arrays = (groups, terms, scratch, outs)
     # A few groups may have many items: the work is worth as many threads as there are items.
-    summing = np.where(num_groups > 0, np.maximum(num_groups, num_items), 0)
-    adding = np.where((num_groups > 0) & (num_items > _PIECE), num_items, 0)
+    summing = (num_groups > 0) * np.maximum(num_groups, num_items)
+    adding = ((num_groups > 0) & (num_items > _PIECE)) * num_items
     for kernel, work in (("segment_sums", summing), ("segment_add_pieces", adding)):
         backend.launch_columns(kernel, work.tolist(), columns, arrays)
     return outs

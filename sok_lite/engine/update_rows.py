@@ -121,9 +121,10 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
     """
     backend = updates.tables[0].backend
     # Looked at once for each update: another thread may make a gradient of its table meanwhile.
-    known = _known(updates)
+    sizes = updates.sizes
+    known, n = _known(updates, sizes), len(sizes)
     rows: dict[int, Array] = {}  # of those that are known by now
-    are_seen = [False] * len(known)
+    are_seen = [False] * n
     is_any_absent = False
     doubtful: list[int] = []
     if False in updates.of_gradients:
@@ -143,15 +144,17 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
                 rows[i], are_seen[i] = its_rows, is_last
     doubtful = [i for i in doubtful if i not in rows]
     if doubtful:
-        updates = _with(updates, doubtful, summed(updates.some(doubtful)))
-        for i, of_summed in zip(doubtful, _known(updates.some(doubtful)), strict=True):
+        of_doubtful = summed(updates.some(doubtful))
+        updates = _with(updates, doubtful, of_doubtful)
+        for i, of_summed in zip(doubtful, _known(of_doubtful, of_doubtful.sizes), strict=True):
             known[i] = of_summed
-    unknown = [i for i in range(len(known)) if i not in rows]
+    unknown = [i for i in range(n) if i not in rows]
     sought, its_known = updates, known
     if rows:
         sought, its_known = updates.some(unknown), [known[i] for i in unknown]
-    stamps = [0] * len(unknown)
-    if marks:
+    if not marks:
+        stamps = [0] * len(unknown)
+    else:
         stamps = [
             table.clock.now if is_last else 0
             for table, is_last in zip(sought.tables, _are_last(sought, its_known), strict=True)
@@ -164,10 +167,10 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
         is_any_absent |= _read(backend, total)[0] > 0
     if rows:
         rows |= zip(unknown, found, strict=True)
-        found = [rows[i] for i in range(len(known))]
+        found = [rows[i] for i in range(n)]
     for i, stamp in zip(unknown, stamps, strict=True):
         are_seen[i] = stamp > 0
-    num_absent_of = _num_absent(updates, known) if is_any_absent else [0] * len(known)
+    num_absent_of = _num_absent(updates, known) if is_any_absent else [0] * n
     return ResolvedUpdates(
         updates.tables, updates.keys, found, updates.grads, num_absent_of, are_seen
     )
@@ -212,7 +215,7 @@ def _are_last(updates: Updates, known: Sequence[Known]) -> list[bool]:
     ]
 
 
-def _known(updates: Updates) -> list[Known]:
+def _known(updates: Updates, sizes: Sequence[int]) -> list[Known]:
     """Returns of each update the keys of its table's last gradient if they may be its own."""
     # Nothing is called for each: a step may have a thousand tables.
     return [
@@ -221,7 +224,7 @@ def _known(updates: Updates) -> list[Known]:
         and each[0].row_epochs[each[1]] == table.row_epoch
         and each[0].sizes[each[1]] == size
         else None
-        for table, size in zip(updates.tables, updates.sizes, strict=True)
+        for table, size in zip(updates.tables, sizes, strict=True)
         for each in (table.last_gradient,)
     ]
 
@@ -264,12 +267,12 @@ def _recalled(
     backend, sizes = tables[0].backend, updates.sizes
     rows = backend.xp.empty(sum(sizes), np.uint32)
     results, address = Pieces.of_sizes(rows, sizes), backend.address
-    counts: list[Words] = []
-    for count in (num_others, num_absent):
-        if count is None or count.size == 1:
-            counts.append(0 if count is None else address(count))
-        else:
-            counts.append(address(count) + 8 * np.arange(count.size))
+    counts: list[Words] = [
+        0
+        if count is None
+        else address(count) + (8 * np.arange(count.size) if count.size > 1 else 0)
+        for count in (num_others, num_absent)
+    ]
     of_known = [
         (0, 0) if each is None else (each[0].key_addresses[each[1]], each[0].row_addresses[each[1]])
         for each in known
@@ -278,7 +281,7 @@ def _recalled(
         place_words([table.index for table in tables]),
         0 if stamps is None else np.array(stamps, np.int64),
         addresses_of(backend, updates.keys, I64),
-        np.array(of_known, np.int64).reshape(-1, 2),
+        np.array(of_known, np.int64),
         *(addresses_of(backend, results, U32), *counts, np.array(sizes, np.int64)),
     ]
     kernels = [(table.backend, "recall_rows") for table in tables]
