@@ -1,14 +1,14 @@
 """Arguments of a table's methods, checked and made tensors before anything happens."""
 
+import itertools
 import numbers
-import sys
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.string_keys import is_keras_tensor
-from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST
+from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
 
 
 def without_keras(value: Any) -> Any:
@@ -133,10 +133,7 @@ def refuse_partitions(variable: Any) -> None:
     TensorFlow then takes them for the parts of one table, changes the keys and asks each part in
     turn. Nothing but the caller's frame tells such a read from another.
     """
-    frame: Any = sys._getframe(1)
-    for _ in range(16):
-        if frame is None:
-            return
+    for frame in itertools.islice(callers(), 16):
         if frame.f_code.co_name == LOOKUP_IN_A_LIST[1]:
             params = frame.f_locals.get("params")
             if isinstance(params, list) and len(params) > 1:
@@ -146,7 +143,6 @@ def refuse_partitions(variable: Any) -> None:
                     f"keys over them. {variable.instead_of_partitions}"
                 )
             return
-        frame = frame.f_back
 
 
 def check_cutoff(cutoff: float | None) -> None:

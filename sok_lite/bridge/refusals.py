@@ -1,20 +1,15 @@
 """Everything a dense variable can do that a table cannot: each raises and says what to use."""
 
+import itertools
 import re
-import sys
 from typing import Any, NoReturn
 
-from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER
+from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER, callers
 
 
 def is_called_from(module: str) -> bool:
     """Whether a function of that module is among the callers."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == module:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_globals.get("__name__") == module for frame in callers())
 
 
 # Functions of optimizers of Keras 3, tf_keras, legacy Keras and TF1 that make the state of a dense
@@ -29,14 +24,12 @@ _STEPS = frozenset(
 
 def refuse_step(name: str, kind: str) -> None:
     """Raises where the caller's caller is a step of an optimizer that takes a table for dense."""
-    frame: Any = sys._getframe(2)
-    for _ in range(4):  # in between there may be methods of the variable
-        if frame is not None and frame.f_code.co_name in _STEPS:
-            raise NotImplementedError(
-                f"The optimizer cannot update {name!r} by itself: it is a {kind}, whose rows are "
-                "found by key. Wrap it: sok_lite.OptimizerWrapper(optimizer).apply_gradients(...)."
-            )
-        frame = frame.f_back if frame is not None else None
+    # In between there may be methods of the variable.
+    if any(frame.f_code.co_name in _STEPS for frame in itertools.islice(callers(), 1, 5)):
+        raise NotImplementedError(
+            f"The optimizer cannot update {name!r} by itself: it is a {kind}, whose rows are "
+            "found by key. Wrap it: sok_lite.OptimizerWrapper(optimizer).apply_gradients(...)."
+        )
 
 
 class RefusesCopies:

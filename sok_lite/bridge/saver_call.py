@@ -1,6 +1,5 @@
 """What a saver of TF1 is doing when it asks a variable for its tensors."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from sok_lite.bridge.tf_private import (
     SAVER_NAMES,
     SAVER_RESTORES,
     SAVER_SAVES,
+    callers,
 )
 
 
@@ -35,14 +35,12 @@ def saver_call() -> SaverCall | None:
 
     It asks for the same attribute when it saves and when it restores, and tells nobody of its file.
     """
-    frame: Any = sys._getframe(1)
     filename, restores = None, False
-    while frame is not None:
+    for frame in callers():
         name = frame.f_code.co_name
         if frame.f_globals.get("__name__") == SAVER:
             if name in (SAVER_SAVES, SAVER_RESTORES):
                 filename, restores = frame.f_locals[SAVER_FILENAME], name == SAVER_RESTORES
             elif name == SAVER_BUILDS and filename is not None:
                 return SaverCall(filename, restores, frame.f_locals[SAVER_NAMES])
-        frame = frame.f_back
     return None if filename is None else SaverCall(filename, restores, {})

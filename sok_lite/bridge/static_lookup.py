@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.joined import Numbers, cut, join
-from sok_lite.bridge.keras_guard import refuse_own_step
+from sok_lite.bridge.keras.guard import refuse_own_step
 from sok_lite.bridge.lookup_arguments import Argument, TableSpec, joined_inputs
 from sok_lite.bridge.pooled_call import PooledCall
 from sok_lite.bridge.static_host import StaticHost

@@ -11,7 +11,7 @@ and leaves it does so in each call, and a trace that fails leaves no mode behind
 """
 
 import functools
-import sys
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from sok_lite.bridge.inference import reading
 from sok_lite.bridge.refusals import refuse_step
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
-from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, ResourceVariable
+from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, ResourceVariable, callers
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.segments import unique
 from sok_lite.engine.table import EmbeddingTable
@@ -269,14 +269,8 @@ for _name in DENSE:
 
 def _is_embedding_lookup() -> bool:
     """Whether `tf.nn.embedding_lookup` calls: its ids are meant as keys, not as row numbers."""
-    frame: Any = sys._getframe(2)
-    for _ in range(16):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == LOOKUP_IN_A_LIST[1]:
-            return True
-        frame = frame.f_back
-    return False
+    nearest = itertools.islice(callers(), 17)
+    return any(frame.f_code.co_name == LOOKUP_IN_A_LIST[1] for frame in nearest)
 
 
 def _read(dtype: tf.DType) -> Callable[..., Sequence[tf.Tensor]]:

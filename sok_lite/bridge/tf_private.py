@@ -5,6 +5,9 @@ fails and names it, or the test that goes through the lists below does, and noth
 """
 
 import importlib
+import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +29,20 @@ def private(module: str, name: str) -> Any:
             f"sok_lite relies on {name} of {module}, which TensorFlow {tf.__version__} does not "
             f"have. Use TensorFlow {SUPPORTED}: those are tested."
         ) from error
+
+
+def callers() -> Iterator[FrameType]:
+    """Yields the frames of who called the function that calls this, the innermost first.
+
+    Some calls of TensorFlow's and Keras' are told from others by nothing else.
+    """
+    return _outwards(sys._getframe(2))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 # ---- imported ------------------------------------------------------------------------------------

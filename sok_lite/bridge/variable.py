@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend, get_backend
-from sok_lite.bridge import checkpoint, keras_guard, keras_held, tf_private
+from sok_lite.bridge import checkpoint, tf_private
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.gpu import share_gpu
 from sok_lite.bridge.graph_gradient import custom_gradient, source_of
 from sok_lite.bridge.host_call import make_turn, on_device
+from sok_lite.bridge.keras import guard, held
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
@@ -69,9 +70,9 @@ def table_for_variable(
       NotImplementedError: under a tf.distribute strategy with several replicas.
     """
     if can_be_cloned:
-        keras_guard.watch()
+        guard.watch()
     else:
-        keras_guard.refuse_clone()
+        guard.refuse_clone()
     if tf.distribute.has_strategy() and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise NotImplementedError(
             f"{kind} does not work under a tf.distribute strategy with several replicas. Start "
@@ -197,7 +198,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         In a graph it is an empty tensor: control flow can take a gradient through that, but not
         through a resource.
         """
-        keras_guard.refuse_own_step(self)
+        guard.refuse_own_step(self)
         tf_private.variable_accessed(self)
         if tf.executing_eagerly():
             return self._true_handle
@@ -219,7 +220,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
-        return self.trained_by_stock and keras_held.trains_tables(optimizer)
+        return self.trained_by_stock and held.trains_tables(optimizer)
 
     # ---------------------------------------------------------------- facts
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted_function
-from sok_lite.bridge.keras_classes import made_so_far, share_in_copies
+from sok_lite.bridge.keras import guard
+from sok_lite.bridge.keras.classes import made_so_far, share_in_copies
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph
@@ -128,10 +128,10 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
       ValueError: as of `get_variable`.
       NotImplementedError: `clone_model` makes the layer, and would copy no row.
     """
-    keras_guard.tell(share_in_copies)
-    keras_guard.refuse_clone()
+    guard.tell(share_in_copies)
+    guard.refuse_clone()
     made = made_so_far()
-    if made is None and keras_guard.is_loading():
+    if made is None and guard.is_loading():
         made = {}  # of a model whose from_config() does not call that of Keras
     if made is None:
         variable = _by_name(name, arguments, joins=False)

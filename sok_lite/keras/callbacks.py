@@ -4,15 +4,14 @@ A callback that cannot save a table would say so after the first epoch, which ma
 optimizer that cannot train one, after the first batch has inserted its keys.
 """
 
-import functools
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from sok_lite.bridge import keras_guard
-from sok_lite.bridge.keras_held import kept_tables, names_of
-from sok_lite.bridge.keras_weights import check_path
+from sok_lite.bridge.keras import guard, hooks
+from sok_lite.bridge.keras.held import kept_tables, names_of
+from sok_lite.bridge.keras.saving import check_path
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
 
@@ -22,31 +21,28 @@ _MOST_ROWS_OF_AN_IMAGE = 1_000_000
 
 def write_histograms_of_rows(name: str, package: Any) -> None:
     """Has TensorBoard make its histograms and images of a table of the rows of this rank."""
-    owner = package.callbacks.TensorBoard
-    original = vars(owner)["on_epoch_end"]
+    hooks.around(package.callbacks.TensorBoard, "on_epoch_end", _showing_rows)
 
-    @functools.wraps(original)
-    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
-        if not self.histogram_freq or epoch % self.histogram_freq != 0:
-            return original(self, epoch, logs)
-        write_images, tables = self.write_images, kept_tables(self.model)
-        unfit = [table for table in tables if not 0 < table.shape[0] <= _MOST_ROWS_OF_AN_IMAGE]
-        if write_images and unfit:
-            self.write_images = False
-            warnings.warn(
-                f"TensorBoard writes no images in this epoch: {names_of(unfit)} would be one of no "
-                f"row or of more than {_MOST_ROWS_OF_AN_IMAGE:,}.",
-                stacklevel=2,
-            )
-        try:
-            with ExitStack() as stack:
-                for table in tables:
-                    stack.enter_context(table.showing_rows())
-                return original(self, epoch, logs)
-        finally:
-            self.write_images = write_images
 
-    owner.on_epoch_end = on_epoch_end
+def _showing_rows(call: Any, self: Any, epoch: int, logs: Any = None) -> Any:
+    if not self.histogram_freq or epoch % self.histogram_freq != 0:
+        return call(self, epoch, logs)
+    write_images, tables = self.write_images, kept_tables(self.model)
+    unfit = [table for table in tables if not 0 < table.shape[0] <= _MOST_ROWS_OF_AN_IMAGE]
+    if write_images and unfit:
+        self.write_images = False
+        warnings.warn(
+            f"TensorBoard writes no images in this epoch: {names_of(unfit)} would be one of no "
+            f"row or of more than {_MOST_ROWS_OF_AN_IMAGE:,}.",
+            stacklevel=3,
+        )
+    try:
+        with ExitStack() as stack:
+            for table in tables:
+                stack.enter_context(table.showing_rows())
+            return call(self, epoch, logs)
+    finally:
+        self.write_images = write_images
 
 
 def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequence[Any]) -> None:
@@ -63,8 +59,8 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
         the optimizer that does not reach rows, such as `use_ema`.
     """
     optimizer = getattr(model, "optimizer", None)
-    is_own_step = getattr(model.train_step, "__func__", None) in keras_guard.own_steps
-    if optimizer is not None and is_own_step and any(table.trainable for table in tables):
+    is_trained = any(table.trainable for table in tables)
+    if optimizer is not None and guard.has_own_step(model) and is_trained:
         refuse_unsupported(inner_of(optimizer))
     orbax = getattr(package.callbacks, "OrbaxCheckpoint", ())
     for callback in callbacks:
@@ -79,4 +75,4 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
             )
 
 
-keras_guard.tell(write_histograms_of_rows)
+guard.tell(write_histograms_of_rows)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held
-from sok_lite.bridge.keras_classes import (
+from sok_lite.bridge.keras import guard, held
+from sok_lite.bridge.keras.classes import (
     layer_class,
     register_as_layer,
     root_of,
     share_in_copies,
 )
-from sok_lite.bridge.keras_weights import keep_tables
+from sok_lite.bridge.keras.saving import keep_tables
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.keras.features import Feature
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
@@ -75,11 +75,11 @@ def _classes_of(package: Any) -> SimpleNamespace:
 
 train_with_stock_optimizers()
 keep_tables()
-keras_guard.tell(share_in_copies)
-keras_guard.tell(check_before_training)
-keras_guard.tell(check_while_training)
-keras_guard.tell(count_by_rows)
-keras_guard.tell(add_over_ranks)
+guard.tell(share_in_copies)
+guard.tell(check_before_training)
+guard.tell(check_while_training)
+guard.tell(count_by_rows)
+guard.tell(add_over_ranks)
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
 
     class Table(TablePart, keras.layers.Layer):
@@ -105,6 +105,6 @@ else:
     AllRanks = _of_program.AllRanks
     TableMetrics = _of_program.TableMetrics
 # A program that has imported tf_keras as well may load a model with it.
-for _name in keras_held.PACKAGES:
+for _name in held.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):
         classes_for(sys.modules[_name])

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_held
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras import held
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -45,7 +45,7 @@ class TableMetricsPart:
         logs.update(found)
 
     def _facts(self) -> dict[str, dict[str, int]]:
-        tables = keras_held.kept_tables(self.model)  # type: ignore[attr-defined]
+        tables = held.kept_tables(self.model)  # type: ignore[attr-defined]
         return {
             each.table.name: on_device(each.table.backend, _facts_of, each.table) for each in tables
         }

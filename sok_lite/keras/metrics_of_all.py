@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks, other_ranks
+from sok_lite.bridge.keras import held, hooks
 
 _METHOD = "get_metrics_result"  # of models, which `fit` and `evaluate` end an epoch with
 _is_of_this_rank: ContextVar[bool] = ContextVar("is_of_this_rank", default=False)
@@ -29,19 +29,14 @@ def of_this_rank() -> Iterator[None]:
 
 def add_over_ranks(name: str, package: Any) -> None:
     """Has models with tables give the metrics of all ranks, where every rank asks."""
-    owner = keras_guard.owner_of(package.Model, _METHOD)
-    if owner is None:
-        return
-    original = vars(owner)[_METHOD]
+    hooks.around(package.Model, _METHOD, _added)
 
-    @functools.wraps(original)
-    def get_metrics_result(self: Any) -> Any:
-        is_step = _is_of_this_rank.get() or not tf.executing_eagerly()
-        if is_step or other_ranks() is None or not keras_held.kept_tables(self):
-            return original(self)
-        return _of_all(self, functools.partial(original, self))
 
-    setattr(owner, _METHOD, get_metrics_result)
+def _added(call: Any, self: Any) -> Any:
+    is_step = _is_of_this_rank.get() or not tf.executing_eagerly()
+    if is_step or other_ranks() is None or not held.kept_tables(self):
+        return call(self)
+    return _of_all(self, functools.partial(call, self))
 
 
 def _of_all(model: Any, result: Any) -> Any:

@@ -1,6 +1,5 @@
 """`fit` on several ranks: equal dense weights, equal steps, logs of all, one file of all."""
 
-import functools
 import inspect
 import io
 import sys
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.collectives import allgather, allreduce, broadcast
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import RanksDifferError
@@ -140,47 +139,35 @@ def _callback_class(name: str, part: type, package: Any) -> Any:
 
 def check_before_training(name: str, package: Any) -> None:
     """Has models of several ranks look whether their dense weights are equal, before they train."""
-    owner = keras_guard.owner_of(package.Model, "make_train_function")
-    if owner is None:
-        return
-    original = vars(owner)["make_train_function"]
+    hooks.around(package.Model, "make_train_function", _with_equal_weights)
 
-    @functools.wraps(original)
-    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-        comm = other_ranks()
-        is_told = getattr(self, _IS_TOLD, False)
-        if comm is not None and not is_told and keras_held.kept_tables(self):
-            _check_equal(self)
-        return original(self, *args, **kwargs)
 
-    owner.make_train_function = make_train_function  # type: ignore[attr-defined]
+def _with_equal_weights(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    is_told = getattr(self, _IS_TOLD, False)
+    if other_ranks() is not None and not is_told and held.kept_tables(self):
+        _check_equal(self)
+    return call(self, *args, **kwargs)
 
 
 def check_while_training(name: str, package: Any) -> None:
     """Has `fit` look at its callbacks, and whether several ranks go together without `AllRanks`."""
-    owner = keras_guard.owner_of(package.Model, "fit")
-    if owner is None:
-        return
-    original = vars(owner)["fit"]
-    signature = inspect.signature(original)
     checks = _callback_class("RankChecks", RankChecksPart, package)
+    hooks.around(package.Model, "fit", _with_checks, package, checks)
 
-    @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tables = keras_held.kept_tables(self)
-        if not tables:
-            return original(self, *args, **kwargs)
-        call = signature.bind(self, *args, **kwargs)
-        given: Any = call.arguments.get("callbacks")
-        is_list = isinstance(given, package.callbacks.CallbackList)
-        callbacks = given.callbacks if is_list else tf.nest.flatten(given or [])
-        check_fit(self, package, callbacks, tables)
-        is_looking = any(isinstance(each, RankChecksPart) for each in callbacks)
-        if other_ranks() is not None and not (is_list or is_looking):
-            call.arguments["callbacks"] = [checks(), *callbacks]
-        return original(*call.args, **call.kwargs)
 
-    owner.fit = fit  # type: ignore[attr-defined]
+def _with_checks(package: Any, checks: Any, call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    tables = held.kept_tables(self)
+    if not tables:
+        return call(self, *args, **kwargs)
+    given = inspect.signature(package.Model.fit).bind(self, *args, **kwargs)
+    named: Any = given.arguments.get("callbacks")
+    is_list = isinstance(named, package.callbacks.CallbackList)
+    callbacks = named.callbacks if is_list else tf.nest.flatten(named or [])
+    check_fit(self, package, callbacks, tables)
+    is_looking = any(isinstance(each, RankChecksPart) for each in callbacks)
+    if other_ranks() is not None and not (is_list or is_looking):
+        given.arguments["callbacks"] = [checks(), *callbacks]
+    return call(*given.args, **given.kwargs)
 
 
 def _check_equal(model: Any) -> None:
@@ -219,8 +206,8 @@ def _check_alike(model: Any, dense: list[Any]) -> None:
 
 def _weights(model: Any) -> list[Any]:
     """Returns the weights of a model, without what tf_keras counts as such of its metrics."""
-    metric = sys.modules[keras_held.package_of(model) or "keras"].metrics.Metric
-    metrics = [layer for layer in keras_held.layers_in(model) if isinstance(layer, metric)]
+    metric = sys.modules[held.package_of(model) or "keras"].metrics.Metric
+    metrics = [layer for layer in held.layers_in(model) if isinstance(layer, metric)]
     of_metrics = {id(variable) for each in metrics for variable in each.variables}
     return [weight for weight in model.weights if id(weight) not in of_metrics]
 

@@ -6,14 +6,13 @@ part of the tables is asked for; what the step makes of nothing, NaN in moving a
 is taken back.
 """
 
-import functools
 from contextlib import nullcontext, suppress
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.loss_weight import counted
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.keras.metrics_of_all import of_this_rank
@@ -25,27 +24,17 @@ _TRAINS, _TESTS = "train_step", "test_step"
 def count_by_rows(name: str, package: Any) -> None:
     """Has the steps of a Keras count each rank by its rows."""
     for method in (_TRAINS, _TESTS):
-        owner = keras_guard.owner_of(package.Model, method)
-        if owner is not None:
-            _wrap(owner, method)
+        hooks.around(package.Model, method, _counting, method)
 
 
-def _wrap(owner: type, method: str) -> None:
-    original = vars(owner)[method]
-
-    @functools.wraps(original)
-    def step(self: Any, data: Any) -> Any:
-        if other_ranks() is None or not keras_held.kept_tables(self):
-            return original(self, data)
-        rows, before = rows_of(data), _states(self)
-        counts = counted(rows) if method == _TRAINS else nullcontext()
-        with counts, of_this_rank():
-            logs = original(self, data)
-            return _without_nothing(self, rows, before, logs)
-
-    if original in keras_guard.own_steps:
-        keras_guard.own_steps.add(step)
-    setattr(owner, method, step)
+def _counting(method: str, call: Any, self: Any, data: Any) -> Any:
+    if other_ranks() is None or not held.kept_tables(self):
+        return call(self, data)
+    rows, before = rows_of(data), _states(self)
+    counts = counted(rows) if method == _TRAINS else nullcontext()
+    with counts, of_this_rank():
+        logs = call(self, data)
+        return _without_nothing(self, rows, before, logs)
 
 
 def _states(model: Any) -> dict[int, tuple[Any, tf.Tensor]]:

@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge import keras_guard, keras_weights, stored, table_ops, writes
+from sok_lite.bridge import stored, table_ops, writes
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
-from sok_lite.bridge.keras_classes import made_so_far, object_of, says_what_is_shared
+from sok_lite.bridge.keras import guard, saving
+from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.saved_parts import part_of_rank
 from sok_lite.bridge.summary import facts_html, summary, table_facts
@@ -308,7 +309,7 @@ class TablePart:
         """
         config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
         if self._num_users() > 1:
-            if keras_guard.is_cloning():
+            if guard.is_cloning():
                 raise NotImplementedError(
                     f"clone_model() does not know that several layers share table {self.name!r}: "
                     "it would give each a table of its own. Use "
@@ -362,7 +363,7 @@ class TablePart:
         if comm.size == 1:
             stored.write_tensors(store, self.variable.saved_tensors())
         else:
-            if not keras_weights.do_all_ranks_save():
+            if not saving.do_all_ranks_save():
                 raise NotImplementedError(
                     f"The rows of {self.name!r} are on {comm.size} ranks, and this would save "
                     "those of one. Have every rank call model.save(path), or "
@@ -373,7 +374,7 @@ class TablePart:
             for rank, part in enumerate(parts_of_all(comm, arrays)):
                 for name, array in part.items():
                     store[_prefix(rank, comm.size) + name] = array
-        keras_weights.note(self.variable)
+        saving.note(self.variable)
 
     def load_own_variables(self, store: Any) -> None:
         """Makes the table what `save_own_variables` wrote, on this rank of any number.
@@ -393,7 +394,7 @@ class TablePart:
             ]
             tensors = part_of_rank(parts, self._table, comm.rank, comm.size)
         self.variable.restore_tensors(tensors)
-        keras_weights.note(self.variable)
+        saving.note(self.variable)
 
 
 def _prefix(rank: int, size: int) -> str:

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.graph_gradient import custom_gradient
+from sok_lite.bridge.keras import guard
 from sok_lite.bridge.tf_private import PartitionedVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
@@ -100,7 +100,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
         return self.value()
 
     def gradient_source(self) -> tf.Tensor:
-        keras_guard.refuse_own_step(self)
+        guard.refuse_own_step(self)
         count = len(self)
 
         @custom_gradient

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
-from sok_lite.bridge.keras_called import called_with
+from sok_lite.bridge.keras import guard
+from sok_lite.bridge.keras.called import called_with
 
 KERAS = ["keras", "tf_keras"]
 
 
 def model_of(package):
     keras = importlib.import_module(package)
-    keras_guard.watch()
+    guard.watch()
 
     class Model(keras.Model):
         def call(self, ids, weights=None):

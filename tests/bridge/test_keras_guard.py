@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import keras_guard, keras_held, keras_ids, tf_private
+from sok_lite.bridge import tf_private
+from sok_lite.bridge.keras import guard, held, ids
 
 X = np.arange(12).reshape(6, 2)
 Y = np.linspace(0, 1, 6, dtype=np.float32)[:, None]
@@ -421,10 +422,10 @@ def test_a_model_without_tables_is_as_before(keras, tmp_path):
 
 def test_the_names_that_the_guard_relies_on_are_there(keras):
     sok.DynamicVariable(2)
-    assert keras.__name__ in keras_held.PACKAGES
-    for name in (*keras_guard.TRAINING, *keras_guard.SAVING, *keras_ids.TAKING_ARRAYS):
+    assert keras.__name__ in held.PACKAGES
+    for name in (*guard.TRAINING, *guard.SAVING, *ids.TAKING_ARRAYS):
         assert hasattr(keras.Model(), name), name
-    for name in (*keras_guard.WEIGHTS, *keras_guard.OWN_VARIABLES):
+    for name in (*guard.WEIGHTS, *guard.OWN_VARIABLES):
         assert callable(getattr(keras.layers.Layer, name)), name
     for name in tf_private.CHECKPOINT:
         assert callable(getattr(tf.train.Checkpoint, name)), name
@@ -438,7 +439,7 @@ def test_methods_are_wrapped_once(keras):
     a_model(keras)
     before = keras.Model.save, tf.train.Checkpoint.write
     a_model(keras)
-    keras_guard.watch()
+    guard.watch()
     assert (keras.Model.save, tf.train.Checkpoint.write) == before
 
 

@@ -24,3 +24,6 @@ def test_under_keras_3_a_program_without_tables_finds_everything_as_it_was():
     assert found["BEFORE"] == []
     assert found["AFTER"] == sorted(OF_CHECKPOINTS + OF_LAYERS + OF_MODELS)
     assert found["STOCK"] == OF_OPTIMIZERS
+    # One file changes their classes, and each method once.
+    assert int(found["CHANGED"][0]) > 40
+    assert found["OTHERWISE"] == []

@@ -6,7 +6,6 @@ made when somebody asks for one. The optimizer's own dense slots stay as they ar
 lists or saves its slots those of tables are not there: they are saved with their table.
 """
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -125,14 +124,13 @@ class _SlotsAndViews(dict[Any, Any]):
 
 
 # What may lie between whoever wants a slot and `_is_saving`: all of them hand a question on.
-_ASKING = {"get_slot", "get", "__getitem__", "__missing__", "_is_saving"}
+_ASKING = {"get_slot", "get", "__getitem__", "__missing__"}
 
 
 def _is_saving() -> bool:
     """Whether a checkpoint asks for the slots that it is to list with the optimizer."""
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code.co_name in _ASKING:
-        frame = frame.f_back
+    asking = (each for each in tf_private.callers() if each.f_code.co_name not in _ASKING)
+    frame = next(asking, None)
     name = None if frame is None else frame.f_globals.get("__name__")
     return name in tf_private.SLOTS_OF_CHECKPOINTS
 

@@ -12,16 +12,15 @@ and with any other optimizer a graph has the variables that it has without table
 table count; one that the same optimizer takes of dense variables alone is none of them.
 """
 
-import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras import guard, held, hooks
 from sok_lite.bridge.optimizers.all_ranks import averaged
 from sok_lite.bridge.optimizers.here import DenseStep, StepsHere
 from sok_lite.bridge.optimizers.keras3 import KERAS3
@@ -50,25 +49,25 @@ _STEPS = "_sok_lite_steps"
 _OPTIONS = "_sok_lite_options"
 _BUILT_FOR = "_sok_lite_built_for"  # weak references to variables, tables among them
 
-_Original = Callable[..., Any]
-_wrapped: set[tuple[type, str]] = set()
-
 
 def train_with_stock_optimizers() -> None:
     """Has all optimizers train tables that ask for it, those of a Keras imported later too."""
     _wrap_pairs(tf.compat.v1.train.Optimizer)
-    keras_guard.tell(_wrap_keras)
+    guard.tell(_wrap_keras)
 
 
 def _wrap_keras(name: str, package: Any) -> None:
-    _wrap_compile(package)
-    _wrap_saved(package)
+    model = package.Model
+    hooks.around(model, COMPILES, _compiling, package)
+    if all(hooks.owner_of(model, each) is not None for each in (SAVES_COMPILED, COMPILES_SAVED)):
+        hooks.around(model, SAVES_COMPILED, _with_options)
+        hooks.around(model, COMPILES_SAVED, _taking_options)
     if name == "keras":
-        _wrap_making(package.Model)
+        hooks.around(model, MAKES_STEPS, _making_steps)
     base = package.optimizers.Optimizer
     for cls in vars(package.optimizers).values():
         if inspect.isclass(cls) and issubclass(cls, base):
-            _wrap_build(cls)
+            hooks.around(cls, MAKES_STATES, _building)
             if name == "keras":
                 _wrap_lists(cls)
     if name == "keras":
@@ -84,142 +83,105 @@ def _wrap_keras(name: str, package: Any) -> None:
         _wrap_pairs(cls)
 
 
-# ---- wrapping ------------------------------------------------------------------------------------
+# ---- around methods of optimizers and models -----------------------------------------------------
 
 
 def _wrap_pairs(cls: type) -> None:
-    """Wraps the method of a class that takes pairs."""
-    cls, original = _method(cls, UPDATES_PAIRS)
-    if original is None:
-        return
-    names = list(inspect.signature(original).parameters)[2:]
-
-    def dense_step(optimizer: Any, dense: Any, **options: Any) -> Any:
-        return original(optimizer, dense, **options)
-
-    @functools.wraps(original)
-    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(grads_and_vars, (list, tuple)):
-            grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
-        if not any(_is_ours(pair[-1]) for pair in grads_and_vars):
-            if _averages(self, ()):
-                grads_and_vars = averaged(grads_and_vars)
-            return original(self, grads_and_vars, *args, **kwargs)
-        options = dict(zip(names, args, strict=False)) | kwargs
-        return _take(self, grads_and_vars, dense_step, options)
-
-    _put(cls, UPDATES_PAIRS, apply_gradients)
+    """Has a class of optimizers, which takes pairs, train tables."""
+    if hooks.owner_of(cls, UPDATES_PAIRS) is not None:
+        names = tuple(inspect.signature(getattr(cls, UPDATES_PAIRS)).parameters)[2:]
+        _train(hooks.around(cls, UPDATES_PAIRS, _applying_pairs, names))
 
 
 def _wrap_lists(cls: type) -> None:
-    """Wraps the method of a class that takes gradients and variables."""
-    cls, original = _method(cls, UPDATES_LISTS)
-    if original is None:
-        return
+    """Has a class of optimizers, which takes gradients and variables, train tables."""
+    _train(hooks.around(cls, UPDATES_LISTS, _applying_lists))
 
-    def dense_step(optimizer: Any, dense: Any) -> Any:
-        return original(optimizer, *map(list, zip(*dense, strict=True)))
 
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if trainable_variables is None:
-            built_for = vars(self).get(_BUILT_FOR, ())
-            if len(grads) == len(built_for):  # else they are of dense variables alone
-                trainable_variables = [each() for each in built_for]
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-            if any(map(_is_ours, trainable_variables)):
-                return _take(self, zip(grads, trainable_variables, strict=True), dense_step, {})
+def _train(owner: type | None) -> None:
+    if owner is not None:
+        held.trainers.add(owner)
+
+
+def _applying_pairs(
+    names: Sequence[str], call: Any, self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if not isinstance(grads_and_vars, (list, tuple)):
+        grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
+    if not any(_is_ours(pair[-1]) for pair in grads_and_vars):
         if _averages(self, ()):
-            variables = trainable_variables or [None] * len(grads)
-            grads = [grad for grad, _ in averaged(list(zip(grads, variables, strict=True)))]
-        return original(self, grads, trainable_variables)
-
-    _put(cls, UPDATES_LISTS, apply)
-
-
-def _wrap_build(cls: type) -> None:
-    """Has no dense states made for tables, where Keras makes those of all weights of a model."""
-    cls, original = _method(cls, MAKES_STATES)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def build(self: Any, variables: Any) -> Any:
-        listed = list(variables)
-        dense = [variable for variable in listed if not _is_ours(variable)]
-        if len(dense) == len(listed):
-            return original(self, variables)
-        vars(self)[_BUILT_FOR] = [weakref.ref(each) for each in listed]
-        return original(self, dense)
-
-    _put(cls, MAKES_STATES, build, trains=False)
+            grads_and_vars = averaged(grads_and_vars)
+        return call(self, grads_and_vars, *args, **kwargs)
+    options = dict(zip(names, args, strict=False)) | kwargs
+    return _take(self, grads_and_vars, call, options)
 
 
-def _wrap_compile(package: Any) -> None:
-    """Has models be compiled with a wrapped optimizer, and with a class of a program's own."""
-    cls, original = _method(package.Model, COMPILES)
-    if original is None:
-        return
+def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def dense_step(optimizer: Any, dense: Any) -> Any:
+        return call(optimizer, *map(list, zip(*dense, strict=True)))
 
-    @functools.wraps(original)
-    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            args = (_as_keras_knows(args[0], package), *args[1:])
-        elif "optimizer" in kwargs:
-            kwargs["optimizer"] = _as_keras_knows(kwargs["optimizer"], package)
-        done = original(self, *args, **kwargs)
-        optimizer = getattr(self, "optimizer", None)
-        if isinstance(optimizer, package.optimizers.Optimizer):
-            _wrap_build(type(optimizer))
-            if package.__name__ == "keras":
-                _wrap_lists(type(optimizer))
-        return done
-
-    _put(cls, COMPILES, compile, trains=False)
+    if trainable_variables is None:
+        built_for = vars(self).get(_BUILT_FOR, ())
+        if len(grads) == len(built_for):  # else they are of dense variables alone
+            trainable_variables = [each() for each in built_for]
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+        if any(map(_is_ours, trainable_variables)):
+            return _take(self, zip(grads, trainable_variables, strict=True), dense_step, {})
+    if _averages(self, ()):
+        variables = trainable_variables or [None] * len(grads)
+        grads = [grad for grad, _ in averaged(list(zip(grads, variables, strict=True)))]
+    return call(self, grads, trainable_variables)
 
 
-def _wrap_saved(package: Any) -> None:
+def _building(call: Any, self: Any, variables: Any) -> Any:
+    """Makes no dense states for tables, where Keras makes those of all weights of a model."""
+    listed = list(variables)
+    dense = [variable for variable in listed if not _is_ours(variable)]
+    if len(dense) == len(listed):
+        return call(self, variables)
+    vars(self)[_BUILT_FOR] = [weakref.ref(each) for each in listed]
+    return call(self, dense)
+
+
+def _compiling(package: Any, call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compiles a model with a wrapped optimizer, and with a class of a program's own."""
+    if args:
+        args = (_as_keras_knows(args[0], package), *args[1:])
+    elif "optimizer" in kwargs:
+        kwargs["optimizer"] = _as_keras_knows(kwargs["optimizer"], package)
+    done = call(self, *args, **kwargs)
+    optimizer = getattr(self, "optimizer", None)
+    if isinstance(optimizer, package.optimizers.Optimizer):
+        hooks.around(type(optimizer), MAKES_STATES, _building)
+        if package.__name__ == "keras":
+            _wrap_lists(type(optimizer))
+    return done
+
+
+def _with_options(call: Any, self: Any) -> Any:
     """Has the arguments of a wrapped optimizer be in what Keras saves of a model."""
-    saving, saves = _method(package.Model, SAVES_COMPILED)
-    loading, loads = _method(package.Model, COMPILES_SAVED)
-    if saves is None or loads is None:
-        return
-
-    @functools.wraps(saves)
-    def get_compile_config(self: Any) -> Any:
-        config = saves(self)
-        optimizer = getattr(self, "optimizer", None)
-        options = None if optimizer is None else vars(inner_of(optimizer)).get(_OPTIONS)
-        return {**config, _SAVED: options} if config and options else config
-
-    @functools.wraps(loads)
-    def compile_from_config(self: Any, config: Any) -> Any:
-        config = dict(config)
-        options = config.pop(_SAVED, None)
-        done = loads(self, config)
-        if options is not None and getattr(self, "optimizer", None) is not None:
-            vars(inner_of(self.optimizer))[_OPTIONS] = dict(options)
-        return done
-
-    _put(saving, SAVES_COMPILED, get_compile_config, trains=False)
-    _put(loading, COMPILES_SAVED, compile_from_config, trains=False)
+    config = call(self)
+    optimizer = getattr(self, "optimizer", None)
+    options = None if optimizer is None else vars(inner_of(optimizer)).get(_OPTIONS)
+    return {**config, _SAVED: options} if config and options else config
 
 
-def _wrap_making(model: type) -> None:
+def _taking_options(call: Any, self: Any, config: Any) -> Any:
+    config = dict(config)
+    options = config.pop(_SAVED, None)
+    done = call(self, config)
+    if options is not None and getattr(self, "optimizer", None) is not None:
+        vars(inner_of(self.optimizer))[_OPTIONS] = dict(options)
+    return done
+
+
+def _making_steps(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Has the scale of a loss be a variable before a step is traced that has it."""
-    cls, original = _method(model, MAKES_STEPS)
-    if original is None:
-        return
-
-    @functools.wraps(original)
-    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-        weights = self.trainable_variables
-        if scales_loss(self.optimizer) and any(map(_is_ours, weights)):
-            build(self.optimizer, KERAS3, [each for each in weights if not _is_ours(each)])
-        return original(self, *args, **kwargs)
-
-    _put(cls, MAKES_STEPS, make_train_function, trains=False)
+    weights = self.trainable_variables
+    if scales_loss(self.optimizer) and any(map(_is_ours, weights)):
+        build(self.optimizer, KERAS3, [each for each in weights if not _is_ours(each)])
+    return call(self, *args, **kwargs)
 
 
 def _as_keras_knows(optimizer: Any, package: Any) -> Any:
@@ -232,21 +194,6 @@ def _as_keras_knows(optimizer: Any, package: Any) -> Any:
         "stochastic_rounding": optimizer.stochastic_rounding,
     }
     return inner
-
-
-def _method(cls: type, name: str) -> tuple[type, _Original | None]:
-    """Returns the class that has a method, and it; None: it was wrapped, or is not there."""
-    owner = keras_guard.owner_of(cls, name)
-    if owner is None or (owner, name) in _wrapped:
-        return cls, None
-    return owner, vars(owner)[name]
-
-
-def _put(cls: type, name: str, method: _Original, trains: bool = True) -> None:
-    _wrapped.add((cls, name))
-    setattr(cls, name, method)
-    if trains:
-        keras_held.trainers.add(cls)
 
 
 # ---- what the wrapped methods do -----------------------------------------------------------------
@@ -262,7 +209,7 @@ def _averages(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> bool:
         return False
     of_tables = (variable for _, variable in pairs if _is_ours(variable))
     return any(variable.averages_over_ranks for variable in of_tables) or vars(optimizer).get(
-        keras_guard.AVERAGES, False
+        guard.AVERAGES, False
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras_called import called_with
+from sok_lite.bridge.keras.called import called_with
 from sok_lite.bridge.serving.signature import Signature, checked_signature, names_by_place
 from sok_lite.bridge.tf_private import CHILDREN, FUNCTION_CACHE, INPUTS_OF_MODELS
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.collectives import broadcast
-from sok_lite.bridge.keras_classes import root_of
+from sok_lite.bridge.keras.classes import root_of
 from sok_lite.bridge.serving.models import functions_of
 from sok_lite.dynamic_embedding.keras.formats import check_savable, checked_path
 from sok_lite.dynamic_embedding.keras.models import de_hvd_save_model

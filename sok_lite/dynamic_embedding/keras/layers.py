@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_held
-from sok_lite.bridge.keras_classes import layer_class, register_as_layer, root_of
+from sok_lite.bridge.keras import held
+from sok_lite.bridge.keras.classes import layer_class, register_as_layer, root_of
 from sok_lite.dynamic_embedding.keras import parts
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
 from sok_lite.dynamic_embedding.saved_optimizer import PACKAGE, register
@@ -76,6 +76,6 @@ FieldWiseEmbedding = _of_program.FieldWiseEmbedding
 HvdAllToAllEmbedding = _of_program.HvdAllToAllEmbedding
 LayerNormalization = _of_program.LayerNormalization
 # A program that has imported tf_keras as well may load a model with it.
-for _name in keras_held.PACKAGES:
+for _name in held.PACKAGES:
     if hasattr(sys.modules.get(_name), "layers"):
         layers_for(sys.modules[_name])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
-from sok_lite.bridge.keras_classes import share_in_copies
+from sok_lite.bridge.keras import guard
+from sok_lite.bridge.keras.classes import share_in_copies
 from sok_lite.bridge.serving.function import export_functions
 from sok_lite.bridge.serving.models import functions_of
 from sok_lite.bridge.serving.together import Ranks
@@ -141,7 +141,7 @@ def load_model(
     path = Path(local_path(filepath))
     comm = _checked_ranks(path)
     models = (tf.keras if package is None else package).models
-    keras_guard.tell(share_in_copies)
+    guard.tell(share_in_copies)
     model = models.load_model(
         str(_file_in(path)), custom_objects, compile=compile, safe_mode=safe_mode
     )

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard
-from sok_lite.bridge.keras_called import as_keys
-from sok_lite.bridge.keras_classes import (
+from sok_lite.bridge.keras import guard
+from sok_lite.bridge.keras.called import as_keys
+from sok_lite.bridge.keras.classes import (
     made_so_far,
     object_of,
     of_one_config,
@@ -204,8 +204,8 @@ class EmbeddingPart:
         config, made = dict(config), made_so_far()
         number = config.pop(_SHARED, None)
         if number is not None and made is None:
-            keras_guard.tell(share_in_copies)
-            if keras_guard.is_loading():
+            guard.tell(share_in_copies)
+            if guard.is_loading():
                 raise NotImplementedError(
                     f"Layer {config['name']!r} shares its table with another one, and this load "
                     "does not say which layers are of one model. Load it with "

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.keras_held import tables_in
+from sok_lite.bridge.keras.held import tables_in
 
 # Public: what a program calls with arrays of ids.
 TAKING_ARRAYS = ("fit", "evaluate", "predict")

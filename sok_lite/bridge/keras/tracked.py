@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from sok_lite.bridge.keras_held import CONTAINERS, is_layer, may_hold, names_of, tables_in
+from sok_lite.bridge.keras.held import CONTAINERS, is_layer, may_hold, names_of, tables_in
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
 
 

@@ -5,11 +5,10 @@ dense array, or leave it out of a file of an older format. The methods wrapped h
 look afterwards whether what was saved or loaded had every table in it.
 """
 
-import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -17,9 +16,10 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held, stored
+from sok_lite.bridge import stored
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.keras_held import is_kept, names_of
+from sok_lite.bridge.keras import guard, held, hooks
+from sok_lite.bridge.keras.held import is_kept, names_of
 
 _FORMATS = (".keras", ".weights.h5")
 # The variables of tables that were saved or loaded since the call of a model's method began.
@@ -86,118 +86,99 @@ def note(variable: Any) -> None:
 
 def keep_tables() -> None:
     """Has each Keras keep the tables among its weights."""
-    keras_guard.tell(_wrap_keras)
+    guard.tell(_wrap_keras)
 
 
 def _wrap_keras(name: str, package: Any) -> None:
-    layer, model = package.layers.Layer, package.Model
+    layer, model, callbacks = package.layers.Layer, package.Model, package.callbacks
     for cls in (layer, model):
-        _replace(cls, "get_weights", _getting)
-        _replace(cls, "set_weights", _setting)
-    for method in ("save", *keras_guard.SAVING[1:]):
-        _replace(model, method, functools.partial(_checking, name, method))
-    _replace(model, "export", _refusing_export)
-    callbacks = package.callbacks
+        hooks.around(cls, "get_weights", _getting_weights)
+        hooks.around(cls, "set_weights", _setting_weights)
+    for method in ("save", *guard.SAVING[1:]):
+        hooks.around(model, method, _with_tables, name, method)
+    hooks.around(model, "export", _refusing_export)
+    backup = callbacks.BackupAndRestore
     if name == "tf_keras":
-        _replace(callbacks.BackupAndRestore, "on_train_begin", _refusing_backups)
+        hooks.around(backup, "on_train_begin", _refusing_backups)
     else:
-        _replace(model, "build_from_config", functools.partial(_building, package))
-        _replace(callbacks.BackupAndRestore, "on_train_begin", _making_backup_folder)
-        _replace(callbacks.BackupAndRestore, "on_train_end", _deleting_backups_once)
-        _replace(callbacks.ModelCheckpoint, "__init__", _making_folder)
-
-
-def _replace(cls: Any, name: str, make: Callable[[Any], Any]) -> None:
-    owner = keras_guard.owner_of(cls, name)
-    if owner is None or getattr(vars(owner)[name], "keeps_tables", False):
-        return
-    method: Any = functools.wraps(vars(owner)[name])(make(vars(owner)[name]))
-    method.keeps_tables = True
-    setattr(owner, name, method)
+        hooks.around(model, "build_from_config", _building, package)
+        hooks.around(backup, "on_train_begin", _making_backup_folder)
+        hooks.around(backup, "on_train_end", _deleting_backups_once)
+        hooks.around(callbacks.ModelCheckpoint, "__init__", _making_folder)
 
 
 # ---- load_model ----------------------------------------------------------------------------------
 
 
-def _building(package: Any, original: Any) -> Any:
+def _building(package: Any, call: Any, self: Any, config: Any) -> None:
     """Keras 3 goes on where it cannot build a model that it loads, and leaves out what is unbuilt.
 
     Of a model without tables that is for Keras to say.
     """
-    defaults = {keras_guard.owner_of(cls, "build") for cls in (package.layers.Layer, package.Model)}
-
-    def build_from_config(self: Any, config: Any) -> None:
-        if not (keras_guard.is_loading() and keras_held.kept_tables(self)):
-            original(self, config)
-            return
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            original(self, config)
-        for each in told:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        if not any("cannot be built" in str(each.message) for each in told):
-            return
-        unbuilt = [
-            layer.name
-            for layer in keras_held.layers_in(self)
-            if not layer.built and keras_guard.owner_of(type(layer), "build") not in defaults
-        ]
-        if unbuilt:
-            raise NotImplementedError(
-                f"load_model() would leave what the file has of {', '.join(map(repr, unbuilt))} "
-                f"out: Keras builds {self.name!r} by its call() on dense floats in place of its "
-                "inputs, and that raised. Make the model by its class, call it on a batch, and "
-                "load_weights() of the same file. Or give the class a build_from_config() that "
-                "builds its layers."
-            )
-
-    return build_from_config
+    if not (guard.is_loading() and held.kept_tables(self)):
+        call(self, config)
+        return
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call(self, config)
+    for each in told:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if not any("cannot be built" in str(each.message) for each in told):
+        return
+    defaults = {hooks.owner_of(cls, "build") for cls in (package.layers.Layer, package.Model)}
+    unbuilt = [
+        layer.name
+        for layer in held.layers_in(self)
+        if not layer.built and hooks.owner_of(type(layer), "build") not in defaults
+    ]
+    if unbuilt:
+        raise NotImplementedError(
+            f"load_model() would leave what the file has of {', '.join(map(repr, unbuilt))} "
+            f"out: Keras builds {self.name!r} by its call() on dense floats in place of its "
+            "inputs, and that raised. Make the model by its class, call it on a batch, and "
+            "load_weights() of the same file. Or give the class a build_from_config() that "
+            "builds its layers."
+        )
 
 
 # ---- get_weights, set_weights --------------------------------------------------------------------
 
 
-def _getting(original: Any) -> Any:
-    def get_weights(self: Any) -> list[Any]:
-        if not _listed(self):
-            return original(self)
-        keras_guard.check_weights("get_weights", self)
-        return [TableWeights.of(each) if is_kept(each) else _array(each) for each in self.weights]
-
-    return get_weights
+def _getting_weights(call: Any, self: Any) -> list[Any]:
+    if not _listed(self):
+        return call(self)
+    guard.check_weights("get_weights", self)
+    return [TableWeights.of(each) if is_kept(each) else _array(each) for each in self.weights]
 
 
-def _setting(original: Any) -> Any:
-    def set_weights(self: Any, weights: Sequence[Any]) -> None:
-        if not _listed(self):
-            original(self, weights)
-            return
-        keras_guard.check_weights("set_weights", self)
-        variables, given = list(self.weights), list(weights)
-        if len(variables) != len(given):
-            raise ValueError(
-                f"{self.name!r} has {len(variables)} weights, tables among them. "
-                f"Received: {len(given)}."
-            )
-        tables, dense = [], []
-        for variable, value in zip(variables, given, strict=True):
-            if not is_kept(variable):
-                if tuple(variable.shape) != np.shape(value):
-                    raise ValueError(
-                        f"Weight {variable.name!r} of {self.name!r} has shape "
-                        f"{tuple(variable.shape)}. Received: {np.shape(value)}."
-                    )
-                dense.append((variable, value))
-            elif isinstance(value, TableWeights):
-                tables.append((variable, value.tensors_for(variable)))
-            else:
-                _refuse_array(variable, value)
-        for variable, tensors in tables:
-            variable.restore_tensors(tensors)
-        for variable, value in dense:
-            variable.assign(value)
-
-    return set_weights
+def _setting_weights(call: Any, self: Any, weights: Sequence[Any]) -> None:
+    if not _listed(self):
+        call(self, weights)
+        return
+    guard.check_weights("set_weights", self)
+    variables, given = list(self.weights), list(weights)
+    if len(variables) != len(given):
+        raise ValueError(
+            f"{self.name!r} has {len(variables)} weights, tables among them. "
+            f"Received: {len(given)}."
+        )
+    tables, dense = [], []
+    for variable, value in zip(variables, given, strict=True):
+        if not is_kept(variable):
+            if tuple(variable.shape) != np.shape(value):
+                raise ValueError(
+                    f"Weight {variable.name!r} of {self.name!r} has shape "
+                    f"{tuple(variable.shape)}. Received: {np.shape(value)}."
+                )
+            dense.append((variable, value))
+        elif isinstance(value, TableWeights):
+            tables.append((variable, value.tensors_for(variable)))
+        else:
+            _refuse_array(variable, value)
+    for variable, tensors in tables:
+        variable.restore_tensors(tensors)
+    for variable, value in dense:
+        variable.assign(value)
 
 
 def _refuse_array(variable: Any, value: Any) -> NoReturn:
@@ -215,19 +196,18 @@ def _array(weight: Any) -> np.ndarray:
 # ---- save, save_weights, load_weights ------------------------------------------------------------
 
 
-def _checking(package: str, method: str, original: Any) -> Any:
-    def checked(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        tables = keras_held.kept_tables(self)
-        if not tables:
-            return original(self, filepath, *args, **kwargs)
-        if check_path(package, method, filepath, tables, kwargs.get("save_format")):
-            return original(self, filepath, *args, **kwargs)
-        keras_guard.check_weights(method, self)
-        may_skip = bool(kwargs.get("skip_mismatch"))
-        with _all_done(method, tables, may_skip), _scratch(method, filepath) as path:
-            return original(self, path, *args, **kwargs)
-
-    return checked
+def _with_tables(
+    package: str, method: str, call: Any, self: Any, filepath: Any, *args: Any, **kwargs: Any
+) -> Any:
+    tables = held.kept_tables(self)
+    if not tables:
+        return call(self, filepath, *args, **kwargs)
+    if check_path(package, method, filepath, tables, kwargs.get("save_format")):
+        return call(self, filepath, *args, **kwargs)
+    guard.check_weights(method, self)
+    may_skip = bool(kwargs.get("skip_mismatch"))
+    with _all_done(method, tables, may_skip), _scratch(method, filepath) as path:
+        return call(self, path, *args, **kwargs)
 
 
 def check_path(
@@ -252,7 +232,7 @@ def check_path(
     if (
         package == "tf_keras"
         and method != "save"
-        and keras_guard.is_tensorflows_format(filepath, save_format)
+        and guard.is_tensorflows_format(filepath, save_format)
     ):
         _refuse_several_ranks(f"{method}() in TensorFlow's format", tables)
         return True
@@ -315,7 +295,7 @@ def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[No
         warnings.warn(
             f"{method}() with skip_mismatch=True has left {names_of(missing)} as it was: the file "
             "has nothing that fits. Keras says what did not.",
-            stacklevel=5,
+            stacklevel=6,
         )
     elif missing:
         raise RuntimeError(
@@ -325,46 +305,35 @@ def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[No
         )
 
 
-def _refusing_export(original: Any) -> Any:
-    def export(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tables = keras_held.kept_tables(self)
-        if tables:
-            raise NotImplementedError(
-                f"export() would write a model that calls this process for {names_of(tables)}. Use "
-                "sok_lite.export_serving(model, path), which needs no sok_lite where it is served."
-            )
-        return original(self, *args, **kwargs)
-
-    return export
+def _refusing_export(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    tables = held.kept_tables(self)
+    if tables:
+        raise NotImplementedError(
+            f"export() would write a model that calls this process for {names_of(tables)}. Use "
+            "sok_lite.export_serving(model, path), which needs no sok_lite where it is served."
+        )
+    return call(self, *args, **kwargs)
 
 
 # ---- callbacks that every rank has, with one path ------------------------------------------------
 
 
-def _refusing_backups(original: Any) -> Any:
+def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
     """Of tf_keras, whose backup is a checkpoint of TensorFlow: of one rank."""
-
-    def on_train_begin(self: Any, logs: Any = None) -> Any:
-        tables = keras_held.kept_tables(self.model)
-        if tables:
-            _refuse_several_ranks("BackupAndRestore of tf_keras", tables)
-        return original(self, logs)
-
-    return on_train_begin
+    tables = held.kept_tables(self.model)
+    if tables:
+        _refuse_several_ranks("BackupAndRestore of tf_keras", tables)
+    return call(self, logs)
 
 
-def _making_backup_folder(original: Any) -> Any:
+def _making_backup_folder(call: Any, self: Any, logs: Any = None) -> Any:
     """Keras 3 makes a folder where it finds none: two ranks that find none both would."""
-
-    def on_train_begin(self: Any, logs: Any = None) -> Any:
-        if _is_of_all_ranks(self):
-            _check_backup_folder(self.backup_dir)
-        done = original(self, logs)
-        if _is_of_all_ranks(self):
-            tf.io.gfile.makedirs(self.backup_dir)
-        return done
-
-    return on_train_begin
+    if _is_of_all_ranks(self):
+        _check_backup_folder(self.backup_dir)
+    done = call(self, logs)
+    if _is_of_all_ranks(self):
+        tf.io.gfile.makedirs(self.backup_dir)
+    return done
 
 
 def _check_backup_folder(folder: Any) -> None:
@@ -382,35 +351,28 @@ def _check_backup_folder(folder: Any) -> None:
         )
 
 
-def _deleting_backups_once(original: Any) -> Any:
-    def on_train_end(self: Any, logs: Any = None) -> Any:
-        if not _is_of_all_ranks(self):
-            return original(self, logs)
-        comm = other_ranks()
-        assert comm is not None
-        comm.barrier()  # all have written what they write there
-        if comm.rank == 0:
-            original(self, logs)
-        comm.barrier()  # none finds it in a next `fit`
-        return None
-
-    return on_train_end
+def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
+    if not _is_of_all_ranks(self):
+        return call(self, logs)
+    comm = other_ranks()
+    assert comm is not None
+    comm.barrier()  # all have written what they write there
+    if comm.rank == 0:
+        call(self, logs)
+    comm.barrier()  # none finds it in a next `fit`
+    return None
 
 
-def _making_folder(original: Any) -> Any:
+def _making_folder(call: Any, self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
     """As `_making_backup_folder`, where the name of the folder is known from the start."""
-
-    def __init__(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, filepath, *args, **kwargs)
-        folder = os.path.dirname(str(filepath))
-        if folder and "{" not in folder and other_ranks() is not None:
-            tf.io.gfile.makedirs(folder)
-
-    return __init__
+    call(self, filepath, *args, **kwargs)
+    folder = os.path.dirname(str(filepath))
+    if folder and "{" not in folder and other_ranks() is not None:
+        tf.io.gfile.makedirs(folder)
 
 
 def _is_of_all_ranks(callback: Any) -> bool:
-    return other_ranks() is not None and bool(keras_held.kept_tables(callback.model))
+    return other_ranks() is not None and bool(held.kept_tables(callback.model))
 
 
 # ---- which tables --------------------------------------------------------------------------------

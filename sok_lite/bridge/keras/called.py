@@ -5,13 +5,13 @@ Keras 3 keeps shapes alone, so the calls of its models are noted here.
 """
 
 import contextlib
-import functools
 import weakref
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.tf_private import SCRATCH_GRAPHS
 
 _ROUTED = ("training", "mask")  # what Keras gives by itself
@@ -25,17 +25,15 @@ def note_calls(model: Any) -> None:
     Args:
       model: the class of models of Keras 3.
     """
-    original = model.__call__
+    hooks.around(model, "__call__", _noting, inherits=True)
 
-    @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self not in _called and not is_built_by_shapes():
-            # What is no structure of TensorFlow's, or no dtype, is for the model to take.
-            with contextlib.suppress(TypeError, ValueError):
-                _note(self, args, kwargs)
-        return original(self, *args, **kwargs)
 
-    model.__call__ = __call__
+def _noting(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    if self not in _called and not is_built_by_shapes():
+        # What is no structure of TensorFlow's, or no dtype, is for the model to take.
+        with contextlib.suppress(TypeError, ValueError):
+            _note(self, args, kwargs)
+    return call(self, *args, **kwargs)
 
 
 def _note(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

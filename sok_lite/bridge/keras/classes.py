@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import keras_guard, keras_held
+from sok_lite.bridge.keras import held, hooks
 
 # What a dict of Keras has that stands for an object, and what more where it says which are one.
 _OBJECT = {"class_name", "config"}
@@ -28,7 +28,7 @@ def root_of(package: Any) -> Any:
     """
     layer = getattr(getattr(package, "layers", None), "Layer", None)
     root = "" if layer is None else layer.__module__.split(".")[0]
-    if root not in keras_held.PACKAGES:
+    if root not in held.PACKAGES:
         raise TypeError(f"`package` must be keras, tf_keras or tf.keras. Received: {package!r}.")
     return sys.modules[root]
 
@@ -87,18 +87,12 @@ def says_what_is_shared(package: Any) -> bool:
 def share_in_copies(name: str, package: Any) -> None:
     """Has models that a Keras makes of their configs share what the configs say is shared."""
     for cls in (package.Model, package.Sequential):
-        owner = keras_guard.owner_of(cls, "from_config")
-        original = None if owner is None else vars(owner)["from_config"]
-        if not isinstance(original, classmethod) or hasattr(original.__func__, "shares_tables"):
-            continue
+        hooks.around(cls, "from_config", _sharing)
 
-        @functools.wraps(original.__func__)
-        def from_config(cls: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
-            with of_one_config({} if _made.get() is None else _made.get()):
-                return original.__func__(cls, *args, **kwargs)
 
-        from_config.shares_tables = True  # type: ignore[attr-defined]
-        owner.from_config = classmethod(from_config)  # type: ignore[union-attr]
+def _sharing(call: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    with of_one_config({} if _made.get() is None else _made.get()):
+        return call(cls, *args, **kwargs)
 
 
 @contextmanager

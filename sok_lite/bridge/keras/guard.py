@@ -10,8 +10,6 @@ What passes is a table that the model lists among its weights, where its optimiz
 Keras 3 and tf_keras may both be there, or neither: this module imports none.
 """
 
-import functools
-import inspect
 import sys
 import threading
 from collections.abc import Callable, Container
@@ -20,8 +18,9 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras_called import note_calls
-from sok_lite.bridge.keras_held import (
+from sok_lite.bridge.keras import hooks
+from sok_lite.bridge.keras.called import note_calls
+from sok_lite.bridge.keras.held import (
     PACKAGES,
     is_kept,
     kept_tables,
@@ -32,9 +31,9 @@ from sok_lite.bridge.keras_held import (
     saves_itself,
     tables_in,
 )
-from sok_lite.bridge.keras_ids import TAKING_ARRAYS, refuse_changed_ids
-from sok_lite.bridge.keras_tracked import have_all_tracked
-from sok_lite.bridge.tf_private import CHECKPOINT
+from sok_lite.bridge.keras.ids import TAKING_ARRAYS, refuse_changed_ids
+from sok_lite.bridge.keras.tracked import have_all_tracked
+from sok_lite.bridge.tf_private import CHECKPOINT, callers
 
 # ---- the public names of other packages that this module relies on; a test looks at each ---------
 
@@ -55,8 +54,6 @@ _step_codes: set[CodeType] = set()
 _clone_codes: set[CodeType] = set()
 _load_codes: set[CodeType] = set()
 _told: list[Callable[[str, Any], None]] = []
-# Functions that are Keras' own training step, as classes of models have it.
-own_steps: set[Any] = set()
 
 
 def tell(function: Callable[[str, Any], None]) -> None:
@@ -116,12 +113,7 @@ def is_loading() -> bool:
 
 def _caller_among(codes: Container[CodeType]) -> Any:
     """Returns the frame of a caller that is one of some functions, by their code; or None."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in codes:
-            return frame
-        frame = frame.f_back
-    return None
+    return next((frame for frame in callers() if frame.f_code in codes), None)
 
 
 # ---- what the wrapped methods check --------------------------------------------------------------
@@ -131,7 +123,7 @@ def _check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
     held = [table for _, table in tables_in(model)]
-    if getattr(model.train_step, "__func__", None) in own_steps:
+    if has_own_step(model):
         tables = [table for table in held if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
         if left_out:
@@ -140,6 +132,11 @@ def _check_training(model: Any, force: bool = False) -> None:
         # A step of a program's own may have another optimizer for what is dense.
         for optimizer in optimizers_in(model):
             vars(optimizer)[AVERAGES] = True
+
+
+def has_own_step(model: Any) -> bool:
+    """Whether a model trains by Keras' own training step."""
+    return hooks.is_theirs(model.train_step)
 
 
 def _check_compiled(model: Any) -> None:
@@ -262,7 +259,7 @@ def is_tensorflows_format(filepath: Any, save_format: Any = None) -> bool:
     return not str(filepath).endswith((".h5", ".hdf5", ".keras"))
 
 
-# ---- wrapping ------------------------------------------------------------------------------------
+# ---- around Keras' methods -----------------------------------------------------------------------
 
 
 def _guard(name: str, package: Any) -> bool:
@@ -270,95 +267,71 @@ def _guard(name: str, package: Any) -> bool:
         model = getattr(package, "Model", None)
         if name in _guarded or model is None:  # None: while Keras is being imported
             return False
-        if not _guarded:
-            for method in CHECKPOINT:
-                _wrap(tf.train.Checkpoint, method, _of_object(have_all_tracked, method))
+        for method in CHECKPOINT:
+            hooks.around(tf.train.Checkpoint, method, _checking_by_name, have_all_tracked, method)
         _guarded.add(name)
-        layer = package.layers.Layer
+        layer, models = package.layers.Layer, package.models
         know_layers(layer)
-        _mark_own_step(model)
+        if hooks.around(model, "train_step", _in_step) is not None:
+            _step_codes.add(hooks.original_of(model.train_step).__code__)
         if name == "keras":
             note_calls(model)
-        _clone_codes.add(inspect.unwrap(package.models.clone_model).__code__)
-        _load_codes.add(inspect.unwrap(package.models.load_model).__code__)
-        _wrap(model, "compile", _check_compiled, is_after=True)
-        _wrap(model, "make_train_function", _check_training)
+        _clone_codes.add(hooks.original_of(models.clone_model).__code__)
+        _load_codes.add(hooks.original_of(models.load_model).__code__)
+        hooks.around(model, "compile", _compiling)
+        hooks.around(model, "make_train_function", _checking, _check_training)
         for method in TAKING_ARRAYS:
-            _wrap(model, method, refuse_changed_ids)
+            hooks.around(model, method, _checking, refuse_changed_ids)
         for method in SAVING:
-            _wrap(model, method, _saving_check(name, method))
+            hooks.around(model, method, _saving, name, method)
         for method in WEIGHTS:
-            _wrap(layer, method, _of_object(check_weights, method))
-            if owner_of(model, method) is not owner_of(layer, method):  # tf_keras has its own
-                _wrap(model, method, _of_object(check_weights, method))
+            for cls in (layer, model):  # tf_keras has one of its own for each
+                hooks.around(cls, method, _checking_by_name, check_weights, method)
         for method in STATE_TREES:
-            _wrap(model, method, _of_object(_check_state_tree, method))
+            hooks.around(model, method, _checking_by_name, _check_state_tree, method)
         for method in OWN_VARIABLES:
-            _wrap(layer, method, _of_object(_check_own_variables, method))
+            hooks.around(layer, method, _checking_by_name, _check_own_variables, method)
     for function in _told:
         function(name, package)
     return True
 
 
-def _saving_check(package: str, method: str) -> Callable[..., None]:
-    def check(holder: Any, *args: Any, **kwargs: Any) -> None:
-        third = "save_format" if package == "tf_keras" else "zipped"
-        arguments = dict(zip(("filepath", "overwrite", third), args, strict=False)) | kwargs
-        if package == "tf_keras" and method != "save":
-            save_format = arguments.get("save_format") if method == "save_weights" else None
-            if is_tensorflows_format(arguments.get("filepath"), save_format):
-                return
-        check_saving(method, holder)
+def _checking(check: Callable[..., None], call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    check(self, *args, **kwargs)
+    return call(self, *args, **kwargs)
+
+
+def _checking_by_name(
+    check: Callable[[str, Any], None], method: str, call: Any, self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    check(method, self)
+    return call(self, *args, **kwargs)
+
+
+def _compiling(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    done = call(self, *args, **kwargs)
+    _check_compiled(self)
+    return done
+
+
+def _in_step(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    outer = getattr(_in_own_step, "model", None)
+    _in_own_step.model = self
+    try:
+        return call(self, *args, **kwargs)
+    finally:
+        _in_own_step.model = outer
+
+
+def _saving(package: str, method: str, call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    third = "save_format" if package == "tf_keras" else "zipped"
+    arguments = dict(zip(("filepath", "overwrite", third), args, strict=False)) | kwargs
+    is_checkpoint = False
+    if package == "tf_keras" and method != "save":
+        save_format = arguments.get("save_format") if method == "save_weights" else None
+        is_checkpoint = is_tensorflows_format(arguments.get("filepath"), save_format)
+    if not is_checkpoint:
+        check_saving(method, self)
         if method == "save" and arguments.get("zipped") is not False:
-            _check_format(holder, arguments.get("filepath"))
-
-    return check
-
-
-def _of_object(check: Callable[[str, Any], None], method: str) -> Callable[..., None]:
-    return lambda holder, *_, **__: check(method, holder)
-
-
-def owner_of(cls: type, name: str) -> type | None:
-    """Returns the class of whose methods `cls.name` is one; None: there is no such method."""
-    return next((base for base in cls.__mro__ if name in vars(base)), None)
-
-
-def _mark_own_step(model: type) -> None:
-    owner = owner_of(model, "train_step")
-    if owner is None:
-        return
-    original = vars(owner)["train_step"]
-
-    # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
-    @functools.wraps(original)
-    def own_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = getattr(_in_own_step, "model", None)
-        _in_own_step.model = self
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            _in_own_step.model = outer
-
-    _step_codes.add(original.__code__)
-    own_steps.add(own_step)
-    owner.train_step = own_step  # type: ignore[attr-defined]
-
-
-def _wrap(cls: type, name: str, check: Callable[..., None], is_after: bool = False) -> None:
-    """Has a method check its object and arguments first; or its object alone, afterwards."""
-    owner = owner_of(cls, name)
-    if owner is None:
-        return  # another version, where this would be no worse than without the guard
-    original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_after:
-            done = original(self, *args, **kwargs)
-            check(self)
-            return done
-        check(self, *args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    setattr(owner, name, guarded)
+            _check_format(self, arguments.get("filepath"))
+    return call(self, *args, **kwargs)

@@ -1,0 +1,88 @@
+"""Every change of a class of Keras or TensorFlow: what is done around its methods, and by whom.
+
+A method that is changed has one wrapper, however many parts of the package do something around it.
+Nothing else in the package sets attributes of their classes; a test looks.
+"""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# Does something around a method. It takes what it is around, which is called with all that follows:
+# the object, or the class of a class method, and the arguments.
+Around = Callable[..., Any]
+
+
+class _Hook:
+    """A method that is changed.
+
+    Attributes:
+      acts: what is done around it, each with what it is given before all else.
+      call: does all of it.
+    """
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.acts: list[tuple[Around, tuple[Any, ...]]] = []
+        self.call = original
+
+
+_hooks: dict[tuple[type, str], _Hook] = {}
+_wrappers: set[Any] = set()
+_lock = threading.RLock()
+
+
+def around(cls: type, name: str, act: Around, *given: Any, inherits: bool = False) -> type | None:
+    """Has something done around a method from now on; of several, the last is around the others.
+
+    The same again changes nothing.
+
+    Args:
+      cls: a class that has the method, or inherits it.
+      name: of the method. Another version of a package may have none: nothing is done then.
+      act: what is done; it is called with `given`, what it is around, and the arguments.
+      inherits: whether a method that the class inherits is changed for this class alone.
+
+    Returns:
+      The class whose method it is; None: there is no such method.
+    """
+    found = owner_of(cls, name)
+    if found is None:
+        return None
+    owner = cls if inherits else found
+    with _lock:
+        hook = _hooks.get((owner, name)) or _installed(owner, name, vars(found)[name])
+        if (act, given) not in hook.acts:
+            hook.acts.append((act, given))
+            hook.call = functools.partial(act, *given, hook.call)
+    return owner
+
+
+def owner_of(cls: type, name: str) -> type | None:
+    """Returns the class of whose methods `cls.name` is one; None: there is no such method."""
+    return next((base for base in cls.__mro__ if name in vars(base)), None)
+
+
+def is_theirs(method: Any) -> bool:
+    """Whether a bound method is one of Keras or TensorFlow that is changed here, and no other."""
+    return getattr(method, "__func__", None) in _wrappers
+
+
+def original_of(function: Any) -> Any:
+    """Returns what a function was before any change."""
+    return inspect.unwrap(function)
+
+
+def _installed(owner: type, name: str, found: Any) -> _Hook:
+    original = found.__func__ if isinstance(found, classmethod) else found
+    hook = _hooks[owner, name] = _Hook(original)
+
+    # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return hook.call(self, *args, **kwargs)
+
+    _wrappers.add(method)
+    setattr(owner, name, classmethod(method) if isinstance(found, classmethod) else method)
+    return hook
