@@ -37,7 +37,7 @@ class _Taken(NamedTuple):
     """The ids of one feature, as a lookup takes them.
 
     Attributes:
-      ids, weights: dense, ragged or sparse matrices; no weights: None.
+      ids, weights: ragged or sparse matrices; no weights: None.
       combiner: of the rows of the matrices.
       given_back: makes what the layer gives of (rows of the matrix, dim).
     """
@@ -186,22 +186,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
     is_pooled = feature.combiner is not None and rank > 1
     shape = tf.shape(ids, tf.int64)
     outer, static = (shape[:-1], ids.shape[:-1]) if is_pooled else (shape, ids.shape)
-    flat, dim = tf.reshape(ids, [-1]), feature.table.dim
-
-    def given_back(rows: tf.Tensor) -> tf.Tensor:
-        known = [-1 if size is None else size for size in static]
-        if known.count(-1) < 2 and 0 not in known:
-            # No shape to be computed: TensorFlow Lite has no operation that would check it.
-            return tf.reshape(rows, [*known, dim])
-        shaped = tf.reshape(rows, tf.concat([outer, [dim]], 0))
-        return tf.ensure_shape(shaped, static.concatenate([dim]))
-
-    combiner, width = feature.combiner or "sum", ids.shape[-1] if is_pooled else 1
-    if feature.mask_value is None and width:
-        # Rows of one known length: a lookup needs no splits.
-        rows = [-1, width] if is_pooled else [-1]
-        weights = None if weights is None else tf.reshape(weights, rows)
-        return _Taken(tf.reshape(_keys(feature, flat), rows), weights, combiner, given_back)
+    flat = tf.reshape(ids, [-1])
     each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
     splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
     matrix = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
@@ -211,8 +196,18 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
         is_id = matrix.with_values(_is_id(feature, flat))
         weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
         matrix = tf.ragged.boolean_mask(matrix, is_id)
+    dim = feature.table.dim
+
+    def given_back(rows: tf.Tensor) -> tf.Tensor:
+        known = [-1 if size is None else size for size in static]
+        if known.count(-1) < 2 and 0 not in known:
+            # No shape to be computed: TensorFlow Lite has no operation that would check it.
+            return tf.reshape(rows, [*known, dim])
+        shaped = tf.reshape(rows, tf.concat([outer, [dim]], 0))
+        return tf.ensure_shape(shaped, static.concatenate([dim]))
+
     keys = matrix.with_values(_keys(feature, matrix.values))
-    return _Taken(keys, weights, combiner, given_back)
+    return _Taken(keys, weights, feature.combiner or "sum", given_back)
 
 
 def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
