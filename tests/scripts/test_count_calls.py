@@ -34,8 +34,8 @@ def test_calls_are_counted_and_repeat():
     assert first["step"]["tables_1"] < first["eager step"]["tables_1"]
 
 
-# Calls of a lookup and of a step, without those of each table, by Python and TensorFlow. Python 3.11
-# calls a function for each comprehension.
+# Calls of a lookup and of a step, beside those of each table, by Python and TensorFlow. Python
+# 3.11 calls a function for each comprehension.
 LIMITS = {("3.11", "2.21"): (230, 715), ("3.12", "2.21"): (200, 600)}
 
 
