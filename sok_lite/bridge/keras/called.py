@@ -28,7 +28,7 @@ def note_calls(model: Any) -> None:
     hooks.around(model, "__call__", _noting, inherits=True)
 
 
-def _noting(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _noting(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     if self not in _called and not is_built_by_shapes():
         # What is no structure of TensorFlow's, or no dtype, is for the model to take.
         with contextlib.suppress(TypeError, ValueError):

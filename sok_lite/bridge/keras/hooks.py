@@ -80,7 +80,7 @@ def _installed(owner: type, name: str, found: Any) -> _Hook:
 
     # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return hook.call(self, *args, **kwargs)
 
     _wrappers.add(method)

@@ -107,11 +107,15 @@ def _part(table: AnyTable, files: _Files, shard: Shard) -> Content:
     sighted_at, sighted_keys = _own_keys(files, reader, "sighted_keys", kind.dtype)
     sighted_at, sighted_keys = _firsts(sighted_at, sighted_keys, f"sightings of {table.name!r}")
     chain = rows_of(shard, [*map(files.opened, shard.before), reader], keys, at)
-    values = _lazy(files, chain, ["values"] * len(chain), table.dim, files.to_storage)
+    shape = keys.size, table.dim
+    values = _lazy(files, chain, ["values"] * len(chain), shape, files.to_storage)
     states = [
         State(
             *(state.name, state.dim, state.initial),
-            _lazy(files, chain, tensors_of_chain(shard, state.tensor)[::-1], state.dim),
+            _lazy(
+                *(files, chain, tensors_of_chain(shard, state.tensor)[::-1]),
+                (keys.size, state.dim),
+            ),
             state.group,
         )
         for state in shard.states
@@ -170,7 +174,7 @@ def _lazy(
     files: _Files,
     chain: Sequence[Rows],
     tensors: Sequence[str | None],
-    dim: int,
+    shape: tuple[int, int],
     convert: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
 ) -> LazyRows:
     """Returns the rows of a tensor.
@@ -178,6 +182,7 @@ def _lazy(
     Args:
       chain: the files that have them, newest first.
       tensors: its name in each; None: rows there are older than the state.
+      shape: of all of them, as many as there are keys: a file of others may have a key twice.
       convert: makes of them what is read.
     """
 
@@ -187,7 +192,7 @@ def _lazy(
                 for part, rows in _pieces(reader, name, at, files.num_bytes):
                     yield places[part], convert(rows)
 
-    return LazyRows((sum(rows.at.size for rows in chain), dim), read)
+    return LazyRows(shape, read)
 
 
 def _pieces(
