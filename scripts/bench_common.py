@@ -104,6 +104,14 @@ def result(**fields: Any) -> dict[str, Any]:
     return fields
 
 
+def status_bytes(name: str) -> int:
+    """Returns a size of this process that the kernel of Linux reports, such as VmRSS."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit(f"No {name} in /proc/self/status.")
+
+
 @functools.cache
 def note(text: str) -> None:
     """Prints why something is not measured; the same words once."""

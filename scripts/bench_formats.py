@@ -11,7 +11,6 @@ Example:
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -22,20 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench_common import result, status_bytes
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 STATES = ("m", "v")
-# What a restore goes into, and how.
+# Restores, and what that goes into.
 Restore = tuple[Callable[[], Any], Any]
-
-
-def status_bytes(name: str) -> int:
-    """Returns a size of this process that the kernel reports, such as VmRSS."""
-    text = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line for line in text.splitlines() if line.startswith(name)).split()[1])
+# Saves, and makes a new table to be restored.
+Format = tuple[Callable[[], Any], Callable[[], Restore]]
 
 
 def filled(table: Any, num_keys: int, dim: int) -> Any:
@@ -48,7 +42,7 @@ def filled(table: Any, num_keys: int, dim: int) -> Any:
     return table
 
 
-def dumps(args: argparse.Namespace, folder: str) -> tuple[Callable[[], Any], Callable[[], Restore]]:
+def dumps(args: argparse.Namespace, folder: str) -> Format:
     """`sok.dump` and `sok.load`, by the engine."""
     from sok_lite.backend import get_backend
     from sok_lite.comm.single import SingleCommunicator
@@ -70,9 +64,7 @@ def dumps(args: argparse.Namespace, folder: str) -> tuple[Callable[[], Any], Cal
     return lambda: dump(folder, [table], one), restore
 
 
-def checkpoints(
-    args: argparse.Namespace, folder: str
-) -> tuple[Callable[[], Any], Callable[[], Restore]]:
+def checkpoints(args: argparse.Namespace, folder: str) -> Format:
     """`tf.train.Checkpoint` of a sok.DynamicVariable."""
     import tensorflow as tf
 
@@ -91,9 +83,7 @@ def checkpoints(
     return lambda: tf.train.Checkpoint(it=variable).write(f"{folder}/c"), restore
 
 
-def tfra_files(
-    args: argparse.Namespace, folder: str
-) -> tuple[Callable[[], Any], Callable[[], Restore]]:
+def tfra_files(args: argparse.Namespace, folder: str) -> Format:
     """Files of a `FileSystemSaver`, beside tf.train.Checkpoint."""
     import tensorflow as tf
 
@@ -115,9 +105,7 @@ def tfra_files(
     return lambda: tf.train.Checkpoint(it=variable).write(f"{folder}/c"), restore
 
 
-def savers(
-    args: argparse.Namespace, folder: str
-) -> tuple[Callable[[], Any], Callable[[], Restore]]:
+def savers(args: argparse.Namespace, folder: str) -> Format:
     """A tf.compat.v1 Saver of a KvVariable."""
     import tensorflow as tf
 
@@ -154,9 +142,7 @@ def savers(
     return save, restore
 
 
-def keras_files(
-    args: argparse.Namespace, folder: str
-) -> tuple[Callable[[], Any], Callable[[], Restore]]:
+def keras_files(args: argparse.Namespace, folder: str) -> Format:
     """`model.save_weights` and `load_weights` of Keras 3."""
     import keras
 
@@ -207,9 +193,9 @@ def run(args: argparse.Namespace) -> None:
     about = {"format": args.format, "keys": args.keys, "dim": args.dim, "content": content}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         save, restore = FORMATS[args.format](args, folder)
-        print("RESULT", json.dumps({"call": "save", **about, **measured(save, content, False)}))
+        result(call="save", **about, **measured(save, content, False))
         call, kept = restore()
-        print("RESULT", json.dumps({"call": "restore", **about, **measured(call, content, True)}))
+        result(call="restore", **about, **measured(call, content, True))
         assert kept is not None
 
 

@@ -9,7 +9,6 @@ Example:
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -17,17 +16,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench_common import result as print_result
+from bench_common import status_bytes
+
 from sok_lite.backend import get_backend
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
-
-
-def status_bytes(name):
-    """Returns a size of this process that the kernel reports, such as VmRSS."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit(f"No {name} in /proc/self/status.")
 
 
 def main():
@@ -58,7 +52,7 @@ def main():
         for name, field in (("resident", "VmRSS"), ("peak", "VmHWM")):
             beside = status_bytes(field) - empty_bytes - row_bytes
             result[f"{name}_bytes_per_key"] = round(beside / table.size, 1)
-        print("RESULT " + json.dumps(result), flush=True)
+        print_result(**result)
 
 
 if __name__ == "__main__":

@@ -171,8 +171,7 @@ class CpuBackend(Backend):
         """
         address, packer = self._kernels[kernel]
         num_parts, num_arguments = len(num_items), packer.num_arguments
-        # Most launches have one part.
-        begin = [0, *num_items] if num_parts == 1 else [*itertools.accumulate(num_items, initial=0)]
+        begin = list(itertools.accumulate(num_items, initial=0))
         total, grain = begin[-1], self.grain
         workers = total // grain or 1
         workers = workers if workers < self.num_threads else self.num_threads

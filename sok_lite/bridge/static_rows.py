@@ -269,7 +269,7 @@ for _name in DENSE:
 
 def _is_embedding_lookup() -> bool:
     """Whether `tf.nn.embedding_lookup` calls: its ids are meant as keys, not as row numbers."""
-    nearest = itertools.islice(callers(), 17)
+    nearest = itertools.islice(callers(), 1, 17)
     return any(frame.f_code.co_name == LOOKUP_IN_A_LIST[1] for frame in nearest)
 
 

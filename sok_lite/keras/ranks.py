@@ -142,7 +142,7 @@ def check_before_training(name: str, package: Any) -> None:
     hooks.around(package.Model, "make_train_function", _with_equal_weights)
 
 
-def _with_equal_weights(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_equal_weights(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     is_told = getattr(self, _IS_TOLD, False)
     if other_ranks() is not None and not is_told and held.kept_tables(self):
         _check_equal(self)
@@ -155,7 +155,9 @@ def check_while_training(name: str, package: Any) -> None:
     hooks.around(package.Model, "fit", _with_checks, package, checks)
 
 
-def _with_checks(package: Any, checks: Any, call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_checks(
+    package: Any, checks: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> Any:
     tables = held.kept_tables(self)
     if not tables:
         return call(self, *args, **kwargs)

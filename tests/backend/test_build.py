@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sok_lite.backend import build
 from sok_lite.backend.build import (
     FLAGS,
     cache_folder,
@@ -80,11 +81,8 @@ def test_the_libraries_of_both_processors_give_the_same_bits(tmp_path):
     folder, library = kernel_folder(), tmp_path / "plain.so"
     parts = "det/det initializer rows lookup segments combine slots update/adam update/sgd".split()
     kernels = [*(folder / f"{part}.cu" for part in parts), *runtime_files()]
-    words = [*FLAGS, *(f"-D{name}={value}" for name, value in kernel_defines().items())]
-    for path in kernels:
-        words += ["-x", "c++", str(path)]
-    compiler = os.environ.get("CXX") or "g++"
-    subprocess.run([compiler, *words, "-I", str(folder), "-o", str(library)], check=True)
+    defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
+    build._compile([*FLAGS, *defines, "-I", str(folder)], kernels, library)
     digests = []
     for chosen in (library, find_library()):
         env = {**os.environ, "SOK_LITE_CPU_LIBRARY": str(chosen)}

@@ -36,6 +36,19 @@ def test_the_first_call_counts(package):
 
 
 @pytest.mark.parametrize("package", KERAS)
+def test_a_model_may_have_an_argument_of_any_name(package):
+    keras = importlib.import_module(package)
+    guard.watch()
+
+    class Model(keras.Model):
+        def call(self, ids, call=None, check=None):
+            return ids + call + check
+
+    added = Model()(tf.constant([1]), call=tf.constant([2]), check=tf.constant([3]))
+    assert np.asarray(added).tolist() == [6]
+
+
+@pytest.mark.parametrize("package", KERAS)
 @pytest.mark.parametrize("kind", ["ragged", "sparse", "array"])
 def test_inputs_of_each_kind(package, kind):
     model = model_of(package)

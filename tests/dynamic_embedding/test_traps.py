@@ -201,7 +201,7 @@ try:
 except ValueError:
     print("UNKNOWN_SHAPES_RAISE")
 """
-# Each keeps a table from being left out without a word: see bridge/guard.py.
+# Each keeps a table from being left out without a word: see bridge/keras/guard.py.
 GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS}
 
 

@@ -64,7 +64,7 @@ others = [
 ]
 print("OTHERWISE", *(".".join(place) for place in others))
 """
-# Each keeps a table from being left out without a word: see bridge/guard.py.
+# Each keeps a table from being left out without a word: see bridge/keras/guard.py.
 OF_CHECKPOINTS = ["_write", "read", "restore", "save", "write"]
 OF_LAYERS = ["get_weights", "load_own_variables", "save_own_variables", "set_weights"]
 OF_MODELS = [

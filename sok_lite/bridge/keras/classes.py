@@ -90,7 +90,7 @@ def share_in_copies(name: str, package: Any) -> None:
         hooks.around(cls, "from_config", _sharing)
 
 
-def _sharing(call: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _sharing(call: Any, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     with of_one_config({} if _made.get() is None else _made.get()):
         return call(cls, *args, **kwargs)
 

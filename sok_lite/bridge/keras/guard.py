@@ -10,6 +10,7 @@ What passes is a table that the model lists among its weights, where its optimiz
 Keras 3 and tf_keras may both be there, or neither: this module imports none.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Container
@@ -273,11 +274,11 @@ def _guard(name: str, package: Any) -> bool:
         layer, models = package.layers.Layer, package.models
         know_layers(layer)
         if hooks.around(model, "train_step", _in_step) is not None:
-            _step_codes.add(hooks.original_of(model.train_step).__code__)
+            _step_codes.add(inspect.unwrap(model.train_step).__code__)
         if name == "keras":
             note_calls(model)
-        _clone_codes.add(hooks.original_of(models.clone_model).__code__)
-        _load_codes.add(hooks.original_of(models.load_model).__code__)
+        _clone_codes.add(inspect.unwrap(models.clone_model).__code__)
+        _load_codes.add(inspect.unwrap(models.load_model).__code__)
         hooks.around(model, "compile", _compiling)
         hooks.around(model, "make_train_function", _checking, _check_training)
         for method in TAKING_ARRAYS:
@@ -296,25 +297,33 @@ def _guard(name: str, package: Any) -> bool:
     return True
 
 
-def _checking(check: Callable[..., None], call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _checking(
+    check: Callable[..., None], call: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> Any:
     check(self, *args, **kwargs)
     return call(self, *args, **kwargs)
 
 
 def _checking_by_name(
-    check: Callable[[str, Any], None], method: str, call: Any, self: Any, *args: Any, **kwargs: Any
+    check: Callable[[str, Any], None],
+    method: str,
+    call: Any,
+    self: Any,
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     check(method, self)
     return call(self, *args, **kwargs)
 
 
-def _compiling(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _compiling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     done = call(self, *args, **kwargs)
     _check_compiled(self)
     return done
 
 
-def _in_step(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_step(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     outer = getattr(_in_own_step, "model", None)
     _in_own_step.model = self
     try:
@@ -323,7 +332,7 @@ def _in_step(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         _in_own_step.model = outer
 
 
-def _saving(package: str, method: str, call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     third = "save_format" if package == "tf_keras" else "zipped"
     arguments = dict(zip(("filepath", "overwrite", third), args, strict=False)) | kwargs
     is_checkpoint = False

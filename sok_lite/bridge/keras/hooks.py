@@ -5,13 +5,13 @@ Nothing else in the package sets attributes of their classes; a test looks.
 """
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
 
 # Does something around a method. It takes what it is around, which is called with all that follows:
-# the object, or the class of a class method, and the arguments.
+# the object, or the class of a class method, and the arguments. Up to the object it takes all by
+# place, lest an argument of a program has one of these names.
 Around = Callable[..., Any]
 
 
@@ -67,11 +67,6 @@ def owner_of(cls: type, name: str) -> type | None:
 def is_theirs(method: Any) -> bool:
     """Whether a bound method is one of Keras or TensorFlow that is changed here, and no other."""
     return getattr(method, "__func__", None) in _wrappers
-
-
-def original_of(function: Any) -> Any:
-    """Returns what a function was before any change."""
-    return inspect.unwrap(function)
 
 
 def _installed(owner: type, name: str, found: Any) -> _Hook:

@@ -197,7 +197,7 @@ def _array(weight: Any) -> np.ndarray:
 
 
 def _with_tables(
-    package: str, method: str, call: Any, self: Any, filepath: Any, *args: Any, **kwargs: Any
+    package: str, method: str, call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs: Any
 ) -> Any:
     tables = held.kept_tables(self)
     if not tables:
@@ -305,7 +305,7 @@ def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[No
         )
 
 
-def _refusing_export(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _refusing_export(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     tables = held.kept_tables(self)
     if tables:
         raise NotImplementedError(
@@ -363,7 +363,7 @@ def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
     return None
 
 
-def _making_folder(call: Any, self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs: Any) -> None:
     """As `_making_backup_folder`, where the name of the folder is known from the start."""
     call(self, filepath, *args, **kwargs)
     folder = os.path.dirname(str(filepath))

@@ -104,7 +104,7 @@ def _train(owner: type | None) -> None:
 
 
 def _applying_pairs(
-    names: Sequence[str], call: Any, self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+    names: Sequence[str], call: Any, self: Any, /, grads_and_vars: Any, *args: Any, **kwargs: Any
 ) -> Any:
     if not isinstance(grads_and_vars, (list, tuple)):
         grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
@@ -144,7 +144,7 @@ def _building(call: Any, self: Any, variables: Any) -> Any:
     return call(self, dense)
 
 
-def _compiling(package: Any, call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Compiles a model with a wrapped optimizer, and with a class of a program's own."""
     if args:
         args = (_as_keras_knows(args[0], package), *args[1:])
@@ -176,7 +176,7 @@ def _taking_options(call: Any, self: Any, config: Any) -> Any:
     return done
 
 
-def _making_steps(call: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _making_steps(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Has the scale of a loss be a variable before a step is traced that has it."""
     weights = self.trainable_variables
     if scales_loss(self.optimizer) and any(map(_is_ours, weights)):

@@ -70,13 +70,9 @@ def content(
     def opened(shard: Shard) -> ShardReader:
         return open_shard(facts, shard, folder, progress)
 
-    is_own = _is_own(table, facts, comm) or comm.size == 1
-    files = _Files(
-        opened,
-        (lambda keys: np.ones(keys.size, bool)) if is_own else owns(table, comm.rank, comm.size),
-        _conversion(table, facts.dtype),
-        num_bytes,
-    )
+    # A file of its own is to a rank as that of one rank alone.
+    ranks = (0, 1) if _is_own(table, facts, comm) else (comm.rank, comm.size)
+    files = _Files(opened, owns(table, *ranks), _conversion(table, facts.dtype), num_bytes)
     parts = [_part(table, files, shard) for shard in shards_of(table, facts, comm)]
     # A key that several have is that of the lowest rank.
     return concatenate(parts, f"table {table.name!r}", counts="first")
