@@ -41,8 +41,10 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
+from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update_rows import Update
 
 _ONE = SingleCommunicator()
 
@@ -91,7 +93,7 @@ class Training:
         start = time.perf_counter()
         self._table.lookup(keys)
         update = Update(self._table, self._rule, keys, self._grads, optimizer=self._rule)
-        apply_updates([update], 1e-3, self._step)
+        UpdateStep([update], StepOptions(1e-3, self._step)).commit()
         self._backend.synchronize()
         return time.perf_counter() - start
 

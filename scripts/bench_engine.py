@@ -25,8 +25,10 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.optimizers.rule import apply_rule
 from sok_lite.engine.segments import group, unique
+from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import make_table
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update_rows import Update
 from tests.support.parts import Part, batch_of
 from tests.support.pooled import combine, combine_grad
 
@@ -76,7 +78,7 @@ class Step:
             Update(table, self._rule, keys, row_grads, of_gradient=True)
             for table, keys, row_grads in zip(self._tables, *self._gradients[:2], strict=True)
         ]
-        apply_updates(updates, 1e-3, self._count)
+        UpdateStep(updates, StepOptions(1e-3, self._count)).commit()
 
     def whole(self):
         self.forward()

@@ -32,8 +32,9 @@ from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.pieces import Pieces
+from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import make_table
-from sok_lite.engine.update import apply_updates
+from sok_lite.engine.update import UpdateStep
 from sok_lite.engine.update_rows import Updates
 from tests.support.parts import Part, batch_of
 
@@ -149,7 +150,7 @@ def measure(num_tables: int, args: argparse.Namespace) -> None:
         found = lookup.backward(backend, ways, Pieces.of(grads, shapes), context)
         of_found, nobody = [True] * num_tables, [None] * num_tables
         updates = Updates(tables, rules, found.keys, found.row_grads, nobody, of_found)
-        apply_updates(updates, 1e-3, number)
+        UpdateStep(updates, StepOptions(1e-3, number)).commit()
 
     batch = batch_of(cpu, parts)
     step(cpu, batch, grads, 1)

@@ -55,7 +55,7 @@ class Noted(Counter[str]):
         for module, name in (
             (lookup, "forward"),
             (lookup, "backward"),
-            (remote_update, "apply_updates"),
+            (remote_update.UpdateStep, "commit"),
         ):
             setattr(module, name, self._timed(getattr(module, name)))
 

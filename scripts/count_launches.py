@@ -23,8 +23,10 @@ from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
+from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update_rows import Update
 from tests.support.call_counts import counts_of_ranks
 from tests.support.parts import Part, forward_parts
 from tests.support.simt import device
@@ -146,7 +148,7 @@ def training_step(
             Update(table, rule, keys, row_grads, of_gradient=True)
             for table, keys, row_grads in zip(tables, *gradients[:2], strict=True)
         ]
-        apply_updates(updates, 0.01, 1)
+        UpdateStep(updates, StepOptions(0.01, 1)).commit()
 
     return train
 

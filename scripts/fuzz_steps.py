@@ -10,8 +10,10 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype, as_words
 from sok_lite.engine.optimizers import Momentum
+from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, content, snapshot
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
 from tests.support.table_audit import log_index, sighting_index
 
@@ -188,7 +190,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
         ),
         Step(
             "update",
-            lambda t: apply_updates([Update(t, _RULE, keys, given)], 1.0, 1),
+            lambda t: UpdateStep([Update(t, _RULE, keys, given)], StepOptions(1.0, 1)).commit(),
             lambda r: _updated(_looked_up(r, keys) if inserts else r, keys, values),
             keys if inserts else none,
         ),

@@ -2,7 +2,7 @@
 
 For optimizers that no kernel follows. Slower than an update rule: rows and states are copied twice,
 and each table and state is a launch of its own. What the rows of a step, absent keys and states are
-is the same as of `update.apply_updates`, but that keys without a row are inserted before the
+is the same as of `update.UpdateStep`, but that keys without a row are inserted before the
 function is called, and stay if it raises.
 """
 
@@ -15,14 +15,14 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import joined_launches
 from sok_lite.backend.publish import Action, publish
-from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_keys
+from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.rule import check_on_nonfinite, counting_nonfinite
+from sok_lite.engine.optimizers.rule import counting_nonfinite
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT, RowStore
 from sok_lite.engine.segments import cut
+from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import batched, look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest
 from sok_lite.engine.update import merged, raise_if_nonfinite
@@ -69,87 +69,89 @@ class Stepped(NamedTuple):
 StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Sequence[Action]]]
 
 
-def apply_gathered(
-    updates: Sequence[Update] | Updates,
-    kinds: Callable[[EmbeddingTable], Kinds],
-    step: StepFunction,
-    on_nonfinite: str = "allow",
-    check_only: bool = False,
-    extra_actions: Sequence[Action] = (),
-    num_nonfinite: Array | None = None,
-    rank_info: RankInfo | None = None,
-) -> None:
-    """Applies one step to all tables. A table that comes several times is updated once.
+class GatheredStep(HeldStep["_Computed | None"]):
+    """One step of all tables by a function of rows and states.
 
     Args:
       updates: one per gradient; their rules are not looked at.
       kinds: gives the states that the step needs of a table.
-      step: takes the step, under the locks of all tables. With `check_only` what it gives is
-        dropped.
-      on_nonfinite, check_only, extra_actions, num_nonfinite, rank_info: as of
-        `update.apply_updates`.
+      function: takes the step, under the locks of all tables.
+      options: of the step; rows are rounded by what the function gives.
 
     Raises:
-      As `update.apply_updates`, and what `step` raises; then no row and no state has changed.
+      As of UpdateStep, and what `function` raises; then no row and no state has changed.
     """
-    check_on_nonfinite(on_nonfinite)
-    together = Updates.of(updates)
-    holding(
-        together.tables,
-        lambda: _apply(
-            together, kinds, step, on_nonfinite, check_only, extra_actions, num_nonfinite, rank_info
-        ),
-    )
 
+    def __init__(
+        self,
+        updates: Sequence[Update] | Updates,
+        kinds: Callable[[EmbeddingTable], Kinds],
+        function: StepFunction,
+        options: StepOptions,
+    ) -> None:
+        super().__init__(updates, options)
+        self._kinds, self._function = kinds, function
 
-def _apply(
-    updates: Updates,
-    kinds: Callable[[EmbeddingTable], Kinds],
-    step: StepFunction,
-    on_nonfinite: str,
-    check_only: bool,
-    extra_actions: Sequence[Action],
-    num_nonfinite: Array | None,
-    rank_info: RankInfo | None,
-) -> None:
-    updates = merged(updates)
-    if not updates.tables:
-        return
-    by_row = resolve_rows(updates, marks=False)  # the step may raise, and then all is as it was
-    if rank_info is not None:
-        refuse_foreign_keys(updates, by_row, rank_info)
-    if on_nonfinite == "error":
-        raise_if_nonfinite(by_row)
-    states = acquire_states(updates.tables, list(map(kinds, updates.tables)), updates.optimizers)
-    inserts = by_row.inserts
-    inserting = list(compress(by_row.tables, inserts))
-    left_out = [
-        table._counting(not_updated=count)
-        for table, count, insert in zip(by_row.tables, by_row.num_absent, inserts, strict=True)
-        if count and not insert
-    ]
-    if not check_only:
+    def _ready(self, is_whole: bool) -> "_Computed | None":
+        updates, options = merged(self._updates), self._options
+        if not updates.tables:
+            return None
+        # The function may raise, and then all is as it was.
+        by_row = resolve_rows(updates, marks=False)
+        if options.rank_info is not None:
+            refuse_foreign_keys(updates, by_row, options.rank_info)
+        if options.on_nonfinite == "error":
+            raise_if_nonfinite(by_row)
+        kinds = list(map(self._kinds, updates.tables))
+        states = acquire_states(updates.tables, kinds, updates.optimizers)
+        held = _held(_with_rows_inserted(by_row))
+        gathered = map(_gathered, held.tables, held.rows, held.grads, states)
+        stepped, more = self._function(list(gathered))
+        return _Computed(by_row, held, states, stepped, more)
+
+    def _take(self, ready: "_Computed | None", extra_actions: Sequence[Action]) -> None:
+        if ready is None:
+            publish(extra_actions)
+            return
+        by_row, held, states, stepped, more = ready
+        left_out = [
+            table._counting(not_updated=count)
+            for table, count, insert in zip(*by_row[::4], by_row.inserts, strict=True)
+            if count and not insert
+        ]
         touch(by_row)
-    noting = plan_marking(by_row)
-    by_row = _held(_with_rows_inserted(by_row))
-    stores = [table.store for table in by_row.tables]
-    gathered = map(_gathered, by_row.tables, by_row.rows, by_row.grads, states)
-    stepped, more = step(list(gathered))
-    if check_only:
-        return
-    writing = [
-        action
-        for each in zip(stores, by_row.rows, states, stepped, strict=True)
-        for action in _writing(*each)
-    ]
-    counting = [
-        (table.backend, *counting_nonfinite(grads, None, num_nonfinite))
-        for table, grads in zip(by_row.tables, by_row.grads, strict=True)
-        if num_nonfinite is not None
-    ]
-    publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
-    for table in inserting:
-        table._report_refused()
+        noting = plan_marking(by_row)
+        writing = [
+            action
+            for table, *of_table in zip(held.tables, held.rows, states, stepped, strict=True)
+            for action in _writing(table.store, *of_table)
+        ]
+        num_nonfinite = self._options.num_nonfinite
+        counting = [
+            (table.backend, *counting_nonfinite(grads, None, num_nonfinite))
+            for table, grads in zip(held.tables, held.grads, strict=True)
+            if num_nonfinite is not None
+        ]
+        publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
+        for table in compress(by_row.tables, by_row.inserts):
+            table._report_refused()
+
+
+class _Computed(NamedTuple):
+    """A step that has been computed and not been written yet.
+
+    Attributes:
+      resolved: the keys, rows and gradients as they were before keys were inserted.
+      held: those that have a row.
+      states: of each table, where they are written.
+      stepped, more: what the function gave.
+    """
+
+    resolved: ResolvedUpdates
+    held: ResolvedUpdates
+    states: Sequence[States]
+    stepped: Sequence[Stepped]
+    more: Sequence[Action]
 
 
 def _with_rows_inserted(updates: ResolvedUpdates) -> ResolvedUpdates:

@@ -16,12 +16,11 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
-from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_keys
+from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.rule import (
     RowSteps,
     RuleStep,
-    check_on_nonfinite,
     check_step,
     check_trained,
     counting_nonfinite,
@@ -32,13 +31,13 @@ from sok_lite.engine.pieces import chosen, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import cut
+from sok_lite.engine.step import HeldStep
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import batched, look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest
 from sok_lite.engine.update_rows import (
     ResolvedUpdates,
-    Update,
     Updates,
     plan_marking,
     resolve_rows,
@@ -50,35 +49,12 @@ class NonFiniteGradientError(ValueError, FloatingPointError):
     """A gradient has a NaN or an infinity and the program asked for an error."""
 
 
-def apply_updates(
-    updates: Sequence[Update] | Updates,
-    learning_rate: float,
-    step: int,
-    on_nonfinite: str = "allow",
-    stochastic_rounding: bool = False,
-    check_only: bool = False,
-    extra_actions: Sequence[Action] = (),
-    num_nonfinite: Array | None = None,
-    rank_info: RankInfo | None = None,
-) -> None:
-    """Applies one step to all tables. A table that comes several times is updated once.
+class UpdateStep(HeldStep["_Steps | None"]):
+    """One step of all tables by their update rules.
 
     It waits for the device only where keys may repeat or have no row, or `on_nonfinite` is "error".
 
-    Args:
-      updates: one per gradient.
-      learning_rate: of this step.
-      step: 1 for the first.
-      on_nonfinite: "allow" or "error".
-      stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
-        random bits depend on the table's seed and name, key, column and step alone.
-      check_only: raises what there is to raise and changes no row, for a step that has other parts.
-      extra_actions: actions to be taken with the change of the rows.
-      num_nonfinite: (1,) int64, grows by the rows that had a gradient with a NaN or an infinity;
-        None: nobody wants to know.
-      rank_info: this rank among several, whose keys are refused; None: there are no others.
-
-    Raises:
+    Either half raises:
       ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed. Here and below, keys which
         are not those of the last gradient may count as seen by the last lookup.
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
@@ -86,14 +62,41 @@ def apply_updates(
       MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
       RuntimeError: new keys are chosen against the hash, see `EmbeddingTable.find_or_insert`. The
         same holds.
+    `commit` raises:
       RefusedError: a table had no room for new keys, and was made to say so. All others were
         updated.
     """
-    check_on_nonfinite(on_nonfinite)
-    together = Updates.of(updates)
-    # Held from the first look at a table to its last change: row numbers stay good.
-    how = (learning_rate, step, on_nonfinite, stochastic_rounding, check_only, extra_actions)
-    holding(together.tables, lambda: _apply(together, *how, num_nonfinite, rank_info))
+
+    def _ready(self, is_whole: bool) -> "_Steps | None":
+        options, updates = self._options, merged(self._updates)
+        if not updates.tables:
+            check_step(options.learning_rate, options.number)
+            return None
+        # Most steps have one rule: nothing is called for each table.
+        order = list(map(id, updates.rules))
+        rules = dict(zip(order, updates.rules, strict=True))
+        steps = {key: rule_step(rule, *options[:2]) for key, rule in rules.items()}
+        by_row = resolve_rows(updates, marks=is_whole)
+        if options.rank_info is not None:
+            refuse_foreign_keys(updates, by_row, options.rank_info)
+        if options.on_nonfinite == "error":
+            raise_if_nonfinite(by_row)
+        sorts = list(zip(order, [table.dim for table in updates.tables], strict=True))
+        kinds = {each: steps[each[0]].kinds(each[1]) for each in dict.fromkeys(sorts)}
+        states = acquire_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
+        if not is_whole:
+            for table, count in compress(zip(*by_row[::4], strict=True), by_row.inserts):
+                table._room_for(count)
+        return _Steps(by_row, states, [steps[key] for key in order])
+
+    def _take(self, ready: "_Steps | None", extra_actions: Sequence[Action]) -> None:
+        if ready is None:
+            publish(extra_actions)
+            return
+        num_nonfinite = self._options.num_nonfinite
+        if num_nonfinite is None:
+            num_nonfinite = ready.resolved.tables[0].backend.xp.zeros(1, np.int64)
+        _take(ready, self._options.stochastic_rounding, num_nonfinite, extra_actions)
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -103,43 +106,6 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
       MemoryError: there is none for the states of a table. Others may have theirs.
     """
     holding(tables, lambda: acquire_states(tables, kinds, [optimizer] * len(tables)))
-
-
-def _apply(
-    updates: Updates,
-    learning_rate: float,
-    step: int,
-    on_nonfinite: str,
-    stochastic_rounding: bool,
-    check_only: bool,
-    extra_actions: Sequence[Action],
-    num_nonfinite: Array | None,
-    rank_info: RankInfo | None,
-) -> None:
-    updates = merged(updates)
-    if not updates.tables:
-        check_step(learning_rate, step)
-        return
-    # Most steps have one rule: nothing is called for each table.
-    order = list(map(id, updates.rules))
-    rules = dict(zip(order, updates.rules, strict=True))
-    steps = {number: rule_step(rule, learning_rate, step) for number, rule in rules.items()}
-    by_row = resolve_rows(updates, marks=not check_only)
-    if rank_info is not None:
-        refuse_foreign_keys(updates, by_row, rank_info)
-    if on_nonfinite == "error":
-        raise_if_nonfinite(by_row)
-    sorts = list(zip(order, [table.dim for table in updates.tables], strict=True))
-    kinds = {each: steps[each[0]].kinds(each[1]) for each in dict.fromkeys(sorts)}
-    states = acquire_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
-    if check_only:
-        for table, count in compress(zip(*by_row[::4], strict=True), by_row.inserts):
-            table._room_for(count)
-        return
-    if num_nonfinite is None:
-        num_nonfinite = updates.tables[0].backend.xp.zeros(1, np.int64)
-    ready_steps = _Steps(by_row, states, [steps[number] for number in order])
-    _take(ready_steps, stochastic_rounding, num_nonfinite, extra_actions)
 
 
 class _Steps(NamedTuple):

@@ -8,8 +8,9 @@ import pytest
 
 from sok_lite.backend.publish import NOTHING, Launch, publish, setting
 from sok_lite.engine.optimizers import Adam
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table
+from tests.support.steps import apply_updates
 from tests.support.table_audit import audit
 
 MODULES = [

@@ -14,11 +14,11 @@ import tf_keras
 
 from sok_lite import dynamic_embedding as de
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.remote_update import apply_all_updates
 from sok_lite.engine.update import NonFiniteGradientError
 from sok_lite.engine.update_rows import Update
 from tests.dynamic_embedding.test_training import one_step
 from tests.support import redis_server
+from tests.support.steps import apply_all_updates
 
 if redis_server.unavailable() is not None:
     pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)

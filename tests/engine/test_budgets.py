@@ -16,12 +16,13 @@ from sok_lite.engine import lookup
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table import make_table
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 from tests.support.call_counts import Counts, can_count, counts_of, counts_of_ranks
 from tests.support.exchange_facts import OWNERS, rule_of
 from tests.support.nccl_stand_in import run_ranks_by_nccl
 from tests.support.parts import Part, by_part, forward_parts
 from tests.support.simt.backend import is_simulated
+from tests.support.steps import apply_updates
 
 ADAM = (Adam(),)
 ITEMS = 4  # of each table: more would count the same and take longer

@@ -12,9 +12,10 @@ from sok_lite.backend import get_backend
 from sok_lite.backend.publish import publish
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table
 from tests.support.own_process import run_limited
+from tests.support.steps import apply_updates
 from tests.support.table_audit import assert_lock_is_free, audit, audit_insides
 
 BACKEND = get_backend("cpu")  # a forked child has no GPU

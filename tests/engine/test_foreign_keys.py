@@ -6,9 +6,9 @@ import pytest
 from sok_lite.engine.foreign_keys import ForeignKeysError, RankInfo
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.owner import HASH, OneRank
-from sok_lite.engine.update import apply_updates
 from tests.engine.test_update import rows_of
 from tests.support.helpers import new_table, update_of
+from tests.support.steps import apply_updates, prepared_updates
 
 
 def step(table, keys, place, **options):
@@ -34,9 +34,9 @@ def test_those_of_other_ranks_are_refused_before_anything_changes(backend, rank,
         for table, keys in ((good, mine), (bad, [*mine, foreign]))
     ]
     text = f"1 of 3 keys of the gradient of table 'bad'.*, {rank}, .* key {foreign} of rank {owner}"
-    for check_only in (True, False):
+    for take in (prepared_updates, apply_updates):
         with pytest.raises(ForeignKeysError, match=text):
-            apply_updates(updates, 1.0, 2, check_only=check_only, rank_info=RankInfo(rank, 2))
+            take(updates, 1.0, 2, rank_info=RankInfo(rank, 2))
     assert rows_of(good) == {}
     assert rows_of(bad) == before
 

@@ -1,13 +1,17 @@
 """Steps by a function of gathered rows: against the same in NumPy, and what a failure leaves."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32
-from sok_lite.engine.gathered_update import Stepped, apply_gathered
+from sok_lite.engine.gathered_update import GatheredStep, Stepped
+from sok_lite.engine.step import StepOptions
 from sok_lite.engine.update import NonFiniteGradientError
 from tests.engine.test_update_new_keys import KINDS, grads_for, rows_by_key, rows_of
 from tests.support.helpers import new_table, update_of
+from tests.support.steps import apply_gathered
 
 
 def kinds(table):
@@ -141,7 +145,7 @@ def test_what_the_function_raises_leaves_rows_and_states(backend):
         assert all((before[key] == after[key]).all() for key in before)
 
 
-def test_a_check_calls_the_function_and_changes_nothing(backend):
+def test_a_prepared_step_has_called_the_function_and_changed_nothing(backend):
     table = new_table(backend, 3)
     table.lookup(np.array([1, 2]))
     rows, calls, done = rows_of(table), [], []
@@ -149,11 +153,16 @@ def test_a_check_calls_the_function_and_changes_nothing(backend):
     def counted(parts):
         calls.append([len(part.rows) for part in parts])
         stepped, _ = momentum(parts)
-        return stepped, [lambda: done.append("published")]
+        return stepped, [partial(done.append, "published")]
 
-    step([(table, np.array([2, 1]), np.ones((2, 3)))], counted, check_only=True)
+    updates = [update_of(table, None, np.array([2, 1]), np.ones((2, 3)))]
+    prepared = GatheredStep(updates, kinds, counted, StepOptions(0.0, 1))
+    prepared.prepare()
     assert calls == [[2]] and done == []
     assert all((rows[key] == after).all() for key, after in rows_of(table).items())
+    prepared.commit()
+    assert calls == [[2]] and done == ["published"]
+    assert all((rows[key] - 1.5 == after).all() for key, after in rows_of(table).items())
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -9,11 +9,11 @@ from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import hashing
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.segments import unique
-from sok_lite.engine.update import apply_updates
 from tests.support import chosen_keys
 from tests.support.helpers import first_row, new_table, update_of, with_segments
 from tests.support.own_process import run_limited
 from tests.support.parts import Part, forward_parts
+from tests.support.steps import apply_updates
 from tests.support.table_audit import audit
 
 

@@ -8,14 +8,16 @@ import pytest
 
 from sok_lite.comm import SingleCommunicator, run_ranks
 from sok_lite.engine import lookup
-from sok_lite.engine.gathered_update import Stepped, apply_gathered
+from sok_lite.engine.gathered_update import GatheredStep, Stepped
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import clock, snapshot
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.parts import Part, by_part, forward_parts
 from tests.support.snapshots import take
+from tests.support.steps import apply_updates
 from tests.support.table_audit import audit
 
 I64 = np.iinfo(np.int64)
@@ -440,9 +442,10 @@ def test_an_update_of_a_function_changes_rows_too(backend):
     def step(gathered):
         return [Stepped(each.rows - each.grads, each.states) for each in gathered], []
 
-    apply_gathered([update], lambda table: {}, step, check_only=True)
+    update_step = GatheredStep([update], lambda table: {}, step, StepOptions(0.0, 1))
+    update_step.prepare()
     assert_changes(table, oracle)
-    apply_gathered([update], lambda table: {}, step)
+    update_step.commit()
     oracle.write([2, 3])
     assert_changes(table, oracle)
 

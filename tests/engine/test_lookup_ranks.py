@@ -18,12 +18,13 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from sok_lite.engine.table import make_table
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 from tests.support.call_counts import on_launch
 from tests.support.exchange_facts import BY_TENS, OWNERS, python_owner, rule_of
 from tests.support.helpers import new_table, on, sized
 from tests.support.parts import Part, by_part, forward_parts
 from tests.support.step_oracle import flat
+from tests.support.steps import apply_updates
 
 KINDS = {"hbm": {}, "hybrid": {"init_capacity": 64, "max_capacity": 1 << 16}}
 DTYPES = ["float32", "float16", "bfloat16"]

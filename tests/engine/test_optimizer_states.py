@@ -8,11 +8,11 @@ import pytest
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
 from sok_lite.engine.rows import store
 from sok_lite.engine.table.snapshot import restore
-from sok_lite.engine.update import apply_updates
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
 from tests.support.own_process import run_limited
 from tests.support.snapshots import take
+from tests.support.steps import apply_updates
 
 DIM = 3
 TIERS = {"var_type": "hybrid", "max_capacity": 1024, "max_hbm_for_vectors": 8 * DIM * 4 / 2**30}

@@ -7,9 +7,9 @@ import pytest
 
 from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
 from sok_lite.engine.table import snapshot
-from sok_lite.engine.update import apply_updates
 from tests.support.helpers import new_table, update_of
 from tests.support.snapshots import take
+from tests.support.steps import apply_updates
 
 DIM = 3
 INT64 = np.iinfo(np.int64)

@@ -5,16 +5,17 @@ import pytest
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
-from sok_lite.engine.gathered_update import apply_gathered
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adam, Momentum
 from sok_lite.engine.table import make_table
-from sok_lite.engine.update import NonFiniteGradientError, Update, apply_updates
+from sok_lite.engine.update import NonFiniteGradientError
+from sok_lite.engine.update_rows import Update
 from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, update_of
 from tests.support.parts import Part, by_part, forward_parts
 from tests.support.simt import device
 from tests.support.simt.backend import is_simulated
+from tests.support.steps import apply_gathered, apply_updates
 
 
 def rows_of(table):

@@ -7,10 +7,11 @@ import pytest
 
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.table.hkv import RefusedError
-from sok_lite.engine.update import NonFiniteGradientError, apply_updates
+from sok_lite.engine.update import NonFiniteGradientError
 from tests.engine.test_update import Counts, gradients_of, mixed_tables, rows_of, updates_of
 from tests.support import reference_updates
 from tests.support.helpers import new_table, on, update_of
+from tests.support.steps import apply_updates, prepared_updates
 
 SMALL = {"init_capacity": 64, "max_capacity": 64, "on_refused": "ignore"}
 KINDS = {
@@ -186,9 +187,9 @@ def test_gradients_that_are_not_finite_insert_nothing(backend):
         update_of(tables[0], Adam(), [1, 5, 6], np.ones((3, 2))),
         update_of(tables[1], Adam(), [1, 5, 6], grads),
     ]
-    for check_only in (True, False):
+    for take in (prepared_updates, apply_updates):
         with pytest.raises(NonFiniteGradientError, match="1 of 3 gradient rows of table 'two'"):
-            apply_updates(updates, 1.0, 1, "error", check_only=check_only)
+            take(updates, 1.0, 1, "error")
     assert [rows_of(table).keys() for table in tables] == [{1}, {1}]
     apply_updates(updates[:1], 1.0, 1, "error")
     assert sorted(rows_of(tables[0])) == [1, 5, 6]
@@ -199,16 +200,16 @@ def test_gradients_that_are_not_finite_insert_nothing(backend):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_check_inserts_nothing_but_makes_room(backend, kind):
+def test_a_prepared_step_has_inserted_nothing_but_made_room(backend, kind):
     var_type, options = KINDS[kind]
     table = new_table(backend, 2, var_type, **options)
     table.find_or_insert(backend.from_host(np.array([1])))
     update = update_of(table, SGD(), np.arange(500), np.ones((500, 2)))
-    apply_updates([update], 1.0, 1, check_only=True)
+    step = prepared_updates([update], 1.0, 1)
     assert rows_of(table).keys() == {1}
     assert table.statistics().not_updated_total == 0
     sizes = table.statistics().near_reserved_bytes, table.statistics().far_reserved_bytes
-    apply_updates([update], 1.0, 1)
+    step.commit()
     assert sorted(rows_of(table)) == list(range(500))
     now = table.statistics()
     assert (now.near_reserved_bytes, now.far_reserved_bytes) == sizes, "rows found no room"
@@ -218,7 +219,7 @@ def test_actions_along_are_taken_with_the_insertion(backend):
     table = new_table(backend, 2)
     taken = []
     update = update_of(table, SGD(), [3], [[1, 1]])
-    apply_updates([update], 1.0, 1, extra_actions=[partial(taken.append, 1)])
+    prepared_updates([update], 1.0, 1).commit([partial(taken.append, 1)])
     assert taken == [1]
     assert rows_of(table).keys() == {3}
 

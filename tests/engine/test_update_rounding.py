@@ -6,8 +6,8 @@ import pytest
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD, Momentum
 from sok_lite.engine.table.results import KnownRows
-from sok_lite.engine.update import apply_updates
 from tests.support.helpers import new_table, update_of
+from tests.support.steps import apply_updates
 
 
 def float32_rows(table):

@@ -12,10 +12,11 @@ from sok_lite.engine.hashing import new_seed
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.table import content, snapshot
 from sok_lite.engine.table.hkv import RefusedError
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
 from tests.support.fault_bench import DIM, NEW
 from tests.support.parts import Part, forward_parts
+from tests.support.steps import apply_updates
 
 LAST_STAMP = 2**32 - 1
 OTHER = 70_000  # keys from here on are in no case

@@ -16,7 +16,7 @@ from sok_lite.comm import CommunicatorError
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table import make_table
-from sok_lite.engine.update import Update
+from sok_lite.engine.update_rows import Update
 from tests.support.simt.backend import is_simulated
 
 

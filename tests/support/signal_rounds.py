@@ -17,8 +17,9 @@ import numpy as np
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.update import Update, apply_updates
+from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table
+from tests.support.steps import apply_updates
 from tests.support.table_audit import audit
 
 DIM = 8

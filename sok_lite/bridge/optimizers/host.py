@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
@@ -32,7 +31,8 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.pieces import Pieces
-from sok_lite.engine.remote_update import apply_all_updates
+from sok_lite.engine.remote_update import step_of
+from sok_lite.engine.step import Step, StepOptions
 from sok_lite.engine.update_rows import Updates
 
 
@@ -144,30 +144,28 @@ class StepHost:
         self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
 
-    @property
-    def _rank_info(self) -> RankInfo | None:
-        """This rank, where there are others: in an elastic job not always the same."""
-        comm = other_ranks()
-        return None if comm is None else RankInfo(comm.rank, comm.size)
-
-    def run(
-        self,
-        numbers: Sequence[float],
-        step: int,
-        tensors: Sequence[Any],
-        check_only: bool = False,
-        extra_actions: Sequence[Action] = (),
-    ) -> None:
-        """Applies one step.
+    def step(self, numbers: Sequence[float], number: int, tensors: Sequence[Any]) -> Step:
+        """Returns a step that is yet to be taken.
 
         Args:
           numbers: learning rate, then hyper-parameters.
-          step: 1 for the first.
+          number: 1 for the first.
           tensors: what `joined_gradients` gave.
-          check_only: raises what there is to raise, and changes no row.
-          extra_actions: actions to be taken with the change of the rows.
         """
         raise NotImplementedError
+
+    def _options(self, learning_rate: float, number: int) -> StepOptions:
+        """Returns what a step is told beside its gradients."""
+        owner, comm = self._owner(), other_ranks()
+        return StepOptions(
+            learning_rate,
+            number,
+            self._on_nonfinite,
+            self._stochastic_rounding,
+            None if owner is None else owner.nonfinite.count_on(self._backend),
+            # In an elastic job not always the same.
+            None if comm is None else RankInfo(comm.rank, comm.size),
+        )
 
     def _updates(self, rules: Sequence[UpdateRule | None], tensors: Sequence[Any]) -> Updates:
         """Returns the update of each variable by its rule."""
@@ -175,11 +173,6 @@ class StepHost:
         tables = live_tables(self._variables)
         optimizers = [optimizer] * len(tables)
         return Updates(tables, rules, *self._gradients(tensors), optimizers, self._of_gradients)
-
-    def _num_nonfinite(self) -> Array | None:
-        """Returns where gradient rows with a NaN or an infinity are counted."""
-        owner = self._owner()
-        return None if owner is None else owner.nonfinite.count_on(self._backend)
 
     def _gradients(self, tensors: Sequence[Any]) -> tuple[Sequence[Array], Sequence[Array]]:
         """Returns keys and gradient of each variable."""
@@ -205,24 +198,11 @@ class RuleHost(StepHost):
         # Of the last step: most steps have the same numbers.
         self._last: tuple[list[float], list[UpdateRule]] = [], []
 
-    def run(
-        self,
-        numbers: Sequence[float],
-        step: int,
-        tensors: Sequence[Any],
-        check_only: bool = False,
-        extra_actions: Sequence[Action] = (),
-    ) -> None:
-        """Applies one step; see StepHost."""
+    def step(self, numbers: Sequence[float], number: int, tensors: Sequence[Any]) -> Step:
+        """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
         updates = self._updates(self._rules(values), tensors)
-        apply_all_updates(
-            *(updates, learning_rate, step, self._on_nonfinite, self._stochastic_rounding),
-            check_only=check_only,
-            extra_actions=extra_actions,
-            num_nonfinite=self._num_nonfinite(),
-            rank_info=self._rank_info,
-        )
+        return step_of(updates, self._options(learning_rate, number))
 
     def _rules(self, values: list[float]) -> list[UpdateRule]:
         """Returns the rule of each variable."""

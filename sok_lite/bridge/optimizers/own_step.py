@@ -33,8 +33,9 @@ from sok_lite.bridge.optimizers.roles import (
     tried,
 )
 from sok_lite.bridge.tensor import to_array, to_tensor
-from sok_lite.engine.gathered_update import Gathered, Stepped, apply_gathered
+from sok_lite.engine.gathered_update import Gathered, GatheredStep, Stepped
 from sok_lite.engine.rows.state_owner import Kinds
+from sok_lite.engine.step import Step
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -267,17 +268,10 @@ class OwnStepHost(StepHost):
         super().__init__(settings, *arguments)
         self._steps = own_steps(settings)
 
-    def run(
-        self,
-        numbers: Sequence[float],
-        step: int,
-        tensors: Sequence[Any],
-        check_only: bool = False,
-        extra_actions: Sequence[Action] = (),
-    ) -> None:
-        """Applies one step; see StepHost."""
+    def step(self, numbers: Sequence[float], number: int, tensors: Sequence[Any]) -> Step:
+        """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
-        now = Now(step, learning_rate, dict(zip(self._names, values, strict=True)))
+        now = Now(number, learning_rate, dict(zip(self._names, values, strict=True)))
         updates = self._updates([None] * len(self._decays), tensors)
         optimizer, tables = updates.optimizers[0], updates.tables
         self._steps.know(optimizer, now, tables)
@@ -286,13 +280,6 @@ class OwnStepHost(StepHost):
             for table, decays in zip(tables, self._decays, strict=True)
             if not decays
         }
-        apply_gathered(
-            updates,
-            self._steps.kinds,
-            partial(self._steps.step, optimizer, now, list(undecayed.values())),
-            self._on_nonfinite,
-            check_only=check_only,
-            extra_actions=extra_actions,
-            num_nonfinite=self._num_nonfinite(),
-            rank_info=self._rank_info,
-        )
+        function = partial(self._steps.step, optimizer, now, list(undecayed.values()))
+        options = self._options(learning_rate, number)
+        return GatheredStep(updates, self._steps.kinds, function, options)

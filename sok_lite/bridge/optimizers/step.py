@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -166,9 +165,9 @@ class RowOptimizer(tf.Module):
     ) -> tuple[Any, Any]:
         """Updates the rows of all pairs in one host call, and the dense variables.
 
-        Whichever part fails, the other has not begun: in eager mode the rows are checked, the dense
-        step done, and the rows then changed by what nothing refuses any more. In a graph, where a
-        check would be a call of its own, the rows go first.
+        Whichever part fails, the other has not begun: in eager mode the step of the rows is
+        prepared, the dense step done, and the rows then changed by what nothing refuses any more.
+        In a graph, where that would be two calls, the rows go first.
 
         Args:
           optimizer: whose states the rows have.
@@ -188,16 +187,19 @@ class RowOptimizer(tf.Module):
         numbers = [learning_rate, *settings.numbers.values()]
         inputs = joined_gradients(gradients, backend)
         if tf.executing_eagerly():
-            done = None
             if go is not None and not bool(go):
                 return None, None if dense_step is None else dense_step()
-            arguments = ([float(number) for number in numbers], int(step), inputs)
-            if dense_step is not None:
-                on_device(backend, partial(host.run, *arguments, check_only=True))
-                done = dense_step()
-            extra_actions = setting(self._taken, step=int(step))
-            on_device(backend, partial(host.run, *arguments, extra_actions=extra_actions))
-            return None, done
+            number, plain = int(step), [float(each) for each in numbers]
+
+            def take() -> Any:
+                rows_step, done = host.step(plain, number, inputs), None
+                if dense_step is not None:
+                    rows_step.prepare()
+                    done = dense_step()
+                rows_step.commit(setting(self._taken, step=number))
+                return done
+
+            return None, on_device(backend, take)
         if optimizer is not None:
             keep_alive(optimizer)
         stacked = tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in _plain(numbers)])
@@ -207,7 +209,7 @@ class RowOptimizer(tf.Module):
             if rows_move and not int(tensors[-1]):
                 return ()
             given = tensors[: len(inputs)]
-            host.run(np.asarray(values).tolist(), np.asarray(step).item(), given)
+            host.step(np.asarray(values).tolist(), np.asarray(step).item(), given).commit()
             return ()
 
         update = host_call(run, [step, stacked, *inputs, *rows_move], [], backend, what)

@@ -118,6 +118,27 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
     return _holding([item.lock for item in ordered], lambda: _held(ordered, function))
 
 
+def last_change(item: Exclusive) -> object:
+    """Returns what stands for the last change of an item, for `holding_since`. Hold the item."""
+    return item._change
+
+
+def holding_since(items: Iterable[Exclusive], change: object, function: Callable[[bool], R]) -> R:
+    """Does what `holding` does with a function of whether items are as a call of theirs left them.
+
+    Args:
+      change: what `last_change` gave in a call of `holding` of the same items.
+      function: takes whether none has changed since that call.
+    """
+    ordered = sorted(set(items), key=id)
+
+    def since() -> R:
+        is_unchanged = [item for item in ordered if item._change is not change] == []
+        return _held(ordered, functools.partial(function, is_unchanged))
+
+    return _holding([item.lock for item in ordered], since)
+
+
 def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
     # Mostly one token, that of the last such call.
     tokens = {token for item in items for token in (item._call, item._change)}

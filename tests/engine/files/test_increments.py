@@ -14,16 +14,16 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine import named_states
-from sok_lite.engine.files import manifest, source
+from sok_lite.engine.files import manifest, source, table_file
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import snapshot
 from sok_lite.engine.table.index import LAST_STAMP
-from sok_lite.engine.update import apply_updates
 from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.snapshots import take
+from tests.support.steps import apply_updates
 
 ONE = SingleCommunicator()
 I64 = np.iinfo(np.int64)
@@ -513,3 +513,33 @@ def test_ranks_dump_anew_together(tmp_path):
     with pytest.warns(RuntimeWarning, match="2 ranks wrote the checkpoint, not 1"):
         load(tmp_path / "c", [table], ONE)
         dump(tmp_path / "c", [table], ONE, incremental=True)
+
+
+def test_a_repeated_key_in_a_file_that_is_continued_moves_no_other_row(tmp_path, monkeypatch):
+    """Only files of other programs have one. The part of rank 1 comes after it."""
+    of_table = table_file.pieces
+
+    def repeating(table, num_slots):
+        for piece in of_table(table, num_slots):
+            yield piece._replace(keys=np.where(piece.keys == 8, 6, piece.keys))
+
+    def program(comm):
+        table = new_table(get_backend("cpu"), 3)
+        table.lookup(np.arange(comm.rank, 10, 2))
+        table.lookup([])
+        monkeypatch.setattr(table_file, "pieces", repeating)
+        dump(tmp_path / "c", [table], comm)
+        monkeypatch.setattr(table_file, "pieces", of_table)
+        table.lookup([])
+        if comm.rank == 0:
+            table.erase([8])
+            table.insert_or_assign([0], np.full((1, 3), 50, np.float32))
+        dump(tmp_path / "c", [table], comm, incremental=True)
+
+    run_ranks(2, program)
+    assert not dumped_in_full(tmp_path / "c")
+    keys, rows = loaded(tmp_path / "c", "hbm").export()
+    assert keys.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+    found = dict(zip(keys.tolist(), rows.tolist(), strict=True))
+    assert found.pop(6)[0] in (6, 8)
+    assert found == {key: [50.0 if key == 0 else key] * 3 for key in found}

@@ -67,7 +67,8 @@ def test_small_tables_take_little_memory(count, near_rows, most):
         import sys
         import numpy as np
         from sok_lite.backend import get_backend
-        from sok_lite.engine.update import Update, apply_updates
+        from sok_lite.engine.update_rows import Update
+        from tests.support.steps import apply_updates
         from sok_lite.engine.optimizers import Adagrad, Adam
         from tests.support.helpers import new_table
 

@@ -515,7 +515,8 @@ def test_a_hybrid_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_p
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.initializer_spec import make_initializer
-        from sok_lite.engine.update import Update, apply_updates
+        from sok_lite.engine.update_rows import Update
+        from tests.support.steps import apply_updates
         from sok_lite.engine.table import make_table
         from sok_lite.engine.optimizers import Adagrad
 

@@ -1,0 +1,111 @@
+"""One step of an optimizer on the rows of several tables, in two halves: prepare, then commit.
+
+A step may have other parts, such as that of dense variables. Its rows are prepared first: what is
+wrong with them raises then, before anything has changed anywhere. The other parts follow, and then
+the rows are changed by what nothing refuses any more.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from sok_lite.backend import Array
+from sok_lite.backend.publish import Action
+from sok_lite.engine.foreign_keys import RankInfo
+from sok_lite.engine.optimizers.rule import check_on_nonfinite
+from sok_lite.engine.table.exclusive import holding, holding_since, last_change
+from sok_lite.engine.update_rows import Update, Updates
+
+Ready = TypeVar("Ready")
+
+
+class StepOptions(NamedTuple):
+    """What a step is told beside its tables and gradients.
+
+    Attributes:
+      learning_rate: of this step, after any schedule.
+      number: of the step, 1 for the first.
+      on_nonfinite: "allow" or "error": what a gradient with a NaN or an infinity is.
+      stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
+        random bits depend on the table's seed and name, key, column and number alone.
+      num_nonfinite: (1,) int64, grows by the rows that had a gradient with a NaN or an infinity;
+        None: nobody wants to know.
+      rank_info: this rank among several, whose keys are refused; None: there are no others.
+    """
+
+    learning_rate: float
+    number: int
+    on_nonfinite: str = "allow"
+    stochastic_rounding: bool = False
+    num_nonfinite: Array | None = None
+    rank_info: RankInfo | None = None
+
+
+class Step(Protocol):
+    """A step that is taken once. Both halves raise what the step has to raise; see UpdateStep."""
+
+    def prepare(self) -> None:
+        """Raises what there is to raise, and changes no row. It need not be called."""
+
+    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
+        """Takes the step.
+
+        Args:
+          extra_actions: actions to be taken with the change of the rows.
+        """
+
+
+class HeldStep(ABC, Generic[Ready]):
+    """A step whose tables are held in each half, from the first look to the last change.
+
+    They are free between the halves: another thread may wait for a table that a rank needs to get
+    there. What was prepared is used if nobody has changed a table meanwhile, and is else made anew.
+
+    Args:
+      updates: one per gradient. A table that comes several times is updated once.
+      options: of the step.
+
+    Raises:
+      ValueError: `on_nonfinite` is none of those that there are.
+    """
+
+    def __init__(self, updates: Sequence[Update] | Updates, options: StepOptions) -> None:
+        check_on_nonfinite(options.on_nonfinite)
+        self._updates, self._options = Updates.of(updates), options
+        self._prepared: tuple[object, Ready] | None = None
+
+    def prepare(self) -> None:
+        """Raises what there is to raise, and changes no row; see `Step`."""
+        holding(self._updates.tables, self._prepare)
+
+    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
+        """Takes the step; see `Step`."""
+        tables, prepared = self._updates.tables, self._prepared
+        if prepared is None:
+            holding(tables, lambda: self._take(self._ready(is_whole=True), extra_actions))
+        else:
+            change, ready = prepared
+            holding_since(tables, change, partial(self._take_prepared, ready, extra_actions))
+
+    def _prepare(self) -> None:
+        ready = self._ready(is_whole=False)
+        if self._updates.tables:
+            self._prepared = last_change(self._updates.tables[0]), ready
+
+    def _take_prepared(
+        self, ready: Ready, extra_actions: Sequence[Action], is_unchanged: bool
+    ) -> None:
+        self._take(ready if is_unchanged else self._ready(is_whole=True), extra_actions)
+
+    @abstractmethod
+    def _ready(self, is_whole: bool) -> Ready:
+        """Returns all that the step needs. The tables are held.
+
+        Args:
+          is_whole: whether the step is taken at once, so that keys may count as seen by now.
+        """
+
+    @abstractmethod
+    def _take(self, ready: Ready, extra_actions: Sequence[Action]) -> None:
+        """Changes the rows. The tables are held."""
