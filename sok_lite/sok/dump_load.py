@@ -23,8 +23,8 @@ from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.bar import checked_progress, progress_bar
 from sok_lite.engine.files.dump import dump as engine_dump
+from sok_lite.engine.files.item import Named
 from sok_lite.engine.files.load import load as engine_load
-from sok_lite.engine.files.static_part import Item, table_of
 from sok_lite.sok.dynamic_variable import DynamicVariable, table_variable
 from sok_lite.sok.optimizer import wrapper_of
 from sok_lite.sok.static_variable import FixedVariable
@@ -86,7 +86,7 @@ def dump(
     comm = communicator()
     tables = _items(variables, wrapper, makes=False)
     extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
-    backend = table_of(tables[0]).backend
+    backend = variables[0].table.backend
     if background:
         if progress:
             raise ValueError("A dump in the background has no bar. Leave `progress` out.")
@@ -139,7 +139,7 @@ def load(
     with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
         accept = None if wrapper is None else partial(_check_counts, path)
         read = partial(engine_load, path, tables, comm, mode, cast, report=report, accept=accept)
-        extra = on_device(table_of(tables[0]).backend, read)
+        extra = on_device(variables[0].table.backend, read)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)
 
@@ -263,14 +263,14 @@ def _checked(
 
 def _items(
     variables: list[TableVariable | FixedVariable], wrapper: WrappedOptimizer | None, makes: bool
-) -> list[Item]:
+) -> list[Named]:
     """Returns what the engine writes of variables, or gives them.
 
     Args:
       makes: whether states of static variables are made that are not there yet.
     """
 
-    def item(variable: TableVariable | FixedVariable) -> Item:
+    def item(variable: TableVariable | FixedVariable) -> Named:
         if isinstance(variable, TableVariable):
             return variable.table
         if wrapper is None:

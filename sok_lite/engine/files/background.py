@@ -15,11 +15,11 @@ from typing import Any
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.files.dump import Begun, begin, end, finish, with_parts, write_parts
+from sok_lite.engine.files.item import Named
 from sok_lite.engine.files.manifest import Shard
 from sok_lite.engine.files.part import Part, copied
 from sok_lite.engine.files.pending import add_pending, remove_pending
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.static_part import Item
 
 
 class BackgroundDump:
@@ -121,7 +121,7 @@ class BackgroundDump:
 
 def dump_in_background(
     path: str | os.PathLike[str],
-    tables: Sequence[Item],
+    tables: Sequence[Named],
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -138,7 +138,7 @@ def dump_in_background(
     """
     begun = begin(path, tables, comm, extra, incremental)
     try:
-        parts = together(comm, lambda: with_parts(begun, tables, chunk_bytes, _copies))
+        parts = together(comm, lambda: with_parts(begun, chunk_bytes, _copies))
     except BaseException:
         end(begun)
         raise

@@ -25,7 +25,7 @@ from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.content_message import WORD, as_message, from_message
-from sok_lite.engine.files.dump import check_tables, dump
+from sok_lite.engine.files.dump import checked_items, dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
@@ -76,7 +76,7 @@ class Commits:
           values: what goes with the tables, the same on all ranks.
 
         Raises:
-          TypeError, ValueError: as of `check_tables`.
+          TypeError, ValueError: as of `checked_items`.
           OSError, MemoryError: a rank cannot keep its part. The commit before is as it was.
           CommunicatorError: a rank has died. This commit is the last one, or the one before is.
         """
@@ -85,7 +85,7 @@ class Commits:
         cards = comm.allgatherv(np.array([card], np.int64), call="commit").rows
         number = int(cards[:, 0].max() or cards[0, 2]) + 1
         if self._tables:
-            check_tables(self._tables, comm, {"folder": self._folder}, "commit")
+            checked_items(self._tables, comm, {"folder": self._folder}, "commit")
         if self._folder is not None:
             self._staged = Commit(number, comm.size, values, {})
             dump(self._folder, self._tables, comm, {_NUMBER: number})

@@ -13,28 +13,29 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.increment import remembering_file, shards_to_continue
+from sok_lite.engine.files.increment import shards_to_continue
+from sok_lite.engine.files.item import (
+    Item,
+    Named,
+    forget_gone_optimizers,
+    held_by,
+    items_of,
+)
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.part import Part, write_part
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
-from sok_lite.engine.files.static_part import Item, StaticPart, static_part_of, table_of
-from sok_lite.engine.files.table_file import part_of
-from sok_lite.engine.optimizer_states import drop_orphaned_states
-from sok_lite.engine.static_table import AnyTable, StaticTable
-from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import alone, holding
+from sok_lite.engine.static_table import AnyTable
+from sok_lite.engine.table.exclusive import holding
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ _TOKEN_BYTES = 8
 
 def dump(
     path: str | os.PathLike[str],
-    tables: Sequence[Item],
+    tables: Sequence[Named],
     comm: Communicator,
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -71,7 +72,7 @@ def dump(
       incremental: whether to add to the checkpoint that is there.
 
     Raises:
-      TypeError, ValueError: as of `check_tables`.
+      TypeError, ValueError: as of `checked_items`.
       RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
@@ -80,7 +81,7 @@ def dump(
     def write(parts: list[Part]) -> list[Shard]:
         return write_parts(begun, parts, chunk_bytes, report)
 
-    finish(begun, lambda: with_parts(begun, tables, chunk_bytes, write))
+    finish(begun, lambda: with_parts(begun, chunk_bytes, write))
 
 
 class Begun(NamedTuple):
@@ -88,6 +89,7 @@ class Begun(NamedTuple):
 
     Attributes:
       folder, data: of the checkpoint; in it, of the files of this dump.
+      items: what is dumped.
       tables: what the manifest says of them, but for their files.
       comm: the ranks.
       extra: as of `dump`.
@@ -96,6 +98,7 @@ class Begun(NamedTuple):
 
     folder: str
     data: str
+    items: list[Item]
     tables: list[TableFacts]
     comm: Communicator
     extra: dict[str, Any]
@@ -104,27 +107,27 @@ class Begun(NamedTuple):
 
 def begin(
     path: str | os.PathLike[str],
-    tables: Sequence[Item],
+    tables: Sequence[Named],
     comm: Communicator,
     extra: Mapping[str, Any] | None,
     incremental: bool,
 ) -> Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
     wanted = {"path": os.fspath(path), "incremental": incremental}
-    check_tables(tables, comm, wanted, "dump")
+    items = checked_items(tables, comm, wanted, "dump")
     folder = os.path.abspath(path)
     wait_for_pending(comm, folder)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
     before: Mapping[str, Shard] = {}
     if incremental:
-        names = [table_of(table).name for table in tables]
-        before, reason = shards_to_continue(folder, _dynamic(tables), names, comm)
+        names = [item.table.name for item in items]
+        before, reason = shards_to_continue(folder, held_by(items), names, comm)
         if reason and comm.rank == 0:
             text = f"All is dumped into {folder}, and not only what has changed: {reason}."
             warnings.warn(text, RuntimeWarning, stacklevel=3)
-    facts = [_facts(table_of(item)) for item in tables]
-    begun = Begun(folder, data, facts, comm, dict(extra or {}), before)
+    facts = [_facts(item.table) for item in items]
+    begun = Begun(folder, data, items, facts, comm, dict(extra or {}), before)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
     except BaseException:
@@ -153,32 +156,20 @@ def end(begun: Begun) -> None:
         sweep(begun.folder, begun.data)
 
 
-def with_parts(
-    begun: Begun, tables: Sequence[Item], chunk_bytes: int, function: Callable[[list[Part]], T]
-) -> T:
+def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[Part]], T]) -> T:
     """Calls a function of what this rank is to write, while the tables are held.
 
     Args:
       chunk_bytes: of a piece at most.
     """
-    comm, dynamic = begun.comm, _dynamic(tables)
-    for table in dynamic:
-        alone(table, partial(drop_orphaned_states, table))
+    forget_gone_optimizers(begun.items)
 
     def part(item: Item) -> Part:
-        name = manifest.file_name(table_of(item).name, comm.rank, comm.size)
-        file = f"{begun.data}/{name}"
-        if isinstance(item, StaticPart):
-            return static_part_of(item, comm, file, chunk_bytes)
-        made = part_of(item, file, chunk_bytes, begun.before.get(item.name))
-        publish(remembering_file(item, begun.folder, made.shard))
-        return made
+        name, comm = item.table.name, begun.comm
+        file = f"{begun.data}/{manifest.file_name(name, comm.rank, comm.size)}"
+        return item.part(begun.folder, file, comm, chunk_bytes, begun.before.get(name))
 
-    return holding(dynamic, lambda: function([part(item) for item in tables]))
-
-
-def _dynamic(tables: Sequence[Item]) -> list[EmbeddingTable]:
-    return [table for table in tables if isinstance(table, EmbeddingTable)]
+    return holding(held_by(begun.items), lambda: function(list(map(part, begun.items))))
 
 
 def write_parts(
@@ -191,10 +182,10 @@ def write_parts(
     return shards
 
 
-def check_tables(
-    tables: Sequence[Item], comm: Communicator, more: Mapping[str, Any], what: str
-) -> None:
-    """Raises if tables have no place in a checkpoint, or the ranks want different things.
+def checked_items(
+    tables: Sequence[Named], comm: Communicator, more: Mapping[str, Any], what: str
+) -> list[Item]:
+    """Returns tables as items of a checkpoint. Every rank must call it.
 
     Args:
       more: what must be equal on all ranks as well.
@@ -205,28 +196,25 @@ def check_tables(
         has other tables.
     """
 
-    def check() -> None:
-        for table in tables:
-            if not isinstance(table, (EmbeddingTable, StaticPart)) or table_of(table).is_remote:
-                raise TypeError(
-                    f"{what} takes tables whose rows are in this process. Received: {table!r}."
-                )
-        names = [table_of(table).name for table in tables]
+    def check() -> list[Item]:
+        items = items_of(tables, what)
+        names = [item.table.name for item in items]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(
                 "The tables of a checkpoint must have different names. Received: several of "
                 f"{', '.join(map(repr, twice))}. Make them with other names."
             )
+        return items
 
-    together(comm, check)
+    items = together(comm, check)
     description = dict(more)
-    for i, table in enumerate(map(table_of, tables)):
+    for i, item in enumerate(items):
+        table = item.table
         facts = (table.name, table.dim, table.row_dtype.name, table.key_dtype.name)
-        description[f"table {i}"] = [*facts, table.owner.name]
-        if isinstance(table, StaticTable):
-            description[f"table {i}"].append(table.num_rows)
+        description[f"table {i}"] = [*facts, table.owner.name, *item.of_all_ranks]
     check_equal_on_all_ranks(comm, description, f"A {what}")
+    return items
 
 
 def _make_folders(folder: str, data: str, comm: Communicator) -> None:

@@ -14,33 +14,23 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.content import content, shards_of
-from sok_lite.engine.files.dump import check_tables
+from sok_lite.engine.files.content import shards_of
+from sok_lite.engine.files.dump import checked_items
 from sok_lite.engine.files.increment import remember_load
+from sok_lite.engine.files.item import Item, Named, held_by
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
-from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.static_part import (
-    Item,
-    StaticPart,
-    check_fits,
-    static_actions,
-    table_of,
-)
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import as_snapshot
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.merging import merged
-from sok_lite.engine.table.snapshot import preparing, publish_restored
+from sok_lite.engine.table.snapshot import publish_restored
 
 MODES = ("replace", "merge")
 
 
 def load(
     path: str | os.PathLike[str],
-    tables: Sequence[Item],
+    tables: Sequence[Named],
     comm: Communicator,
     mode: str = "replace",
     cast: bool = False,
@@ -78,35 +68,35 @@ def load(
     """
     folder = os.path.abspath(path)
     wanted = {"path": os.fspath(path), "mode": mode, "cast": cast}
-    check_tables(tables, comm, wanted, "load")
+    items = checked_items(tables, comm, wanted, "load")
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
     wait_for_pending(comm, folder)
-    found = together(comm, lambda: _checked(folder, tables, cast, accept))
+    found = together(comm, lambda: _checked(folder, items, cast, accept))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
 
     def give() -> None:
-        prepared = together(comm, lambda: _prepared(folder, found, tables, comm, mode, report))
+        prepared = together(comm, lambda: _prepared(folder, found, items, comm, mode, report))
         publish_restored(dynamic, prepared)
         if mode == "replace":
             remember_load(folder, dynamic, found, comm)
 
-    dynamic = [table for table in tables if isinstance(table, EmbeddingTable)]
+    dynamic = held_by(items)
     holding(dynamic, give)
     return found.extra
 
 
 def _checked(
     folder: str,
-    tables: Sequence[Item],
+    items: Sequence[Item],
     cast: bool,
     accept: Callable[[dict[str, Any]], None] | None,
 ) -> Manifest:
     found = manifest.read(folder)
     if accept is not None:
         accept(found.extra)
-    for item in tables:
-        table = table_of(item)
+    for item in items:
+        table = item.table
         if table.name not in found.tables:
             names = ", ".join(map(repr, sorted(found.tables))) or "none"
             raise ValueError(
@@ -114,8 +104,6 @@ def _checked(
                 "the table with the name that it had."
             )
         _check_fits(folder, table, found.tables[table.name], cast)
-        if isinstance(item, StaticPart):
-            check_fits(item, found.tables[table.name], folder)
     return found
 
 
@@ -143,26 +131,22 @@ def _check_fits(folder: str, table: AnyTable, facts: TableFacts, cast: bool) -> 
 def _prepared(
     folder: str,
     found: Manifest,
-    tables: Sequence[Item],
+    items: Sequence[Item],
     comm: Communicator,
     mode: str,
     report: Report | None,
 ) -> list[list[Action]]:
-    prepared = []
-    shards = [shards_of(table, found.tables[table.name], comm) for table in map(table_of, tables)]
-    parts = [part for of_table in shards for shard in of_table for part in shard.chain]
-    total = sum(part.written.num_bytes for part in parts)
+    facts = [found.tables[item.table.name] for item in items]
+    shards = [
+        shard
+        for item, its_facts in zip(items, facts, strict=True)
+        for shard in shards_of(item.table, its_facts, comm)
+    ]
+    total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
     progress = Progress(report, total)
-    for table in tables:
-        if isinstance(table, StaticPart):
-            facts = found.tables[table.table.name]
-            prepared.append(static_actions(table, facts, folder, comm, CHUNK_BYTES, progress))
-            continue
-        facts = found.tables[table.name]
-        whole = content(table, facts, folder, comm, CHUNK_BYTES, progress)
-        snapshot = as_snapshot(table, whole)
-        if mode == "merge":
-            snapshot = merged(table, snapshot, CHUNK_BYTES)
-        prepared.append(preparing(table, snapshot))
+    prepared = [
+        item.actions(its_facts, folder, comm, mode, progress)
+        for item, its_facts in zip(items, facts, strict=True)
+    ]
     progress.finish()
     return prepared

@@ -1,0 +1,120 @@
+"""What a checkpoint is of: tables of keys, and parts of static ones, by the same questions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, TypeAlias
+
+from sok_lite.backend.publish import Action, publish
+from sok_lite.comm.protocol import Communicator
+from sok_lite.engine.files.content import content
+from sok_lite.engine.files.increment import remembering_file
+from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.part import Part
+from sok_lite.engine.files.progress import Progress
+from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.table_file import part_of
+from sok_lite.engine.optimizer_states import drop_orphaned_states
+from sok_lite.engine.static_table import AnyTable
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import as_snapshot
+from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.merging import merged
+from sok_lite.engine.table.snapshot import preparing
+
+
+class Item(ABC):
+    """A table, or this rank's part of one, in a checkpoint.
+
+    Attributes:
+      table: the table.
+      held: the tables to hold while the item is read or changed.
+      of_all_ranks: what must be equal on all ranks, beside kinds and names.
+    """
+
+    table: AnyTable
+    held: tuple[EmbeddingTable, ...] = ()
+    of_all_ranks: tuple[Any, ...] = ()
+
+    @abstractmethod
+    def part(
+        self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
+    ) -> Part:
+        """Returns what this rank writes, as it is now. Hold the tables to its last array.
+
+        Args:
+          folder: of the checkpoint.
+          file: the new one, relative to the folder, with "/".
+          chunk_bytes: of a piece at most.
+          before: the file of this rank that is continued; None: all is written.
+        """
+
+    @abstractmethod
+    def actions(
+        self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
+    ) -> list[Action]:
+        """Prepares to take what a checkpoint has of it, however that was spread over ranks.
+
+        Args:
+          facts: what the manifest says of the table.
+          mode: "replace" or "merge".
+
+        Raises:
+          OSError: a file cannot be read. ValueError: a file is corrupt, or does not fit.
+        """
+
+
+class _TableItem(Item):
+    """A table of keys."""
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        self.table, self.held = table, (table,)
+
+    def part(
+        self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
+    ) -> Part:
+        (table,) = self.held
+        made = part_of(table, file, chunk_bytes, before)
+        publish(remembering_file(table, folder, made.shard))
+        return made
+
+    def actions(
+        self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
+    ) -> list[Action]:
+        (table,) = self.held
+        snapshot = as_snapshot(table, content(table, facts, folder, comm, CHUNK_BYTES, progress))
+        if mode == "merge":
+            snapshot = merged(table, snapshot, CHUNK_BYTES)
+        return preparing(table, snapshot)
+
+
+# What programs name: a table, or a part of a static one.
+Named: TypeAlias = EmbeddingTable | Item
+
+
+def items_of(tables: Iterable[Any], what: str) -> list[Item]:
+    """Returns tables as items.
+
+    Args:
+      what: "dump" or "load".
+
+    Raises:
+      TypeError: one is no table whose rows are in this process.
+    """
+    for table in tables:
+        if not isinstance(table, (EmbeddingTable, Item)):
+            raise TypeError(
+                f"{what} takes tables whose rows are in this process. Received: {table!r}."
+            )
+    return [table if isinstance(table, Item) else _TableItem(table) for table in tables]
+
+
+def held_by(items: Iterable[Item]) -> list[EmbeddingTable]:
+    """Returns the tables to hold while items are read or changed."""
+    return [table for item in items for table in item.held]
+
+
+def forget_gone_optimizers(items: Iterable[Item]) -> None:
+    """Drops the states of optimizers that are gone: they are not written."""
+    for table in held_by(items):
+        alone(table, partial(drop_orphaned_states, table))
