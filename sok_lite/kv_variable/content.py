@@ -6,7 +6,6 @@ It is a `Content` of engine/table/content.py with these columns, of keys with a 
   times   float64, when it was last, in seconds since 1970; 0: never
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from sok_lite.engine.table import EmbeddingTable, content
 from sok_lite.engine.table.content import Content, concatenate, select
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.snapshot import State
 
 _MOST_SIGHTINGS = 2**32 - 2  # the last number stands for none
 
@@ -111,48 +109,4 @@ def changed(known: Content, delta: Content, removed: np.ndarray, whose: str) -> 
     gone = np.concatenate([delta.keys, removed.astype(delta.keys.dtype)])
     none = np.zeros(known.sighted_keys.size, bool)
     kept = select(known, ~np.isin(known.keys, gone), none)
-    return joined([kept, delta], whose)
-
-
-def joined(parts: Sequence[Content], whose: str) -> Content:
-    """Returns what several parts know together, none of them with a key of another.
-
-    Raises:
-      ValueError: two have a key in common.
-    """
-    return concatenate(_with_equal_states(parts), whose)
-
-
-def _with_equal_states(parts: Sequence[Content]) -> Sequence[Content]:
-    """Returns parts of which each has the states of all.
-
-    An optimizer may have got one more state between a full save and a delta, or between the saves
-    of two ranks. So states are one by their name, and of one name in the order in which they come;
-    numbers of optimizers are those of the last part that has a state.
-    """
-    kinds: dict[tuple[str, int, float, int], State] = {}
-    have: list[dict[tuple[str, int, float, int], State]] = []
-    for part in parts:
-        its: dict[tuple[str, int, float, int], State] = {}
-        for state in part.states:
-            turn = 0
-            while (state.name, state.dim, state.initial, turn) in its:
-                turn += 1
-            its[state.name, state.dim, state.initial, turn] = state
-        kinds |= its
-        have.append(its)
-    if len({(state.group, state.name) for state in kinds.values()}) < len(kinds):
-        return parts  # as their optimizers have them
-    return [
-        part._replace(
-            states=[
-                state._replace(rows=its[kind].rows if kind in its else _initial(state, part))
-                for kind, state in kinds.items()
-            ]
-        )
-        for part, its in zip(parts, have, strict=True)
-    ]
-
-
-def _initial(state: State, part: Content) -> np.ndarray:
-    return np.full((part.keys.size, state.dim), state.initial, np.float32)
+    return concatenate([kept, delta], whose)

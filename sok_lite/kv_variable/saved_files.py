@@ -13,8 +13,7 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content, owned_by, owns
-from sok_lite.kv_variable.content import joined
+from sok_lite.engine.table.content import Content, concatenate, owned_by, owns
 from sok_lite.kv_variable.saved_tensors import Facts, decoded, facts_of, saved_dtypes
 
 _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
@@ -280,7 +279,7 @@ def read_all(
         save = (place.facts.save, place.facts.base)
         if saves.setdefault(place.facts.rank, save) != save:
             raise ValueError(f"What was saved of {whose} is corrupt: partitions of several saves.")
-    content = joined(contents, repr(name))
+    content = concatenate(contents, repr(name))
     are_deltas = {place.is_delta for place in places}
     if len(are_deltas) > 1:
         raise ValueError(

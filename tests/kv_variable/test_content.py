@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from sok_lite.engine.table.content import Content
+from sok_lite.engine.table.content import Content, concatenate
 from sok_lite.engine.table.snapshot import State
-from sok_lite.kv_variable.content import changed, joined
+from sok_lite.kv_variable.content import changed
 
 
 def content(keys, sighted=(), states=()):
@@ -21,17 +21,17 @@ def content(keys, sighted=(), states=()):
 def test_a_state_that_one_part_lacks_is_what_it_begins_with():
     """An optimizer has got `v` after the first, and another one came."""
     first = content([1, 4], states=[("m", 2, 0.0, 5.0, 1)])
-    more = [("m", 2, 0.0, 6.0, 1), ("v", 1, 0.5, 7.0, 1), ("m", 2, 0.0, 8.0, 2)]
+    more = [("m", 2, 0.0, 6.0, 1), ("v", 1, 0.5, 7.0, 1), ("a", 2, 0.0, 8.0, 2)]
     second = content([2], states=more)
     for whole in (
-        joined([first, second], "a table"),
+        concatenate([first, second], "a table"),
         changed(first, second, np.empty(0, np.int64), "a table"),
     ):
         states = whole.states
         assert [(s.name, s.dim, s.initial, s.group) for s in states] == [
             ("m", 2, 0.0, 1),
             ("v", 1, 0.5, 1),
-            ("m", 2, 0.0, 2),
+            ("a", 2, 0.0, 2),
         ]
         expected = [[[5, 5], [6, 6], [5, 5]], [[0.5], [7], [0.5]], [[0, 0], [8, 8], [0, 0]]]
         for state, rows in zip(states, expected, strict=True):
@@ -41,7 +41,7 @@ def test_a_state_that_one_part_lacks_is_what_it_begins_with():
 def test_a_free_state_goes_on_in_the_optimizer_that_has_it_later():
     first = content([1], states=[("m", 1, 0.0, 5.0, None)])
     second = content([2], states=[("m", 1, 0.0, 6.0, 1)])
-    (state,) = joined([first, second], "a table").states
+    (state,) = concatenate([first, second], "a table").states
     assert state.group == 1 and state.rows.tolist() == [[5], [6]]
 
 

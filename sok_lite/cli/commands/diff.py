@@ -11,7 +11,7 @@ from sok_lite.cli.reading import chosen, open_sources
 from sok_lite.cli.texts import counted, listed
 from sok_lite.cli.wrapped import Sighted, WithColumns
 from sok_lite.engine.files.source import SIGHTED, Source
-from sok_lite.engine.table.joined import kinds_of
+from sok_lite.engine.table.joined import joined_states
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
 EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"
@@ -81,16 +81,14 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
     yield from _of_keys(args, compared)
     if column == "values" and compared.differing:
         yield _of_rows("rows", compared)
-    kinds = [kinds_of(source.states) for source in sources]
-    for kind in {**kinds[0], **kinds[1]}:
-        *_, name, _, _ = kind
-        if kind not in kinds[0] or kind not in kinds[1]:
-            yield f"state {name!r}: only in {args.first if kind in kinds[0] else args.second}"
+    for state in joined_states([source.states for source in sources]):
+        if len(state.tensors) < 2:
+            only = args.first if 0 in state.tensors else args.second
+            yield f"state {state.name!r}: only in {only}"
             continue
-        columns = kinds[0][kind], kinds[1][kind]
-        compared = difference(sources, columns, args.tolerance)
+        compared = difference(sources, (state.tensors[0], state.tensors[1]), args.tolerance)
         if compared.differing:
-            yield _of_rows(f"rows of state {name!r}", compared)
+            yield _of_rows(f"rows of state {state.name!r}", compared)
     for name in [*dict.fromkeys([*first.columns, *second.columns])]:
         if name not in first.columns or name not in second.columns:
             yield f"{name}: only in {args.first if name in first.columns else args.second}"

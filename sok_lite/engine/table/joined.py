@@ -1,6 +1,6 @@
 """What the parts of several ranks say together of one table."""
 
-from collections.abc import Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -24,10 +24,6 @@ class NamedState(Protocol):
     def tensor(self) -> Any: ...
 
 
-# What identifies a state in parts of several ranks: see `kinds_of`.
-Kind = tuple[Any, ...]
-
-
 class JoinedState(NamedTuple):
     """A state of a table.
 
@@ -43,44 +39,70 @@ class JoinedState(NamedTuple):
     tensors: dict[int, Any]
 
 
-def kinds_of(states: Sequence[NamedState]) -> dict[Kind, Any]:
-    """Returns the tensor of each state of a part, by what tells it from others in every part.
-
-    Groups have numbers of their own on every rank: the first with some kinds of states is the first
-    with these kinds in every part, and so on.
-    """
-    groups: dict[int | None, list[tuple[str, int, float]]] = {}
-    for state in states:
-        groups.setdefault(state.group, []).append((state.name, state.dim, state.initial))
-    seen: list[tuple[Any, ...]] = []
-    numbers: dict[int | None, Kind] = {}
-    for group, kinds in groups.items():
-        alike = (group is None, *(sorted(kinds) if group is not None else ()))
-        numbers[group] = (alike, seen.count(alike))
-        seen.append(alike)
-    return {
-        (*numbers[state.group], state.name, state.dim, state.initial): state.tensor
-        for state in states
-    }
+# A state: name, elements, initial value. Those of an optimizer: of each its tensor in each part.
+_Kind = tuple[str, int, float]
+_Group = dict[_Kind, dict[int, Any]]
 
 
 def joined_states(parts: Sequence[Sequence[NamedState]]) -> list[JoinedState]:
     """Returns the states that any part has.
 
+    Groups have numbers of their own in every part. The first with some states is the first with
+    these states in every part, and so on. Else groups are one of which one has all states of the
+    other: an optimizer may have got one more between two saves. A state of which nobody knows what
+    it belongs to is that of the first group which has it in other parts alone.
+
     Args:
       parts: what each has.
     """
-    by_kind: dict[Kind, dict[int, Any]] = {}
+    groups: list[_Group] = []
+    free: _Group = {}
     for i, states in enumerate(parts):
-        for kind, tensor in kinds_of(states).items():
-            by_kind.setdefault(kind, {})[i] = tensor
-    groups: dict[Kind, int] = {}
-    joined = []
-    for kind, tensors in by_kind.items():
-        (is_free, *_), *_, name, dim, initial = kind
-        group = None if is_free else groups.setdefault(kind[:2], len(groups) + 1)
-        joined.append(JoinedState(name, dim, initial, group, tensors))
-    return joined
+        own: dict[int | None, dict[_Kind, Any]] = {}
+        for state in states:
+            kind = (state.name, state.dim, state.initial)
+            own.setdefault(state.group, {})[kind] = state.tensor
+        for kind, tensor in own.pop(None, {}).items():
+            free.setdefault(kind, {})[i] = tensor
+        for kinds, group in zip(own.values(), _matches(list(own.values()), groups), strict=True):
+            for kind, tensor in kinds.items():
+                group.setdefault(kind, {})[i] = tensor
+    for kind, tensors in list(free.items()):
+        for group in groups:
+            if kind in group and not group[kind].keys() & tensors.keys():
+                group[kind] |= free.pop(kind)
+                break
+    numbered = [(None, free), *enumerate(groups, start=1)]
+    return [
+        JoinedState(*kind, number, tensors)
+        for number, group in numbered
+        for kind, tensors in group.items()
+    ]
+
+
+def _matches(own: Sequence[Mapping[_Kind, Any]], groups: list[_Group]) -> list[_Group]:
+    """Returns which group of all parts each of a part is; new ones are appended."""
+    found: dict[int, _Group] = {}
+    free = list(groups)
+    for is_like in (_are_equal, _are_nested):
+        for i, kinds in enumerate(own):
+            like = (k for k, each in enumerate(free) if is_like(each.keys(), kinds.keys()))
+            at = None if i in found else next(like, None)
+            if at is not None:
+                found[i] = free.pop(at)
+    for i in range(len(own)):
+        if i not in found:
+            groups.append({})
+            found[i] = groups[-1]
+    return [found[i] for i in range(len(own))]
+
+
+def _are_equal(one: KeysView[Any], other: KeysView[Any]) -> bool:
+    return one == other
+
+
+def _are_nested(one: KeysView[Any], other: KeysView[Any]) -> bool:
+    return one <= other or one >= other
 
 
 def joined_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
