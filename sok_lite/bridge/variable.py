@@ -141,6 +141,9 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     collections: tuple[str, ...] = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,)
     # Whether optimizers train it as they come; see bridge/optimizers/stock.py.
     trained_by_stock = False
+    # What to do where a program must say which optimizers train it, and this one was not; None: no
+    # program says so.
+    instead_of_this_optimizer: str | None = None
     # Whether such a step is that of the mean of all ranks' losses.
     averages_over_ranks = False
     # Whether the layer that lists it among its weights saves it, and gives it as a weight.
@@ -221,6 +224,19 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
         return self.trained_by_stock and held.trains_tables(optimizer)
+
+    @property
+    def trained_as(self) -> "TableVariable":
+        """The variable whose rows a step moves: itself, or the one that it stands for."""
+        return self
+
+    def after_step(self, keys: tf.Tensor) -> list[Any]:
+        """Is told of the keys of a step that was taken, if a class has a method of its own.
+
+        Returns:
+          In a graph, operations that belong to the step.
+        """
+        return []
 
     # ---------------------------------------------------------------- facts
 

@@ -12,12 +12,13 @@ import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.local_lookup import local_lookup
+from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers, trains_for
 from sok_lite.bridge.sparse_matrix import clipped
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 
-# An attribute of optimizers that train tables: True.
-TRAINS_TABLES = "_trains_dynamic_embeddings"
+# What optimizers that train dynamic embeddings say of themselves.
+API = "dynamic_embedding"
 
 
 @unconverted
@@ -46,8 +47,11 @@ class TrainableWrapper(TableVariable):
     )
     instead_of_own_step = (
         "Hold it in a layer of de.keras.layers, and compile the model with "
-        "de.DynamicEmbeddingOptimizer(optimizer). With a policy of mixed_float16 Keras would wrap "
-        "that once more: give it a LossScaleOptimizer instead, or auto_scale_loss=False."
+        "de.DynamicEmbeddingOptimizer(optimizer)."
+    )
+    instead_of_this_optimizer = (
+        "Call de.DynamicEmbeddingOptimizer(optimizer), after any other wrapper, such as "
+        "hvd.DistributedOptimizer, that makes a new optimizer."
     )
     instead_of_partitions = "Look each up by itself."
     # Of TF1: it is trainable, but needs no initialization, and no saver saves it.
@@ -64,6 +68,7 @@ class TrainableWrapper(TableVariable):
         name: str | None = None,
         trainable: bool | None = None,
     ) -> None:
+        train_with_stock_optimizers()  # an optimizer that Keras loads is to train it, too
         self.params = params
         self.max_norm = max_norm
         self._ids = ids
@@ -89,6 +94,21 @@ class TrainableWrapper(TableVariable):
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
         return trains_tables(optimizer)
+
+    @property
+    def trained_as(self) -> TableVariable:
+        """The variable's rows: those of all its trainables are one table."""
+        rows: TableVariable = self.params.rows
+        return rows
+
+    def after_step(self, keys: tf.Tensor) -> list[Any]:
+        """Tells the policy and the table of the keys that were trained."""
+        params, told = self.params, []
+        if params.restrict_policy is not None:
+            told.append(params.restrict_policy.apply_update(params.rows.given_keys(keys)))
+        if hasattr(params.rows, "after_update"):
+            told.append(params.rows.after_update(keys))
+        return [each for each in told if each is not None]
 
     @property
     def ids(self) -> Any:
@@ -231,7 +251,7 @@ class ShadowVariable(TrainableWrapper):
 
 def trains_tables(optimizer: Any) -> bool:
     """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
-    return getattr(tf1_optimizer_in(optimizer), TRAINS_TABLES, False) is True
+    return trains_for(API, tf1_optimizer_in(optimizer))
 
 
 def tf1_optimizer_in(optimizer: Any) -> Any:

@@ -1,9 +1,11 @@
 """What saves a model has its tables, with states: training goes on as if it had not been saved."""
 
+import json
 import os
 import subprocess
 import sys
 import warnings
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -436,12 +438,48 @@ def test_weights_as_a_list_are_refused(keras):
             holder.set_weights([])
 
 
-def test_another_wrapper_around_is_refused_where_it_would_lose_the_tables(keras):
-    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
-    assert type(optimizer).__name__ == "Adam"
-    around = type("Adam", (type(optimizer),), {})
-    with pytest.raises(TypeError, match="Wrap it last"):
-        around.from_config(optimizer.get_config())
+@pytest.mark.parametrize("is_of_tf1", [False, True], ids=["Keras", "TF1"])
+def test_an_optimizer_that_another_wrapper_makes_anew_is_refused(keras, is_of_tf1):
+    """As hvd.DistributedOptimizer makes one."""
+    table = de.Variable(dim=2, name="table")
+    shadow = table.get_trainable_by_name("t")
+    with tf.GradientTape() as tape:
+        rows = de.embedding_lookup(table, tf.constant([1], tf.int64), name="t")
+    pairs = [(tape.gradient(rows, shadow), shadow)]
+    if is_of_tf1:
+        again = tf.compat.v1.train.AdamOptimizer(0.1)
+    else:
+        optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        again = type("Adam", (type(optimizer),), {}).from_config(optimizer.get_config())
+    with pytest.raises(NotImplementedError, match="Adam.* would not train 't:0'.*after any other"):
+        again.apply_gradients(pairs)
+    assert int(table.size()) == 0
+    de.DynamicEmbeddingOptimizer(again).apply_gradients(pairs)
+    assert int(table.size()) == 1
+
+
+def test_a_model_that_was_saved_with_an_optimizer_in_another_is_loaded(keras, tmp_path):
+    """As it was saved once, when the optimizer's own class said that it trains tables."""
+    model, layer = trained(keras)
+    inner = keras.saving.serialize_keras_object(model.optimizer)
+    model.save(tmp_path / "m.keras")
+    old = {
+        "module": None,
+        "class_name": "DynamicEmbeddingOptimizer",
+        "registered_name": "sok_lite.dynamic_embedding>DynamicEmbeddingOptimizer",
+        "config": {"optimizer": inner, "synchronous": False},
+    }
+    with zipfile.ZipFile(tmp_path / "m.keras") as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    config = json.loads(parts["config.json"])
+    config["compile_config"]["optimizer"] = old
+    del config["compile_config"]["sok_lite"]
+    parts["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(tmp_path / "old.keras", "w") as file:
+        for name, data in parts.items():
+            file.writestr(name, data)
+    again = keras.models.load_model(tmp_path / "old.keras")
+    check_goes_on(model, again, layer, again.layers[1])
 
 
 # ---- de.keras.models and de.keras.callbacks ------------------------------------------------------

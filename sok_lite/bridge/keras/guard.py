@@ -45,8 +45,9 @@ WEIGHTS = ("get_weights", "set_weights")
 STATE_TREES = ("get_state_tree", "set_state_tree")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
-# An attribute of optimizers: whether their steps are of the mean of all ranks' losses.
-AVERAGES = "_sok_lite_averages"
+# An attribute of optimizers whose steps all ranks take: "mean" where they are of the mean of all
+# ranks' losses, "sum" where gradients of dense variables are summed and those of tables are not.
+OVER_RANKS = "_sok_lite_over_ranks"
 
 _guarded: set[str] = set()
 _lock = threading.Lock()
@@ -132,7 +133,7 @@ def _check_training(model: Any, force: bool = False) -> None:
     if any(getattr(type(table), "averages_over_ranks", False) for table in held):
         # A step of a program's own may have another optimizer for what is dense.
         for optimizer in optimizers_in(model):
-            vars(optimizer)[AVERAGES] = True
+            vars(optimizer)[OVER_RANKS] = "mean"
 
 
 def has_own_step(model: Any) -> bool:

@@ -12,11 +12,17 @@ from sok_lite.bridge.variable import TableVariable
 Pairs = list[tuple[Any, Any]]
 
 
-def summed(dense: Pairs) -> Pairs:
-    """Returns dense gradients summed over all ranks, in one exchange for each dtype.
+def summed(pairs: Pairs) -> Pairs:
+    """Returns gradients, those of dense variables summed over all ranks; tables' are as they were.
 
     Every rank must call it, with the same variables in the same order.
     """
+    dense = iter(_summed([pair for pair in pairs if not isinstance(pair[1], TableVariable)]))
+    return [pair if isinstance(pair[1], TableVariable) else next(dense) for pair in pairs]
+
+
+def _summed(dense: Pairs) -> Pairs:
+    """Returns dense gradients summed over all ranks, in one exchange for each dtype."""
     gradients = [None if grad is None else tf.convert_to_tensor(grad) for grad, _ in dense]
     for dtype in {grad.dtype: None for grad in gradients if grad is not None}:
         places = [i for i, grad in enumerate(gradients) if grad is not None and grad.dtype == dtype]
@@ -35,16 +41,13 @@ def averaged(pairs: Pairs) -> Pairs:
     in the same order.
     """
     count = num_ranks()
-    dense = iter(
-        summed(
-            [
-                (None if grad is None else weighed(tf.convert_to_tensor(grad)), var)
-                for grad, var in pairs
-                if not isinstance(var, TableVariable)
-            ]
-        )
-    )
-    every = [pair if isinstance(pair[1], TableVariable) else next(dense) for pair in pairs]
+    weighed_pairs = [
+        (grad, var)
+        if grad is None or isinstance(var, TableVariable)
+        else (weighed(tf.convert_to_tensor(grad)), var)
+        for grad, var in pairs
+    ]
+    every = summed(weighed_pairs)
     return [(None if grad is None else _divided(grad, count), var) for grad, var in every]
 
 

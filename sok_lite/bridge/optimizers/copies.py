@@ -108,16 +108,10 @@ def refuse_inner_optimizers(optimizer: Any) -> None:
             )
 
 
-# An attribute of classes that an API puts around the class of an optimizer; see `own_class`.
-AROUND = "is_around_an_optimizer"
-
-
 def own_class(optimizer: Any) -> Any:
-    """Returns the class of an optimizer without what Horovod, or an API, puts around it."""
+    """Returns the class of an optimizer without what Horovod puts around it."""
     return next(
-        base
-        for base in type(optimizer).__mro__
-        if base.__module__.split(".")[0] != "horovod" and AROUND not in vars(base)
+        base for base in type(optimizer).__mro__ if base.__module__.split(".")[0] != "horovod"
     )
 
 

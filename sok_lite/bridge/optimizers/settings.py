@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.copies import AROUND
 from sok_lite.bridge.optimizers.family import Family, OwnStep, Settings
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.legacy import LEGACY
@@ -100,8 +99,6 @@ def _class_name(optimizer: Any, family: Family) -> str | None:
     """
     is_own = False
     for base in type(optimizer).__mro__:
-        if AROUND in vars(base):
-            continue
         module = base.__module__.split(".")[0]
         if module in _FRAMEWORKS:
             if base.__name__ in family.settings and not is_own:

@@ -1,9 +1,12 @@
 """Optimizers as they come train tables: no program wraps one, no program calls anything.
 
 The public methods of TensorFlow's and Keras' optimizers that update variables look whether one of
-these is a table that asks for it (`trained_by_stock`). If none is, the original runs. If one is, a
+these is a table that they train (`is_trained_by`). If none is, the original runs. If one is, a
 wrapped optimizer takes the step of tables and dense variables together, the dense ones by the
 original; it belongs to the optimizer, one for eager mode and one for each graph.
+
+Most tables are trained by any optimizer. Those of an API whose programs say which optimizers train
+tables are trained by these alone: the API names itself in them by `train_for`.
 
 Steps are counted where their number matters: by the optimizer's own counter with Keras; with Adam
 and its like of tf.compat.v1.train by a variable "sok_iterations", a global one of a TF1 graph as
@@ -13,20 +16,24 @@ table count; one that the same optimizer takes of dense variables alone is none 
 """
 
 import inspect
+import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import guard, held, hooks
-from sok_lite.bridge.optimizers.all_ranks import averaged
+from sok_lite.bridge.optimizers.all_ranks import averaged, summed
+from sok_lite.bridge.optimizers.family import Family, OwnStep
 from sok_lite.bridge.optimizers.here import DenseStep, StepsHere
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.loss_scale import build, inner_of, scales_loss
 from sok_lite.bridge.optimizers.minimize import check_any
-from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.optimizers.settings import family_of, settings_of
+from sok_lite.bridge.optimizers.slots import begin
+from sok_lite.bridge.optimizers.tf_keras import TF_KERAS
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
@@ -42,18 +49,64 @@ SAVES_COMPILED = "get_compile_config"
 COMPILES_SAVED = "compile_from_config"
 MAKES_STEPS = "make_train_function"  # of models of Keras 3
 
-# In what Keras saves of how a model was compiled: the options of the wrapped optimizer.
-_SAVED = "sok_lite"
+# In what Keras saves of how a model was compiled: the options of the wrapped optimizer, and under
+# `_SAVED_APIS` what each API has said of it.
+_SAVED, _SAVED_APIS = "sok_lite", "apis"
 # Attributes of optimizers. TensorFlow and Keras track what is set; these are put into the dict.
 _STEPS = "_sok_lite_steps"
 _OPTIONS = "_sok_lite_options"
+_APIS = "_sok_lite_apis"
 _BUILT_FOR = "_sok_lite_built_for"  # weak references to variables, tables among them
+
+
+_do_train = False
+_apis: dict[str, Callable[..., Any]] = {}  # see `know_api`
+_loading = threading.local()  # what was saved of an optimizer, while its model is compiled again
 
 
 def train_with_stock_optimizers() -> None:
     """Has all optimizers train tables that ask for it, those of a Keras imported later too."""
-    _wrap_pairs(tf.compat.v1.train.Optimizer)
-    guard.tell(_wrap_keras)
+    global _do_train
+    if not _do_train:
+        _wrap_pairs(tf.compat.v1.train.Optimizer)
+        guard.tell(_wrap_keras)
+        _do_train = True
+
+
+def know_api(api: str, again: Callable[..., Any]) -> None:
+    """Makes an API known whose programs say which optimizers train its tables.
+
+    Args:
+      api: its name.
+      again: does to an optimizer that Keras has loaded what a program has done to the one that was
+        saved. It takes the optimizer, and by name what `train_for` was given.
+    """
+    _apis[api] = again
+
+
+def train_for(api: str, optimizer: Any, **said: Any) -> None:
+    """Has an optimizer train the tables of an API that is known.
+
+    Args:
+      api: its name.
+      optimizer: of any family.
+      **said: what a program has said; it is saved with a model that is compiled with the optimizer.
+
+    Raises:
+      TypeError, NotImplementedError: as of `WrappedOptimizer`.
+    """
+    inner, family = inner_of(optimizer), family_of(optimizer)
+    settings = settings_of(inner, family_of(inner))
+    if isinstance(settings, OwnStep):
+        begin(settings, stochastic_rounding=False)
+    train_with_stock_optimizers()
+    _wrap_class(type(optimizer), family)
+    vars(inner).setdefault(_APIS, {})[api] = said
+
+
+def trains_for(api: str, optimizer: Any) -> bool:
+    """Whether an optimizer went through `train_for`."""
+    return api in getattr(inner_of(optimizer), "__dict__", {}).get(_APIS, {})
 
 
 def _wrap_keras(name: str, package: Any) -> None:
@@ -86,6 +139,16 @@ def _wrap_keras(name: str, package: Any) -> None:
 # ---- around methods of optimizers and models -----------------------------------------------------
 
 
+def _wrap_class(cls: type, family: Family) -> None:
+    """Has a class of optimizers train tables, one of a program's own too."""
+    if family is KERAS3:
+        _wrap_lists(cls)
+    else:
+        _wrap_pairs(cls)
+    if family in (KERAS3, TF_KERAS):
+        hooks.around(cls, MAKES_STATES, _building)
+
+
 def _wrap_pairs(cls: type) -> None:
     """Has a class of optimizers, which takes pairs, train tables."""
     if hooks.owner_of(cls, UPDATES_PAIRS) is not None:
@@ -108,10 +171,8 @@ def _applying_pairs(
 ) -> Any:
     if not isinstance(grads_and_vars, (list, tuple)):
         grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
-    if not any(_is_ours(pair[-1]) for pair in grads_and_vars):
-        if _averages(self, ()):
-            grads_and_vars = averaged(grads_and_vars)
-        return call(self, grads_and_vars, *args, **kwargs)
+    if not any(_is_ours(pair[-1], self) for pair in grads_and_vars):
+        return call(self, _over_ranks(self, grads_and_vars), *args, **kwargs)
     options = dict(zip(names, args, strict=False)) | kwargs
     return _take(self, grads_and_vars, call, options)
 
@@ -126,18 +187,18 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
             trainable_variables = [each() for each in built_for]
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-        if any(map(_is_ours, trainable_variables)):
+        if any(_is_ours(each, self) for each in trainable_variables):
             return _take(self, zip(grads, trainable_variables, strict=True), dense_step, {})
-    if _averages(self, ()):
+    if guard.OVER_RANKS in vars(self):
         variables = trainable_variables or [None] * len(grads)
-        grads = [grad for grad, _ in averaged(list(zip(grads, variables, strict=True)))]
+        grads = [grad for grad, _ in _over_ranks(self, list(zip(grads, variables, strict=True)))]
     return call(self, grads, trainable_variables)
 
 
 def _building(call: Any, self: Any, variables: Any) -> Any:
     """Makes no dense states for tables, where Keras makes those of all weights of a model."""
     listed = list(variables)
-    dense = [variable for variable in listed if not _is_ours(variable)]
+    dense = [variable for variable in listed if not _is_ours(variable, self)]
     if len(dense) == len(listed):
         return call(self, variables)
     vars(self)[_BUILT_FOR] = [weakref.ref(each) for each in listed]
@@ -147,9 +208,13 @@ def _building(call: Any, self: Any, variables: Any) -> Any:
 def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Compiles a model with a wrapped optimizer, and with a class of a program's own."""
     if args:
-        args = (_as_keras_knows(args[0], package), *args[1:])
+        args = (_as_keras_knows(args[0]), *args[1:])
     elif "optimizer" in kwargs:
-        kwargs["optimizer"] = _as_keras_knows(kwargs["optimizer"], package)
+        kwargs["optimizer"] = _as_keras_knows(kwargs["optimizer"])
+    given = args[0] if args else kwargs.get("optimizer")
+    apis, _loading.apis = getattr(_loading, "apis", {}), {}
+    for api, said in apis.items():
+        _apis[api](given, **said)
     done = call(self, *args, **kwargs)
     optimizer = getattr(self, "optimizer", None)
     if isinstance(optimizer, package.optimizers.Optimizer):
@@ -160,31 +225,41 @@ def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any)
 
 
 def _with_options(call: Any, self: Any) -> Any:
-    """Has the arguments of a wrapped optimizer be in what Keras saves of a model."""
+    """Has what programs said of an optimizer be in what Keras saves of a model."""
     config = call(self)
     optimizer = getattr(self, "optimizer", None)
-    options = None if optimizer is None else vars(inner_of(optimizer)).get(_OPTIONS)
-    return {**config, _SAVED: options} if config and options else config
+    if optimizer is None or not config:
+        return config
+    attributes = vars(inner_of(optimizer))
+    saved = dict(attributes.get(_OPTIONS, {}))
+    if _APIS in attributes:
+        saved[_SAVED_APIS] = attributes[_APIS]
+    return {**config, _SAVED: saved} if saved else config
 
 
 def _taking_options(call: Any, self: Any, config: Any) -> Any:
     config = dict(config)
-    options = config.pop(_SAVED, None)
-    done = call(self, config)
-    if options is not None and getattr(self, "optimizer", None) is not None:
-        vars(inner_of(self.optimizer))[_OPTIONS] = dict(options)
+    options = dict(config.pop(_SAVED, {}))
+    # A model is looked at when it is compiled, whether its optimizer trains its tables.
+    _loading.apis = options.pop(_SAVED_APIS, {})
+    try:
+        done = call(self, config)
+    finally:
+        _loading.apis = {}
+    if options and getattr(self, "optimizer", None) is not None:
+        vars(inner_of(self.optimizer))[_OPTIONS] = options
     return done
 
 
 def _making_steps(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Has the scale of a loss be a variable before a step is traced that has it."""
-    weights = self.trainable_variables
-    if scales_loss(self.optimizer) and any(map(_is_ours, weights)):
-        build(self.optimizer, KERAS3, [each for each in weights if not _is_ours(each)])
+    optimizer, weights = self.optimizer, self.trainable_variables
+    if scales_loss(optimizer) and any(_is_ours(each, optimizer) for each in weights):
+        build(optimizer, KERAS3, [each for each in weights if not _is_ours(each, optimizer)])
     return call(self, *args, **kwargs)
 
 
-def _as_keras_knows(optimizer: Any, package: Any) -> Any:
+def _as_keras_knows(optimizer: Any) -> Any:
     """Returns the optimizer in a wrapped one, which steps on tables as the wrapped one would."""
     if not isinstance(optimizer, WrappedOptimizer):
         return optimizer
@@ -199,18 +274,33 @@ def _as_keras_knows(optimizer: Any, package: Any) -> Any:
 # ---- what the wrapped methods do -----------------------------------------------------------------
 
 
-def _is_ours(variable: Any) -> bool:
-    return isinstance(variable, TableVariable) and variable.trained_by_stock
+def _is_ours(variable: Any, optimizer: Any) -> bool:
+    """Whether an optimizer that is given a variable's gradient trains a table by it.
 
-
-def _averages(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> bool:
-    """Whether a step is of the mean of all ranks' losses, and there are other ranks."""
-    if other_ranks() is None:
+    Raises:
+      NotImplementedError: it is of an API whose programs say which optimizers do, and not this one.
+    """
+    if not isinstance(variable, TableVariable):
         return False
-    of_tables = (variable for _, variable in pairs if _is_ours(variable))
-    return any(variable.averages_over_ranks for variable in of_tables) or vars(optimizer).get(
-        guard.AVERAGES, False
-    )
+    if variable.trained_by_stock or variable.is_trained_by(optimizer):
+        return True
+    if variable.instead_of_this_optimizer is not None:
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} would not train {variable.name!r}, a {variable.kind}. "
+            f"{variable.instead_of_this_optimizer}"
+        )
+    return False
+
+
+def _over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns the gradients of the step that all ranks take, where they take one together."""
+    if other_ranks() is None:
+        return pairs
+    how = vars(optimizer).get(guard.OVER_RANKS)
+    tables = [variable for _, variable in pairs if isinstance(variable, TableVariable)]
+    if how == "mean" or any(variable.averages_over_ranks for variable in tables):
+        return averaged(pairs)
+    return summed(pairs) if how == "sum" else pairs
 
 
 def _take(
@@ -221,17 +311,38 @@ def _take(
 ) -> Any:
     """Takes a step of which tables are a part."""
     pairs = list(pairs)
-    if all(grad is None for grad, variable in pairs if _is_ours(variable)):
-        dense = [pair for pair in pairs if not _is_ours(pair[1])]
-        if all(grad is None for grad, _ in dense):
-            if family_of(optimizer) is not V1:  # it would make states for the tables before
-                check_any(pairs)
-            dense = pairs
-        return dense_step(optimizer, dense, **options)
-    if _averages(optimizer, pairs):
-        pairs = averaged(pairs)
+    dense = [pair for pair in pairs if not _is_ours(pair[1], optimizer)]
+    if all(grad is None for grad, _ in pairs):
+        if family_of(optimizer) is not V1:  # it would make states for the tables before
+            check_any(pairs)
+        return dense_step(optimizer, pairs, **options)
+    ours = [pair for pair in pairs if pair[0] is not None and _is_ours(pair[1], optimizer)]
+    if not ours:
+        return dense_step(optimizer, _over_ranks(optimizer, dense), **options)
+    pairs = [(grad, _trained_as(variable)) for grad, variable in _over_ranks(optimizer, pairs)]
     steps = vars(optimizer).get(_STEPS)
     if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
         more = vars(inner_of(optimizer)).get(_OPTIONS, {})
         steps = vars(optimizer)[_STEPS] = StepsHere(optimizer, dense_step, **more)
-    return steps.take(pairs, **options)
+    return _told(ours, steps.take(pairs, **options))
+
+
+def _trained_as(variable: Any) -> Any:
+    return variable.trained_as if isinstance(variable, TableVariable) else variable
+
+
+def _told(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:
+    """Tells tables of the keys that were trained, those that want to know; returns the step."""
+    trained: dict[int, tuple[TableVariable, list[Any]]] = {}
+    for grad, variable in ours:
+        if type(variable).after_step is not TableVariable.after_step:
+            trained.setdefault(id(variable.trained_as), (variable, []))[1].append(grad.indices)
+    if not trained:
+        return done
+    is_tf1 = not tf.executing_eagerly() and not tf.inside_function()
+    operations = []
+    with tf.control_dependencies([done] if is_tf1 else []):
+        for variable, indices in trained.values():
+            keys = tf.concat(indices, 0) if len(indices) > 1 else tf.identity(indices[0])
+            operations += variable.after_step(keys)
+    return tf.group(done, *operations) if is_tf1 and operations else done

@@ -17,7 +17,6 @@ from sok_lite.bridge.keras import held
 from sok_lite.bridge.keras.classes import layer_class, register_as_layer, root_of
 from sok_lite.dynamic_embedding.keras import parts
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
-from sok_lite.dynamic_embedding.saved_optimizer import PACKAGE, register
 
 __all__ = [
     "BasicEmbedding",
@@ -28,6 +27,8 @@ __all__ = [
     "SquashedEmbedding",
     "layers_for",
 ]
+
+_PACKAGE = "sok_lite.dynamic_embedding"  # of what Keras saves by name
 
 
 def layers_for(package: Any) -> SimpleNamespace:
@@ -44,12 +45,12 @@ def layers_for(package: Any) -> SimpleNamespace:
 
 @functools.cache
 def _layers_of(package: Any) -> SimpleNamespace:
-    register(package, DynamicEmbeddingOptimizer)
+    _read_old_optimizers(package)
     base = layer_class(package)
 
     def made(name: str, part: type, above: type = base) -> Any:
         members = {"__module__": __name__, "package": package}
-        return register_as_layer(PACKAGE, name, part, above, members)
+        return register_as_layer(_PACKAGE, name, part, above, members)
 
     embedding = made("Embedding", parts.EmbeddingPart)
     return SimpleNamespace(
@@ -66,6 +67,18 @@ def _layers_of(package: Any) -> SimpleNamespace:
             package.layers.LayerNormalization,
         ),
     )
+
+
+def _read_old_optimizers(package: Any) -> None:
+    """Has a Keras read optimizers in files of sok_lite before 2026-11-27, as it saved them then."""
+
+    def from_config(made: type, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        plain = package.saving.deserialize_keras_object(config["optimizer"], custom_objects)
+        return DynamicEmbeddingOptimizer(plain, synchronous=config["synchronous"])
+
+    name = "DynamicEmbeddingOptimizer"
+    members = {"get_config": dict, "from_config": classmethod(from_config)}
+    package.saving.register_keras_serializable(_PACKAGE, name)(type(name, (), members))
 
 
 _of_program = layers_for(tf.keras)
