@@ -188,9 +188,11 @@ def _batches(tables: Sequence[TableSpec], lengths: Numbers, first_batch: int) ->
         places.append(next(of_sparse) if is_sparse else at)
     # Splits are one more than rows.
     ones = tf.constant([int(spec.is_ragged) for spec in tables], tf.int64)
-    widths = tf.constant([spec.width or 1 for spec in tables], tf.int64)
+    widths = [spec.width or 1 for spec in tables]
     with tf.device("CPU:0"):
-        return (tf.gather(lengths, places) - ones) // widths
+        sizes = tf.gather(lengths, places) - ones
+        # TensorFlow Lite has no division of int64.
+        return sizes if set(widths) == {1} else sizes // tf.constant(widths, tf.int64)
 
 
 def splits_of_dense(

@@ -29,6 +29,7 @@ from sok_lite.keras.ranks import (
 )
 from sok_lite.keras.steps import count_by_rows
 from sok_lite.keras.table import TablePart
+from sok_lite.keras.together import look_up_together
 
 if TYPE_CHECKING:
     import keras
@@ -80,6 +81,7 @@ guard.tell(check_before_training)
 guard.tell(check_while_training)
 guard.tell(count_by_rows)
 guard.tell(add_over_ranks)
+guard.tell(look_up_together)
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
 
     class Table(TablePart, keras.layers.Layer):

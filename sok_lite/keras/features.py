@@ -37,7 +37,7 @@ class _Taken(NamedTuple):
     """The ids of one feature, as a lookup takes them.
 
     Attributes:
-      ids, weights: ragged or sparse matrices; no weights: None.
+      ids, weights: matrices, ragged or sparse, or flat and dense: an id a row; no weights: None.
       combiner: of the rows of the matrices.
       given_back: makes what the layer gives of (rows of the matrix, dim).
     """
@@ -186,17 +186,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
     is_pooled = feature.combiner is not None and rank > 1
     shape = tf.shape(ids, tf.int64)
     outer, static = (shape[:-1], ids.shape[:-1]) if is_pooled else (shape, ids.shape)
-    flat = tf.reshape(ids, [-1])
-    each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
-    splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
-    matrix = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
-    if weights is not None:
-        weights = matrix.with_values(tf.reshape(weights, [-1]))
-    if feature.mask_value is not None:
-        is_id = matrix.with_values(_is_id(feature, flat))
-        weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
-        matrix = tf.ragged.boolean_mask(matrix, is_id)
-    dim = feature.table.dim
+    flat, dim = tf.reshape(ids, [-1]), feature.table.dim
 
     def given_back(rows: tf.Tensor) -> tf.Tensor:
         known = [-1 if size is None else size for size in static]
@@ -206,6 +196,18 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
         shaped = tf.reshape(rows, tf.concat([outer, [dim]], 0))
         return tf.ensure_shape(shaped, static.concatenate([dim]))
 
+    if feature.mask_value is None and not is_pooled:  # a lookup of such ids needs no row splits
+        weights = None if weights is None else tf.reshape(weights, [-1])
+        return _Taken(_keys(feature, flat), weights, feature.combiner or "sum", given_back)
+    each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
+    splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
+    matrix = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
+    if weights is not None:
+        weights = matrix.with_values(tf.reshape(weights, [-1]))
+    if feature.mask_value is not None:
+        is_id = matrix.with_values(_is_id(feature, flat))
+        weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
+        matrix = tf.ragged.boolean_mask(matrix, is_id)
     keys = matrix.with_values(_keys(feature, matrix.values))
     return _Taken(keys, weights, feature.combiner or "sum", given_back)
 

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.keras.features import COMBINERS, Feature, as_tensor_of_texts, mask_of, rows_of
+from sok_lite.keras.together import note_place, prepared_rows
 
 
 class EmbeddingsPart:
@@ -56,6 +57,11 @@ class EmbeddingsPart:
         # No dict: Keras would look for layers to save and to load in there once more.
         return MappingProxyType({table.name: table for table in self._of.tables})
 
+    def features_of(self) -> Sequence[Feature]:
+        """Returns what it looks up, in the order of its ids."""
+        features: Sequence[Feature] = self._of.features
+        return features
+
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: tables are there."""
         self.built = True
@@ -65,7 +71,9 @@ class EmbeddingsPart:
             inputs = {name: as_tensor_of_texts(ids) for name, ids in inputs.items()}
         elif isinstance(inputs, (list, tuple)):
             inputs = [as_tensor_of_texts(ids) for ids in inputs]
-        return super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
+        rows = super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
+        note_place(self, self._flat("inputs", inputs), not args and not kwargs)
+        return rows
 
     def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of each feature.
@@ -80,9 +88,11 @@ class EmbeddingsPart:
 
     @tf.autograph.experimental.do_not_convert
     def _rows(self, inputs: Any, weights: Any, training: Any) -> Any:
-        given = [] if weights is None else self._flat("weights", weights, may_miss=True)
-        weights = given or [None] * len(self._of.features)
-        rows = rows_of(self._of.features, self._flat("inputs", inputs), weights, training)
+        ids = self._flat("inputs", inputs)
+        rows = prepared_rows(self, ids) if weights is None else None
+        if rows is None:
+            given = [] if weights is None else self._flat("weights", weights, may_miss=True)
+            rows = rows_of(self._of.features, ids, given or [None] * len(ids), training)
         dtype = self.compute_dtype  # type: ignore[attr-defined]
         return self._packed([tf.cast(each, dtype) for each in rows])
 

@@ -27,6 +27,7 @@ from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.keras.features import Feature, as_tensor_of_texts, keys_of_texts, rows_of
 from sok_lite.keras.ranks import parts_of_all
+from sok_lite.keras.together import note_place, prepared_rows
 from sok_lite.keras.weight import TableWeight
 
 _TEXTS = "str"
@@ -190,7 +191,9 @@ class TablePart:
 
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
         _check_names_differ(self.name, (ids,))
-        return super().__call__(as_tensor_of_texts(ids), *args, **kwargs)  # type: ignore[misc]
+        rows = super().__call__(as_tensor_of_texts(ids), *args, **kwargs)  # type: ignore[misc]
+        note_place(self, [ids], not args and not kwargs)
+        return rows
 
     def __bool__(self) -> bool:
         return True  # an empty table is a table
@@ -232,8 +235,13 @@ class TablePart:
 
     @tf.autograph.experimental.do_not_convert
     def _rows(self, ids: Any, training: Any) -> Any:
-        (rows,) = rows_of([Feature(self)], [ids], [None], training)
+        prepared = prepared_rows(self, [ids])
+        (rows,) = prepared or rows_of(self.features_of(), [ids], [None], training)
         return tf.cast(rows, self.compute_dtype)  # type: ignore[attr-defined]
+
+    def features_of(self) -> list[Feature]:
+        """Returns what it looks up, called as a layer."""
+        return [Feature(self)]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of what ids of a shape give."""

@@ -1,0 +1,324 @@
+"""What programs do with Keras, on one rank and on several: against a dense model on one rank.
+
+Each line trains a model whose layers each have a table, on this rank's part of every batch, and a
+model with all rows in dense weights, on whole batches. Both give the same to 1e-5. One line runs
+the models as this file makes them; what else a line is about has tests of its own in tests/keras.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite.keras
+from sok_lite.bridge import job
+
+DIM, NUM_KEYS, FIELDS, BATCH = 3, 30, 4, 8
+RNG = np.random.default_rng(3)
+N = 5 * BATCH
+X = {
+    "user": RNG.integers(0, NUM_KEYS, N),
+    "items": RNG.integers(0, NUM_KEYS, (N, FIELDS)),
+}
+Y = RNG.normal(size=(N, 1)).astype(np.float32)
+ROWS = {name: RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32) for name in X}
+KERNEL = RNG.normal(size=(2 * DIM, 1)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def over(comm, monkeypatch):
+    """Every test runs over each transport, as if the program had chosen it."""
+    monkeypatch.setattr(job, "_communicator", comm)
+
+
+@pytest.fixture(params=["keras", "tf_keras"])
+def keras(request):
+    return pytest.importorskip(request.param)
+
+
+class Kit:
+    """Makes models and data of this rank, and of one rank alone.
+
+    Attributes:
+      keras, sk, comm, folder: what a line uses.
+    """
+
+    def __init__(self, keras, comm, folder):
+        self.keras, self.comm, self.folder = keras, comm, folder
+        self.sk = sok_lite.keras.classes_for(keras)
+
+    def tables(self):
+        """Tables with this rank's part of the rows."""
+        tables = {name: self.sk.Table(f"table_{name}", DIM) for name in X}
+        for name, table in tables.items():
+            self.fill(table, name)
+        return tables
+
+    def fill(self, table, name):
+        own = np.arange(self.comm.rank, NUM_KEYS, self.comm.size)
+        table.assign(own, ROWS[name][own])
+
+    def dense(self):
+        """Layers that have all rows in a weight."""
+        keras = self.keras
+
+        class Rows(keras.layers.Layer):
+            def __init__(self, rows, dtype=None):
+                super().__init__(dtype=dtype)
+                initializer = keras.initializers.Constant(rows)
+                self.rows = self.add_weight(shape=rows.shape, initializer=initializer, name="rows")
+
+            def call(self, ids):
+                one_hot = tf.one_hot(ids, NUM_KEYS, dtype=self.compute_dtype)
+                rows = tf.matmul(one_hot, tf.convert_to_tensor(self.rows))
+                return rows if len(ids.shape) == 1 else tf.reduce_mean(rows, 1)
+
+            def compute_output_shape(self, shape):
+                return (shape[0], DIM)
+
+        return {name: Rows(rows) for name, rows in ROWS.items()}
+
+    def layers(self, tables):
+        """A layer for each table."""
+        embedding = self.sk.Embedding
+        return {"user": embedding(tables["user"]), "items": embedding(tables["items"], "mean")}
+
+    def head(self, rows):
+        kernel = self.keras.initializers.Constant(KERNEL)
+        return self.keras.layers.Dense(1, kernel_initializer=kernel, dtype="float32")(rows)
+
+    def model(self, layers, num_outputs=1, cls=None):
+        keras = self.keras
+        inputs = {
+            "user": keras.Input([], dtype="int64", name="user"),
+            "items": keras.Input([FIELDS], dtype="int64", name="items"),
+        }
+        rows = keras.layers.Concatenate()([layers[name](ids) for name, ids in inputs.items()])
+        outputs = [self.head(rows) for _ in range(num_outputs)]
+        return (cls or keras.Model)(inputs, outputs[0] if num_outputs == 1 else outputs)
+
+    def both(self, num_outputs=1, classes=(None, None), **compiled):
+        """(a model with tables, one with dense rows), compiled alike."""
+        made = [self.layers(self.tables()), self.dense()]
+        models = [
+            self.model(layers, num_outputs, cls) for layers, cls in zip(made, classes, strict=True)
+        ]
+        for model in models:
+            self.compile(model, **compiled)
+        return models
+
+    def compile(self, model, **compiled):
+        if "optimizer" not in compiled:
+            compiled["optimizer"] = self.keras.optimizers.Adagrad(0.1)
+        model.compile(**{"loss": "mse"} | compiled)
+
+    def data(self, is_ours, y=Y):
+        """This rank's part of each batch, or the whole batches."""
+        batches = tf.data.Dataset.from_tensor_slices((X, y)).batch(BATCH)
+        return self.sk.shard(batches) if is_ours else batches
+
+    def fit(self, models, y=Y, callbacks=list, **options):
+        """Trains both, and returns the losses of each."""
+        options = {"epochs": 2, "verbose": 0} | options
+        losses = []
+        for number, model in enumerate(models):
+            over_ranks = [self.sk.AllRanks()] if number == 0 else []
+            more = {"callbacks": [*over_ranks, *callbacks()]}
+            losses.append(model.fit(self.data(number == 0, y), **options, **more).history["loss"])
+        return losses
+
+    def check(self, models, atol=1e-5):
+        """That both predict the same, of what was trained and of what was not."""
+        found, expected = (
+            np.concatenate(tf.nest.flatten(model.predict(X, verbose=0)), 1) for model in models
+        )
+        np.testing.assert_allclose(found, expected, atol=atol)
+        start = np.concatenate([ROWS["user"][X["user"]], ROWS["items"][X["items"]].mean(1)], 1)
+        assert np.abs(found[:, :1] - start @ KERNEL).max() > 0.05, "nothing was trained"
+
+    def path(self, name):
+        return os.path.join(str(self.folder), f"{self.keras.__name__}_{name}")
+
+
+def fit(kit):
+    models = kit.both()
+    np.testing.assert_allclose(*kit.fit(models), rtol=1e-5, atol=1e-5)
+    kit.check(models)
+
+
+def evaluate(kit):
+    models = kit.both(metrics=["mae"])
+    kit.fit(models)
+    ours, theirs = (
+        model.evaluate(
+            kit.data(number == 0),
+            verbose=0,
+            **({"callbacks": [kit.sk.AllRanks()]} if number == 0 else {}),
+        )
+        for number, model in enumerate(models)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    kit.check(models)
+
+
+def predict(kit):
+    models = kit.both()
+    kit.fit(models)
+    kit.check(models)
+    unknown = {name: ids + 1000 for name, ids in X.items()}
+    bias = models[0].layers[-1].get_weights()[1]
+    np.testing.assert_allclose(models[0].predict(unknown, verbose=0), np.tile(bias, (N, 1)))
+
+
+def save_and_load(kit):
+    models = kit.both()
+    kit.fit(models)
+    models[0].save(kit.path("m.keras"))
+    loaded = kit.keras.models.load_model(kit.path("m.keras"))
+    kit.check([loaded, models[1]])
+    kit.fit([loaded, models[1]])
+    kit.check([loaded, models[1]])
+
+
+IN_A_NEW_PROCESS = """
+import sys
+import numpy as np
+import {package} as keras
+import sok_lite.keras
+model = keras.models.load_model(sys.argv[1])
+with np.load(sys.argv[2]) as x:
+    np.save(sys.argv[3], model.predict(dict(x), verbose=0))
+"""
+
+
+def load_in_a_new_process(kit):
+    """Of one rank, whatever ranks have saved."""
+    models = kit.both()
+    kit.fit(models)
+    models[0].save(kit.path("m.keras"))
+    expected = models[1].predict(X, verbose=0)
+    if kit.comm.rank == 0:
+        np.savez(kit.path("x.npz"), **X)
+        files = [kit.path(name) for name in ("m.keras", "x.npz", "y.npy")]
+        code = IN_A_NEW_PROCESS.format(package=kit.keras.__name__)
+        of_job = ("HOROVOD", "OMPI", "PMIX", "PMI")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(of_job)}
+        subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=300, env=env)
+        np.testing.assert_allclose(np.load(files[2]), expected, atol=1e-5)
+    kit.comm.barrier("wait for rank 0")
+
+
+def clone(kit):
+    models = kit.both()
+    kit.fit(models)
+    clones = [kit.keras.models.clone_model(models[0]), kit.model(kit.dense())]
+    for table in [layer.tables for layer in clones[0].layers if hasattr(layer, "tables")]:
+        ((name, made),) = table.items()
+        kit.fill(made, name.removeprefix("table_"))
+    for each in clones:
+        kit.compile(each)
+    kit.fit(clones)
+    kit.check(clones)
+
+
+def early_stopping(kit):
+    models = kit.both()
+
+    def stop():
+        options = {"patience": 1, "min_delta": 100.0, "restore_best_weights": True}
+        return [kit.keras.callbacks.EarlyStopping("loss", **options)]
+
+    losses = kit.fit(models, callbacks=stop, epochs=5)
+    assert list(map(len, losses)) == [2, 2]
+    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-5)
+    kit.check(models)
+
+
+def model_checkpoint(kit):
+    models = kit.both()
+    path = kit.path("best.weights.h5")
+    best = kit.keras.callbacks.ModelCheckpoint(path, "loss", save_weights_only=True)
+    kit.fit(models[:1], callbacks=lambda: [best])
+    kit.fit(models[:1])  # what is taken back
+    models[0].load_weights(path)
+    models[1].fit(kit.data(False), epochs=2, verbose=0)
+    kit.check(models)
+
+
+def mixed_precision(kit):
+    kit.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        models = kit.both()
+    finally:
+        kit.keras.mixed_precision.set_global_policy("float32")
+    kit.fit(models)
+    kit.check(models, atol=0.03)  # of bfloat16, whose sums go over ranks in another order
+
+
+def gradient_accumulation(kit):
+    """Refused by name: Keras would keep a dense gradient of all rows."""
+    if kit.keras.__name__ == "tf_keras":
+        return  # it has none
+    optimizer = kit.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    model = kit.model(kit.layers(kit.tables()))
+    kit.compile(model, optimizer=optimizer)
+    with pytest.raises(NotImplementedError, match="gradient_accumulation_steps"):
+        model.fit(kit.data(True), verbose=0, callbacks=[kit.sk.AllRanks()])
+
+
+def learning_rate_scheduler(kit):
+    models = kit.both()
+
+    def rates():
+        return [kit.keras.callbacks.LearningRateScheduler(lambda epoch: 0.2 / (epoch + 1))]
+
+    np.testing.assert_allclose(*kit.fit(models, callbacks=rates, epochs=3), rtol=1e-5, atol=1e-5)
+    kit.check(models)
+
+
+def own_train_step(kit):
+    class Own(kit.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            variables = self.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return {"loss": loss}
+
+    models = kit.both(classes=(Own, Own))
+    kit.fit(models)
+    kit.check(models)
+
+
+def several_outputs(kit):
+    models = kit.both(num_outputs=2, loss=["mse", "mae"])
+    kit.fit(models, y=(Y, -Y))
+    kit.check(models)
+
+
+def two_models_that_share_a_table(kit):
+    made = [kit.layers(kit.tables()), kit.dense()]
+    first, second = ([kit.model(layers) for layers in made] for _ in range(2))
+    for model in [*first, *second]:
+        kit.compile(model)
+    for models in (first, second, first):
+        kit.fit(models, epochs=1)
+    kit.check(first)
+    kit.check(second)
+
+
+LINES = [
+    *(fit, evaluate, predict, save_and_load, load_in_a_new_process, clone, early_stopping),
+    *(model_checkpoint, mixed_precision, gradient_accumulation, learning_rate_scheduler),
+    *(own_train_step, several_outputs, two_models_that_share_a_table),
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.__name__.replace("_", " "))
+def test_a_model_with_tables_does_as_one_with_dense_rows(comm, once, keras, folder, line):
+    line(Kit(keras, comm, folder))
