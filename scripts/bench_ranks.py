@@ -43,7 +43,7 @@ class Noted(Counter[str]):
 
     def watch(self, comm: Communicator) -> None:
         """Notes from now on what a communicator and the engine of this process do."""
-        from sok_lite.engine import lookup, remote_update
+        from sok_lite.engine import lookup, update
 
         self._watch_collectives(comm)
         for module, name, note in (
@@ -52,12 +52,13 @@ class Noted(Counter[str]):
             (lookup, "dedup", self._note_owned),
         ):
             setattr(module, name, _then(getattr(module, name), note))
-        for module, name in (
+        timed: list[tuple[Any, str]] = [
             (lookup, "forward"),
             (lookup, "backward"),
-            (remote_update.UpdateStep, "commit"),
-        ):
-            setattr(module, name, self._timed(getattr(module, name)))
+            (update.UpdateStep, "commit"),
+        ]
+        for owner, name in timed:
+            setattr(owner, name, self._timed(getattr(owner, name)))
 
     def _watch_collectives(self, comm: Communicator) -> None:
         together = comm._together

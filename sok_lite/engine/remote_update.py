@@ -17,9 +17,8 @@ from sok_lite.engine.update import UpdateStep, make_states, merged
 from sok_lite.engine.update_rows import Update, Updates, summed
 
 
-def step_of(updates: Sequence[Update] | Updates, options: StepOptions) -> Step:
+def step_of(updates: Updates, options: StepOptions) -> Step:
     """Returns one step of all tables by their update rules, wherever their rows are."""
-    updates = Updates.of(updates)
     are_remote = [table.is_remote for table in updates.tables]
     return RemoteStep(updates, options) if True in are_remote else UpdateStep(updates, options)
 

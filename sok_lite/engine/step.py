@@ -71,7 +71,8 @@ class HeldStep(ABC, Generic[Ready]):
     """
 
     def __init__(self, updates: Sequence[Update] | Updates, options: StepOptions) -> None:
-        check_on_nonfinite(options.on_nonfinite)
+        if options.on_nonfinite != "allow":
+            check_on_nonfinite(options.on_nonfinite)
         self._updates, self._options = Updates.of(updates), options
         self._prepared: tuple[object, Ready] | None = None
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Array
 from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
@@ -93,10 +92,43 @@ class UpdateStep(HeldStep["_Steps | None"]):
         if ready is None:
             publish(extra_actions)
             return
+        steps, rounding = ready, self._options.stochastic_rounding
         num_nonfinite = self._options.num_nonfinite
         if num_nonfinite is None:
-            num_nonfinite = ready.resolved.tables[0].backend.xp.zeros(1, np.int64)
-        _take(ready, self._options.stochastic_rounding, num_nonfinite, extra_actions)
+            num_nonfinite = steps.resolved.tables[0].backend.xp.zeros(1, np.int64)
+        touch(steps.resolved)
+        inserts, others = steps.resolved.inserts, steps
+        if True in inserts:
+            others = steps.some([i for i, insert in enumerate(inserts) if not insert])
+        rows_of_others = _of_rows(others, rounding)
+        launches = [*plan_marking(others.resolved), *updating(rows_of_others, num_nonfinite)]
+        left_out = [
+            table._counting(not_updated=count)
+            for table, count in zip(*others.resolved[::4], strict=True)
+            if count
+        ]
+        if True not in inserts:
+            publish([*launches, *left_out], extra_actions)
+            return
+        inserting = steps.some([i for i, insert in enumerate(inserts) if insert])
+        tables, all_keys = inserting.resolved.tables, inserting.resolved.keys
+        backend, sizes = tables[0].backend, [keys.size for keys in all_keys]
+        keys = backend.xp.concatenate(list(all_keys))
+        rows = backend.xp.empty(keys.size, np.uint32)
+        taken = _of_rows(inserting, rounding)._replace(rows=cut(rows, sizes))
+
+        def then(number: int) -> list[Action]:
+            step, backend = taken.of(number), taken.backends[number]
+            return [Launch(backend, step.kernel, step.part(num_nonfinite))]
+
+        requests = [
+            LookupRequest(table, size, unique_keys=True, then=partial(then, i))
+            for i, (table, size) in enumerate(zip(tables, sizes, strict=True))
+        ]
+        lookup = batched(requests)._replace(is_lookup=False)
+        look_up_batch(backend, keys, rows, lookup, [[*launches, *left_out], extra_actions])
+        for table in tables:
+            table._report_refused()
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -133,45 +165,6 @@ def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
     if stochastic_rounding:
         rounding = keys, [table._table_seed for table in tables]
     return RowSteps(backends, stores, steps.states, steps.rules, rows, grads, rounding)
-
-
-def _take(
-    steps: _Steps, stochastic_rounding: bool, num_nonfinite: Array, extra_actions: Sequence[Action]
-) -> None:
-    """Changes the rows of all tables, and inserts the keys that have none where they are taken."""
-    touch(steps.resolved)
-    inserts, others = steps.resolved.inserts, steps
-    if True in inserts:
-        others = steps.some([i for i, insert in enumerate(inserts) if not insert])
-    rows_of_others = _of_rows(others, stochastic_rounding)
-    launches = [*plan_marking(others.resolved), *updating(rows_of_others, num_nonfinite)]
-    left_out = [
-        table._counting(not_updated=count)
-        for table, count in zip(*others.resolved[::4], strict=True)
-        if count
-    ]
-    if True not in inserts:
-        publish([*launches, *left_out], extra_actions)
-        return
-    inserting = steps.some([i for i, insert in enumerate(inserts) if insert])
-    tables, all_keys = inserting.resolved.tables, inserting.resolved.keys
-    backend, sizes = tables[0].backend, [keys.size for keys in all_keys]
-    keys = backend.xp.concatenate(list(all_keys))
-    rows = backend.xp.empty(keys.size, np.uint32)
-    taken = _of_rows(inserting, stochastic_rounding)._replace(rows=cut(rows, sizes))
-
-    def then(number: int) -> list[Action]:
-        step, backend = taken.of(number), taken.backends[number]
-        return [Launch(backend, step.kernel, step.part(num_nonfinite))]
-
-    requests = [
-        LookupRequest(table, size, unique_keys=True, then=partial(then, i))
-        for i, (table, size) in enumerate(zip(tables, sizes, strict=True))
-    ]
-    lookup = batched(requests)._replace(is_lookup=False)
-    look_up_batch(backend, keys, rows, lookup, [[*launches, *left_out], extra_actions])
-    for table in tables:
-        table._report_refused()
 
 
 # ---------------------------------------------------------------- arguments
