@@ -68,6 +68,11 @@ def folder(comm, tmp_path):
     return Path(bytes(comm.broadcast(path)).decode().rstrip())
 
 
+@pytest.fixture
+def once():
+    """Has a test run over one transport: it has no collective of its own."""
+
+
 def pytest_report_header() -> list[str]:
     return [f"{tool}: {comm}" for tool, comm in connect().items()] + [
         f"no {tool}: {reason}" for tool, reason in _missing.items()

@@ -330,11 +330,6 @@ def test_steps_are_compared_without_a_callback_of_ours(comm, once, keras, sk, ca
     assert seen == [0, 1, 2]
 
 
-@pytest.fixture
-def once():
-    """Has a test run over one transport (conftest.py): it has no collective of its own."""
-
-
 def on_labels(batch=BATCH):
     return tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(batch)
 

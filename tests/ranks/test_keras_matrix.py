@@ -39,6 +39,11 @@ def keras(request):
     return pytest.importorskip(request.param)
 
 
+@pytest.fixture
+def kit(comm, once, keras, folder):
+    return Kit(keras, comm, folder)
+
+
 class Kit:
     """Makes models and data of this rank, and of one rank alone.
 
@@ -143,13 +148,13 @@ class Kit:
         return os.path.join(str(self.folder), f"{self.keras.__name__}_{name}")
 
 
-def fit(kit):
+def test_fit(kit):
     models = kit.both()
     np.testing.assert_allclose(*kit.fit(models), rtol=1e-5, atol=1e-5)
     kit.check(models)
 
 
-def evaluate(kit):
+def test_evaluate(kit):
     models = kit.both(metrics=["mae"])
     kit.fit(models)
     ours, theirs = (
@@ -164,7 +169,7 @@ def evaluate(kit):
     kit.check(models)
 
 
-def predict(kit):
+def test_predict(kit):
     models = kit.both()
     kit.fit(models)
     kit.check(models)
@@ -173,7 +178,7 @@ def predict(kit):
     np.testing.assert_allclose(models[0].predict(unknown, verbose=0), np.tile(bias, (N, 1)))
 
 
-def save_and_load(kit):
+def test_a_loaded_model_trains_on(kit):
     models = kit.both()
     kit.fit(models)
     models[0].save(kit.path("m.keras"))
@@ -194,7 +199,7 @@ with np.load(sys.argv[2]) as x:
 """
 
 
-def load_in_a_new_process(kit):
+def test_a_new_process_loads(kit):
     """Of one rank, whatever ranks have saved."""
     models = kit.both()
     kit.fit(models)
@@ -211,7 +216,7 @@ def load_in_a_new_process(kit):
     kit.comm.barrier("wait for rank 0")
 
 
-def clone(kit):
+def test_a_clone(kit):
     models = kit.both()
     kit.fit(models)
     clones = [kit.keras.models.clone_model(models[0]), kit.model(kit.dense())]
@@ -224,7 +229,7 @@ def clone(kit):
     kit.check(clones)
 
 
-def early_stopping(kit):
+def test_early_stopping(kit):
     models = kit.both()
 
     def stop():
@@ -237,7 +242,7 @@ def early_stopping(kit):
     kit.check(models)
 
 
-def model_checkpoint(kit):
+def test_model_checkpoint(kit):
     models = kit.both()
     path = kit.path("best.weights.h5")
     best = kit.keras.callbacks.ModelCheckpoint(path, "loss", save_weights_only=True)
@@ -248,7 +253,7 @@ def model_checkpoint(kit):
     kit.check(models)
 
 
-def mixed_precision(kit):
+def test_mixed_precision(kit):
     kit.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
         models = kit.both()
@@ -258,7 +263,7 @@ def mixed_precision(kit):
     kit.check(models, atol=0.03)  # of bfloat16, whose sums go over ranks in another order
 
 
-def gradient_accumulation(kit):
+def test_gradient_accumulation_is_refused(kit):
     """Refused by name: Keras would keep a dense gradient of all rows."""
     if kit.keras.__name__ == "tf_keras":
         return  # it has none
@@ -269,7 +274,7 @@ def gradient_accumulation(kit):
         model.fit(kit.data(True), verbose=0, callbacks=[kit.sk.AllRanks()])
 
 
-def learning_rate_scheduler(kit):
+def test_learning_rate_scheduler(kit):
     models = kit.both()
 
     def rates():
@@ -279,7 +284,7 @@ def learning_rate_scheduler(kit):
     kit.check(models)
 
 
-def own_train_step(kit):
+def test_a_train_step_of_a_programs_own(kit):
     class Own(kit.keras.Model):
         def train_step(self, data):
             x, y = data
@@ -295,13 +300,13 @@ def own_train_step(kit):
     kit.check(models)
 
 
-def several_outputs(kit):
+def test_several_outputs(kit):
     models = kit.both(num_outputs=2, loss=["mse", "mae"])
     kit.fit(models, y=(Y, -Y))
     kit.check(models)
 
 
-def two_models_that_share_a_table(kit):
+def test_two_models_that_share_a_table(kit):
     made = [kit.layers(kit.tables()), kit.dense()]
     first, second = ([kit.model(layers) for layers in made] for _ in range(2))
     for model in [*first, *second]:
@@ -310,15 +315,3 @@ def two_models_that_share_a_table(kit):
         kit.fit(models, epochs=1)
     kit.check(first)
     kit.check(second)
-
-
-LINES = [
-    *(fit, evaluate, predict, save_and_load, load_in_a_new_process, clone, early_stopping),
-    *(model_checkpoint, mixed_precision, gradient_accumulation, learning_rate_scheduler),
-    *(own_train_step, several_outputs, two_models_that_share_a_table),
-]
-
-
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.__name__.replace("_", " "))
-def test_a_model_with_tables_does_as_one_with_dense_rows(comm, once, keras, folder, line):
-    line(Kit(keras, comm, folder))
