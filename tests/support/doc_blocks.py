@@ -35,14 +35,14 @@ def blocks_of(text):
     for match in FENCE.finditer(text):
         info, body = match.groups()
         line = text.count("\n", 0, match.start()) + 2
-        ranks = re.fullmatch(r"python(?: ranks=([1-9]))?", info)
+        ranks = re.fullmatch(r'python(?: ranks="?([1-9])"?)?', info)
         if ranks:
             found.append(Block(line, int(ranks.group(1) or 0), body, None))
         elif info == "text output":
             assert found and found[-1].output is None, f"line {line}: output of which block?"
             found[-1] = found[-1]._replace(output=body)
         else:
-            assert info in ("", "bash", "cpp", "text"), f"line {line}: unknown fence {info!r}"
+            assert info in ("", "bash", "cpp", "text", "yaml"), f"line {line}: unknown fence {info!r}"
     return found
 
 
