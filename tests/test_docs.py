@@ -1,7 +1,7 @@
 """The documentation is true: its Python blocks run, and what it links to or names exists.
 
 A block that starts with ```python runs with TensorFlow; all such blocks of a file run in order, in
-one process. One that starts with ```python ranks="2" is a program of its own and runs under
+one process. One that starts with ```python ranks=2 is a program of its own and runs under
 horovodrun on that many ranks. A block ```text output holds what the Python block above it prints.
 """
 
@@ -157,5 +157,5 @@ def test_a_fence_of_an_unknown_kind_is_refused():
 
 
 def test_output_belongs_to_the_block_above():
-    text = '```python\na\n```\ntext\n```text output\nb\n```\n```python ranks="2"\nc\n```\n'
+    text = "```python\na\n```\ntext\n```text output\nb\n```\n```python ranks=2\nc\n```\n"
     assert blocks_of(text) == [Block(2, 0, "a\n", "b\n"), Block(9, 2, "c\n", None)]

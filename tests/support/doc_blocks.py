@@ -35,7 +35,7 @@ def blocks_of(text):
     for match in FENCE.finditer(text):
         info, body = match.groups()
         line = text.count("\n", 0, match.start()) + 2
-        ranks = re.fullmatch(r'python(?: ranks="([1-9])")?', info)
+        ranks = re.fullmatch(r"python(?: ranks=([1-9]))?", info)
         if ranks:
             found.append(Block(line, int(ranks.group(1) or 0), body, None))
         elif info == "text output":
