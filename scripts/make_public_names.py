@@ -43,7 +43,7 @@ def names_of(module: str) -> list[str]:
             lines += [
                 line
                 for method, of_class in methods_of(value)
-                for line in _item("  ", f".{method}", of_class, is_method=True)
+                for line in _item("    ", f".{method}", of_class, is_method=True)
             ]
     return lines
 
