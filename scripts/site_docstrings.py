@@ -1,7 +1,7 @@
 """What griffe, which reads the docstrings for the site, must be told. mkdocs.yml names this file.
 
-The layers of Keras are made while a program runs. For whoever reads the sources there are classes in
-their place, whose docstrings say "See `TablePart`.": on the site they have the docstring of that
+The layers of Keras are made while a program runs. For whoever reads the sources there are classes
+in their place, whose docstrings say "See `TablePart`.": on the site they have the docstring of that
 base.
 """
 
@@ -11,6 +11,16 @@ from typing import Any
 import griffe
 
 _SEE = re.compile(r"See `(\w+)`\.")
+
+
+class WithoutAny(griffe.Extension):
+    """Leaves out the types of arguments that say nothing."""
+
+    def on_function(self, *, func: Any, **_: Any) -> None:
+        """Changes the arguments of a function. Griffe calls it when all have been read."""
+        for parameter in func.parameters:
+            if str(parameter.annotation) == "Any":
+                parameter.annotation = None
 
 
 class DocstringOfBase(griffe.Extension):
