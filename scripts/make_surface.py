@@ -120,7 +120,8 @@ def view(entries: list[Entry], name: str) -> str:
 
 def _item(text: str) -> list[str]:
     """Returns the lines of an item of a list."""
-    words, lines = _WORDS.findall(text), []
+    words: list[str] = _WORDS.findall(text)
+    lines: list[str] = []
     while words:
         start = "  " if lines else "* "
         lines.append(start + (_taken(words, _LINE - len(start)) or words.pop(0)))
