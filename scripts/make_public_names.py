@@ -25,8 +25,9 @@ MADE = re.compile(
 
 # What other modules of sok_lite ask of its classes, and no program does.
 INTERNAL = {
-    *("free_with_its_variable", "gradient_source", "has_texts", "is_trained_by", "key_dtype_name"),
-    *("listed", "owner_rank", "spec_shape", "static_keys", "static_rows", "table", "take"),
+    *("after_step", "features_of", "free_with_its_variable", "gradient_source", "has_texts"),
+    *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "spec_shape", "static_keys"),
+    *("static_rows", "table", "take", "trained_as"),
 }
 
 
@@ -43,7 +44,7 @@ def names_of(module: str) -> list[str]:
             lines += [
                 line
                 for method, of_class in methods_of(value)
-                for line in _item("  ", f".{method}", of_class, is_method=True)
+                for line in _item("    ", f".{method}", of_class, is_method=True)
             ]
     return lines
 

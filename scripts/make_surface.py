@@ -1,8 +1,10 @@
-"""Makes the tables of compatibility.md and migrating_from_sok.md in docs from docs/surface/*.toml.
+"""Makes the lists and tables of pages about SOK, TFRA and TFPlus from docs/surface/*.toml.
 
 A page has a line `<!-- made by scripts/make_surface.py from surface/tfra.toml: methods -->` where
 the table of that section belongs, and `<!-- end -->` below; `counts` is how many names there are of
-each verdict. With --check nothing is written, and the exit code is 1 where a page is out of date.
+each verdict. These tables name the tests, and are in docs/internals. Lists for who comes from a
+system have one of VIEWS in the place of the section. With --check nothing is written, and the exit
+code is 1 where a page is out of date.
 
 An entry of a section is of a name, of several (`names`), or of a behavior in a few words:
   same, better, differs, refused, no_effect, ours
@@ -13,7 +15,7 @@ An entry of a section is of a name, of several (`names`), or of a behavior in a 
   tests          those that show it, below tests/<the package>/ or, with a folder, below tests/
   there, here    in place of a verdict: what the other system gets wrong, and what this one does
 A section, or an entry, says what its names are of, if not of the package: `names_of`,
-`arguments_of`, or `keywords_of` for what a function takes as **kwargs.
+`arguments_of`, or `keywords_of` for what a function takes as **kwargs. A section has a `heading`.
 """
 
 import importlib
@@ -27,13 +29,26 @@ from made_pages import main_of
 # Python 3.10 has no tomllib; pytest brings the same module along for it.
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = [DOCS / "compatibility.md", DOCS / "migrating_from_sok.md"]
+PAGES = [
+    DOCS / "internals" / "compatibility-evidence.md",
+    DOCS / "internals" / "sok-evidence.md",
+    DOCS / "compatibility.md",
+    DOCS / "migrating_from_sok.md",
+]
 MADE = re.compile(
-    r"(<!-- made by scripts/make_surface\.py from surface/(\w+)\.toml: (\w+) -->\n)"
+    r"(<!-- made by scripts/make_surface\.py from surface/(\w+)\.toml: ([\w ]+) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )
 VERDICTS = ("same", "better", "differs", "refused", "no_effect", "ours")
+# What a reader looks for, with the verdicts of it.
+WORKS = "what works"
+VIEWS = {
+    WORKS: ("same", "better"),
+    "what differs": ("differs", "no_effect"),
+    "what is missing": ("refused",),
+    "what is added": ("ours",),
+}
 _LINE = 120
 # Characters of the first column: an entry takes those that give it the fewest lines.
 _WIDTHS = (40, 52, 64, 76)
@@ -79,8 +94,42 @@ def counts(entries: list[Entry]) -> str:
     return f"{sum(found.values())} names and behaviors: {', '.join(parts)}."
 
 
+def view(entries: list[Entry], name: str) -> str:
+    """Returns the list of a view, by section: names of what works, else what it does here."""
+    of_sections: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.verdict in VIEWS[name]:
+            of_sections.setdefault(entry.fields["heading"], []).append(entry)
+    lines = []
+    for heading, chosen in of_sections.items():
+        lines += ["", f"{heading}:", ""]
+        names = [each for entry in chosen for each in entry.names]
+        if name == WORKS and names:
+            lines += _item(", ".join(f"`{each}`" for each in names))
+            chosen = [entry for entry in chosen if not entry.names]
+        for entry in chosen:
+            text = entry.fields[entry.verdict]
+            facts = [text] if isinstance(text, str) else text
+            said = ["no effect"] if entry.verdict == "no_effect" else []
+            # What a table says of a behavior goes on as a sentence.
+            is_sentence = entry.section == "behavior" and entry.verdict != "refused"
+            title = f"**{entry.title}**" if is_sentence else f"{entry.title}:"
+            lines += _item(f"{title} {'; '.join([*said, *facts])}")
+    return "\n".join(lines[1:])
+
+
+def _item(text: str) -> list[str]:
+    """Returns the lines of an item of a list."""
+    words: list[str] = _WORDS.findall(text)
+    lines: list[str] = []
+    while words:
+        start = "  " if lines else "* "
+        lines.append(start + (_taken(words, _LINE - len(start)) or words.pop(0)))
+    return lines
+
+
 def table(entries: list[Entry]) -> str:
-    """Returns the table of a section."""
+    """Returns the table of a section, for a page of docs/internals."""
     heads = ["row", "there"] if "there" in entries[0].fields else ["name", "verdict"]
     lines = [f"| {' | '.join(heads)} | what it does here | shown by |", "|---|---|---|---|"]
     for entry in entries:
@@ -94,7 +143,8 @@ def _lines(entry: Entry, width: int) -> list[str]:
     second = entry.fields.get("there") or entry.verdict.replace("_", " ")
     text = entry.fields[entry.verdict or "here"]
     words = _WORDS.findall(entry.title)
-    facts = [_WORDS.findall(fact) for fact in ([text] if isinstance(text, str) else text)]
+    listed = [_from_internals(fact) for fact in ([text] if isinstance(text, str) else text)]
+    facts = [_WORDS.findall(fact) for fact in listed]
     files = list(dict.fromkeys(f"`{test.split('::')[0]}`" for test in entry.fields["tests"]))
     lines = []
     while words or facts or files:
@@ -107,6 +157,11 @@ def _lines(entry: Entry, width: int) -> list[str]:
         lines.append("".join(f"| {cell} " if cell else "| " for cell in cells) + "|")
         second = ""
     return lines
+
+
+def _from_internals(text: str) -> str:
+    """Returns a text whose links are those of a page in docs as a page in docs/internals has it."""
+    return re.sub(r"\]\((?!\w+:)", "](../", text)
 
 
 def _taken(words: list[str], width: int) -> str:
@@ -123,15 +178,19 @@ def page_with_tables(page: str) -> str:
     def made(match: re.Match[str]) -> str:
         begin, system, section, end = match.groups()
         entries = entries_of(system)
-        of_section = [entry for entry in entries if entry.section == section]
-        text = counts(entries) if section == "counts" else table(of_section)
+        if section == "counts":
+            text = counts(entries)
+        elif section in VIEWS:
+            text = view(entries, section)
+        else:
+            text = table([entry for entry in entries if entry.section == section])
         return f"{begin}\n{text}\n\n{end}"
 
     return MADE.sub(made, page)
 
 
 def main() -> int:
-    return main_of(PAGES, page_with_tables, "Writes the tables of the pages.")
+    return main_of(PAGES, page_with_tables, "Writes the lists and tables of the pages.")
 
 
 if __name__ == "__main__":

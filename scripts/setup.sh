@@ -187,7 +187,10 @@ if [ -n "$release" ]; then
   [ "$name" = x86_64 ] && name=tensorflow-cpu || name=tensorflow
   wanted_release=("$name==$release.*")
 fi
-pip_install --editable ".[$extra,test]" ${wanted_release[@]+"${wanted_release[@]}"}
+extras="$extra,test"
+# The whole check builds the site, in the main environment.
+[ -n "$gpu$release" ] || extras="$extras,docs"
+pip_install --editable ".[$extras]" ${wanted_release[@]+"${wanted_release[@]}"}
 # It is released in step with TensorFlow, and its metadata would pull the full `tensorflow` in.
 installed="$("$venv/bin/python" - <<'PY'
 from importlib.metadata import PackageNotFoundError, version

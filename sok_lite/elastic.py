@@ -146,7 +146,8 @@ class TableState(ObjectState):
         """Commits, and lets ranks in that have come. Every rank must call it, at the same step.
 
         Raises:
-          As of `save`. HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
+          OSError, MemoryError, ValueError: as of `save`.
+          HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
         """
         self.save()
         with _always_synced():
@@ -156,7 +157,7 @@ class TableState(ObjectState):
         """Lets ranks in that have come; commits before. Every rank must call it, at the same step.
 
         Raises:
-          As of `commit`.
+          OSError, MemoryError, ValueError, HostsUpdatedInterrupt: as of `commit`.
         """
         with _failures_of_ranks(), _always_synced():
             try:

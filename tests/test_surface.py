@@ -25,7 +25,7 @@ make_surface = load_script("make_surface")
 PACKAGES = {"sok": ("", "sok"), "tfra": ("dynamic_embedding",) * 2, "tfplus": ("kv_variable",) * 2}
 ENTRIES = [(system, entry) for system in PACKAGES for entry in make_surface.entries_of(system)]
 FIELDS = {"names", "default", "takes", "property", "behind", "tests"}
-OWNERS = {"names_of", "arguments_of", "keywords_of"}
+OWNERS = {"heading", "names_of", "arguments_of", "keywords_of"}
 # What other modules of a package ask of a variable, and no program does.
 INTERNAL = {
     *("Variable.is_differentiable", "Variable.is_pooled", "Variable.keys_of", "Variable.shards_of"),
@@ -103,7 +103,15 @@ def test_the_pages_have_every_table_as_it_is_made():
         assert make_surface.page_with_tables(text) == text, "run: python scripts/make_surface.py"
         shown += [match.group(2, 3) for match in make_surface.MADE.finditer(text)]
     sections = {(system, entry.section) for system, entry in ENTRIES}
-    assert sorted(shown) == sorted(sections | {(system, "counts") for system in PACKAGES})
+    lists = {(system, name) for system in PACKAGES for name in ("counts", *make_surface.VIEWS)}
+    assert sorted(shown) == sorted(sections | lists)
+
+
+def test_every_verdict_is_in_one_list_for_readers():
+    verdicts = [verdict for view in make_surface.VIEWS.values() for verdict in view]
+    assert sorted(verdicts) == sorted(make_surface.VERDICTS)
+    for system, entry in ENTRIES:
+        assert "heading" in entry.fields or not entry.verdict, f"{entry.section} of {system}"
 
 
 def test_an_old_page_is_named_and_written(tmp_path, monkeypatch, capsys):

@@ -53,7 +53,7 @@ class TablePart:
       dim: elements of a row.
       initializer: initial value of a row: a number, or an initializer of Keras or its name; None:
         Keras' "uniform", as of its Embedding. GlorotUniform and others that count with the shape of
-        a weight have none here, and are refused.
+        a weight take a row for a vector: fan_in = fan_out = dim.
       key_type: "int64", "int32" or "uint64"; or str: texts, whose key is `tf.fingerprint`
         (Fingerprint64 of FarmHash), 64 bits that are the same everywhere.
       var_type: "hbm": it grows without bound. "hybrid": up to `max_capacity` keys, then others go.

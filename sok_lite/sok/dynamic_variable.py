@@ -67,7 +67,7 @@ class DynamicVariable(WithStaticRows):
         function of keys (n,), NumPy or CuPy arrays of the key type, and the number of ranks, that
         returns n ranks, the same everywhere; a checkpoint may be loaded by another one),
         `gradient_dtype` (in which gradients travel between ranks: tf.float32, the default, or
-        tf.bfloat16, half the bytes; the same on all ranks; see chapter 4 of the guide),
+        tf.bfloat16, half the bytes; the same on all ranks; see docs/concepts/ranks.md),
         `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
         initializer is to count with, since a table has none; left out: a row counts as a vector
         does in Keras, (dimension, dimension)), and the options of a "hybrid" table: see

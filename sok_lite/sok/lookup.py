@@ -58,10 +58,8 @@ def lookup_sparse(
     Every rank must call it, with the same tables in the same order; batches may differ in size.
     Keys that no rank has seen are inserted. In a graph the whole call is one host call forward, two
     where it has static variables, and one backward. In a TF1 graph nothing orders two such calls,
-    and ranks raise that run them in different orders: make one per step, or order them, and their
-    gradients, by control dependencies as docs/guide.md shows. They get none by themselves, for a
-    call that another waits for runs wherever that one does: whoever fetches the second alone would
-    have to feed the first.
+    so rank 0 says whose turn it is: build the same graphs in the same order on all ranks and fetch
+    the same, or make one call per step, which is faster. docs/howto/tf1-graphs.md has more.
 
     Args:
       params: a DynamicVariable, a static `sok.Variable`, or a list of both; one may come several

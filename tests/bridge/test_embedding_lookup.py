@@ -234,7 +234,7 @@ def test_what_tensorflow_makes_for_the_other_branch_fits_no_other_types(options,
 
     with pytest.raises(TypeError, match=f"(?s){text}"):
         gradient(tf.constant(True), False)
-    # As the guide says.
+    # As docs/concepts/lookups-and-gradients.md says.
     for flag, value in ((True, 1.0), (False, 0.0)):
         np.testing.assert_array_equal(gradient(tf.constant(flag), True).values, [[value, value]])
 

@@ -54,7 +54,7 @@ def _write(table: tf.Variable, name: str, keys: np.ndarray, numbers: np.ndarray)
 
 
 def _new_keys(table: str, numbers: np.ndarray, rank: int, steps: int) -> np.ndarray:
-    """Returns keys that this rank owns, by the rule of the table as the guide tells it.
+    """Returns keys that this rank owns, by the rule of docs/concepts/ranks.md.
 
     Of a table whose rule is a hash only lookups know: it gets none here.
     """

@@ -42,7 +42,8 @@ def blocks_of(text):
             assert found and found[-1].output is None, f"line {line}: output of which block?"
             found[-1] = found[-1]._replace(output=body)
         else:
-            assert info in ("", "bash", "cpp", "text"), f"line {line}: unknown fence {info!r}"
+            known = ("", "bash", "cpp", "text", "yaml")
+            assert info in known, f"line {line}: unknown fence {info!r}"
     return found
 
 

@@ -14,9 +14,9 @@ class SparseGroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
     variables have in either case.
 
     Args:
-      learning_rate, learning_rate_power, initial_accumulator_value, l1_regularization_strength,
-        l2_regularization_strength, use_locking, name, accum_name, linear_name,
-        l2_shrinkage_regularization_strength: of `tf.compat.v1.train.FtrlOptimizer`.
+      learning_rate, learning_rate_power, initial_accumulator_value: of FtrlOptimizer.
+      l1_regularization_strength, l2_regularization_strength, use_locking, name: of FtrlOptimizer.
+      accum_name, linear_name, l2_shrinkage_regularization_strength: of FtrlOptimizer.
       l21_regularization_strength: of the norm of a row, times the root of its dimension: sets whole
         rows to 0.
 

@@ -1,0 +1,36 @@
+"""What griffe, which reads the docstrings for the site, must be told. mkdocs.yml names this file.
+
+The layers of Keras are made while a program runs. For whoever reads the sources there are classes
+in their place, whose docstrings say "See `TablePart`.": on the site they have the docstring of that
+base.
+"""
+
+import re
+from typing import Any
+
+import griffe
+
+_SEE = re.compile(r"See `(\w+)`\.")
+
+
+class WithoutAny(griffe.Extension):
+    """Leaves out the types of arguments that say nothing."""
+
+    def on_function(self, *, func: Any, **_: Any) -> None:
+        """Changes the arguments of a function. Griffe calls it when all have been read."""
+        for parameter in func.parameters:
+            if str(parameter.annotation) == "Any":
+                parameter.annotation = None
+
+
+class DocstringOfBase(griffe.Extension):
+    """Gives a class whose docstring only names one of its bases the docstring of that base."""
+
+    def on_class(self, *, cls: Any, **_: Any) -> None:
+        """Changes the docstring of a class. Griffe calls it when all classes have been read."""
+        named = cls.docstring and _SEE.fullmatch(cls.docstring.value.strip())
+        if not named:
+            return
+        for base in cls.mro():
+            if base.name == named[1] and base.docstring:
+                cls.docstring.value = base.docstring.value
