@@ -534,11 +534,6 @@ def test_the_step_of_a_lookup_and_its_gradient(initialised, mode):
     [
         (lambda: k3.SGD(use_ema=True), NotImplementedError, "use_ema=True"),
         (lambda: new.SGD(use_ema=True), NotImplementedError, "use_ema=True"),
-        (
-            lambda: k3.SGD(gradient_accumulation_steps=2),
-            NotImplementedError,
-            "gradient_accumulation_steps=2",
-        ),
         (lambda: k3.Lamb(), NotImplementedError, "Lamb of Keras 3 .*: its step needs the norms of"),
         (
             lambda: k3.Adafactor(),

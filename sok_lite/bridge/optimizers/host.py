@@ -1,7 +1,7 @@
 """The host half of an optimizer's step, and how gradients get there: all variables together."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
@@ -23,6 +24,7 @@ from sok_lite.bridge.joined import (
     rows_of,
     shapes_of,
 )
+from sok_lite.bridge.optimizers.accumulation import KeptGradient
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
@@ -144,15 +146,59 @@ class StepHost:
         self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
 
-    def step(self, numbers: Sequence[float], number: int, tensors: Sequence[Any]) -> Step:
+    def step(
+        self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1
+    ) -> Step:
         """Returns a step that is yet to be taken.
 
         Args:
           numbers: learning rate, then hyper-parameters.
           number: 1 for the first.
           tensors: what `joined_gradients` gave.
+          batches: of how many it is, whose other gradients were kept.
         """
         raise NotImplementedError
+
+    def keep(self, tensors: Sequence[Any]) -> None:
+        """Keeps gradients for a later step.
+
+        Args:
+          tensors: what `joined_gradients` gave.
+        """
+        owner, xp = self._owner(), self._backend.xp
+        facts = (self._variables, self._decays, *self._gradients(tensors), self._of_gradients)
+        kept = [
+            KeptGradient(variable, decays, xp.array(keys), xp.array(grads), of_gradient)
+            for variable, decays, keys, grads, of_gradient in zip(*facts, strict=True)
+        ]
+        if owner is not None:
+            owner.kept.gradients = [*owner.kept.gradients, *kept]
+
+    def dropping(self) -> list[Action]:
+        """Prepares to forget what was kept, when its step is taken."""
+        owner = self._owner()
+        return [] if owner is None else owner.kept.dropping()
+
+    def _mean(
+        self, updates: Updates, batches: int, rule: Callable[[bool], UpdateRule | None]
+    ) -> tuple[Updates, list[bool]]:
+        """Returns updates by the mean of their gradients and of those kept, and which decay.
+
+        Args:
+          rule: takes whether weight decay acts on a table.
+        """
+        owner = self._owner()
+        all_kept: list[KeptGradient] = [] if owner is None else owner.kept.gradients
+        kept = [each for each in all_kept if each.variable() is not None]
+        share = np.float32(1 / batches)
+        return Updates(
+            [*updates.tables, *live_tables([each.variable for each in kept])],
+            [*updates.rules, *(rule(each.decays) for each in kept)],
+            [*updates.keys, *(each.keys for each in kept)],
+            [grads * share for grads in (*updates.grads, *(each.grads for each in kept))],
+            [*updates.optimizers, *updates.optimizers[:1] * len(kept)],
+            [*updates.of_gradients, *(each.of_gradient for each in kept)],
+        ), [*self._decays, *(each.decays for each in kept)]
 
     def _options(self, learning_rate: float, number: int) -> StepOptions:
         """Returns what a step is told beside its gradients."""
@@ -198,10 +244,16 @@ class RuleHost(StepHost):
         # Of the last step: most steps have the same numbers.
         self._last: tuple[list[float], list[UpdateRule]] = [], []
 
-    def step(self, numbers: Sequence[float], number: int, tensors: Sequence[Any]) -> Step:
+    def step(
+        self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1
+    ) -> Step:
         """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
         updates = self._updates(self._rules(values), tensors)
+        if batches > 1:
+            rule = self._rule(**dict(zip(self._names, values, strict=True)))
+            undecayed = replace(rule, weight_decay=0.0)
+            updates, _ = self._mean(updates, batches, lambda decays: rule if decays else undecayed)
         return step_of(updates, self._options(learning_rate, number))
 
     def _rules(self, values: list[float]) -> list[UpdateRule]:

@@ -268,17 +268,19 @@ class OwnStepHost(StepHost):
         super().__init__(settings, *arguments)
         self._steps = own_steps(settings)
 
-    def step(self, numbers: Sequence[float], number: int, tensors: Sequence[Any]) -> Step:
+    def step(
+        self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1
+    ) -> Step:
         """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
         now = Now(number, learning_rate, dict(zip(self._names, values, strict=True)))
-        updates = self._updates([None] * len(self._decays), tensors)
+        updates, all_decay = self._updates([None] * len(self._decays), tensors), self._decays
+        if batches > 1:
+            updates, all_decay = self._mean(updates, batches, lambda decays: None)
         optimizer, tables = updates.optimizers[0], updates.tables
         self._steps.know(optimizer, now, tables)
         undecayed = {
-            id(table): table
-            for table, decays in zip(tables, self._decays, strict=True)
-            if not decays
+            id(table): table for table, decays in zip(tables, all_decay, strict=True) if not decays
         }
         function = partial(self._steps.step, optimizer, now, list(undecayed.values()))
         options = self._options(learning_rate, number)

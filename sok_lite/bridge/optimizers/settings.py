@@ -127,7 +127,6 @@ _OF_ANY_CLASS = {"__init__", "get_config", "_abc_impl"}
 
 _UNSUPPORTED = {
     "use_ema": "average the rows that you export",
-    "gradient_accumulation_steps": "use larger batches, or apply the gradients of each batch",
     "gradient_transformers": "transform the gradients before apply_gradients",
 }
 

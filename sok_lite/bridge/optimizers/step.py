@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok_lite.backend.publish import setting
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
+from sok_lite.bridge.optimizers.accumulation import KeptGradients
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.optimizers.host import (
     NonFiniteRows,
@@ -38,6 +39,7 @@ class RowOptimizer(tf.Module):
       on_nonfinite: "allow" or "error".
       stochastic_rounding: whether rows of 16 bits are rounded at random.
       nonfinite: counts gradient rows with a NaN or an infinity.
+      kept: gradients that wait for the last batch of their step.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RowOptimizer(tf.Module):
         self.on_nonfinite = on_nonfinite
         self.stochastic_rounding = stochastic_rounding
         self.nonfinite = NonFiniteRows()
+        self.kept = KeptGradients()
         self.iterations: Any = None
         if first_step is not None:
             self.iterations = tf.Variable(
@@ -104,6 +107,7 @@ class RowOptimizer(tf.Module):
         optimizer: Any = None,
         count: Any = None,
         go: Any = None,
+        batches: int = 1,
         counts_skipped: bool = False,
         also: Callable[[], list[Any]] = list,
         name: str | None = None,
@@ -121,6 +125,7 @@ class RowOptimizer(tf.Module):
             object's alone.
           go: scalar tensor of booleans, whether rows are to move; None: they are. The dense step is
             done in either case.
+          batches: of how many calls rows move by the mean of their gradients.
           counts_skipped: whether a step without rows counts.
           also: called when the step is counted; gives what else a graph then has to run.
           name: of the operation of a TF1 graph.
@@ -139,7 +144,7 @@ class RowOptimizer(tf.Module):
                 checks = [] if tf.executing_eagerly() else dense_checks(dense)
                 with tf.control_dependencies(checks):
                     update, done = self._update(
-                        pairs, *settings(so_far), step, optimizer, dense_step, go
+                        pairs, *settings(so_far), step, optimizer, dense_step, go, batches
                     )
             elif dense_step is not None:
                 done = dense_step()
@@ -162,6 +167,7 @@ class RowOptimizer(tf.Module):
         optimizer: Any = None,
         dense_step: Callable[[], Any] | None = None,
         go: Any = None,
+        batches: int = 1,
     ) -> tuple[Any, Any]:
         """Updates the rows of all pairs in one host call, and the dense variables.
 
@@ -172,7 +178,7 @@ class RowOptimizer(tf.Module):
         Args:
           optimizer: whose states the rows have.
           dense_step: updates the dense variables.
-          go: see `_step`.
+          go, batches: see `_step`.
 
         Returns:
           The operation in a graph, and what `dense_step` returns.
@@ -188,15 +194,18 @@ class RowOptimizer(tf.Module):
         inputs = joined_gradients(gradients, backend)
         if tf.executing_eagerly():
             if go is not None and not bool(go):
+                if batches > 1:
+                    on_device(backend, host.keep, inputs)
                 return None, None if dense_step is None else dense_step()
             number, plain = int(step), [float(each) for each in numbers]
 
             def take() -> Any:
-                rows_step, done = host.step(plain, number, inputs), None
+                rows_step, done = host.step(plain, number, inputs, batches), None
                 if dense_step is not None:
                     rows_step.prepare()
                     done = dense_step()
-                rows_step.commit(setting(self._taken, step=number))
+                actions = setting(self._taken, step=number)
+                rows_step.commit(actions + self.kept.dropping() if batches > 1 else actions)
                 return done
 
             return None, on_device(backend, take)
@@ -206,10 +215,14 @@ class RowOptimizer(tf.Module):
         rows_move = [] if go is None else [tf.cast(go, tf.int64)]
 
         def run(step: tf.Tensor, values: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-            if rows_move and not int(tensors[-1]):
-                return ()
             given = tensors[: len(inputs)]
-            host.step(np.asarray(values).tolist(), np.asarray(step).item(), given).commit()
+            if rows_move and not int(tensors[-1]):
+                if batches > 1:
+                    host.keep(given)
+                return ()
+            plain = np.asarray(values).tolist()
+            rows_step = host.step(plain, np.asarray(step).item(), given, batches)
+            rows_step.commit(host.dropping() if batches > 1 else ())
             return ()
 
         update = host_call(run, [step, stacked, *inputs, *rows_move], [], backend, what)

@@ -11,6 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.optimizers.accumulation import (
+    check_accumulates,
+    count_batch,
+    is_last,
+    num_batches,
+)
 from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.family import OwnStep, Settings
 from sok_lite.bridge.optimizers.gradients import changed
@@ -101,9 +107,14 @@ class WrappedOptimizer(RowOptimizer):
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
+        batches = num_batches(self._inner)
+        if batches > 1:
+            check_accumulates(self.optimizer, self._family)
         loss_scale = loss_scale_of(self.optimizer, self._family, dense)
         self._refuse_remote(pairs, loss_scale)
         pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
+        if batches > 1:
+            go = is_last(self._inner)
 
         def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
             rate = self._family.learning_rate(self._inner, count)
@@ -113,7 +124,7 @@ class WrappedOptimizer(RowOptimizer):
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, 0.0 if rate is None else rate
 
-        counts = has_dense or self.counts_with_optimizer
+        counts = has_dense or self.counts_with_optimizer or batches > 1
         counter = self._family.iterations(self._inner) if counts else None
         has_more = has_dense or (global_step if self._family is V1 else counter) is not None
         return self._step(
@@ -126,6 +137,7 @@ class WrappedOptimizer(RowOptimizer):
             optimizer=self._inner,
             count=counter,
             go=go,
+            batches=batches,
             counts_skipped=loss_scale is not None and loss_scale.counts_skipped,
             name=name,
         )
@@ -157,7 +169,10 @@ class WrappedOptimizer(RowOptimizer):
                 return global_step.assign_add(1)
             return self._apply_dense(dense, global_step=global_step, name=name, **options)
         if not has_dense:
-            self._family.iterations(self._inner).assign_add(1)
+            if num_batches(self._inner) > 1:
+                count_batch(self._inner)
+            else:
+                self._family.iterations(self._inner).assign_add(1)
             return None
         return self._apply_dense(dense, **options)
 
