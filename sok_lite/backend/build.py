@@ -79,17 +79,11 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
       RuntimeError: there is no C++ compiler, it cannot be run, or it failed (its own words are in
         the message); or the folder for what is compiled cannot be used.
     """
-    folder = kernel_folder()
-    sources = [*kernel_files(), *runtime_files()]
-    defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
-    flags = [*FLAGS, *extra_flags, *defines]
-    digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
-    for path in sorted([*sources, *folder.rglob("*.cuh")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    target = cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
+    flags = _flags(extra_flags)
+    target = _target(flags)
     try:
         if not target.is_file():
-            _compile([*flags, "-I", str(folder)], sources, target)
+            _compile([*flags, "-I", str(kernel_folder())], _sources(), target)
     except OSError as error:
         raise RuntimeError(
             "Compiled kernels need a folder that can be written to. Received: "
@@ -98,9 +92,45 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     return target
 
 
+def built_library() -> Path | None:
+    """Returns what `find_library` would without compiling anything; None: it would compile."""
+    named = os.environ.get("SOK_LITE_CPU_LIBRARY")
+    if named:
+        return Path(named)
+    shipped = None if kernel_defines() else shipped_library()
+    compiled = _target(_flags(_of_this_processor()))
+    return shipped or (compiled if compiled.is_file() else None)
+
+
+def compiler() -> str | None:
+    """Returns the C++ compiler of this machine; None: there is none."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+
+
+def _of_this_processor() -> list[str]:
+    return ["-march=x86-64-v3"] if has_x86_64_v3() else []
+
+
+def _flags(extra_flags: Sequence[str]) -> list[str]:
+    defines = (f"-D{name}={value}" for name, value in kernel_defines().items())
+    return [*FLAGS, *extra_flags, *defines]
+
+
+def _sources() -> list[Path]:
+    return [*kernel_files(), *runtime_files()]
+
+
+def _target(flags: Sequence[str]) -> Path:
+    """Returns where the library of some flags is, once it is compiled."""
+    digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
+    for path in sorted([*_sources(), *kernel_folder().rglob("*.cuh")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
+
+
 def _compile(flags: Sequence[str], sources: Sequence[Path], target: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
+    command = compiler()
+    if command is None:
         raise RuntimeError(
             "The CPU kernels are not built and there is no C++ compiler to build them with. "
             "Install sok_lite from a wheel, or install g++ (Debian/Ubuntu: apt-get install g++)."
@@ -110,14 +140,14 @@ def _compile(flags: Sequence[str], sources: Sequence[Path], target: Path) -> Non
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = [Path(scratch) / f"{number}.o" for number in range(len(sources))]
         commands = [
-            [compiler, *flags, "-c", "-x", "c++", str(source), "-o", str(made)]
+            [command, *flags, "-c", "-x", "c++", str(source), "-o", str(made)]
             for source, made in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run_compiler, commands))
         # Renamed into place when whole: several ranks may compile at once.
         built = Path(scratch) / target.name
-        _run_compiler([compiler, *flags, *map(str, objects), "-o", str(built)])
+        _run_compiler([command, *flags, *map(str, objects), "-o", str(built)])
         os.replace(built, target)
 
 
@@ -157,4 +187,4 @@ def find_library() -> Path:
     shipped = None if kernel_defines() else shipped_library()
     if shipped is not None:
         return shipped
-    return compile_library(["-march=x86-64-v3"] if has_x86_64_v3() else [])
+    return compile_library(_of_this_processor())

@@ -14,9 +14,19 @@ from typing import NoReturn
 from sok_lite._version import __version__
 from sok_lite.cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, TERMINATED, WRONG_USE, WrongUse
 
-COMMANDS = ("inspect", "verify", "diff", "convert", "reshard", "merge", "export", "compile")
+COMMANDS = (
+    "inspect",
+    "verify",
+    "diff",
+    "convert",
+    "reshard",
+    "merge",
+    "export",
+    "compile",
+    "doctor",
+)
 _STATUS = """exit status:
-  0 fine, 1 verify or diff has found something, 2 wrong use,
+  0 fine, 1 verify, diff or doctor has found something, 2 wrong use,
   3 something cannot be read or written"""
 
 

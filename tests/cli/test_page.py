@@ -96,4 +96,7 @@ def test_the_examples_of_help_run(runs, monkeypatch):
             if command == "diff":
                 assert run(*arguments)[0] == 1
             else:
-                fine(*arguments, *["--force"] * (command not in ("inspect", "verify", "compile")))
+                fine(
+                    *arguments,
+                    *["--force"] * (command not in ("inspect", "verify", "compile", "doctor")),
+                )

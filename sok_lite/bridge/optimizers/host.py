@@ -196,7 +196,7 @@ class StepHost:
             [*updates.rules, *(rule(each.decays) for each in kept)],
             [*updates.keys, *(each.keys for each in kept)],
             [grads * share for grads in (*updates.grads, *(each.grads for each in kept))],
-            [*updates.optimizers, *updates.optimizers[:1] * len(kept)],
+            [*updates.optimizers, *([updates.optimizers[0]] * len(kept))],
             [*updates.of_gradients, *(each.of_gradient for each in kept)],
         ), [*self._decays, *(each.decays for each in kept)]
 

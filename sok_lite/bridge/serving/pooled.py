@@ -36,7 +36,9 @@ def combined(
     for spec in tables:
         keys = next(stream)
         if spec.width is not None:
-            batch = tf.size(keys, tf.int64) // spec.width
+            batch = tf.size(keys, tf.int64)
+            if spec.width > 1:  # TensorFlow Lite has no division of int64
+                batch //= spec.width
             segments = tf.repeat(tf.range(batch), spec.width)
         elif spec.is_ragged:
             places = next(stream)
@@ -54,7 +56,9 @@ def combined(
             missing = policy.missing or policy.reading_only
             asked = policy.training, missing, usually, of_all_ranks
             rows, _ = served.read(variable, keys, *asked)
-        result = _segment(tf.cast(rows, tf.float32), weights, segments, batch, spec.combiner)
+        result = tf.cast(rows, tf.float32)
+        if spec.width != 1 or weights is not None:  # else each id is a row by itself
+            result = _segment(result, weights, segments, batch, spec.combiner)
         outputs.append(tf.ensure_shape(tf.cast(result, spec.dtype), [spec.batch, spec.dim]))
     return outputs
 

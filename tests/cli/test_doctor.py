@@ -1,0 +1,129 @@
+"""`sok-lite doctor`: what is there, what is missing, and the line that mends it."""
+
+import re
+import sys
+from importlib import metadata
+
+import pytest
+
+from sok_lite.backend import build
+from sok_lite.cli import installed
+from sok_lite.cli.main import main
+
+
+def told(capsys):
+    """The status, and what is said of each thing: state, text, what mends it."""
+    status = main(["doctor"])
+    lines, found = capsys.readouterr().out.splitlines(), {}
+    for line in lines[:-1]:
+        match = re.match(r"(ok|missing|BROKEN) +(\S+(?: \S+)?)  +(.+)", line)
+        if match:
+            name = match[2]
+            found[name] = [match[1], match[3], None]
+        else:
+            found[name][2] = line.split("-> ")[1]
+    return status, found, lines[-1]
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    """Versions of packages in place of those installed; None: not installed."""
+    given, version = {}, metadata.version
+
+    def found(name):
+        if name not in given:
+            return version(name)
+        if given[name] is None:
+            raise metadata.PackageNotFoundError(name)
+        return given[name]
+
+    monkeypatch.setattr(metadata, "version", found)
+    return given
+
+
+def test_here_nothing_is_broken(capsys):
+    """It imports TensorFlow and Horovod, as the tests do."""
+    status, found, last = told(capsys)
+    assert status == 0 and last == "Nothing is broken."
+    assert found["Python"] == ["ok", sys.version.split()[0], None]
+    for name in ("TensorFlow", "keras", "sok_lite", "CPU kernels", "cache"):
+        assert found[name][0] == "ok", found[name]
+    assert len(found) == len(installed.CHECKS)
+
+
+def test_what_is_missing_is_named_with_what_brings_it(capsys, versions):
+    names = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "mpi4py", "tqdm", "redis")
+    versions.update(dict.fromkeys(names))
+    status, found, _ = told(capsys)
+    assert status == 0
+    for name, mend in {
+        "TensorFlow": 'pip install "tensorflow-cpu>=2.16,<2.22", or tensorflow[and-cuda] for GPUs',
+        "Horovod": "python scripts/build_horovod.py, in a checkout of sok_lite",
+        "mpi4py": 'pip install "mpi4py>=4"',
+        "redis": 'pip install "redis>=6"',
+    }.items():
+        assert (found[name][0], found[name][2]) == ("missing", mend)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "mend"),
+    [
+        ({"tensorflow": "2.15.1"}, "TensorFlow", r"tensorflow-cpu>=2\.16,<2\.22"),
+        ({"tensorflow": "2.22.0"}, "TensorFlow", r"tensorflow-cpu>=2\.16,<2\.22"),
+        ({"tensorflow": "2.21.0", "tf_keras": "2.20.1"}, "tf_keras", r"tf_keras==2\.21\.\*"),
+    ],
+)
+def test_versions_that_do_not_fit_are_broken(capsys, versions, given, name, mend):
+    versions.update(given)
+    status, found, last = told(capsys)
+    assert status == 1 and name in last
+    assert found[name][0] == "BROKEN" and re.search(mend, found[name][2])
+
+
+def test_a_package_that_cannot_be_imported_is_broken(capsys, monkeypatch, versions):
+    versions["horovod"] = "0.28.1"
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    status, found, _ = told(capsys)
+    assert status == 1 and found["Horovod"][0] == "BROKEN"
+    assert "horovod.tensorflow" in found["Horovod"][1]
+
+
+def test_kernels_need_a_compiler_or_a_wheel(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "shipped_library", lambda: None)
+    monkeypatch.setenv("CXX", "g++")
+    assert told(capsys)[1]["CPU kernels"][::2] == [
+        *("missing", "sok-lite compile, or wait a minute or two at the first table"),
+    ]
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, found, _ = told(capsys)
+    assert status == 1 and found["CPU kernels"][0] == "BROKEN"
+    assert "apt-get install g++" in found["CPU kernels"][2]
+
+
+def test_a_cache_that_cannot_be_written_to_is_broken(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path / "file"))
+    status, found, _ = told(capsys)
+    assert status == 1 and found["cache"][0] == "BROKEN"
+    assert "SOK_LITE_CACHE" in found["cache"][2]
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_broken(capsys, monkeypatch):
+    if installed.cuda_unavailable() is None:
+        pytest.skip("there is a GPU")
+    monkeypatch.setenv("SOK_LITE_BACKEND", "cuda")
+    status, found, _ = told(capsys)
+    assert status == 1 and found["GPU"][0] == "BROKEN"
+    monkeypatch.setenv("SOK_LITE_BACKEND", "cpu")
+    monkeypatch.setattr(installed.shutil, "which", lambda name: f"/usr/bin/{name}")
+    status, found, _ = told(capsys)
+    assert status == 0 and found["GPU"][0] == "missing" and "cupy-cuda12x" in found["GPU"][2]
+
+
+def test_the_versions_are_those_that_pip_is_asked_for():
+    text = (installed.Path(__file__).parents[2] / "pyproject.toml").read_text()
+    (first, end) = (".".join(map(str, each)) for each in installed._TENSORFLOWS)
+    assert f"tensorflow-cpu>={first},<{end}" in text
+    assert 'requires-python = ">=3.10' in text
