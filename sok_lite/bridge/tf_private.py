@@ -176,6 +176,12 @@ SCRATCH_GRAPHS = {"keras": "scratch_graph", "tf_keras": "build_graph"}
 # Where a functional model of each Keras keeps its inputs, in the structure that it is called with.
 INPUTS_OF_MODELS = {"keras": "_inputs_struct", "tf_keras": "_nested_inputs"}
 
+# The module of the class `Functional`, of which models of a graph are.
+FUNCTIONAL_MODELS = {
+    "keras": "keras.src.models.functional",
+    "tf_keras": "tf_keras.src.engine.functional",
+}
+
 # Where optimizers keep their settings, by family and class.
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
 # Of one that is built: the number that each variable has in lists of states, and its key in there.

@@ -107,13 +107,14 @@ class GatheredStep(HeldStep["_Computed | None"]):
         held = _held(_with_rows_inserted(by_row))
         gathered = map(_gathered, held.tables, held.rows, held.grads, states)
         stepped, more = self._function(list(gathered))
-        return _Computed(by_row, held, states, stepped, more)
+        refused = [(t, t.refused) for t in compress(by_row.tables, by_row.inserts)]
+        return _Computed(by_row, held, states, stepped, more, refused)
 
     def _take(self, ready: "_Computed | None", extra_actions: Sequence[Action]) -> None:
         if ready is None:
             publish(extra_actions)
             return
-        by_row, held, states, stepped, more = ready
+        by_row, held, states, stepped, more, refused = ready
         left_out = [
             table._counting(not_updated=count)
             for table, count, insert in zip(*by_row[::4], by_row.inserts, strict=True)
@@ -133,7 +134,8 @@ class GatheredStep(HeldStep["_Computed | None"]):
             if num_nonfinite is not None
         ]
         publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
-        for table in compress(by_row.tables, by_row.inserts):
+        for table, count in refused:
+            table.refused = count  # of the insertion, which may have been another call
             table._report_refused()
 
 
@@ -145,6 +147,7 @@ class _Computed(NamedTuple):
       held: those that have a row.
       states: of each table, where they are written.
       stepped, more: what the function gave.
+      refused: of each table that has inserted keys, how many it had no room for.
     """
 
     resolved: ResolvedUpdates
@@ -152,6 +155,7 @@ class _Computed(NamedTuple):
     states: Sequence[States]
     stepped: Sequence[Stepped]
     more: Sequence[Action]
+    refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]]
 
 
 def _with_rows_inserted(updates: ResolvedUpdates) -> ResolvedUpdates:

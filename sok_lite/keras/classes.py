@@ -29,7 +29,7 @@ from sok_lite.keras.ranks import (
 )
 from sok_lite.keras.steps import count_by_rows
 from sok_lite.keras.table import TablePart
-from sok_lite.keras.together import look_up_together
+from sok_lite.keras.together import know_plain, look_up_together
 
 if TYPE_CHECKING:
     import keras
@@ -62,10 +62,14 @@ def _classes_of(package: Any) -> SimpleNamespace:
         return register_as_layer(_REGISTERED, name, part, base, {**members, **more})
 
     table = made("Table", TablePart, layer)
+    several = made("Embeddings", EmbeddingsPart, layer, table_class=table)
+    single = made("Embedding", EmbeddingPart, layer, table_class=table)
+    for cls in (table, several, single):
+        know_plain(cls)
     return SimpleNamespace(
         Table=table,
-        Embeddings=made("Embeddings", EmbeddingsPart, layer, table_class=table),
-        Embedding=made("Embedding", EmbeddingPart, layer, table_class=table),
+        Embeddings=several,
+        Embedding=single,
         AllRanks=all_ranks_class(package),
         TableMetrics=metrics_class(package),
         Feature=Feature,

@@ -4,9 +4,11 @@ Keras calls the layers of a model one after the other, and each would look up by
 of a functional model says before which layers get inputs of the model as they are: these are looked
 up when the model is called, all at once, and each layer takes its rows when it is called in turn.
 A layer whose ids other layers make, that is called in several places, or with arguments of its own,
-looks up by itself as before, and so does one of a model that is a class of a program's own.
+looks up by itself as before, and so does one of a model, or of a class of layers, of a program's
+own. Which layers share depends on the model alone, so that all ranks do the same.
 """
 
+import operator
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,12 +16,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge import tf_private
+from sok_lite.bridge.keras import hooks
 from sok_lite.keras.features import Feature, rows_of
 
-# Public: what makes the functions that a model's `fit`, `evaluate` and `predict` run.
-MAKES_FUNCTIONS = ("make_train_function", "make_test_function", "make_predict_function")
-CALLS = "call"  # of functional models
+CALLS = "call"  # of functional models, whose class has no public name
 
 
 class _Place(NamedTuple):
@@ -47,13 +48,20 @@ class _Prepared(NamedTuple):
 
 # Of each layer, where it is called: Keras has no public name for that.
 _places: "weakref.WeakKeyDictionary[Any, list[_Place]]" = weakref.WeakKeyDictionary()
+# Layers that look up what they are called with, and nothing else.
+_plain: set[type] = set()
 _calling = threading.local()
 
 
 def look_up_together(name: str, package: Any) -> None:
-    """Has functional models of a Keras look up together, from the first `fit` or the like on."""
-    for method in MAKES_FUNCTIONS:
-        hooks.around(package.Model, method, _making)
+    """Has functional models of a Keras look up together."""
+    functional = tf_private.private(tf_private.FUNCTIONAL_MODELS[name], "Functional")
+    hooks.around(functional, CALLS, _looking_up)
+
+
+def know_plain(cls: type) -> None:
+    """Has layers of a class share lookups; those of its subclasses do not."""
+    _plain.add(cls)
 
 
 def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
@@ -72,44 +80,31 @@ def prepared_rows(layer: Any, ids: Sequence[Any]) -> Sequence[Any] | None:
     """Returns the rows of each feature of a layer that were looked up for this call; None: none.
 
     Args:
-      ids: of each feature, as Keras gives them.
+      ids: of each feature, as Keras gives them: those very ones were looked up.
     """
-    prepared = getattr(_calling, "prepared", {}).pop(id(layer), None)
-    if prepared is None or not all(map(_are_same, ids, prepared.ids)):
+    every = getattr(_calling, "prepared", {})
+    prepared = every.get(id(layer))
+    if prepared is None or not all(map(operator.is_, ids, prepared.ids)):
         return None
+    del every[id(layer)]
     rows: Sequence[Any] = prepared.rows
     return rows
 
 
-def _are_same(ids: Any, prepared: Any) -> bool:
-    if ids is prepared:
-        return True
-    are_dense = isinstance(ids, tf.Tensor) and isinstance(prepared, tf.Tensor)
-    return are_dense and ids.dtype == prepared.dtype and _sizes(ids) == _sizes(prepared)
+# ---- around a method of models -------------------------------------------------------------------
 
 
-def _sizes(tensor: tf.Tensor) -> Any:
-    return None if tensor.shape.rank is None else tensor.shape.as_list()
-
-
-# ---- around methods of models --------------------------------------------------------------------
-
-
-def _making(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    for model in [self, *held.layers_in(self)]:
-        owner = hooks.owner_of(type(model), CALLS)
-        is_theirs = owner is not None and owner.__module__.split(".")[0] in held.PACKAGES
-        if is_theirs and getattr(model, "inputs", None) and len(_shared(model)) > 1:
-            hooks.around(type(model), CALLS, _looking_up)
-    return call(self, *args, **kwargs)
-
-
-def _looking_up(call: Any, self: Any, inputs: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _looking_up(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    shared = _shared(self) if _places else []
+    if len(shared) < 2 or not (args or "inputs" in kwargs):
+        return call(self, *args, **kwargs)
+    inputs = args[0] if args else kwargs.pop("inputs")
+    training = args[1] if len(args) > 1 else kwargs.get("training")
+    inputs, values = _as_layers_get_them(self, inputs)
     outer = getattr(_calling, "prepared", {})
-    training = args[0] if args else kwargs.get("training")
-    _calling.prepared = _prepared(self, inputs, training)
+    _calling.prepared = _prepared(shared, values, training)
     try:
-        return call(self, inputs, *args, **kwargs)
+        return call(self, inputs, *args[1:], **kwargs)
     finally:
         _calling.prepared = outer
 
@@ -119,18 +114,23 @@ def _shared(model: Any) -> list[tuple[Any, _Place]]:
     inputs = {id(each) for each in model.inputs}
     found = []
     for layer in model.layers:
-        (place, *others) = _places.get(layer, [None]) if hasattr(layer, "features_of") else [None]
-        if place is None or others or not place.is_plain:
-            continue
-        if all(id(each()) in inputs for each in place.inputs):
-            found.append((layer, place))
+        if type(layer) in _plain and len(_places.get(layer, ())) == 1:
+            (place,) = _places[layer]
+            if place.is_plain and all(id(each()) in inputs for each in place.inputs):
+                found.append((layer, place))
     return found
 
 
-def _prepared(model: Any, inputs: Any, training: Any) -> dict[int, _Prepared]:
-    values = _by_input(model, inputs)
+def _prepared(
+    shared: Sequence[tuple[Any, _Place]], values: Mapping[int, Any], training: Any
+) -> dict[int, _Prepared]:
+    """Looks up for layers, if there are several.
+
+    Args:
+      values: by the id of what stands for it.
+    """
     chosen: list[tuple[Any, list[Any]]] = []
-    for layer, place in _shared(model) if values else []:
+    for layer, place in shared:
         ids = [values.get(id(each())) for each in place.inputs]
         if not any(each is None for each in ids):
             chosen.append((layer, ids))
@@ -142,20 +142,29 @@ def _prepared(model: Any, inputs: Any, training: Any) -> dict[int, _Prepared]:
     return {id(layer): _Prepared(ids, [next(rows) for _ in ids]) for layer, ids in chosen}
 
 
-def _by_input(model: Any, inputs: Any) -> dict[int, Any]:
-    """Returns what a model is called with, by the id of the input that it is for."""
-    names = model.input
-    if isinstance(names, Mapping):
-        if not isinstance(inputs, Mapping) or not names.keys() <= inputs.keys():
-            return {}
-        pairs = [(names[name], inputs[name]) for name in names]
-    elif isinstance(names, (list, tuple)):
-        if not isinstance(inputs, (list, tuple)) or len(inputs) != len(names):
-            return {}
-        pairs = list(zip(names, inputs, strict=True))
-    else:
-        pairs = [(names, inputs)]
-    return {id(name): _as_keras_gives(name, value) for name, value in pairs}
+def _as_layers_get_them(model: Any, inputs: Any) -> tuple[Any, dict[int, Any]]:
+    """Returns inputs of a model that Keras need not change any more, and by what stands for each.
+
+    What it is not known of how Keras changes it stays as it is, and is not among the latter.
+    """
+    names, values = model.input, {}
+
+    def changed(name: Any, value: Any) -> Any:
+        given = _as_keras_gives(name, value) if hasattr(name, "dtype") else None
+        if given is None:
+            return value
+        values[id(name)] = given
+        return given
+
+    if isinstance(names, Mapping) and isinstance(inputs, Mapping):
+        known = {key: changed(names[key], inputs[key]) for key in inputs if key in names}
+        return {**inputs, **known}, values
+    if isinstance(names, (list, tuple)) and isinstance(inputs, (list, tuple)):
+        if len(names) == len(inputs):
+            return [changed(*each) for each in zip(names, inputs, strict=True)], values
+    elif not isinstance(names, (Mapping, list, tuple)):
+        return changed(names, inputs), values
+    return inputs, values
 
 
 def _as_keras_gives(name: Any, value: Any) -> Any:
@@ -163,13 +172,13 @@ def _as_keras_gives(name: Any, value: Any) -> Any:
 
     A functional model casts to the dtype of its input, and adds or drops a last dimension of 1.
     """
-    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        return value
-    if not isinstance(value, tf.Tensor) or value.shape.rank is None:
-        return None
     wanted = tf.as_dtype(name.dtype)
+    if isinstance(value, tf.RaggedTensor):
+        return value if value.dtype == wanted and not getattr(name, "sparse", False) else None
+    if not isinstance(value, tf.Tensor) or value.shape.rank is None:
+        return None  # of sparse ones Keras makes dense ones, or not
     if value.dtype != wanted:
-        if not (value.dtype.is_integer and wanted.is_integer):
+        if tf.string in (value.dtype, wanted):
             return None
         value = tf.cast(value, wanted)
     rank, last = len(name.shape), name.shape[-1] if len(name.shape) else None

@@ -8,6 +8,7 @@ import pytest
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.gathered_update import GatheredStep, Stepped
 from sok_lite.engine.step import StepOptions
+from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update import NonFiniteGradientError
 from tests.engine.test_update_new_keys import KINDS, grads_for, rows_by_key, rows_of
 from tests.support.helpers import new_table, update_of
@@ -200,3 +201,19 @@ def test_only_two_words_are_taken_for_on_nonfinite(backend):
     table = new_table(backend, 3)
     with pytest.raises(ValueError, match="'allow' or 'error'"):
         step([(table, np.array([1]), np.ones((1, 3)))], on_nonfinite="maybe")
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_keys_without_room_are_reported_when_the_step_is_taken(backend, is_prepared):
+    options = {"init_capacity": 16, "max_capacity": 16, "max_bucket_size": 4}
+    table = new_table(backend, 3, "hybrid", on_refused="error", **options)
+    keys = np.arange(200)
+    updates = [update_of(table, None, keys, np.ones((200, 3)))]
+    step = GatheredStep(updates, kinds, momentum, StepOptions(0.0, 1))
+    if is_prepared:
+        step.prepare()
+    with pytest.raises(RefusedError, match="had no room for"):
+        step.commit()
+    assert 0 < table.size <= 18
+    found = rows_of(table)
+    assert all((row == key % 1000 - 1.5).all() for key, row in found.items())

@@ -197,3 +197,92 @@ def test_models_are_gone_with_what_was_noted_of_their_layers(keras, sk):
     tf.compat.v1.reset_default_graph()
     gc.collect()
     assert len(together._places) <= before
+
+
+class Within:
+    """A layer that calls another, on what it is called with."""
+
+    @staticmethod
+    def made(keras, inner):
+        class Tower(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.inner = inner
+
+            def call(self, ids):
+                return self.inner(ids)
+
+            def compute_output_shape(self, shape):
+                return (*shape, DIM)
+
+        return Tower()
+
+
+def outputs_of(keras, sk, rows_of):
+    """A model whose outputs are rows, after a `predict`."""
+    inputs = inputs_of(keras)
+    tables = {name: sk.Table(f"t_{name}", DIM) for name in X}
+    for number, table in enumerate(tables.values()):
+        keys = np.arange(30)
+        table.assign(keys, np.repeat(100.0 * number + keys[:, None], DIM, 1).astype("f4"))
+    model = keras.Model(inputs, rows_of(inputs, tables))
+    model.predict(X, verbose=0)
+    return model, tables
+
+
+def test_a_layer_that_another_one_calls_too_gives_each_its_own_rows(keras, sk):
+    def rows_of(inputs, tables):
+        shared = sk.Embedding(tables["a"])
+        clicked = Within.made(keras, shared)(inputs["c"])
+        return [clicked, shared(inputs["a"]), sk.Embedding(tables["c"])(inputs["c"])]
+
+    model, _ = outputs_of(keras, sk, rows_of)
+    clicked, own, other = model.predict(X, verbose=0)
+    np.testing.assert_array_equal(clicked[:, 0], X["c"])
+    np.testing.assert_array_equal(own[:, 0], X["a"])
+    np.testing.assert_array_equal(other[:, 0], 200 + X["c"])
+
+
+def test_a_layer_of_a_class_of_a_programs_own_looks_up_what_it_says(keras, sk):
+    class Modulo(sk.Embedding):
+        def call(self, ids, weights=None, training=None):
+            return super().call(ids % 4, weights, training)
+
+    def rows_of(inputs, tables):
+        more = [sk.Embedding(tables[name])(inputs[name]) for name in "bc"]
+        return [Modulo(tables["a"])(inputs["a"]), *more]
+
+    model, _ = outputs_of(keras, sk, rows_of)
+    found = model.predict(X, verbose=0)
+    np.testing.assert_array_equal(found[0][:, 0], X["a"] % 4)
+    np.testing.assert_array_equal(found[2][:, 0], 200 + X["c"])
+
+
+def test_a_model_is_called_as_before(keras, sk):
+    model, _ = outputs_of(keras, sk, lambda inputs, tables: a_layer_each(sk)(inputs, tables))
+    tensors = {name: tf.constant(ids) for name, ids in X.items()}
+    expected = model(tensors)
+    calls = [model(inputs=tensors), model(tensors, training=False)]
+    if keras.__name__ == "tf_keras":  # Keras 3 takes it by name alone
+        calls.append(model(tensors, False))
+    for found in calls:
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    ids = keras.Input([3])
+    plain = keras.Model(ids, keras.layers.Dense(1, kernel_initializer="ones")(ids))
+    np.testing.assert_array_equal(plain(inputs=tf.ones([2, 3])), [[3.0], [3.0]])
+    np.testing.assert_array_equal(plain(tf.ones([2, 3]), training=True), [[3.0], [3.0]])
+
+
+def test_sparse_ids_are_what_keras_makes_of_them(keras, sk, lookups):
+    """A dense Input has dense ones made of them."""
+    if keras.__name__ == "tf_keras":
+        pytest.skip("its inputs stay sparse")
+    inputs = inputs_of(keras)
+    tables = {name: sk.Table(f"t_{name}", DIM) for name in X}
+    rows = [keras.layers.Flatten()(each) for each in a_layer_each(sk)(inputs, tables)]
+    model = keras.Model(inputs, rows)
+    b = tf.sparse.from_dense(tf.constant(X["b"]))
+    SEEN.clear()
+    model({name: tf.constant(ids) for name, ids in X.items()} | {"b": b})
+    assert lookups() == [["t_a", "t_c"], ["t_b"]]

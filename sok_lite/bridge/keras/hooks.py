@@ -4,7 +4,9 @@ A method that is changed has one wrapper, however many parts of the package do s
 Nothing else in the package sets attributes of their classes; a test looks.
 """
 
+import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +80,9 @@ def _installed(owner: type, name: str, found: Any) -> _Hook:
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return hook.call(self, *args, **kwargs)
 
+    # Keras asks what arguments a method takes, and does not look through wrappers.
+    with contextlib.suppress(TypeError, ValueError):
+        method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     _wrappers.add(method)
     setattr(owner, name, classmethod(method) if isinstance(found, classmethod) else method)
     return hook

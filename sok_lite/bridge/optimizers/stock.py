@@ -18,7 +18,8 @@ table count; one that the same optimizer takes of dense variables alone is none 
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -61,7 +62,8 @@ _BUILT_FOR = "_sok_lite_built_for"  # weak references to variables, tables among
 
 _do_train = False
 _apis: dict[str, Callable[..., Any]] = {}  # see `know_api`
-_loading = threading.local()  # what was saved of an optimizer, while its model is compiled again
+# Optimizers that take a step; what was saved of one, while its model is compiled again.
+_of_thread = threading.local()
 
 
 def train_with_stock_optimizers() -> None:
@@ -169,34 +171,44 @@ def _train(owner: type | None) -> None:
 def _applying_pairs(
     names: Sequence[str], call: Any, self: Any, /, grads_and_vars: Any, *args: Any, **kwargs: Any
 ) -> Any:
+    if _is_stepping(self):  # a method of a program's own calls that of its base class
+        return call(self, grads_and_vars, *args, **kwargs)
     if not isinstance(grads_and_vars, (list, tuple)):
         grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
-    if not any(_is_ours(pair[-1], self) for pair in grads_and_vars):
-        return call(self, _over_ranks(self, grads_and_vars), *args, **kwargs)
-    options = dict(zip(names, args, strict=False)) | kwargs
-    return _take(self, grads_and_vars, call, options)
+    _refuse_others(self, grads_and_vars)
+    with _step_of(self):
+        if not (_counts_all(self) or any(_is_ours(pair[-1], self) for pair in grads_and_vars)):
+            return call(self, _over_ranks(self, grads_and_vars), *args, **kwargs)
+        options = dict(zip(names, args, strict=False)) | kwargs
+        return _take(self, grads_and_vars, call, options)
 
 
 def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     def dense_step(optimizer: Any, dense: Any) -> Any:
         return call(optimizer, *map(list, zip(*dense, strict=True)))
 
+    if _is_stepping(self):  # a method of a program's own calls that of its base class
+        return call(self, grads, trainable_variables)
     if trainable_variables is None:
         built_for = vars(self).get(_BUILT_FOR, ())
         if len(grads) == len(built_for):  # else they are of dense variables alone
             trainable_variables = [each() for each in built_for]
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-        if any(_is_ours(each, self) for each in trainable_variables):
+        _refuse_others(self, zip(grads, trainable_variables, strict=False))
+    with _step_of(self):
+        if any(_is_ours(each, self) for each in trainable_variables or ()):
             return _take(self, zip(grads, trainable_variables, strict=True), dense_step, {})
-    if guard.OVER_RANKS in vars(self):
-        variables = trainable_variables or [None] * len(grads)
-        grads = [grad for grad, _ in _over_ranks(self, list(zip(grads, variables, strict=True)))]
-    return call(self, grads, trainable_variables)
+        if guard.OVER_RANKS in vars(self):
+            variables = trainable_variables or [None] * len(grads)
+            pairs = _over_ranks(self, list(zip(grads, variables, strict=True)))
+            grads = [grad for grad, _ in pairs]
+        return call(self, grads, trainable_variables)
 
 
-def _building(call: Any, self: Any, variables: Any) -> Any:
+def _building(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Makes no dense states for tables, where Keras makes those of all weights of a model."""
+    (variables,) = args or kwargs.values()
     listed = list(variables)
     dense = [variable for variable in listed if not _is_ours(variable, self)]
     if len(dense) == len(listed):
@@ -212,9 +224,10 @@ def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any)
     elif "optimizer" in kwargs:
         kwargs["optimizer"] = _as_keras_knows(kwargs["optimizer"])
     given = args[0] if args else kwargs.get("optimizer")
-    apis, _loading.apis = getattr(_loading, "apis", {}), {}
+    apis, _of_thread.apis = getattr(_of_thread, "apis", {}), {}
     for api, said in apis.items():
-        _apis[api](given, **said)
+        if api in _apis:  # else nothing of it has been imported, and the model has no table of it
+            _apis[api](given, **said)
     done = call(self, *args, **kwargs)
     optimizer = getattr(self, "optimizer", None)
     if isinstance(optimizer, package.optimizers.Optimizer):
@@ -241,11 +254,11 @@ def _taking_options(call: Any, self: Any, config: Any) -> Any:
     config = dict(config)
     options = dict(config.pop(_SAVED, {}))
     # A model is looked at when it is compiled, whether its optimizer trains its tables.
-    _loading.apis = options.pop(_SAVED_APIS, {})
+    _of_thread.apis = options.pop(_SAVED_APIS, {})
     try:
         done = call(self, config)
     finally:
-        _loading.apis = {}
+        _of_thread.apis = {}
     if options and getattr(self, "optimizer", None) is not None:
         vars(inner_of(self.optimizer))[_OPTIONS] = options
     return done
@@ -275,21 +288,43 @@ def _as_keras_knows(optimizer: Any) -> Any:
 
 
 def _is_ours(variable: Any, optimizer: Any) -> bool:
-    """Whether an optimizer that is given a variable's gradient trains a table by it.
+    """Whether an optimizer that is given a variable's gradient trains a table by it."""
+    return isinstance(variable, TableVariable) and (
+        variable.trained_by_stock or variable.is_trained_by(optimizer)
+    )
 
-    Raises:
-      NotImplementedError: it is of an API whose programs say which optimizers do, and not this one.
-    """
-    if not isinstance(variable, TableVariable):
-        return False
-    if variable.trained_by_stock or variable.is_trained_by(optimizer):
-        return True
-    if variable.instead_of_this_optimizer is not None:
-        raise NotImplementedError(
-            f"{type(optimizer).__name__} would not train {variable.name!r}, a {variable.kind}. "
-            f"{variable.instead_of_this_optimizer}"
-        )
-    return False
+
+def _refuse_others(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Raises NotImplementedError for the gradient of a table that asks for other optimizers."""
+    for grad, variable in pairs:
+        if grad is None or not isinstance(variable, TableVariable):
+            continue
+        instead = variable.instead_of_this_optimizer
+        if instead is not None and not variable.is_trained_by(optimizer):
+            raise NotImplementedError(
+                f"{type(optimizer).__name__} would not train {variable.name!r}, a {variable.kind}. "
+                f"{instead}"
+            )
+
+
+def _is_stepping(optimizer: Any) -> bool:
+    """Whether this thread is in a step of an optimizer already."""
+    return id(optimizer) in getattr(_of_thread, "stepping", ())
+
+
+@contextmanager
+def _step_of(optimizer: Any) -> Iterator[None]:
+    outer: frozenset[int] = getattr(_of_thread, "stepping", frozenset())
+    _of_thread.stepping = outer | {id(optimizer)}
+    try:
+        yield
+    finally:
+        _of_thread.stepping = outer
+
+
+def _counts_all(optimizer: Any) -> bool:
+    """Whether a step of dense variables alone counts as one of tables: TFRA's of TF1 does."""
+    return bool(vars(optimizer).get(_APIS)) and family_of(optimizer) is V1
 
 
 def _over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -317,7 +352,7 @@ def _take(
             check_any(pairs)
         return dense_step(optimizer, pairs, **options)
     ours = [pair for pair in pairs if pair[0] is not None and _is_ours(pair[1], optimizer)]
-    if not ours:
+    if not ours and not _counts_all(optimizer):
         return dense_step(optimizer, _over_ranks(optimizer, dense), **options)
     pairs = [(grad, _trained_as(variable)) for grad, variable in _over_ranks(optimizer, pairs)]
     steps = vars(optimizer).get(_STEPS)

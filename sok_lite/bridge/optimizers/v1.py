@@ -160,7 +160,8 @@ def _made(
     followed: Collection[str],
 ) -> Any:
     copy = copying.copy(optimizer)
-    vars(copy).pop("get_slot", None)  # what an API has put there finds the optimizer's own slots
+    for name in [name for name in vars(copy) if name == "get_slot" or name.startswith("_sok_lite")]:
+        del vars(copy)[name]  # what is said of the optimizer, and what an API has put there
     for name, value in vars(optimizer).items():
         if isinstance(value, (dict, list, set)):
             setattr(copy, name, copying.copy(value))

@@ -135,8 +135,6 @@ class HkvTable(EmbeddingTable):
             )
         self.counts_repeats = self.options.count_repeats
         self._has_warned = False
-        # Of the call that is under way: new keys refused, and all of them.
-        self._refused = (0, 0)
 
     @property
     def filter_ratio(self) -> float:
@@ -405,7 +403,7 @@ class HkvTable(EmbeddingTable):
                 *setting(self.index, size=eviction.size + num_placed - num_evicted),
                 partial(self._counts.update, counts),
                 *(self._renewing() if num_evicted else ()),
-                *setting(self, _refused=(num_refused, num_keys)),
+                *setting(self, refused=(num_refused, num_keys)),
                 *(self.removals.noted(num_evicted, counted[Count.LOGGED]) if self.removals else ()),
                 *self._forgot(counted[Count.FORGOTTEN]),
             ]
@@ -421,10 +419,10 @@ class HkvTable(EmbeddingTable):
 
     def _begin(self) -> None:
         super()._begin()
-        self._refused = (0, 0)
+        self.refused = (0, 0)
 
     def _report_refused(self, evicted: list[Evicted] | None = None) -> None:
-        count, num_new = self._refused
+        count, num_new = self.refused
         if not count or self.options.on_refused == "ignore":
             return
         text = (

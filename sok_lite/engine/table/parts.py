@@ -77,6 +77,8 @@ class TableParts(Exclusive, ABC):
     var_type: str
     is_static = False
     is_remote = False
+    # Of the call that is under way: new keys that had no room, and all of them.
+    refused = (0, 0)
     keeps_every_key = True
     counts_repeats = False
     sees_updates = False
