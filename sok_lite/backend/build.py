@@ -57,7 +57,10 @@ def cache_folder() -> Path:
 
 
 def shipped_library() -> Path | None:
-    """Returns the library in the installed wheel that suits this processor, or None."""
+    """Returns the library in the installed wheel that suits this processor and the tunables, or
+    None: the wheel's have the default ones."""
+    if kernel_defines():
+        return None
     folder = Path(__file__).resolve().parent.parent / "lib"
     names = ["libsok_lite_cpu_v3.so"] if has_x86_64_v3() else []
     for name in [*names, "libsok_lite_cpu.so"]:
@@ -97,9 +100,8 @@ def built_library() -> Path | None:
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
         return Path(named)
-    shipped = None if kernel_defines() else shipped_library()
-    compiled = _target(_flags(_of_this_processor()))
-    return shipped or (compiled if compiled.is_file() else None)
+    library = shipped_library() or _target(_flags(_of_this_processor()))
+    return library if library.is_file() else None
 
 
 def compiler() -> str | None:
@@ -183,8 +185,4 @@ def find_library() -> Path:
                 f"{named!r} ({error}). Unset it to use the library of this installation."
             ) from error
         return path
-    # The wheel's library has the default tunables.
-    shipped = None if kernel_defines() else shipped_library()
-    if shipped is not None:
-        return shipped
-    return compile_library(_of_this_processor())
+    return shipped_library() or compile_library(_of_this_processor())

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from tests.support.dense_rows import dense_rows
 
 DIM, NUM_KEYS, FIELDS = 3, 40, 5
 RNG = np.random.default_rng(0)
@@ -53,21 +54,7 @@ def dense_layers(keras):
     """Two layers on one weight with all rows, whose gradient is dense: Keras 3 squares each part of
     a sparse one."""
 
-    class Rows(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            initializer = keras.initializers.Constant(ROWS)
-            self.rows = self.add_weight(shape=ROWS.shape, initializer=initializer, name="rows")
-
-        def call(self, ids):
-            one_hot = tf.one_hot(ids, NUM_KEYS, dtype=self.compute_dtype)
-            rows = tf.matmul(one_hot, tf.convert_to_tensor(self.rows))
-            return rows if len(ids.shape) == 1 else tf.reduce_mean(rows, 1)
-
-        def compute_output_shape(self, shape):
-            return (shape[0], DIM)
-
-    rows = Rows()
+    rows = dense_rows(keras, ROWS)
     return rows, rows, rows
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import sok_lite.keras
 from sok_lite.bridge import job
+from tests.support.dense_rows import dense_rows
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 30, 4, 8
 RNG = np.random.default_rng(3)
@@ -68,23 +69,7 @@ class Kit:
 
     def dense(self):
         """Layers that have all rows in a weight."""
-        keras = self.keras
-
-        class Rows(keras.layers.Layer):
-            def __init__(self, rows, dtype=None):
-                super().__init__(dtype=dtype)
-                initializer = keras.initializers.Constant(rows)
-                self.rows = self.add_weight(shape=rows.shape, initializer=initializer, name="rows")
-
-            def call(self, ids):
-                one_hot = tf.one_hot(ids, NUM_KEYS, dtype=self.compute_dtype)
-                rows = tf.matmul(one_hot, tf.convert_to_tensor(self.rows))
-                return rows if len(ids.shape) == 1 else tf.reduce_mean(rows, 1)
-
-            def compute_output_shape(self, shape):
-                return (shape[0], DIM)
-
-        return {name: Rows(rows) for name, rows in ROWS.items()}
+        return {name: dense_rows(self.keras, rows) for name, rows in ROWS.items()}
 
     def layers(self, tables):
         """A layer for each table."""
