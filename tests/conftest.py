@@ -7,7 +7,8 @@ minutes, so it chooses:
 * Every test function runs at least once, but for those that are marked; see below. Of its variants
   the one runs whose name has the lowest hash, so that over the whole all backends, modes and
   frameworks come up, and a run repeats. Where that one is skipped, the next runs.
-* A test of the engine, the backend or the communicators runs once on each backend that is here.
+* Kernels run once on each backend that is here: tests of files that a kernel is named for
+  (`test_admission.py`: `admission.cu`), of optimizer rules, the backends and the communicators.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
   tests each `update.py` and `update.cu`), all its variants run, marked ones too. The commit of that
   run is in tests/last_full.json; a file that only moved has not changed.
@@ -38,8 +39,8 @@ from tests.support.simt import runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_FULL = ROOT / "tests" / "last_full.json"
-# Rooms whose tests launch kernels themselves: one variant on each backend.
-KERNEL_ROOMS = ("tests/engine/", "tests/backend/", "tests/comm/")
+# Tests of kernels: one variant on each backend.
+KERNEL_ROOMS = ("tests/backend/", "tests/comm/", "tests/engine/optimizers/")
 
 # The same places of keys in every run, for tests that count slots; processes that tests start
 # inherit it. Not 0, by which a key would be hashed as it is.
@@ -167,7 +168,7 @@ def choose(items, changed):
             chosen[item] = []
         elif item.get_closest_marker("full_only") is None and backend_of(item) not in _missing():
             function = item.nodeid.partition("[")[0]
-            is_of_kernels = function.startswith(KERNEL_ROOMS)
+            is_of_kernels = function.startswith(KERNEL_ROOMS) or stem(item.path.name) in _kernels()
             key = function, backend_of(item) if is_of_kernels else None
             variants.setdefault(key, []).append(item)
     for items_of_one in variants.values():
@@ -204,6 +205,12 @@ def changed_stems():
 def _git(*arguments):
     command = ["git", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def _kernels():
+    """Returns the stems of all kernel files."""
+    return {stem(path.name) for path in (ROOT / "kernels").rglob("*.cu*")}
 
 
 @functools.cache

@@ -129,10 +129,18 @@ def test_of_each_function_the_variant_with_the_lowest_hash_runs():
     assert chosen(items[::-1]) == found
 
 
-@pytest.mark.parametrize("room", ["engine", "backend", "comm"])
-def test_kernels_run_once_on_each_backend_that_is_here(room, monkeypatch):
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tests/backend/test_x.py",
+        "tests/comm/test_x.py",
+        "tests/engine/optimizers/test_x.py",
+        "tests/engine/test_admission.py",
+        "tests/engine/test_det.py",
+    ],
+)
+def test_kernels_run_once_on_each_backend_that_is_here(path, monkeypatch):
     monkeypatch.setattr(levels, "_missing", lambda: {"cuda"})
-    path = f"tests/{room}/test_x.py"
     items = [
         item
         for backend in ("cpu", "simt", "cuda")
@@ -142,9 +150,10 @@ def test_kernels_run_once_on_each_backend_that_is_here(room, monkeypatch):
     assert found == ["cpu", "simt"]
 
 
-def test_elsewhere_a_backend_is_a_variant_as_others_are(monkeypatch):
+@pytest.mark.parametrize("path", ["tests/sok/test_x.py", "tests/engine/test_tables.py"])
+def test_elsewhere_a_backend_is_a_variant_as_others_are(path, monkeypatch):
     monkeypatch.setattr(levels, "_missing", lambda: {"cuda"})
-    items = [Item("tests/sok/test_x.py", "test_a", name, name) for name in ("cpu", "simt", "cuda")]
+    items = [Item(path, "test_a", name, name) for name in ("cpu", "simt", "cuda")]
     (found,) = chosen(items)
     assert "cuda" not in found
 

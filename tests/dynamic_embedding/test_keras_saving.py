@@ -313,6 +313,7 @@ model.fit(np.load(sys.argv[3]), np.load(sys.argv[4]), verbose=0)
 """
 
 
+@pytest.mark.full_only("starts a process with Keras; the next is the smoke")
 def test_another_process_loads_a_model(keras, tmp_path):
     model, _ = trained(keras)
     files = [str(tmp_path / name) for name in ("m.keras", "out.npy", "x.npy", "y.npy")]

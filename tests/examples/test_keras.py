@@ -45,6 +45,7 @@ def test_two_towers_on_two_ranks():
     assert result["users"] == result["items"] == 200  # of both ranks
 
 
+@pytest.mark.full_only("trains for 13 s; two towers are the smoke")
 def test_a_deep_and_cross_network_is_loaded_and_served(tmp_path):
     options = ["--rows", "8000", "--epochs", "3", "--workdir", str(tmp_path)]
     result = run([sys.executable, str(EXAMPLES / "dcn.py"), *options])

@@ -122,7 +122,9 @@ def test_training_moves_embeddings_and_dense_weights(two_ranks):
     assert all(np.abs(bias).max() > 0 for bias in two_ranks.dense() if bias.ndim == 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.full_only("trains once more, on one rank")), 2]
+)
 def test_one_process_reloads_the_parts_to_the_same_auc(request, ranks):
     result = request.getfixturevalue({1: "one_rank", 2: "two_ranks"}[ranks]).result
     assert result["reloaded_auc"] == pytest.approx(result["auc"], abs=1e-6)

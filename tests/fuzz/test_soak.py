@@ -42,6 +42,7 @@ def killed():
     return said, by_round, num_jobs
 
 
+@pytest.mark.full_only("starts two jobs of ranks: 40 s")
 @needs_ranks
 def test_the_first_rounds_of_a_record_come_out_again(killed):
     said, by_round, num_jobs = killed
@@ -51,7 +52,7 @@ def test_the_first_rounds_of_a_record_come_out_again(killed):
 
 
 @needs_ranks
-@pytest.mark.full_only("starts three jobs; the one above is the smoke")
+@pytest.mark.full_only("starts three jobs of ranks")
 def test_the_digests_are_those_of_a_soak_without_kills(killed):
     by_round, num_jobs = soak(SEED, ROUNDS, kills="none")
     assert num_jobs == 1

@@ -110,6 +110,7 @@ def test_the_script_of_the_document(head, tmp_path):
     assert output.count("1., 1., 1.") >= 3
 
 
+@pytest.mark.full_only("starts a process; the one above is the smoke")
 def test_its_numbers_are_those_of_a_dense_variable_and_come_back(tmp_path):
     assert "AS BEFORE" in output_of(f"SCRIPT = '''{SCRIPT}'''" + TWO_LINES + ORACLE, tmp_path)
 

@@ -244,6 +244,7 @@ def test_dense_weights_that_a_step_has_made_unequal_are_told(comm, once, keras, 
         own.fit(sok_lite.keras.shard(batches().take(1)), verbose=0, callbacks=callbacks(sk))
 
 
+@pytest.mark.full_only("14 lines of test_keras_matrix.py are the smoke")
 def test_saved_by_all_ranks(comm, keras, sk, folder):
     model, table = with_table(comm, keras, sk)
     part = sok_lite.keras.shard(batches())

@@ -173,6 +173,7 @@ comm.barrier()
     assert f"sok_lite: rank 1 aborts: {why}\n" in job.output
 
 
+@pytest.mark.full_only("waits for Horovod: 14 s")
 def test_horovod_errors_keep_their_text_and_harm_nothing():
     code, output = launch(
         "horovod",

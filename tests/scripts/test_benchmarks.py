@@ -233,6 +233,7 @@ def no_peer(monkeypatch, tmp_path):
     monkeypatch.setenv("SOK_LITE_PEERS", str(tmp_path))
 
 
+@RUNS_A_BENCHMARK
 def test_one_table_is_measured_through_tensorflow(no_peer):
     args = "--keys 500 --batch 64 --dim 3 --rounds 1 --cases lookup-function-zipf insert".split()
     results, text = run("bench_lookup.py", *args)

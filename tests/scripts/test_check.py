@@ -149,7 +149,13 @@ def test_a_stage_that_begins_as_the_check_ends_is_ended(monkeypatch):
     assert late.code != 0 and "stopped after its limit" not in late.log
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit(0)", "import time; time.sleep(600)"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "raise SystemExit(0)",
+        pytest.param("import time; time.sleep(600)", marks=pytest.mark.full_only("waits for 10 s")),
+    ],
+)
 def test_a_stage_that_was_stopped_at_its_limit_has_failed(ending):
     """Also where it answers the signal by an end without an error."""
     program = f"import signal\nsignal.signal(signal.SIGTERM, lambda *_: exit(0))\n{ending}"

@@ -21,6 +21,7 @@ def counted(*arguments):
     return {each["work"]: each for each in (json.loads(line[7:]) for line in lines)}
 
 
+@pytest.mark.full_only("counts twice in processes; budgets below are the smoke")
 def test_calls_are_counted_and_repeat():
     pytest.importorskip("tensorflow")
     first, second = counted("--tables", "1", "3"), counted("--tables", "1", "3")

@@ -78,6 +78,7 @@ def test_a_stage_runs_the_tests_of_its_backend_in_the_files_it_is_given(files):
     assert "1 stages, failed: none" in done.stdout
 
 
+@pytest.mark.full_only("waits for a test that hangs; the next is the smoke")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files, jobs):
     if int(pytest.__version__.split(".")[0]) < 9:

@@ -240,6 +240,7 @@ assert sok.export(table)[1].numpy().tolist() == [dense.numpy().tolist()] == [[0.
 """
 
 
+@pytest.mark.full_only("starts a process with tf_keras")
 @pytest.mark.parametrize("use", [True, False])
 def test_legacy_optimizers_are_the_default_where_there_are_any(use):
     pytest.importorskip("tf_keras")

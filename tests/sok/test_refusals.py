@@ -144,6 +144,7 @@ with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
 """
 
 
+@pytest.mark.full_only("a process; tests/bridge/test_strategies.py is the smoke")
 def test_a_strategy_with_replicas_is_refused():
     # In a process of its own: devices are divided before TensorFlow starts.
     run = subprocess.run(

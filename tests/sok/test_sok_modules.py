@@ -33,6 +33,7 @@ def test_a_module_of_sok_is_imported_by_name(name):
         assert getattr(module, member) is getattr(sok, member, getattr(module, member))
 
 
+@pytest.mark.full_only("starts a process; the next is the smoke")
 @pytest.mark.parametrize(
     ("name", "member"),
     [("dynamic_embedding", "Variable"), ("kv_variable", "KvVariable"), ("keras", "Embedding")],

@@ -187,7 +187,18 @@ def fault_of(backend, kind, dim=DIM):
     return None
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full", "growing", "rows", "sums", "groups"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "hbm",
+        "hybrid",
+        "full",
+        pytest.param("growing", marks=pytest.mark.full_only("13 s on the simulated GPU")),
+        "rows",
+        "sums",
+        "groups",
+    ],
+)
 def test_the_kernels_as_they_are_pass(plant, kind):
     backend = plant()
     assert fault_of(backend, kind) is None
