@@ -1,4 +1,4 @@
-"""Times two ranks with one core each against one rank with one core, at the same global batch.
+"""Times two ranks with a core each, one rank with one core, and one with both, at one global batch.
 
 The work is a step of examples/train_ctr.py: 26 tables, a dense model, Horovod's allreduce of its
 gradients. The jobs take turns, a few steps each, and rest in the turns of the others, so that
@@ -12,8 +12,9 @@ a step until the slower rank has finished, of
 
 A case whose name ends with ", cpu" counts only while threads of the rank are on its core, which
 other work disturbs less, and `waits` only while the rank waits for the other in a collective of
-tables. The last line says how many times as many samples a second two ranks do, by the medians; by
-processor time, how many they would do if no core were ever idle.
+tables. The last lines say how many times as many samples a second two ranks do as one with one core
+and as one with both, by the medians; by processor time, how many they would do if no core were ever
+idle.
 
 Examples:
   .venv/bin/python scripts/bench_pinned.py
@@ -21,11 +22,13 @@ Examples:
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,8 +53,11 @@ DIM = 16
 # ----------------------------------------------------------------- one rank
 
 
-def pin() -> None:
-    """Gives this process the core of its number; before TensorFlow counts the cores."""
+def pin(threads: int) -> None:
+    """Gives this process the core of its number, or all to two threads; before TensorFlow counts
+    the cores."""
+    if threads > 1:
+        return
     cores = sorted(os.sched_getaffinity(0))
     rank = int(os.environ.get("HOROVOD_LOCAL_RANK", "0"))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -60,7 +66,7 @@ def pin() -> None:
 class Demo:
     """The demo's model on its planted data, and the calls that are timed."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
         sys.path.insert(0, str(ROOT / "examples"))
         import tensorflow as tf
         from ctr.ranks import Ranks
@@ -68,8 +74,8 @@ class Demo:
         import sok_lite as sok
         from sok_lite.bridge.job import communicator
 
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
         sok.init(comm_tool="horovod")
         self._tf, self._sok, self._ranks = tf, sok, Ranks()
         self._models: dict[str, Any] = {}
@@ -191,32 +197,33 @@ def main() -> None:
     add("--rounds", type=int, default=15, help="turns of each job and case (%(default)s)")
     add("--calls", type=int, default=4, help="steps that count in a turn (%(default)s)")
     add("--cycles-ms", type=float, nargs="+", default=[1.0], help="HOROVOD_CYCLE_TIME (1)")
-    add("--threads", help=argparse.SUPPRESS)
+    add("--threads", type=int, help=argparse.SUPPRESS)
     add_worker_options(parser, ("sok_lite",))
     args = parser.parse_args()
     if args.worker:
-        pin()
-        return serve(args.address, Demo, Demo.timed_calls)
+        pin(args.threads)
+        return serve(args.address, partial(Demo, args.threads), Demo.timed_calls)
     if find_horovodrun() is None:
         sys.exit("Two ranks cannot be timed: there is no horovodrun.")
     print_machine()
-    one, *two = [
+    one, both, *two = [
         Contender("sok_lite", 1, label="one rank", rests=True),
+        Contender("sok_lite", 2, label="one rank", rests=True),
         *(
             Contender("sok_lite", 1, ranks=2, label=f"cycle {ms:g} ms", cycle_ms=ms, rests=True)
             for ms in args.cycles_ms
         ),
     ]
-    with started([one, *two], __file__, []) as workers:
+    with started([one, both, *two], __file__, []) as workers:
         for batch in args.batches:
             results = []
             for case in args.cases:
                 times = time_in_turns(workers, f"{case}-{batch}", args.rounds, 3, args.calls)
                 results.append({"case": case, "batch": batch, **statistics_of(times)})
                 print("RESULT " + json.dumps(results[-1]), flush=True)
-            for each in two:
-                facts = {"case": "ratio", "batch": batch, "job": each.name}
-                facts |= ratios(results, one.name, each.name)
+            for each, beside in itertools.product(two, (one, both)):
+                facts = {"case": "ratio", "batch": batch, "job": each.name, "beside": beside.name}
+                facts |= ratios(results, beside.name, each.name)
                 print("RESULT " + json.dumps(facts), flush=True)
 
 

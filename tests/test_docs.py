@@ -48,6 +48,7 @@ def test_the_blocks_of_a_page_run_and_print_what_it_says(page, tmp_path):
             assert printed == block.output, f"{name_of(page)}, line {block.line}"
 
 
+@pytest.mark.full_only("starts ranks for each block; tests/ranks is the smoke")
 @pytest.mark.parametrize(
     ("page", "block"), RANK_BLOCKS, ids=lambda x: name_of(x) if isinstance(x, Path) else x.line
 )

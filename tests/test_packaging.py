@@ -64,6 +64,9 @@ def plain_path(tmp_path):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
+    """A wheel of this tree, or the one that scripts/build_wheel.sh has made."""
+    if "SOK_LITE_WHEEL" in os.environ:
+        return Path(os.environ["SOK_LITE_WHEEL"])
     if importlib.util.find_spec("scikit_build_core") is None or build.shutil.which("g++") is None:
         pytest.skip("building the wheel needs scikit-build-core and g++")
     folder = tmp_path_factory.mktemp("wheel")
@@ -107,7 +110,8 @@ def run_installed(installed, tmp_path, code, **variables):
 
 @pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
 def test_wheel_serves_every_python_of_the_platform(wheel):
-    assert re.fullmatch(rf"sok_lite-{__version__}-py3-none-(linux|macosx)_\w+\.whl", wheel.name)
+    tag = r"(manylinux|linux|macosx)_[\w.]+"
+    assert re.fullmatch(rf"sok_lite-{__version__}-py3-none-{tag}\.whl", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"sok_lite-{__version__}.dist-info/WHEEL").decode()
     assert "Root-Is-Purelib: false" in text
@@ -141,6 +145,19 @@ def test_libraries_show_their_kernels_and_nothing_of_libstdcxx(wheel, tmp_path):
         symbols = {line.split()[-1] for line in lines}
         assert "sok_launch" in symbols
         assert not {symbol for symbol in symbols if not symbol.startswith("sok_")}
+
+
+@pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
+@pytest.mark.skipif(sys.platform != "linux", reason="manylinux is of Linux")
+def test_wheel_needs_of_a_linux_its_glibc_alone(wheel, tmp_path):
+    """So auditwheel finds a manylinux tag for it, and has no library to put into it."""
+    done = run("auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
+    assert done.returncode == 0, done.stderr
+    (repaired,) = tmp_path.iterdir()
+    assert re.search(r"-manylinux_2_\d+_\w+", repaired.name)
+    with zipfile.ZipFile(repaired) as archive:
+        libraries = {name for name in archive.namelist() if ".so" in name}
+    assert {name.rpartition("/")[0] for name in libraries} == {"sok_lite/lib"}
 
 
 @pytest.mark.full_only("builds a wheel: both kernel libraries are compiled")
@@ -220,6 +237,11 @@ def test_a_name_that_needs_tensorflow_says_how_to_get_it(installed, tmp_path):
     assert "ImportError" in done.stderr
     assert 'pip install "sok_lite[cpu]"' in done.stderr
     assert 'pip install "sok_lite[gpu]"' in done.stderr
+
+
+def test_the_citation_is_of_this_version():
+    text = (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^version: (\S+)$", text, re.MULTILINE).group(1) == __version__
 
 
 def test_cmake_compiles_with_the_flags_of_a_checkout():

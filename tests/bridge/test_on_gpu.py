@@ -208,6 +208,7 @@ def results_of(calls, names, mode):
     return {name: tf.nest.flatten(mode(getattr(calls, name))()) for name in names}
 
 
+@pytest.mark.full_only("traces every call twice")
 @pytest.mark.usefixtures("initialised")
 def test_every_call_works_on_the_second_gpu_from_any_thread(monkeypatch, mode, request):
     """A thread begins on GPU 0, where the simulated GPU refuses memory of GPU 1."""

@@ -212,6 +212,7 @@ print("LOADED", *changes(first, facts()))
 GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS}
 
 
+@pytest.mark.full_only("starts a process; that of TFRA is the smoke")
 def test_importing_changes_steps_of_optimizers_and_what_is_guarded():
     done = subprocess.run(
         [sys.executable, "-c", BEFORE + "first = facts()\n" + OWN],

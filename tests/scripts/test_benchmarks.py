@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -338,13 +339,16 @@ def test_two_pinned_ranks_are_timed_beside_one():
     if "no horovodrun" in done.stderr:
         pytest.skip("no horovodrun: scripts/setup.sh installs Horovod")
     assert done.returncode == 0, done.stdout + done.stderr
-    *results, ratio = [json.loads(line) for line in re.findall(r"RESULT (.*)", done.stdout)]
+    *results, of_one, of_both = [
+        json.loads(line) for line in re.findall(r"RESULT (.*)", done.stdout)
+    ]
     assert [each["case"] for each in results] == cases
-    one, two = results[0]["median_ms"]
+    one, both, two = results[0]["median_ms"]
     assert results[2]["median_ms"][one] == 0 < results[2]["median_ms"][two]
-    for each in results[:2]:
+    for each, (ratio, beside) in product(results[:2], [(of_one, one), (of_both, both)]):
+        assert ratio["beside"] == beside
         assert ratio[each["case"]] == pytest.approx(
-            each["median_ms"][one] / each["median_ms"][two], abs=1e-3
+            each["median_ms"][beside] / each["median_ms"][two], abs=1e-3
         )
 
 

@@ -191,7 +191,7 @@ def fault_of(backend, kind, dim=DIM):
     "kind",
     [
         "hbm",
-        "hybrid",
+        pytest.param("hybrid", marks=pytest.mark.full_only("9 s on the simulated GPU")),
         "full",
         pytest.param("growing", marks=pytest.mark.full_only("13 s on the simulated GPU")),
         "rows",
