@@ -151,7 +151,7 @@ def test_libraries_show_their_kernels_and_nothing_of_libstdcxx(wheel, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="manylinux is of Linux")
 def test_wheel_needs_of_a_linux_its_glibc_alone(wheel, tmp_path):
     """So auditwheel finds a manylinux tag for it, and has no library to put into it."""
-    done = run("auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
+    done = run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
     assert done.returncode == 0, done.stderr
     (repaired,) = tmp_path.iterdir()
     assert re.search(r"-manylinux_2_\d+_\w+", repaired.name)
