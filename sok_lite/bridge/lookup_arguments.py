@@ -314,12 +314,8 @@ def _check_variable(param: Any, num_ranks: int) -> None:
             f"{type(param).__name__} is not supported in lookup: `params` must be "
             "variables of tables. Use tf.nn.embedding_lookup_sparse for others."
         )
-    if param.table.is_remote:
-        raise NotImplementedError(
-            f"Table {param.table.name!r} cannot be looked up over all ranks: its rows are in a "
-            "store outside of their processes, which all of them share. Each rank looks up its "
-            "own keys, by tf.nn.embedding_lookup or de.embedding_lookup."
-        )
+    if param.table.all_ranks_refusal is not None:
+        raise NotImplementedError(param.table.all_ranks_refusal)
     if param.owner_rank >= num_ranks:
         raise RuntimeError(
             f"There are only {num_ranks} GPU(s), cannot put embedding table on "

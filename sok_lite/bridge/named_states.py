@@ -34,7 +34,7 @@ def optimizer_states(variable: TableVariable) -> "dict[str, OptimizerState]":
     Raises:
       TypeError: not such a variable. RuntimeError: not in eager mode, or in static mode.
     """
-    if not isinstance(variable, TableVariable) or variable.table.is_remote:
+    if not isinstance(variable, TableVariable) or not variable.table.lists_states:
         raise TypeError(
             "optimizer_states() takes a variable whose rows are in this process. Received: "
             f"{type(variable).__name__}."

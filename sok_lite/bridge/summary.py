@@ -1,55 +1,6 @@
-"""A table in words: how full it is, what it lost, where its memory is."""
+"""What a notebook shows of a table."""
 
 from html import escape
-
-from sok_lite.engine.table import EmbeddingTable
-
-
-def summary(table: EmbeddingTable) -> str:
-    """Returns one line about a table."""
-    if table.is_remote:
-        return f"keys={table.size:,} not in this process"
-    tiers = table.store.tier_bytes()
-    text = f"keys={table.size:,} fill={_fill(table)} "
-    if not table.keeps_every_key:
-        text += (
-            f"evicted={table.num_evicted:,} memory={_bytes(tiers.near_used + table.index_bytes)} "
-            f"near, {_bytes(tiers.far_used)} far "
-        )
-    else:
-        text += f"memory={_bytes(tiers.near_used + table.index_bytes)} "
-    return f"{text}on {table.backend.name}"
-
-
-def table_facts(table: EmbeddingTable, dtype: str) -> dict[str, str]:
-    """Returns what a notebook shows of a table.
-
-    Args:
-      dtype: name of the rows' dtype.
-    """
-    if table.is_remote:
-        return {"keys": f"{table.size:,}", "row": f"{table.dim} x {dtype}"}
-    tiers = table.store.tier_bytes()
-    facts = {
-        "keys": f"{table.size:,}",
-        "row": f"{table.dim} x {dtype}",
-        "key type": table.key_dtype.name,
-        "kind of table": f"{table.var_type}, in {_place(table)}",
-        "fill": _fill(table),
-        "optimizer states": ", ".join(table.store.state_names) or "none",
-    }
-    if not table.keeps_every_key:
-        facts |= {
-            "evicted": f"{table.num_evicted:,} keys ({table.evict_strategy})",
-            "near memory of rows and states": _bytes(tiers.near_used),
-            "far memory of rows and states": _bytes(tiers.far_used),
-        }
-    else:
-        facts["memory of rows and states"] = _bytes(tiers.near_used)
-    return facts | {
-        "memory reserved for more rows": _bytes(table.store.num_bytes - table.store.used_bytes),
-        "memory of the index": _bytes(table.index_bytes),
-    }
 
 
 def facts_html(caption: str, facts: dict[str, str]) -> str:
@@ -58,26 +9,3 @@ def facts_html(caption: str, facts: dict[str, str]) -> str:
         f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts.items()
     )
     return f"<table><caption>{escape(caption)}</caption>{cells}</table>"
-
-
-def _place(table: EmbeddingTable) -> str:
-    """Returns where the rows are; "hbm" is what the kind is called, also without a GPU."""
-    if table.backend.name == "cpu":
-        return "RAM"
-    return "GPU memory" if table.keeps_every_key else "GPU memory and RAM"
-
-
-def _fill(table: EmbeddingTable) -> str:
-    text = f"{table.load_factor:.0%} of {table.capacity:,} slots"
-    if table.max_capacity is not None and table.capacity < table.max_capacity:
-        text += f" (at most {table.max_capacity:,})"
-    return text
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

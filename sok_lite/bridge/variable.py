@@ -24,7 +24,7 @@ from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
 from sok_lite.bridge.serving.mode import stand_in
-from sok_lite.bridge.summary import facts_html, summary, table_facts
+from sok_lite.bridge.summary import facts_html
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
 
@@ -282,11 +282,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     def __repr__(self) -> str:
         facts = f"shape={self.shape} dtype={self.dtype.name}"
-        text = on_device(self._table.backend, summary, self._table)
+        text = on_device(self._table.backend, self._table.summary)
         return f"<{self.kind} {self.name!r} {facts} {text}>"
 
     def _repr_html_(self) -> str:
-        facts = on_device(self._table.backend, table_facts, self._table, self.dtype.name)
+        facts = on_device(self._table.backend, self._table.facts, self.dtype.name)
         return facts_html(f"{self.kind} {self.name}", facts)
 
     # ---------------------------------------------------------------- reading

@@ -139,7 +139,7 @@ class HashTable(TableVariable, SaveableObject):
     @property
     def is_pooled(self) -> bool:
         """Whether the table combines rows itself."""
-        return not self.table.is_remote
+        return self.table.all_ranks_refusal is None
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
         """Returns the rows of keys, as `lookup`: nothing is inserted."""

@@ -1,4 +1,4 @@
-"""One optimizer step for rows of several tables, some of whose rows are not in this process.
+"""One optimizer step for rows of several tables whose rows are not in this process.
 
 Such rows and their states are fetched into a table of this process, updated there, and written back
 key by key, each as a whole: a row that another worker has changed meanwhile is fetched and updated
@@ -6,57 +6,54 @@ again. So each step of each worker counts, whoever trains the same keys.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from sok_lite.backend.publish import Action
+from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.optimizers.rule import rule_step
 from sok_lite.engine.step import Step, StepOptions
 from sok_lite.engine.update import UpdateStep, make_states, merged
 from sok_lite.engine.update_rows import Update, Updates, summed
 
 
-def step_of(updates: Updates, options: StepOptions) -> Step:
-    """Returns one step of all tables by their update rules, wherever their rows are."""
-    are_remote = [table.is_remote for table in updates.tables]
-    return RemoteStep(updates, options) if True in are_remote else UpdateStep(updates, options)
-
-
 class RemoteStep(Step):
-    """One step of all tables, where the rows of some are not in this process. Those go first.
+    """One step of tables whose rows are not in this process.
 
-    Where the connection to rows fails, those of this process have not changed; of the others some
-    may have.
+    Where the connection to rows fails, some may have changed.
 
     Args, raises: as of UpdateStep. What a remote store raises comes as it is.
     """
 
     def __init__(self, updates: Updates, options: StepOptions) -> None:
-        remote = [i for i, table in enumerate(updates.tables) if table.is_remote]
-        here = [i for i, table in enumerate(updates.tables) if not table.is_remote]
-        self._remote = list(map(Update, *summed(merged(updates.some(remote)))))
-        stand_ins = [each._replace(table=cast(Any, each.table).make()) for each in self._remote]
-        self._stand_ins = UpdateStep(stand_ins, options)
-        self._here, self._options = UpdateStep(updates.some(here), options), options
-        self._is_prepared = False
+        self._updates = list(map(Update, *summed(merged(updates))))
+        stand_ins = [each._replace(table=cast(Any, each.table).make()) for each in self._updates]
+        self._stand_ins, self._options = UpdateStep(stand_ins, options), options
+
+    @staticmethod
+    def refuse(table: str, why: str) -> NoReturn:
+        """Raises for what a step cannot do with a table.
+
+        Raises:
+          NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"Table {table!r}, whose rows are not in this process, cannot take this step: {why}. "
+            "Use an optimizer of docs/optimizers.md without clipnorm, global_clipnorm and loss "
+            "scaling, or keep the rows in this process."
+        )
 
     def prepare(self) -> None:
         """Raises what there is to raise, and changes no row; see `Step`."""
-        self._here.prepare()
         self._stand_ins.prepare()
-        for update in self._remote:
+        for update in self._updates:
             update.table.contains(update.keys[:1])  # is there a connection?
-        self._is_prepared = True
 
     def commit(self, extra_actions: Sequence[Action] = ()) -> None:
         """Takes the step; see `Step`."""
-        if not self._is_prepared:  # all is refused before the first row changes anywhere
-            self._here.prepare()
-            self._stand_ins.prepare()
-        for update in self._remote:
+        for update in self._updates:
             _take_step(update, self._options)
-        self._here.commit(extra_actions)
+        publish(extra_actions)
 
 
 def _take_step(update: Update, options: StepOptions) -> None:

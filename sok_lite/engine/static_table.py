@@ -29,7 +29,7 @@ class StaticTable:
 
     var_type = "static"
     is_static = True
-    is_remote = False
+    all_ranks_refusal = None
     keeps_every_key = True
     rounds_gradients = False
     # Nothing is drawn: the rows are there.

@@ -30,7 +30,7 @@ from sok_lite.engine.pieces import chosen, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.segments import cut
-from sok_lite.engine.step import HeldStep
+from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import batched, look_up_batch
@@ -46,6 +46,47 @@ from sok_lite.engine.update_rows import (
 
 class NonFiniteGradientError(ValueError, FloatingPointError):
     """A gradient has a NaN or an infinity and the program asked for an error."""
+
+
+def step_of(updates: Updates, options: StepOptions) -> Step:
+    """Returns one step of all tables by their update rules, whatever their kinds."""
+    types = [table.step_type for table in updates.tables]
+    if types.count(None) == len(types):
+        return UpdateStep(updates, options)
+    steps = [
+        (UpdateStep if step_type is None else step_type)(
+            updates.some([i for i, other in enumerate(types) if other is step_type]), options
+        )
+        for step_type in (*dict.fromkeys(filter(None, types)), None)
+    ]
+    return JoinedStep(steps)
+
+
+class JoinedStep(Step):
+    """Steps of tables of several kinds, as one. Every one is prepared before the first is taken.
+
+    Args:
+      steps: in the order in which they are taken. The last does not fail once it is prepared.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+        self._is_prepared = False
+
+    def prepare(self) -> None:
+        """Raises what there is to raise, and changes no row; see `Step`."""
+        for step in reversed(self._steps):
+            step.prepare()
+        self._is_prepared = True
+
+    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
+        """Takes the steps; see `Step`."""
+        if not self._is_prepared:
+            self.prepare()
+        *others, last = self._steps
+        for step in others:
+            step.commit()
+        last.commit(extra_actions)
 
 
 class UpdateStep(HeldStep["_Steps | None"]):

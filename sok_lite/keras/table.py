@@ -17,7 +17,7 @@ from sok_lite.bridge.keras import guard, saving
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.saved_parts import part_of_rank
-from sok_lite.bridge.summary import facts_html, summary, table_facts
+from sok_lite.bridge.summary import facts_html
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.fingerprint import fingerprints
@@ -199,12 +199,12 @@ class TablePart:
         return True  # an empty table is a table
 
     def __repr__(self) -> str:
-        text = on_device(self._table.backend, summary, self._table)
+        text = on_device(self._table.backend, self._table.summary)
         return f"<sok_lite.keras.Table {self.name!r} dim={self.dim} {text}>"
 
     def _repr_html_(self) -> str:
         """Returns what a notebook shows."""
-        facts = on_device(self._table.backend, table_facts, self._table, self.variable.dtype.name)
+        facts = on_device(self._table.backend, self._table.facts, self.variable.dtype.name)
         if self.has_texts:
             facts["key type"] = "text, by its 64-bit hash"
         return facts_html(f"sok_lite.keras.Table {self.name}", facts)

@@ -1,9 +1,8 @@
 """Steps of the engine in one call, as tests take them."""
 
 from sok_lite.engine.gathered_update import GatheredStep
-from sok_lite.engine.remote_update import step_of
 from sok_lite.engine.step import StepOptions
-from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update import UpdateStep, step_of
 from sok_lite.engine.update_rows import Updates
 
 

@@ -33,8 +33,8 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.pieces import Pieces
-from sok_lite.engine.remote_update import step_of
 from sok_lite.engine.step import Step, StepOptions
+from sok_lite.engine.update import step_of
 from sok_lite.engine.update_rows import Updates
 
 

@@ -111,7 +111,7 @@ class WrappedOptimizer(RowOptimizer):
         if batches > 1:
             check_accumulates(self.optimizer, self._family)
         loss_scale = loss_scale_of(self.optimizer, self._family, dense)
-        self._refuse_remote(pairs, loss_scale)
+        self._refuse_step(pairs, loss_scale)
         pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
         if batches > 1:
             go = is_last(self._inner)
@@ -142,10 +142,10 @@ class WrappedOptimizer(RowOptimizer):
             name=name,
         )
 
-    def _refuse_remote(self, pairs: Pairs, loss_scale: Any) -> None:
-        """Raises for a step that tables whose rows are elsewhere cannot take."""
-        remote = [var.table.name for _, var in pairs if var.table.is_remote]
-        if not remote:
+    def _refuse_step(self, pairs: Pairs, loss_scale: Any) -> None:
+        """Raises for a step that tables of kinds which take steps apart cannot take."""
+        apart = [var.table for _, var in pairs if var.table.step_type is not None]
+        if not apart:
             return
         why = None
         if isinstance(self._settings(), OwnStep):
@@ -155,11 +155,7 @@ class WrappedOptimizer(RowOptimizer):
         elif changes_of(self._inner, self._family).limit is not None:
             why = "a norm is of the gradients of all workers, which do not wait for each other"
         if why is not None:
-            raise NotImplementedError(
-                f"Table {remote[0]!r}, whose rows are not in this process, cannot take this step: "
-                f"{why}. Use an optimizer of docs/optimizers.md without clipnorm, global_clipnorm "
-                "and loss scaling, or keep the rows in this process."
-            )
+            apart[0].step_type.refuse(apart[0].name, why)
 
     def _dense_step(
         self, dense: Any, has_dense: bool, global_step: Any, name: Any, options: dict[str, Any]

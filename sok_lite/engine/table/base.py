@@ -26,6 +26,7 @@ from sok_lite.engine.table.lookups import look_up
 from sok_lite.engine.table.new_keys import LookupRequest, Output
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import Evicted, Lookup
+from sok_lite.engine.table.summary import facts, summary
 
 
 class EmbeddingTable(Inserts):
@@ -35,6 +36,8 @@ class EmbeddingTable(Inserts):
     they may repeat and every value of the type is legal. Methods return arrays of the backend. A
     method that raises or is interrupted has done nothing or everything.
     """
+
+    summary, facts = summary, facts
 
     # ---------------------------------------------------------------- lookups
 

@@ -60,7 +60,10 @@ class TableParts(Exclusive, ABC):
       clock: counts the lookups that could insert.
       is_static: whether it has a fixed number of rows, which somebody else keeps; see
         engine/static_table.py.
-      is_remote: whether its rows are not in this process; see engine/table/remote.py.
+      all_ranks_refusal: why a lookup of all ranks does not reach its rows; None: it does.
+      lists_states: whether its optimizer states have names to list, rename and drop them by.
+      step_type: the class of steps by rules that tables of its kind take, and which has
+        `refuse(table, why)` for what such a step cannot do; None: `update.UpdateStep`.
       keeps_every_key: whether it neither evicts keys nor turns new ones away. A lookup has nothing
         else to prepare or to report then.
       counts_repeats: whether a lookup counts a key as often as it comes; see `counts`.
@@ -76,7 +79,9 @@ class TableParts(Exclusive, ABC):
 
     var_type: str
     is_static = False
-    is_remote = False
+    all_ranks_refusal: str | None = None
+    lists_states = True
+    step_type: Any = None
     # Of the call that is under way: new keys that had no room, and all of them.
     refused = (0, 0)
     keeps_every_key = True

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sok_lite.backend import Array
+from sok_lite.engine.remote_update import RemoteStep
 from sok_lite.engine.rows.state_owner import Kinds, kinds_of
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.base import EmbeddingTable
@@ -64,9 +65,10 @@ class RemoteTable(Exclusive):
     """
 
     var_type = "remote"
-    is_remote = True
     is_static = False
     keeps_every_key = True
+    lists_states = False
+    step_type = RemoteStep
 
     def __init__(self, make: Callable[[], EmbeddingTable], rows: RemoteStore) -> None:
         super().__init__()
@@ -85,6 +87,23 @@ class RemoteTable(Exclusive):
     def size(self) -> int:
         """Keys held."""
         return self.rows.size()
+
+    @property
+    def all_ranks_refusal(self) -> str:
+        """Why a lookup of all ranks does not reach its rows."""
+        return (
+            f"Table {self.name!r} cannot be looked up over all ranks: its rows are in a store "
+            "outside of their processes, which all of them share. Each rank looks up its own keys, "
+            "by tf.nn.embedding_lookup or de.embedding_lookup."
+        )
+
+    def summary(self) -> str:
+        """Returns one line about the table."""
+        return f"keys={self.size:,} not in this process"
+
+    def facts(self, dtype: str) -> dict[str, str]:
+        """Returns what a notebook shows of the table; see `summary.facts`."""
+        return {"keys": f"{self.size:,}", "row": f"{self.dim} x {dtype}"}
 
     # ---------------------------------------------------------------- what programs call
 
