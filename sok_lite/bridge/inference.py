@@ -26,6 +26,24 @@ class Reading(NamedTuple):
     missing: str
 
 
+class MissingKeyPolicy(NamedTuple):
+    """What a lookup does with keys without a row: the arguments as given.
+
+    Attributes:
+      training, missing: see `reading`.
+      has_filter: whether new keys are drawn.
+      reading_only: see `reading`.
+    """
+
+    training: bool | None = None
+    missing: str | None = None
+    has_filter: bool = False
+    reading_only: str | None = None
+
+
+# Keys are inserted, unless `inference_mode` is open.
+AS_USUAL = MissingKeyPolicy()
+
 # What the blocks that are open say, the latest last. TensorFlow runs host calls on threads of its
 # own, so this cannot belong to a thread. It is replaced as a whole: who reads it needs no lock.
 _open: tuple[tuple[object, str | None], ...] = ()

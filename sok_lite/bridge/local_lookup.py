@@ -11,6 +11,8 @@ from sok_lite.bridge.checks import checked_keys, refuse_partitions
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.inference import (
+    AS_USUAL,
+    MissingKeyPolicy,
     checked_missing,
     checked_training,
     pipeline_of_trace,
@@ -28,9 +30,7 @@ from sok_lite.engine.table import EmbeddingTable
 def local_lookup(
     variable: Any,
     keys: Any,
-    training: bool | None = None,
-    missing: str | None = None,
-    reading_only: str | None = None,
+    policy: MissingKeyPolicy = AS_USUAL,
     counts: Any = None,
 ) -> tf.Tensor:
     """Returns the rows of keys in this rank's table. No communication.
@@ -38,9 +38,7 @@ def local_lookup(
     Args:
       variable: the table.
       keys: integers of any shape.
-      training: whether new keys are inserted; None: unless `inference_mode` is open.
-      missing: what a key gives that has no row: "initial" or "zeros".
-      reading_only: the same where nobody says, and nothing is inserted.
+      policy: for keys without a row; it has no filter.
       counts: int64 of the keys' shape, how often each key counts as seen; None: once.
 
     Returns:
@@ -52,12 +50,12 @@ def local_lookup(
       ValueError: a key does not fit the key type, or the variable is one of a list.
     """
     refuse_partitions(variable)
-    training, missing = checked_training(training), checked_missing(missing)
+    training, missing = checked_training(policy.training), checked_missing(policy.missing)
     dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
     pipeline = pipeline_of_trace()
 
     def look_up(table: Any, keys: Any, *counts: Any) -> Sequence[tf.Tensor]:
-        insert, absent = reading(training, missing, reading_only=reading_only)
+        insert, absent = reading(training, missing, reading_only=policy.reading_only)
         if insert and pipeline:
             refuse_to_insert(pipeline, table.name)
         rows = empty((*keys.shape, dim), dtype, backend)
@@ -74,7 +72,7 @@ def local_lookup(
     reference = weakref.ref(variable)
 
     def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        return tables.read(alive(reference), keys, training, missing or reading_only)[:1]
+        return tables.read(alive(reference), keys, training, missing or policy.reading_only)[:1]
 
     keys = checked_keys(variable, keys)
     (rows,) = looked_up(f"A lookup in {variable.name!r}", live, plain, [keys])

@@ -7,14 +7,18 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge import static_lookup
+from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import from_function
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.joined import Numbers, cut, from_int64
+from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments, joined_inputs
-from sok_lite.bridge.lookup_host import LookupHost, MissingKeyPolicy
+from sok_lite.bridge.lookup_host import LookupHost
 from sok_lite.bridge.pooled_call import PooledCall
 from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.serving.pooled import combined, tensors_of
+from sok_lite.bridge.sparse_matrix import clipped, combined_rows, values_of
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
 
@@ -93,18 +97,52 @@ class _Lookup(PooledCall):
 
 
 def look_up_each(
-    comm: Communicator, variable: Any, ids: tf.Tensor, policy: MissingKeyPolicy
+    comm: Communicator | None, variable: Any, ids: Any, policy: MissingKeyPolicy, counts: Any = None
 ) -> tf.Tensor:
     """Returns the rows of keys in the tables of all ranks. Every rank must call it.
 
     Args:
+      comm: None: the keys are looked up in this rank's table; see `local_lookup`.
       variable: of a table.
       ids: integers of any shape.
+      counts: see `local_lookup`, without a communicator.
 
     Returns:
       ids.shape + [dimension] of the rows' dtype, with a gradient of the variable.
     """
+    if comm is None:
+        return local_lookup(variable, ids, policy, counts)
+    ids = checked_keys(variable, ids)
     arguments = checked_arguments([variable], [tf.reshape(ids, [-1])], None, "sum", comm.size)
     rows = look_up(comm, arguments, policy)[0]
     result = tf.reshape(rows, tf.concat([tf.shape(ids), [variable.dimension]], 0))
     return tf.ensure_shape(result, ids.shape.concatenate([variable.dimension]))
+
+
+def look_up_combined(
+    comm: Communicator,
+    variable: Any,
+    matrix: Any,
+    weights: Any,
+    combiner: str,
+    policy: MissingKeyPolicy,
+    max_norm: float | None,
+    read: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """Returns the rows of keys, combined row by row of a sparse matrix.
+
+    Args:
+      variable: of a table, which combines the rows itself if it can; None: it cannot.
+      matrix, weights, combiner: see `sparse_matrix.combined_rows`.
+      max_norm: rows are clipped to this norm before they are combined; None: they are not.
+      read: takes keys (n,), gives their rows, where the table does not combine them.
+
+    Returns:
+      (batch, dimension), of float16 and bfloat16 rows float32; zeros for a row without keys.
+    """
+    # Halves stay float32 when they are combined: a table would round them.
+    if variable is None or max_norm is not None or variable.dtype != tf.float32:
+        rows = clipped(read(values_of(matrix)), max_norm)
+        return combined_rows(rows, matrix, weights, combiner)
+    arguments = checked_arguments([variable], [matrix], weights, combiner, comm.size)
+    return look_up(comm, arguments, policy)[0]

@@ -1,12 +1,16 @@
 """The host half of `lookup_sparse` in tables that grow."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.bridge.inference import pipeline_of_trace, reading, refuse_to_insert
+from sok_lite.bridge.inference import (
+    MissingKeyPolicy,
+    pipeline_of_trace,
+    reading,
+    refuse_to_insert,
+)
 from sok_lite.bridge.joined import ResultBuffer
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.pooled_host import BackwardParts, PooledHost
@@ -18,21 +22,6 @@ from sok_lite.engine.backward_context import BackwardContext, pack, unpack
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.table import EmbeddingTable
-
-
-class MissingKeyPolicy(NamedTuple):
-    """What a call does with keys without a row: the arguments as given.
-
-    Attributes:
-      training, missing: see `inference.reading`.
-      has_filter: whether new keys are drawn.
-      reading_only: see `inference.reading`.
-    """
-
-    training: bool | None
-    missing: str | None
-    has_filter: bool
-    reading_only: str | None = None
 
 
 class LookupHost(PooledHost):

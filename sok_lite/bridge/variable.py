@@ -19,6 +19,7 @@ from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.gpu import share_gpu
 from sok_lite.bridge.graph_gradient import custom_gradient, source_of
 from sok_lite.bridge.host_call import make_turn, on_device
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.keras import guard, held
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
@@ -314,7 +315,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
           keys as given, repeated ones included.
         """
         try:
-            return local_lookup(self, indices, training, missing)
+            return local_lookup(self, indices, MissingKeyPolicy(training, missing))
         except AttributeError as error:
             # tf.gather takes an AttributeError for "no sparse_read" and would read a dense tensor.
             raise RuntimeError(f"The lookup in {self.name!r} failed: {error}") from error

@@ -4,8 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.lookup import look_up_each
-from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.dynamic_embedding.errors import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.ranks import communicator
@@ -86,7 +86,7 @@ class HvdVariable:
             )
         if self.mpi_size == 1:
             return self.shadow.lookup(ids)
-        rows = look_up_each(self._comm, self.shadow, ids, MissingKeyPolicy(False, None, False))
+        rows = look_up_each(self._comm, self.shadow, ids, MissingKeyPolicy(False))
         if get_model_mode() != ModelMode.TRAIN:
             rows = tf.stop_gradient(rows)
         return clipped(rows, self.shadow.max_norm)

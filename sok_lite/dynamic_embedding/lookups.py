@@ -14,15 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted_function
-from sok_lite.bridge.lookup import look_up
-from sok_lite.bridge.lookup_arguments import checked_arguments
-from sok_lite.bridge.lookup_host import MissingKeyPolicy
+from sok_lite.bridge.inference import MissingKeyPolicy
+from sok_lite.bridge.lookup import look_up_combined
 from sok_lite.bridge.sparse_matrix import (
     as_rows,
     as_safe_matrix,
     check_sparse,
     checked_combiner,
-    combined_rows,
     values_of,
     with_outer,
     with_values,
@@ -259,12 +257,10 @@ def _combined(
     params = trainable.params
     is_inference = not trainable.trainable or get_model_mode() == ModelMode.INFERENCE
     is_clipped = max_norm is not None or trainable.max_norm is not None
-    # Halves stay float32 when they are combined: a table would round them.
-    is_pooled = params.is_pooled and params.value_dtype == tf.float32
-    if is_inference or is_clipped or not is_pooled or asked is not trainable:
-        rows = clipped(asked.lookup(values_of(ids)), max_norm)
-        return combined_rows(rows, ids, weights, combiner)
-    keys = params.keys_of(values_of(ids), remember=True)
-    matrix = with_values(ids, keys)
-    arguments = checked_arguments([trainable], [matrix], weights, combiner, 1)
-    return look_up(SingleCommunicator(), arguments, MissingKeyPolicy(False, None, False))[0]
+    can_pool = params.is_pooled and params.value_dtype == tf.float32 and asked is trainable
+    is_pooled = can_pool and not is_inference and not is_clipped
+    if is_pooled:
+        ids = with_values(ids, params.keys_of(values_of(ids), remember=True))
+    variable = trainable if is_pooled else None
+    policy, comm = MissingKeyPolicy(False), SingleCommunicator()
+    return look_up_combined(comm, variable, ids, weights, combiner, policy, max_norm, asked.lookup)

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers, trains_for
 from sok_lite.bridge.sparse_matrix import clipped
@@ -129,7 +130,7 @@ class TrainableWrapper(TableVariable):
         if not self.trainable or get_model_mode() == ModelMode.INFERENCE:
             return clipped(self.params.lookup(ids), self.max_norm)
         keys = self.params.keys_of(ids, remember=True)
-        return clipped(local_lookup(self, keys, training=False), self.max_norm)
+        return clipped(local_lookup(self, keys, MissingKeyPolicy(False)), self.max_norm)
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
         """Returns the rows of keys; see `lookup`."""

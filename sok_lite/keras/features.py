@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras.called import as_keys
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
-from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.loss_weight import weighed_on_the_way_back
 from sok_lite.bridge.tf_private import could_possibly_record
 

@@ -5,6 +5,7 @@ TensorFlow's own would drop negative keys, and would divide the keys of a list o
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,16 +13,13 @@ import tensorflow as tf
 from sok_lite.bridge import job, tf_private
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import checked_keys
-from sok_lite.bridge.lookup import look_up
-from sok_lite.bridge.lookup_arguments import checked_arguments
-from sok_lite.bridge.lookup_host import MissingKeyPolicy
+from sok_lite.bridge.inference import MissingKeyPolicy
+from sok_lite.bridge.lookup import look_up_combined
 from sok_lite.bridge.sparse_matrix import (
     as_safe_matrix,
     check_sparse,
     checked_combiner,
     clipped,
-    combined_rows,
-    values_of,
     with_outer,
 )
 from sok_lite.comm.single import SingleCommunicator
@@ -222,14 +220,10 @@ def _combined(
     training: bool | None,
 ) -> tf.Tensor:
     """Returns the rows of keys combined, (batch, dim)."""
-    # Halves stay float32 when they are combined: a table would round them.
-    if max_norm is not None or variable.dtype != tf.float32:
-        rows = clipped(variable.sparse_read(values_of(ids), training=training), max_norm)
-        return combined_rows(rows, ids, weights, combiner)
     comm = job.other_ranks() or SingleCommunicator()
-    arguments = checked_arguments([variable], [ids], weights, combiner, comm.size)
     policy = MissingKeyPolicy(variable.resolved(training), None, False, READING_ONLY)
-    return look_up(comm, arguments, policy)[0]
+    read = partial(variable.sparse_read, training=training)
+    return look_up_combined(comm, variable, ids, weights, combiner, policy, max_norm, read)
 
 
 # ---- TensorFlow's own functions ------------------------------------------------------------------

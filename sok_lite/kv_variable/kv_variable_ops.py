@@ -13,10 +13,8 @@ from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.inference import checked_missing, checked_training
-from sok_lite.bridge.local_lookup import local_lookup
+from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked_training
 from sok_lite.bridge.lookup import look_up_each
-from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.row_gradient import gradient_shape
 from sok_lite.bridge.table_call import array_call, table_call
 from sok_lite.bridge.tensor import to_tensor
@@ -343,14 +341,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def _rows(
         self, keys: Any, training: bool | None, missing: str | None, counts: Any = None
     ) -> tf.Tensor:
-        training, missing = self.resolved(training), checked_missing(missing)
-        comm = job.other_ranks()
-        if comm is None:
-            return local_lookup(self, keys, training, missing, READING_ONLY, counts)
-        keys = checked_keys(self, keys)
-        return look_up_each(
-            comm, self, keys, MissingKeyPolicy(training, missing, False, READING_ONLY)
+        policy = MissingKeyPolicy(
+            self.resolved(training), checked_missing(missing), False, READING_ONLY
         )
+        return look_up_each(job.other_ranks(), self, keys, policy, counts)
 
     def resolved(self, training: bool | None) -> bool | None:
         """Returns the `training` of a lookup as the bridge takes it."""

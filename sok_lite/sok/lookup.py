@@ -7,11 +7,10 @@ import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import integer_keys
-from sok_lite.bridge.inference import checked_missing, checked_training
+from sok_lite.bridge.inference import AS_USUAL, MissingKeyPolicy, checked_missing, checked_training
 from sok_lite.bridge.local_lookup import local_lookup_and_evict
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
-from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.type_spec import alive
 from sok_lite.communication import communicator
 from sok_lite.sok.dynamic_variable import DynamicVariable
@@ -135,7 +134,7 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
         )
     ids = _one_key_a_row(indices)
     arguments = checked_arguments([param], [ids], None, "sum", comm.size)
-    return look_up(comm, arguments, MissingKeyPolicy(None, None, False))[0]
+    return look_up(comm, arguments, AS_USUAL)[0]
 
 
 def _one_key_a_row(indices: Any) -> tf.Tensor:

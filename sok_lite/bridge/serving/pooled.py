@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.lookup_arguments import Argument, TableSpec
-from sok_lite.bridge.lookup_host import MissingKeyPolicy
 from sok_lite.bridge.type_spec import alive
 
 
