@@ -5,12 +5,15 @@ nor texts as NumPy has them, so that these are written as what they are made of:
 bits (uint16), and texts as their bytes (uint8) one after the other, with their lengths.
 """
 
+import io
 import itertools
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from sok_lite.comm import Communicator
 
 _BYTES, _LENGTHS = "_bytes", "_lengths"
 
@@ -84,3 +87,11 @@ def _array(whose: str, name: str, dtype: Any, store: Mapping[str, Any]) -> np.nd
             f"{np.dtype(dtype).name}. Make it with the types of keys and rows that were saved."
         )
     return array
+
+
+def parts_of_all(comm: Communicator, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Returns the arrays of each rank. Every rank must call it."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    gathered = comm.allgatherv(np.frombuffer(file.getvalue(), np.uint8), call="Table.save")
+    return [dict(np.load(io.BytesIO(part.tobytes()))) for part in gathered.by_rank()]

@@ -12,6 +12,7 @@ import tensorflow as tf
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.keras import guard
 from sok_lite.bridge.keras.classes import made_so_far, share_in_copies
+from sok_lite.bridge.keras.running import is_loading
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph
@@ -131,7 +132,7 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
     guard.tell(share_in_copies)
     guard.refuse_clone()
     made = made_so_far()
-    if made is None and guard.is_loading():
+    if made is None and is_loading():
         made = {}  # of a model whose from_config() does not call that of Keras
     if made is None:
         variable = _by_name(name, arguments, joins=False)

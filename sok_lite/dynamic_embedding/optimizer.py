@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras import guard
+from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.minimize import check_any, gradients_of
 from sok_lite.bridge.optimizers.settings import family_of
@@ -47,9 +47,9 @@ def DynamicEmbeddingOptimizer(
         communicator("`synchronous=True`")
     train_for(API, self, synchronous=synchronous)
     attributes = vars(self)  # what is set, Keras and TensorFlow would track
-    attributes.pop(guard.OVER_RANKS, None)
+    attributes.pop(OVER_RANKS, None)
     if synchronous:
-        attributes[guard.OVER_RANKS] = "sum"
+        attributes[OVER_RANKS] = "sum"
     if family is KERAS3:
         attributes["minimize"] = MethodType(_minimize, self)
     if family.slots is not None:

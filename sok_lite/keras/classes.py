@@ -8,26 +8,21 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import guard, held
+from sok_lite.bridge.keras.callbacks import help_callbacks
 from sok_lite.bridge.keras.classes import (
     layer_class,
     register_as_layer,
     root_of,
     share_in_copies,
 )
+from sok_lite.bridge.keras.ranks import AllRanksPart, all_ranks_class, check_ranks
 from sok_lite.bridge.keras.saving import keep_tables
+from sok_lite.bridge.keras.steps import count_by_rows
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
 from sok_lite.keras.features import Feature
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
 from sok_lite.keras.metrics import TableMetricsPart, metrics_class
-from sok_lite.keras.metrics_of_all import add_over_ranks
 from sok_lite.keras.parts import equal_steps, shard
-from sok_lite.keras.ranks import (
-    AllRanksPart,
-    all_ranks_class,
-    check_before_training,
-    check_while_training,
-)
-from sok_lite.keras.steps import count_by_rows
 from sok_lite.keras.table import TablePart
 from sok_lite.keras.together import know_plain, look_up_together
 
@@ -79,13 +74,10 @@ def _classes_of(package: Any) -> SimpleNamespace:
 
 
 train_with_stock_optimizers()
-keep_tables()
-guard.tell(share_in_copies)
-guard.tell(check_before_training)
-guard.tell(check_while_training)
-guard.tell(count_by_rows)
-guard.tell(add_over_ranks)
-guard.tell(look_up_together)
+for _told in (
+    *(keep_tables, help_callbacks, share_in_copies, check_ranks, count_by_rows, look_up_together),
+):
+    guard.tell(_told)
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
 
     class Table(TablePart, keras.layers.Layer):

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.keras.features import COMBINERS, Feature, as_tensor_of_texts, mask_of, rows_of
-from sok_lite.keras.together import note_place, prepared_rows
+from sok_lite.keras.together import is_made_of, note_place, prepared_rows
 
 
 class EmbeddingsPart:
@@ -72,7 +72,8 @@ class EmbeddingsPart:
         elif isinstance(inputs, (list, tuple)):
             inputs = [as_tensor_of_texts(ids) for ids in inputs]
         rows = super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
-        note_place(self, self._flat("inputs", inputs), not args and not kwargs)
+        if is_made_of(inputs):
+            note_place(self, self._flat("inputs", inputs), not args and not kwargs)
         return rows
 
     def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
@@ -114,6 +115,8 @@ class EmbeddingsPart:
 
     def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
         """Returns which ids of features with a `mask_value` and no combiner give a row."""
+        if all(each.mask_value is None or each.combiner is not None for each in self._of.features):
+            return None
         pairs = zip(self._of.features, self._flat("inputs", inputs), strict=True)
         masks = [mask_of(feature, ids, self.package) for feature, ids in pairs]
         return None if all(mask is None for mask in masks) else self._packed(masks)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras.steps import rows_of
 
 
 def shard(batches: tf.data.Dataset, drop_remainder: bool = False) -> tf.data.Dataset:
@@ -66,16 +67,6 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
     empties = first.cache().repeat(max(counts) - count)
     cardinality = tf.data.experimental.assert_cardinality(max(counts))
     return batches.concatenate(empties).apply(cardinality)
-
-
-def rows_of(batch: Any) -> tf.Tensor:
-    """Returns the number of rows of a batch, a scalar int64."""
-    first = next(each for each in tf.nest.flatten(batch) if each is not None)
-    if isinstance(first, tf.SparseTensor):
-        return tf.cast(first.dense_shape[0], tf.int64)
-    if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.int64)
-    return tf.shape(first, tf.int64)[0]
 
 
 def _of_rows(batches: tf.data.Dataset, batch: Any, start: Any, end: Any) -> Any:

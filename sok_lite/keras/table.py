@@ -13,8 +13,9 @@ from sok_lite.backend import Backend
 from sok_lite.bridge import stored, table_ops, writes
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
-from sok_lite.bridge.keras import guard, saving
+from sok_lite.bridge.keras import saving
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
+from sok_lite.bridge.keras.running import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.saved_parts import part_of_rank
 from sok_lite.bridge.summary import facts_html
@@ -26,7 +27,6 @@ from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.keras.features import Feature, as_tensor_of_texts, keys_of_texts, rows_of
-from sok_lite.keras.ranks import parts_of_all
 from sok_lite.keras.together import note_place, prepared_rows
 from sok_lite.keras.weight import TableWeight
 
@@ -317,7 +317,7 @@ class TablePart:
         """
         config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
         if self._num_users() > 1:
-            if guard.is_cloning():
+            if is_cloning():
                 raise NotImplementedError(
                     f"clone_model() does not know that several layers share table {self.name!r}: "
                     "it would give each a table of its own. Use "
@@ -379,7 +379,7 @@ class TablePart:
                 )
             arrays: dict[str, Any] = {}
             stored.write_tensors(arrays, self.variable.saved_tensors())
-            for rank, part in enumerate(parts_of_all(comm, arrays)):
+            for rank, part in enumerate(stored.parts_of_all(comm, arrays)):
                 for name, array in part.items():
                     store[_prefix(rank, comm.size) + name] = array
         saving.note(self.variable)

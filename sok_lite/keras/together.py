@@ -64,6 +64,13 @@ def know_plain(cls: type) -> None:
     _plain.add(cls)
 
 
+def is_made_of(inputs: Any) -> bool:
+    """Whether a model is being made of inputs, and no layer called with ids."""
+    values = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    first = next(iter(values), None) if isinstance(values, (list, tuple)) else values
+    return hasattr(first, "_keras_history")
+
+
 def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
     """Notes where a layer is called, if inputs of a model stand for ids.
 

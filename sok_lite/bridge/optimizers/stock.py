@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import guard, held, hooks
+from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.all_ranks import averaged, summed
 from sok_lite.bridge.optimizers.family import Family, OwnStep
 from sok_lite.bridge.optimizers.here import DenseStep, StepsHere
@@ -122,9 +123,7 @@ def _wrap_keras(name: str, package: Any) -> None:
     base = package.optimizers.Optimizer
     for cls in vars(package.optimizers).values():
         if inspect.isclass(cls) and issubclass(cls, base):
-            hooks.around(cls, MAKES_STATES, _building)
-            if name == "keras":
-                _wrap_lists(cls)
+            _wrap_of_keras(cls, name)
     if name == "keras":
         return
     legacy = package.optimizers.legacy.Optimizer
@@ -143,12 +142,17 @@ def _wrap_keras(name: str, package: Any) -> None:
 
 def _wrap_class(cls: type, family: Family) -> None:
     """Has a class of optimizers train tables, one of a program's own too."""
-    if family is KERAS3:
-        _wrap_lists(cls)
-    else:
+    if family is not KERAS3:
         _wrap_pairs(cls)
     if family in (KERAS3, TF_KERAS):
-        hooks.around(cls, MAKES_STATES, _building)
+        _wrap_of_keras(cls, "keras" if family is KERAS3 else "tf_keras")
+
+
+def _wrap_of_keras(cls: type, package: str) -> None:
+    """Has a class of optimizers of a Keras make no dense states of tables, and of Keras 3 train."""
+    hooks.around(cls, MAKES_STATES, _building)
+    if package == "keras":
+        _wrap_lists(cls)
 
 
 def _wrap_pairs(cls: type) -> None:
@@ -199,7 +203,7 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
     with _step_of(self):
         if any(_is_ours(each, self) for each in trainable_variables or ()):
             return _take(self, zip(grads, trainable_variables, strict=True), dense_step, {})
-        if guard.OVER_RANKS in vars(self):
+        if OVER_RANKS in vars(self):
             variables = trainable_variables or [None] * len(grads)
             pairs = _over_ranks(self, list(zip(grads, variables, strict=True)))
             grads = [grad for grad, _ in pairs]
@@ -231,9 +235,7 @@ def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any)
     done = call(self, *args, **kwargs)
     optimizer = getattr(self, "optimizer", None)
     if isinstance(optimizer, package.optimizers.Optimizer):
-        hooks.around(type(optimizer), MAKES_STATES, _building)
-        if package.__name__ == "keras":
-            _wrap_lists(type(optimizer))
+        _wrap_of_keras(type(optimizer), package.__name__)
     return done
 
 
@@ -331,7 +333,7 @@ def _over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any,
     """Returns the gradients of the step that all ranks take, where they take one together."""
     if other_ranks() is None:
         return pairs
-    how = vars(optimizer).get(guard.OVER_RANKS)
+    how = vars(optimizer).get(OVER_RANKS)
     tables = [variable for _, variable in pairs if isinstance(variable, TableVariable)]
     if how == "mean" or any(variable.averages_over_ranks for variable in tables):
         return averaged(pairs)

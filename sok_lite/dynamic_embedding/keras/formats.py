@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras.guard import check_saving
 from sok_lite.bridge.keras.held import tables_in
+from sok_lite.bridge.keras.weights import check_saving
 from sok_lite.dynamic_embedding.checkpoint_folder import local_path
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper

@@ -14,6 +14,7 @@ from sok_lite.bridge.keras.classes import (
     of_one_config,
     share_in_copies,
 )
+from sok_lite.bridge.keras.running import is_loading
 from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.keras import config as configs
 from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
@@ -205,7 +206,7 @@ class EmbeddingPart:
         number = config.pop(_SHARED, None)
         if number is not None and made is None:
             guard.tell(share_in_copies)
-            if guard.is_loading():
+            if is_loading():
                 raise NotImplementedError(
                     f"Layer {config['name']!r} shares its table with another one, and this load "
                     "does not say which layers are of one model. Load it with "

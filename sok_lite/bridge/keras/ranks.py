@@ -1,7 +1,6 @@
 """`fit` on several ranks: equal dense weights, equal steps, logs of all, one file of all."""
 
 import inspect
-import io
 import sys
 import zlib
 from types import new_class
@@ -13,10 +12,9 @@ import tensorflow as tf
 from sok_lite.bridge.collectives import allgather, allreduce, broadcast
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.keras.callbacks import check_fit
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import RanksDifferError
-from sok_lite.keras.callbacks import check_fit
 
 # An attribute of models: whether an `AllRanks` makes their weights equal.
 _IS_TOLD = "_sok_lite_all_ranks"
@@ -137,9 +135,15 @@ def _callback_class(name: str, part: type, package: Any) -> Any:
 # ---- before training -----------------------------------------------------------------------------
 
 
-def check_before_training(name: str, package: Any) -> None:
-    """Has models of several ranks look whether their dense weights are equal, before they train."""
+def check_ranks(name: str, package: Any) -> None:
+    """Has models of several ranks look whether these go together, before and while they train.
+
+    `make_train_function` looks whether dense weights are equal, `fit` at its callbacks and at the
+    ranks' steps, also without `AllRanks`.
+    """
+    checks = _callback_class("RankChecks", RankChecksPart, package)
     hooks.around(package.Model, "make_train_function", _with_equal_weights)
+    hooks.around(package.Model, "fit", _with_checks, package, checks)
 
 
 def _with_equal_weights(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -147,12 +151,6 @@ def _with_equal_weights(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> A
     if other_ranks() is not None and not is_told and held.kept_tables(self):
         _check_equal(self)
     return call(self, *args, **kwargs)
-
-
-def check_while_training(name: str, package: Any) -> None:
-    """Has `fit` look at its callbacks, and whether several ranks go together without `AllRanks`."""
-    checks = _callback_class("RankChecks", RankChecksPart, package)
-    hooks.around(package.Model, "fit", _with_checks, package, checks)
 
 
 def _with_checks(
@@ -223,14 +221,3 @@ def _are_equal(weights: Any) -> bool:
     sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in _dense(weights)]
     all_sums = allgather(np.array([hash(tuple(sums))], np.int64)).numpy()
     return bool((all_sums == all_sums[0]).all())
-
-
-# ---- files ---------------------------------------------------------------------------------------
-
-
-def parts_of_all(comm: Communicator, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Returns the arrays of each rank. Every rank must call it."""
-    file = io.BytesIO()
-    np.savez(file, **arrays)  # type: ignore[arg-type]
-    gathered = comm.allgatherv(np.frombuffer(file.getvalue(), np.uint8), call="Table.save")
-    return [dict(np.load(io.BytesIO(part.tobytes()))) for part in gathered.by_rank()]

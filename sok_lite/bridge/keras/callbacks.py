@@ -1,0 +1,149 @@
+"""Keras' own callbacks beside tables: which need help, and what is refused before `fit` begins.
+
+A callback that cannot save a table would say so after the first epoch, which may take hours; an
+optimizer that cannot train one, after the first batch has inserted its keys.
+"""
+
+import os
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.keras.held import kept_tables, names_of
+from sok_lite.bridge.keras.saving import check_path, refuse_several_ranks
+from sok_lite.bridge.keras.training import has_own_step
+from sok_lite.bridge.optimizers.loss_scale import inner_of
+from sok_lite.bridge.optimizers.settings import refuse_unsupported
+
+# A row is a column of pixels; PNG has no more.
+_MOST_ROWS_OF_AN_IMAGE = 1_000_000
+
+
+def help_callbacks(name: str, package: Any) -> None:
+    """Has callbacks of a Keras know tables: what they show of them, and files of several ranks."""
+    callbacks = package.callbacks
+    hooks.around(callbacks.TensorBoard, "on_epoch_end", _showing_rows)
+    backup = callbacks.BackupAndRestore
+    if name == "tf_keras":
+        hooks.around(backup, "on_train_begin", _refusing_backups)
+    else:
+        hooks.around(backup, "on_train_begin", _making_backup_folder)
+        hooks.around(backup, "on_train_end", _deleting_backups_once)
+        hooks.around(callbacks.ModelCheckpoint, "__init__", _making_folder)
+
+
+def _showing_rows(call: Any, self: Any, epoch: int, logs: Any = None) -> Any:
+    if not self.histogram_freq or epoch % self.histogram_freq != 0:
+        return call(self, epoch, logs)
+    write_images, tables = self.write_images, kept_tables(self.model)
+    unfit = [table for table in tables if not 0 < table.shape[0] <= _MOST_ROWS_OF_AN_IMAGE]
+    if write_images and unfit:
+        self.write_images = False
+        warnings.warn(
+            f"TensorBoard writes no images in this epoch: {names_of(unfit)} would be one of no "
+            f"row or of more than {_MOST_ROWS_OF_AN_IMAGE:,}.",
+            stacklevel=3,
+        )
+    try:
+        with ExitStack() as stack:
+            for table in tables:
+                stack.enter_context(table.showing_rows())
+            return call(self, epoch, logs)
+    finally:
+        self.write_images = write_images
+
+
+def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequence[Any]) -> None:
+    """Raises where a callback of Keras has no place for tables, or the optimizer cannot train them.
+
+    Args:
+      model: that is to be trained.
+      package: the Keras.
+      callbacks: of `fit`.
+      tables: of the model, at least one.
+
+    Raises:
+      NotImplementedError: a ModelCheckpoint of another format, an OrbaxCheckpoint, or a setting of
+        the optimizer that does not reach rows, such as `use_ema`.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    is_trained = any(table.trainable for table in tables)
+    if optimizer is not None and has_own_step(model) and is_trained:
+        refuse_unsupported(inner_of(optimizer))
+    orbax = getattr(package.callbacks, "OrbaxCheckpoint", ())
+    for callback in callbacks:
+        if type(callback) is package.callbacks.ModelCheckpoint:  # a subclass may save otherwise
+            method = "save_weights" if callback.save_weights_only else "save"
+            check_path(package.__name__, method, callback.filepath, tables)
+        elif isinstance(callback, orbax):
+            raise NotImplementedError(
+                f"OrbaxCheckpoint saves dense values alone, and would lose the keys of "
+                f"{names_of(tables)}. Use ModelCheckpoint with a path that ends in .keras or "
+                ".weights.h5."
+            )
+
+
+# ---- of every rank, with one path ----------------------------------------------------------------
+
+
+def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
+    """Of tf_keras, whose backup is a checkpoint of TensorFlow: of one rank."""
+    tables = held.kept_tables(self.model)
+    if tables:
+        refuse_several_ranks("BackupAndRestore of tf_keras", tables)
+    return call(self, logs)
+
+
+def _making_backup_folder(call: Any, self: Any, logs: Any = None) -> Any:
+    """Keras 3 makes a folder where it finds none: two ranks that find none both would."""
+    if _is_of_all_ranks(self):
+        _check_backup_folder(self.backup_dir)
+    done = call(self, logs)
+    if _is_of_all_ranks(self):
+        tf.io.gfile.makedirs(self.backup_dir)
+    return done
+
+
+def _check_backup_folder(folder: Any) -> None:
+    """Raises, on all ranks, where some would restore what others do not find."""
+    comm = other_ranks()
+    assert comm is not None
+    files = sorted(tf.io.gfile.listdir(folder)) if tf.io.gfile.isdir(folder) else []
+    text = f"{str(folder)!r} with {', '.join(files) or 'no files'}"
+    gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="BackupAndRestore")
+    found = [part.tobytes().decode() for part in gathered.by_rank()]
+    if len(set(found)) > 1:
+        raise ValueError(
+            "BackupAndRestore must have one folder that all ranks see, for rank 0 writes the rows "
+            f"of all ranks there. Received, by rank: {'; '.join(found)}."
+        )
+
+
+def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
+    if not _is_of_all_ranks(self):
+        return call(self, logs)
+    comm = other_ranks()
+    assert comm is not None
+    comm.barrier()  # all have written what they write there
+    if comm.rank == 0:
+        call(self, logs)
+    comm.barrier()  # none finds it in a next `fit`
+    return None
+
+
+def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    """As `_making_backup_folder`, where the name of the folder is known from the start."""
+    call(self, filepath, *args, **kwargs)
+    folder = os.path.dirname(str(filepath))
+    if folder and "{" not in folder and other_ranks() is not None:
+        tf.io.gfile.makedirs(folder)
+
+
+def _is_of_all_ranks(callback: Any) -> bool:
+    return other_ranks() is not None and bool(held.kept_tables(callback.model))

@@ -1,0 +1,158 @@
+"""Steps and metrics of Keras over ranks that have not as many rows: exact, also where one has none.
+
+Keras' own step has the mean loss of a rank's rows. Here each counts by its rows, so that the step
+is that of one rank which has them all. A rank without rows takes the step with the others, for its
+part of the tables is asked for; what the step makes of nothing, NaN in moving averages and metrics,
+is taken back. At the end of an epoch the sums that metrics are made of are added over ranks, so
+that they are those of all rows.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.collectives import allreduce
+from sok_lite.bridge.job import num_ranks, other_ranks
+from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.loss_weight import counted
+from sok_lite.bridge.variable import TableVariable
+
+_TRAINS, _TESTS = "train_step", "test_step"
+_METHOD = "get_metrics_result"  # of models, which `fit` and `evaluate` end an epoch with
+_is_of_this_rank: ContextVar[bool] = ContextVar("is_of_this_rank", default=False)
+
+
+def count_by_rows(name: str, package: Any) -> None:
+    """Has the steps of a Keras count each rank by its rows, and its metrics be of all ranks."""
+    for method in (_TRAINS, _TESTS):
+        hooks.around(package.Model, method, _counting, method)
+    hooks.around(package.Model, _METHOD, _added)
+
+
+def rows_of(batch: Any) -> tf.Tensor:
+    """Returns the number of rows of a batch, a scalar int64."""
+    first = next(each for each in tf.nest.flatten(batch) if each is not None)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int64)
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    return tf.shape(first, tf.int64)[0]
+
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+
+def _counting(method: str, call: Any, self: Any, data: Any) -> Any:
+    if other_ranks() is None or not held.kept_tables(self):
+        return call(self, data)
+    rows, before = rows_of(data), _states(self)
+    counts = counted(rows) if method == _TRAINS else nullcontext()
+    with counts, _of_this_rank():
+        logs = call(self, data)
+        return _without_nothing(self, rows, before, logs)
+
+
+def _states(model: Any) -> dict[int, tuple[Any, tf.Tensor]]:
+    """Returns what a step changes without a gradient, by id: each variable and its value."""
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    with suppress(ValueError):  # tf_keras: there are no weights before the first batch
+        variables += model.non_trainable_variables
+    dense = [each for each in variables if not isinstance(each, TableVariable)]
+    # A variable that is not assigned to is not copied.
+    return {id(each): (each, tf.convert_to_tensor(each)) for each in dense}
+
+
+def _without_nothing(
+    model: Any, rows: tf.Tensor, before: dict[int, tuple[Any, tf.Tensor]], logs: Any
+) -> Any:
+    """Takes a step back, but for what all ranks have done, if it had no rows; returns its logs."""
+    after = _states(model)
+    new = [after[each][1] for each in after.keys() - before.keys()]
+    finite = [tf.reduce_all(tf.math.is_finite(each)) for each in new if each.dtype.is_floating]
+    if finite:
+        tf.debugging.Assert(
+            (rows > 0) | tf.reduce_all(finite),
+            ["The first batch of a rank must have rows, for it makes what a model counts with."],
+        )
+
+    def taken_back() -> Any:
+        for variable, value in before.values():
+            variable.assign(value)
+        found = model.get_metrics_result()
+        return {
+            name: tf.nest.map_structure(_like, found.get(name, log), log)
+            for name, log in given.items()
+        }
+
+    given = {name: tf.nest.map_structure(tf.convert_to_tensor, log) for name, log in logs.items()}
+    return tf.cond(rows > 0, lambda: given, taken_back)
+
+
+def _like(value: Any, log: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, log.dtype)
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _of_this_rank() -> Iterator[None]:
+    """Has models give the metrics of this rank within, as in a step."""
+    token = _is_of_this_rank.set(True)
+    try:
+        yield
+    finally:
+        _is_of_this_rank.reset(token)
+
+
+def _added(call: Any, self: Any) -> Any:
+    is_step = _is_of_this_rank.get() or not tf.executing_eagerly()
+    if is_step or other_ranks() is None or not held.kept_tables(self):
+        return call(self)
+    return _of_all(self, functools.partial(call, self))
+
+
+def _of_all(model: Any, result: Any) -> Any:
+    """Returns the metrics of all ranks. What a variable is to become is what it says itself."""
+    variables = {id(each): each for metric in model.metrics for each in metric.variables}
+    if not variables:  # a step of a program's own gives what it likes, and keeps no metrics
+        return result()
+    added = [each for each in variables.values() if _aggregation(each) in ("sum", "mean")]
+    own = [each.numpy() for each in added]
+    total = _summed([each.astype(np.float64) for each in own])
+    try:
+        for variable, value in zip(added, total, strict=True):
+            is_mean = _aggregation(variable) == "mean"
+            variable.assign(tf.cast(value / num_ranks() if is_mean else value, variable.dtype))
+        found = result()
+    finally:
+        for variable, value in zip(added, own, strict=True):
+            variable.assign(value)
+    if len(added) == len(variables):
+        return found
+    flat = [np.asarray(each, np.float64) for each in tf.nest.flatten(found)]
+    means = [each / num_ranks() for each in _summed(flat)]
+    return tf.nest.pack_sequence_as(found, means)
+
+
+# What a rank is in that has no more batches, while the others take a step.
+_CALL = "the metrics at the end of an epoch"
+
+
+def _summed(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Returns float64 arrays summed over ranks."""
+    flat = np.concatenate([np.zeros(0), *(each.reshape(-1) for each in arrays)])
+    ends = np.cumsum([each.size for each in arrays])[:-1]
+    parts = np.split(allreduce(tf.constant(flat), "sum", _CALL).numpy(), ends)
+    return [part.reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
+
+
+def _aggregation(variable: Any) -> str:
+    """Returns how Keras is to reduce a variable of a metric: sum, mean or another way."""
+    aggregation = getattr(variable, "aggregation", "sum")
+    return str(getattr(aggregation, "name", aggregation)).lower()

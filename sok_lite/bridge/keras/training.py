@@ -1,0 +1,128 @@
+"""What Keras would do with a table that it trains a model with: leave it as it is, without a word.
+
+Keras 3 and tf_keras update the weights that they know. So models are looked at where they are
+compiled and where their training step is made, and a lookup asks whether Keras' own step makes it,
+for a model may use a table that it does not hold. What passes is a table that the model lists among
+its weights, where its optimizer trains it.
+"""
+
+import inspect
+import threading
+from types import CodeType
+from typing import Any, NoReturn
+
+from sok_lite.bridge.keras import hooks
+from sok_lite.bridge.keras.held import names_of, optimizers_in, package_of, tables_in
+from sok_lite.bridge.keras.running import caller_among
+
+# An attribute of optimizers whose steps all ranks take: "mean" where they are of the mean of all
+# ranks' losses, "sum" where gradients of dense variables are summed and those of tables are not.
+OVER_RANKS = "_sok_lite_over_ranks"
+
+_in_own_step = threading.local()
+_step_codes: set[CodeType] = set()
+
+
+def watch_steps(model: Any) -> None:
+    """Has the training of models looked at.
+
+    Args:
+      model: the class of models of a Keras.
+    """
+    if hooks.around(model, "train_step", _in_step) is not None:
+        _step_codes.add(inspect.unwrap(model.train_step).__code__)
+    hooks.around(model, "compile", _compiling)
+    hooks.around(model, "make_train_function", hooks.checking, check_training)
+
+
+def refuse_own_step(variable: Any, is_new: bool) -> None:
+    """Raises in a lookup that Keras' own training step makes, if it would not train the table.
+
+    Args:
+      is_new: whether a Keras is first seen here: it may be within the step already.
+    """
+    model = getattr(_in_own_step, "model", None)
+    if is_new and model is None:
+        frame = caller_among(_step_codes)
+        model = None if frame is None else frame.f_locals.get("self")
+    if model is None or not variable.trainable:
+        return
+    if package_of(model) in variable.left_out_by and not _is_known_to(model, variable):
+        _refuse_training([variable])
+
+
+def check_training(model: Any, force: bool = False) -> None:
+    if getattr(model, "train_function", None) is not None and not force:
+        return  # checked when it was made
+    held = [table for _, table in tables_in(model)]
+    if has_own_step(model):
+        tables = [table for table in held if table.trainable]
+        left_out = [table for table in tables if not _is_known_to(model, table)]
+        if left_out:
+            _refuse_training(left_out)
+    if any(getattr(type(table), "averages_over_ranks", False) for table in held):
+        # A step of a program's own may have another optimizer for what is dense.
+        for optimizer in optimizers_in(model):
+            vars(optimizer)[OVER_RANKS] = "mean"
+
+
+def has_own_step(model: Any) -> bool:
+    """Whether a model trains by Keras' own training step."""
+    return hooks.is_theirs(model.train_step)
+
+
+def _check_compiled(model: Any) -> None:
+    """Raises if a model was compiled to train, and its own step would leave a table untrained."""
+    if getattr(model, "optimizer", None) is not None and model.trainable:
+        check_training(model, force=True)
+
+
+def _is_known_to(model: Any, table: Any) -> bool:
+    """Whether Keras' own step does with a table what it does with a weight.
+
+    It trains the table, for the model lists it and its optimizer trains such tables; or it leaves
+    it as it is, for the table is in a layer that is frozen.
+    """
+    is_trained = table.is_trained_by(getattr(model, "optimizer", None))
+    try:
+        trained, left = model.trainable_variables, model.non_trainable_variables
+    except ValueError:  # tf_keras: the model has no weights before its first batch
+        return is_trained or _is_frozen(model, table)
+    if _is_among(trained, table):
+        return is_trained
+    return _is_among(left, table) or _is_frozen(model, table)
+
+
+def _is_frozen(model: Any, table: Any) -> bool:
+    """Whether a model holds a table in layers that are frozen, and in no other."""
+    layers = [layer for layer, held in tables_in(model, by_each=True) if held is table]
+    return bool(layers) and not any(layer.trainable for layer in layers)
+
+
+def _is_among(variables: list[Any], table: Any) -> bool:
+    return any(variable is table for variable in variables)
+
+
+def _refuse_training(tables: list[Any]) -> NoReturn:
+    raise NotImplementedError(
+        f"Keras' own training step would leave {names_of(tables)} untrained: it updates the "
+        f"weights that Keras knows, and a {tables[0].kind} is none of them. "
+        f"{tables[0].instead_of_own_step} A table that is not to be trained is made with "
+        "trainable=False, or is in a layer that is frozen. For evaluate() and predict() alone, "
+        "compile(optimizer=None) or set model.trainable = False before."
+    )
+
+
+def _compiling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    done = call(self, *args, **kwargs)
+    _check_compiled(self)
+    return done
+
+
+def _in_step(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    outer = getattr(_in_own_step, "model", None)
+    _in_own_step.model = self
+    try:
+        return call(self, *args, **kwargs)
+    finally:
+        _in_own_step.model = outer
