@@ -23,6 +23,7 @@ MIRRORS = {
     "examples": "examples",
     "keras": "sok_lite/keras",
     "kv_variable": "sok_lite/kv_variable",
+    "reports": "sok_lite/reports",
     "scripts": "scripts",
     "sok": "sok_lite/sok",
 }

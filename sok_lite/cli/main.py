@@ -16,6 +16,7 @@ from sok_lite.cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, TERMINATED, WR
 
 COMMANDS = (
     "inspect",
+    "report",
     "verify",
     "diff",
     "convert",

@@ -1,7 +1,7 @@
 """A bar of bytes and rate on the terminal, while a command reads."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -29,13 +29,19 @@ def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
 
 
 @contextlib.contextmanager
-def watched(sources: Sequence[Source], what: str, is_wanted: bool) -> Iterator[list[Source]]:
-    """Gives sources that show a bar while they are read, each column once; as `progress_bar`."""
+def watched(
+    sources: Sequence[Source], what: str, is_wanted: bool, only: Collection[str] | None = None
+) -> Iterator[list[Source]]:
+    """Gives sources that show a bar while they are read, each column once; as `progress_bar`.
+
+    Args:
+      only: the columns that are read; None: all but the keys.
+    """
     total = sum(
         source.num_keys * column.row_bytes
         for source in sources
         for column in columns_of(source)
-        if column.name != "keys"
+        if (column.name != "keys" if only is None else column.name in only)
     )
     with progress_bar(what, total, is_wanted) as add:
         yield [_Watched(source, add) for source in sources]

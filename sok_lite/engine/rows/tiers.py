@@ -184,6 +184,20 @@ class RowTiers:
 
     # ---------------------------------------------------------------- what the table asks
 
+    def seen_lately(self) -> tuple[int, int] | None:
+        """Returns the heat of all near rows together, and of all rows; None: all are near."""
+        num_near = self._store.near_rows
+        if num_near is None or not self._store.num_far_rows:
+            return None
+        num_rows = min(self._store.num_rows, int(self._heat.size))
+        near = total = 0
+        for first in range(0, num_rows, _SCAN):
+            heat = self._heat[first : min(first + _SCAN, num_rows)]
+            heat = heat * (heat != np.uint8(_NOT_HELD))
+            total += int(heat.sum(dtype=np.int64))
+            near += int(heat[: max(0, num_near - first)].sum(dtype=np.int64))
+        return near, total
+
     @property
     def is_due(self) -> bool:
         """Whether enough was looked up since the last pass that another one is worth its time."""

@@ -19,7 +19,7 @@ from sok_lite.engine.table.admission import SightingCounter, drawing
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.dumped import forgetting
-from sok_lite.engine.table.exclusive import changing
+from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.index import Warming
@@ -194,6 +194,10 @@ class HkvTable(EmbeddingTable):
         if near_rows >= self.options.max_capacity:
             return {}  # the rows of the two reserved keys do not make a second tier worth it
         return {"near_rows": int(near_rows), "far_path": self.options.far_path}
+
+    @exclusive
+    def seen_lately(self) -> tuple[int, int] | None:
+        return self.tiers.seen_lately()
 
     def _rebalance(self) -> None:
         self.tiers.rebalance(

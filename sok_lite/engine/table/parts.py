@@ -193,7 +193,7 @@ class TableParts(Exclusive, ABC):
             size=self.size,
             capacity=self.capacity,
             load_factor=self.load_factor,
-            **{f"{name}_total": count for name, count in self._counts.items()},
+            **self.totals(),
             rehashes_total=self.index.num_rehashes,
             mean_probe=probes.mean,
             longest_probe=probes.longest,
@@ -203,6 +203,20 @@ class TableParts(Exclusive, ABC):
             near_reserved_bytes=tiers.near,
             far_reserved_bytes=tiers.far,
         )
+
+    @exclusive
+    def totals(self) -> dict[str, int]:
+        """Returns the counters of `statistics()`, such as "found_total". The index is not read."""
+        return {f"{name}_total": count for name, count in self._counts.items()}
+
+    @exclusive
+    def seen_lately(self) -> tuple[int, int] | None:
+        """Returns how often lookups asked lately for keys whose row is near now, and for any.
+
+        Older lookups count less, those during a rest of the tiers not at all. None: all rows are
+        near.
+        """
+        return None
 
     @property
     def filter_ratio(self) -> float:

@@ -1,0 +1,103 @@
+"""`report`: what is in the tables of all ranks."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.job import communicator
+from sok_lite.bridge.keras import held
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.comm import Communicator
+from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.failure import together
+from sok_lite.reports.of_table import report_of
+from sok_lite.reports.report import Report, TableReport
+
+# What must be equal on all ranks, so that numbers of ranks can be added up.
+_COMMON = ("name", "dim", "dtype", "key_type", "var_type")
+
+
+def report(tables: Any) -> Report:
+    """Returns what is in tables and what has happened to their keys. Every rank must call it.
+
+    It changes nothing. It reads every row, a few megabytes at a time; lookups of other threads wait
+    for the table meanwhile. Print it, or end a cell of a notebook with it; `as_dict()` and
+    `to_json()` give the numbers. No key is in it.
+
+    Args:
+      tables: a variable of a table, a layer or model of Keras that has some, or a list, tuple or
+        dict of such. A table whose rows are in Redis tells its size alone.
+
+    Returns:
+      A Report of all ranks together, with the keys and bytes of each; the same on every rank.
+
+    Raises:
+      TypeError: there are no tables in `tables`. ValueError: it differs between ranks. All ranks
+        raise the same, and none has begun to send anything then.
+      RuntimeError: in a tf.function, or `sok_lite.init` has not connected the ranks.
+    """
+    if tf.inside_function():
+        raise RuntimeError("A report is of the moment. Make it outside of the tf.function.")
+    comm = communicator()
+    mine = together(comm, lambda: [_of(variable) for variable in tables_in(tables)])
+    what = [{name: getattr(table, name) for name in _COMMON} for table in mine]
+    check_equal_on_all_ranks(comm, {"tables": what}, "What a report is of")
+    by_rank = _of_all_ranks(comm, mine)
+    merged = [TableReport.sum_of(parts) for parts in zip(*by_rank, strict=True)]
+    return Report(tuple(merged), comm.size, time.time())
+
+
+def tables_in(given: Any) -> list[TableVariable]:
+    """Returns the variables of the tables that an argument names, each table once.
+
+    Raises:
+      TypeError: there are none, or one that has a fixed number of rows.
+    """
+    found: dict[int, TableVariable] = {}
+    # What a layer or model holds comes last first.
+    held_by_each = (list(held.tables_in(item))[::-1] for item in _items(given))
+    for _, variable in chain.from_iterable(held_by_each):
+        if not isinstance(variable, TableVariable):
+            raise TypeError(
+                "A report is of tables that know their rows by key. Received: "
+                f"{variable.name!r}, a static variable, whose rows are all there from the start. "
+                "Leave it out."
+            )
+        found.setdefault(id(variable.table), variable)
+    if not found:
+        raise TypeError(
+            "A report is of tables: of a variable such as sok_lite.DynamicVariable, a layer or "
+            f"model with tables, or a list of those. Received: {type(given).__name__}."
+        )
+    return list(found.values())
+
+
+def _items(given: Any) -> Iterator[Any]:
+    """Yields what lists and dicts have in them, in their order."""
+    if isinstance(given, dict):
+        given = list(given.values())
+    if isinstance(given, (list, tuple)):
+        for item in given:
+            yield from _items(item)
+    else:
+        yield given
+
+
+def _of(variable: TableVariable) -> TableReport:
+    return on_device(variable.table.backend, report_of, variable.table)
+
+
+def _of_all_ranks(comm: Communicator, mine: Sequence[TableReport]) -> list[list[TableReport]]:
+    """Returns the reports of each rank. Every rank must call it."""
+    if comm.size == 1:
+        return [list(mine)]
+    text = json.dumps([table.as_dict() for table in mine]).encode()
+    gathered = comm.allgatherv(np.frombuffer(text, np.uint8), call="report")
+    parts = (json.loads(part.tobytes()) for part in gathered.by_rank())
+    return [[TableReport.of_dict(table) for table in tables] for tables in parts]

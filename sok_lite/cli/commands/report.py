@@ -1,0 +1,45 @@
+"""`sok-lite report`: what training has made of the tables of a checkpoint.
+
+`inspect` says what a checkpoint says of itself, without reading a row. A report reads all rows, and
+is what `sok_lite.report` gives of tables in memory: the two can be compared.
+"""
+
+import argparse
+import time
+
+from sok_lite.cli.arguments import add_from_format, add_tables
+from sok_lite.cli.errors import FINE
+from sok_lite.cli.progress import watched
+from sok_lite.cli.reading import OWN, chosen, format_of, open_sources, own_ranks
+from sok_lite.engine.files import manifest
+from sok_lite.reports.html import report_page
+from sok_lite.reports.of_source import READ_COLUMNS, report_of_source
+from sok_lite.reports.report import Report
+
+HELP = "read all rows of a checkpoint and show keys, bytes, ages, norms, balance over ranks"
+EXAMPLES = "sok-lite report runs/model\nsok-lite report runs/model --html report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="a checkpoint, or a file of another format")
+    add_tables(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+    parser.add_argument("--html", metavar="FILE", help="write a page of HTML into a file")
+    add_from_format(parser, "PATH")
+
+
+def run(args: argparse.Namespace) -> int:
+    name = format_of(args.path, args.from_format)
+    sources = chosen(open_sources(args.path, name, args.from_option), args.table, args.path)
+    keys_of_ranks: dict[str, tuple[int, ...]] = {}
+    if name == OWN:
+        tables = manifest.read(args.path).tables
+        keys_of_ranks = {each: tuple(s.rows for s in tables[each].shards) for each in tables}
+    with watched(sources, "report", args.progress, only=READ_COLUMNS) as read:
+        found = [report_of_source(each, keys_of_ranks.get(each.name, ())) for each in read]
+    report = Report(tuple(found), own_ranks(args.path), time.time(), args.path)
+    if args.html is not None:
+        with open(args.html, "w", encoding="utf-8") as file:
+            file.write(report_page(report))
+    print(report.to_json() if args.json else report)
+    return FINE

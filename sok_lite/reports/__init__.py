@@ -1,0 +1,1 @@
+"""Reports of tables and of profiles: numbers, and how they are shown. No TensorFlow."""

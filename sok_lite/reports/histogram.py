@@ -1,0 +1,132 @@
+"""Histograms with fixed edges: those of several ranks add up, and two reports can be compared."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+# Seconds. A time is known to about a second, and to 1/128 of how long ago it was.
+AGES = (
+    *(10.0, 1.0 * _MINUTE, 10.0 * _MINUTE, 1.0 * _HOUR, 6.0 * _HOUR),
+    *(1.0 * _DAY, 7.0 * _DAY, 30.0 * _DAY, 90.0 * _DAY, 365.0 * _DAY),
+)
+# 1, 2 and 5 times each power of ten: the rows of a new table differ by less than a power of ten.
+NORMS = tuple(float(f"{digit}e{power}") for power in range(-6, 6) for digit in (1, 2, 5))
+
+
+class Histogram(NamedTuple):
+    """How many keys have a number in each range.
+
+    Attributes:
+      unit: of the edges: "s", or "" for none.
+      edges: ascending.
+      counts: keys below the first edge, from each edge to below the next, and from the last one on:
+        one more than edges.
+      others: keys that have no place among the edges, by what they are, such as "zero".
+    """
+
+    unit: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    others: dict[str, int]
+
+    @property
+    def num_keys(self) -> int:
+        """Keys in it."""
+        return sum(self.counts) + sum(self.others.values())
+
+    def shown(self) -> list[tuple[str, int]]:
+        """Returns (range in words, keys) of all ranges from the first to the last with keys."""
+        texts = [_age(edge) if self.unit == "s" else f"{edge:g}" for edge in self.edges]
+        ranges = [
+            f"below {texts[0]}",
+            *(f"{low} to {high}" for low, high in pairwise(texts)),
+            f"from {texts[-1]} on",
+        ]
+        used = [i for i, count in enumerate(self.counts) if count]
+        span = slice(used[0], used[-1] + 1) if used else slice(0)
+        some = [(name, count) for name, count in self.others.items() if count]
+        return some + list(zip(ranges[span], self.counts[span], strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns values that JSON knows."""
+        return {**self._asdict(), "edges": list(self.edges), "counts": list(self.counts)}
+
+    @classmethod
+    def of_dict(cls, given: dict[str, Any]) -> "Histogram":
+        """Returns the histogram of which `as_dict` gave this."""
+        edges, counts = tuple(given["edges"]), tuple(given["counts"])
+        return cls(given["unit"], edges, counts, dict(given["others"]))
+
+    @classmethod
+    def sum_of(cls, parts: "Sequence[Histogram]") -> "Histogram":
+        """Returns the sum of several with the same edges, at least one."""
+        counts = tuple(map(sum, zip(*(part.counts for part in parts), strict=True)))
+        names = dict.fromkeys(name for part in parts for name in part.others)
+        others = {name: sum(part.others.get(name, 0) for part in parts) for name in names}
+        return parts[0]._replace(counts=counts, others=others)
+
+
+class Counting:
+    """A histogram that is being made, piece by piece.
+
+    Args:
+      unit, edges: as of Histogram.
+      others: what keys without a place are.
+    """
+
+    def __init__(self, unit: str, edges: Sequence[float], others: Sequence[str]) -> None:
+        self._unit, self._edges = unit, np.array(edges, np.float64)
+        self._counts = np.zeros(len(edges) + 1, np.int64)
+        self._others = dict.fromkeys(others, 0)
+
+    def add(self, numbers: np.ndarray, **others: np.ndarray) -> None:
+        """Counts keys.
+
+        Args:
+          numbers: (n,) float64.
+          others: (n,) bool by name, keys that are counted as such instead; of each key one at most.
+        """
+        has_place = np.ones(numbers.shape, bool)
+        for name, are_such in others.items():
+            self._others[name] += int(np.count_nonzero(are_such))
+            has_place &= ~are_such
+        at = np.searchsorted(self._edges, numbers[has_place], side="right")
+        self._counts += np.bincount(at, minlength=self._counts.size)
+
+    def histogram(self) -> Histogram:
+        """Returns what was counted."""
+        edges, counts = tuple(self._edges.tolist()), tuple(self._counts.tolist())
+        return Histogram(self._unit, edges, counts, self._others)
+
+
+class CountingNorms(Counting):
+    """Counts the lengths (L2 norms) of rows."""
+
+    def __init__(self) -> None:
+        super().__init__("", NORMS, ("zero", "not_finite"))
+
+    def add_norms(self, norms: np.ndarray) -> None:
+        """Counts norms (n,) float64."""
+        self.add(norms, zero=norms == 0, not_finite=~np.isfinite(norms))
+
+
+class CountingAges(Counting):
+    """Counts how long before the last lookup of a table its keys were last seen."""
+
+    def __init__(self, last: float) -> None:
+        super().__init__("s", AGES, ("never_seen",))
+        self._last = last
+
+    def add_times(self, times: np.ndarray) -> None:
+        """Counts times (n,) float64, in seconds since 1970; 0: no lookup has seen the key."""
+        self.add(np.maximum(self._last - times, 0.0), never_seen=times == 0)
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
+        if seconds >= size:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"

@@ -1,0 +1,101 @@
+"""The report of a table in memory, of this rank. It changes nothing in the table."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.pieces import pieces
+from sok_lite.engine.table.remote import RemoteTable
+from sok_lite.reports.histogram import CountingAges, CountingNorms
+from sok_lite.reports.report import COUNTERS, TableReport
+
+# Of all arrays of a piece together; what else NumPy and CuPy make on the way is less than that.
+_PIECE_BYTES = 16 << 20
+_SLOT_BYTES = 64  # of a key, its row number and what is known of it
+
+
+def report_of(table: EmbeddingTable | RemoteTable) -> TableReport:
+    """Returns the report of a table.
+
+    It reads every row, in pieces of some megabytes; other threads wait for the table meanwhile. Of
+    a table whose rows are not in this process only the size is known.
+    """
+    if isinstance(table, RemoteTable):
+        return _bare(table, table.size)
+    return alone(table, partial(_report_of, table))
+
+
+def memory_of(table: EmbeddingTable) -> dict[str, int]:
+    """Returns the bytes in use by part; see `TableReport.memory`."""
+    store, tiers = table.store, table.store.tier_bytes()
+    memory = {"index": table.index_bytes}
+    far = "file" if store.has_far_file else "far"
+    for tier, used in (("near", tiers.near_used), (far, tiers.far_used)):
+        if used or tier == "near":
+            # Each row has all columns.
+            of_rows = used // store.row_bytes * store.column("value").row_bytes
+            memory[f"rows {tier}"] = of_rows
+            if used > of_rows:
+                memory[f"states {tier}"] = used - of_rows
+    return memory
+
+
+def squares_of(xp: Any, rows: Array, kind: RowDtype) -> Array:
+    """Returns the squared L2 norms of rows (n, dim) of a storage dtype, (n,) float64."""
+    if kind.name == "bfloat16":
+        rows = kind.to_float32(xp, rows)
+    wide = rows.astype(np.float64)
+    wide *= wide
+    return wide.sum(axis=1)
+
+
+def _bare(table: EmbeddingTable | RemoteTable, keys: int) -> TableReport:
+    return TableReport(
+        name=table.name,
+        dim=table.dim,
+        dtype=table.row_dtype.name,
+        key_type=table.key_dtype.name,
+        var_type=table.var_type,
+        keys=keys,
+        capacity=None,
+        counts=None,
+        near_seen=None,
+        seen=None,
+        memory=None,
+        reserved_bytes=None,
+        ages=None,
+        norms=None,
+        keys_of_ranks=(keys,),
+        bytes_of_ranks=(0,),
+    )
+
+
+def _report_of(table: EmbeddingTable) -> TableReport:
+    numbers, store, to_host = table.statistics(), table.store, table.backend.to_host
+    spans = table.clock.spans
+    ages, norms = CountingAges(spans.ends[-1] if spans.ends else 0.0), CountingNorms()
+    # A row as it is stored, as float32 and as float64.
+    row_bytes = store.column("value").row_bytes + 12 * table.dim
+    num_slots = max(1, _PIECE_BYTES // (row_bytes + _SLOT_BYTES))
+    for held in pieces(table, num_slots):
+        ages.add_times(table.clock.times_of(to_host(held.stamps)))
+        rows = store.read(table.backend.xp.ascontiguousarray(held.rows))
+        squares = to_host(squares_of(table.backend.xp, rows, table.row_dtype))
+        norms.add_norms(np.sqrt(squares))
+    memory, seen = memory_of(table), table.seen_lately()
+    return _bare(table, numbers.size)._replace(
+        capacity=numbers.capacity,
+        counts={name: getattr(numbers, f"{name}_total") for name in COUNTERS},
+        near_seen=None if seen is None else seen[0],
+        seen=None if seen is None else seen[1],
+        memory=memory,
+        reserved_bytes=numbers.near_reserved_bytes + numbers.far_reserved_bytes,
+        ages=ages.histogram(),
+        norms=norms.histogram(),
+        bytes_of_ranks=(sum(memory.values()),),
+    )
