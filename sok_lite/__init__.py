@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for type checkers and the completion of editors: the same n
     from sok_lite import keras as keras
     from sok_lite import kv_variable as kv_variable
     from sok_lite import lookup as lookup
+    from sok_lite import metrics as metrics
     from sok_lite import optimizer as optimizer
     from sok_lite import optimizers as optimizers
     from sok_lite import raw_ops as raw_ops
@@ -88,6 +89,7 @@ _TENSORFLOW_MODULES = (
     "keras",
     "kv_variable",
     "lookup",
+    "metrics",
     "optimizer",
     "optimizers",
     "raw_ops",

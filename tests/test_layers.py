@@ -19,7 +19,7 @@ LAYERS = [
     ["sok_lite.reports"],
     ["sok_lite.cli", "sok_lite.__main__"],
     ["sok_lite.bridge"],
-    ["sok_lite.communication", "sok_lite.elastic"],
+    ["sok_lite.communication", "sok_lite.elastic", "sok_lite.metrics"],
     ["sok_lite.sok", "sok_lite.dynamic_embedding", "sok_lite.kv_variable", "sok_lite.keras"],
     ["sok_lite.cli.importers.tfplus"],  # it reads with the help of kv_variable
     [

@@ -65,15 +65,15 @@ def tables_in(given: Any) -> list[TableVariable]:
     for _, variable in chain.from_iterable(held_by_each):
         if not isinstance(variable, TableVariable):
             raise TypeError(
-                "A report is of tables that know their rows by key. Received: "
+                "Expected tables that know their rows by key. Received: "
                 f"{variable.name!r}, a static variable, whose rows are all there from the start. "
                 "Leave it out."
             )
         found.setdefault(id(variable.table), variable)
     if not found:
         raise TypeError(
-            "A report is of tables: of a variable such as sok_lite.DynamicVariable, a layer or "
-            f"model with tables, or a list of those. Received: {type(given).__name__}."
+            "Expected tables: a variable such as sok_lite.DynamicVariable, a layer or model with "
+            f"tables, or a list of those. Received: {type(given).__name__} without a table."
         )
     return list(found.values())
 

@@ -55,7 +55,7 @@ def test_a_table_that_is_somewhere_else_tells_its_size():
 
 @pytest.mark.parametrize("given", [3, [], tf.Module(), tf.Variable([1.0])])
 def test_what_has_no_table_is_refused(given):
-    with pytest.raises(TypeError, match="A report is of tables: of a variable such as"):
+    with pytest.raises(TypeError, match="Expected tables: a variable such as"):
         sok.report(given)
 
 

@@ -30,7 +30,7 @@ def test_all_ranks_get_the_numbers_of_all(comm):
 def test_a_wrong_argument_of_one_rank_is_an_error_on_all(comm):
     table = sok.DynamicVariable(2, name="v")
     last = comm.size - 1
-    with pytest.raises(TypeError, match="A report is of tables"):
+    with pytest.raises(TypeError, match="Expected tables"):
         sok.report(3 if comm.rank == last else table)
     assert sok.report(table)["v"].keys == 0  # the ranks still go together
 

@@ -1,0 +1,138 @@
+"""Numbers of tables as OpenMetrics text, which Prometheus and others read.
+
+Names and units follow https://prometheus.io/docs/practices/naming. A label is a table, a rank, or
+one of a few words, never a key: each value of a label is a time series of its own.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sok_lite._version import __version__
+from sok_lite.engine.table import EmbeddingTable, Statistics
+from sok_lite.engine.table.remote import RemoteTable
+from sok_lite.reports.of_table import memory_of
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_SINCE = "since the table was made, cleared or wholly loaded"
+
+
+class Family(NamedTuple):
+    """A metric.
+
+    Attributes:
+      name: without "_total".
+      kind: "gauge" or "counter".
+      unit: in which it is, with which the name ends; "": none.
+      help: what it is.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+
+
+_KEYS = Family("sok_table_keys", "gauge", "", "Keys with a row.")
+_SLOTS = Family("sok_table_slots", "gauge", "", "Places for keys in the index.")
+_LOOKED_UP = Family(
+    "sok_lookup_keys", "counter", "", f"Keys that lookups asked for, repeated ones too, {_SINCE}."
+)
+_INSERTED = Family("sok_keys_inserted", "counter", "", f"Keys that got a row, {_SINCE}.")
+_EVICTED = Family(
+    "sok_keys_evicted", "counter", "", f"Keys that lost their row to another key, {_SINCE}."
+)
+_ERASED = Family("sok_keys_erased", "counter", "", f"Keys that were erased or expired, {_SINCE}.")
+_REJECTED = Family(
+    "sok_keys_rejected", "counter", "", f"Times that a key got no row, by reason, {_SINCE}."
+)
+_MEMORY = Family(
+    "sok_memory_bytes", "gauge", "bytes", "Memory in use: the index, rows and optimizer states."
+)
+_RESERVED = Family(
+    "sok_memory_reserved_bytes", "gauge", "bytes", "Memory set aside for rows and states."
+)
+_REHASHES = Family(
+    "sok_index_rehashes", "counter", "", f"Segments of the index written anew, {_SINCE}."
+)
+_PROBES = Family(
+    "sok_index_probe_lines", "gauge", "", "Lines of slots that a search reads, mean over keys."
+)
+_LONGEST = Family(
+    "sok_index_probe_lines_max", "gauge", "", "Lines of slots that a search reads, at most."
+)
+# A gauge, since readers of the older text format know no type "info".
+_BUILD = Family("sok_build_info", "gauge", "", "1, with the version of sok_lite.")
+
+
+class Sample(NamedTuple):
+    """A number of a table: of which metric, with which labels beside table and rank."""
+
+    family: Family
+    value: float
+    labels: dict[str, str]
+
+
+def samples_of(table: EmbeddingTable | RemoteTable) -> list[Sample]:
+    """Returns the numbers of a table of this rank, as of now. It reads the index, and no row."""
+    if isinstance(table, RemoteTable):
+        return [Sample(_KEYS, table.size, {})]
+    return _samples(table, table.statistics())
+
+
+def _samples(table: EmbeddingTable, numbers: Statistics) -> list[Sample]:
+    far = "file" if table.store.has_far_file else "far"
+    reserved = {"near": numbers.near_reserved_bytes, far: numbers.far_reserved_bytes}
+    rejected = {
+        "full": numbers.refused_total,
+        "not_admitted": numbers.not_admitted_total,
+        "no_row": numbers.not_updated_total,
+    }
+    looked_up = {"found": numbers.found_total, "missed": numbers.missed_total}
+    parts = [(*name.split(), "near")[:2] for name in memory_of(table)]
+    memory = zip(parts, memory_of(table).values(), strict=True)
+    return [
+        Sample(_KEYS, numbers.size, {}),
+        Sample(_SLOTS, numbers.capacity, {}),
+        *(Sample(_LOOKED_UP, count, {"result": name}) for name, count in looked_up.items()),
+        Sample(_INSERTED, numbers.inserted_total, {}),
+        Sample(_EVICTED, numbers.evicted_total, {}),
+        Sample(_ERASED, numbers.erased_total, {}),
+        *(Sample(_REJECTED, count, {"reason": name}) for name, count in rejected.items()),
+        *(Sample(_MEMORY, size, {"part": part, "tier": tier}) for (part, tier), size in memory),
+        *(Sample(_RESERVED, size, {"tier": tier}) for tier, size in reserved.items()),
+        Sample(_REHASHES, numbers.rehashes_total, {}),
+        Sample(_PROBES, numbers.mean_probe, {}),
+        Sample(_LONGEST, numbers.longest_probe, {}),
+    ]
+
+
+def openmetrics(rank: int, of_tables: Sequence[tuple[str, Sequence[Sample]]]) -> str:
+    """Returns the text of a rank.
+
+    Args:
+      of_tables: name and numbers of each table.
+    """
+    lines: dict[Family, list[str]] = {}
+    for name, samples in of_tables:
+        for family, value, labels in samples:
+            all_labels = {"table": name, "rank": str(rank), **labels}
+            lines.setdefault(family, []).append(_line(family, all_labels, value))
+    lines[_BUILD] = [_line(_BUILD, {"version": __version__, "rank": str(rank)}, 1)]
+    text = [line for family, found in lines.items() for line in [*_heads(family), *found]]
+    return "\n".join([*text, "# EOF"]) + "\n"
+
+
+def _heads(family: Family) -> list[str]:
+    name, kind, unit, said = family
+    units = [f"# UNIT {name} {unit}"] if unit else []
+    return [f"# TYPE {name} {kind}", *units, f"# HELP {name} {_escaped(said)}"]
+
+
+def _line(family: Family, labels: dict[str, str], value: float) -> str:
+    name = f"{family.name}_total" if family.kind == "counter" else family.name
+    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{inside}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,0 +1,110 @@
+"""OpenMetrics text, read by the parser of prometheus_client."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.engine.table.remote import RemoteTable
+from sok_lite.reports.openmetrics import openmetrics, samples_of
+
+parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+KEY = 7_777_777_123
+NAME = 'a "b" \\ c'
+
+
+def parsed(text):
+    """{metric: {its labels as a frozenset of pairs: value}}, and the families."""
+    families = list(parser.text_string_to_metric_families(text))
+    samples = {}
+    for family in families:
+        for sample in family.samples:
+            samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    return samples, {family.name: family for family in families}
+
+
+def looked_up(name=NAME, **options):
+    table = sok.DynamicVariable(2, name=name, **options)
+    for first in range(0, 300, 100):
+        tf.nn.embedding_lookup(table, np.arange(KEY + first, KEY + first + 150))
+    return table
+
+
+def test_the_numbers_are_those_of_statistics():
+    options = {"var_type": "hybrid", "init_capacity": 128, "max_capacity": 128}
+    table = looked_up(**options)
+    numbers, (samples, families) = table.statistics(), parsed(sok.metrics.prometheus(table))
+    name = table.table.name
+
+    def value(metric, **labels):
+        return samples[metric][frozenset({"table": name, "rank": "0", **labels}.items())]
+
+    assert value("sok_table_keys") == numbers.size <= 128
+    assert value("sok_table_slots") == numbers.capacity
+    assert value("sok_lookup_keys_total", result="found") == numbers.found_total
+    assert value("sok_lookup_keys_total", result="missed") == numbers.missed_total > 0
+    assert value("sok_keys_inserted_total") == numbers.inserted_total
+    assert value("sok_keys_evicted_total") == numbers.evicted_total > 0
+    assert value("sok_keys_erased_total") == 0
+    assert value("sok_keys_rejected_total", reason="full") == numbers.refused_total
+    assert value("sok_index_probe_lines") == pytest.approx(numbers.mean_probe)
+    assert value("sok_index_probe_lines_max") == numbers.longest_probe
+    assert value("sok_memory_bytes", part="index", tier="near") == numbers.index_bytes
+    assert sum(samples["sok_memory_bytes"].values()) == (
+        numbers.index_bytes + numbers.near_bytes + numbers.far_bytes
+    )
+    assert value("sok_memory_reserved_bytes", tier="near") == numbers.near_reserved_bytes
+    assert families["sok_memory_bytes"].unit == "bytes"
+    assert all(family.documentation for family in families.values())
+
+
+def test_names_follow_the_rules_of_prometheus():
+    text = sok.metrics.prometheus([looked_up("one"), looked_up("two")])
+    assert text.endswith("\n# EOF\n")
+    for family in parsed(text)[1].values():
+        assert family.name.startswith("sok_") and family.name == family.name.lower()
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+            assert family.name.endswith(f"_{family.unit}" if family.unit else "")
+            assert set(sample.labels) <= {"table", "rank", "part", "tier", "reason", "result"} | (
+                {"version"} if family.name == "sok_build_info" else set()
+            )
+
+
+def test_the_older_text_format_is_read_too():
+    """The node exporter's collector of text files reads that."""
+    older = pytest.importorskip("prometheus_client.parser")
+    text = sok.metrics.prometheus(looked_up("one"))
+    found = {s.name for f in older.text_string_to_metric_families(text) for s in f.samples}
+    assert found == set(parsed(text)[0])
+
+
+def test_no_key_is_in_it():
+    assert str(KEY)[:7] not in sok.metrics.prometheus(looked_up())
+
+
+def test_names_of_tables_are_escaped():
+    _, families = parsed(openmetrics(3, [('x"\\\n', samples_of(looked_up("y").table))]))
+    assert {s.labels["table"] for s in families["sok_table_keys"].samples} == {'x"\\\n'}
+    assert {s.labels["rank"] for s in families["sok_table_keys"].samples} == {"3"}
+
+
+def test_tables_of_one_name_are_refused():
+    tables = [sok.DynamicVariable(2, name="same") for _ in range(2)]
+    with pytest.raises(ValueError, match="2 tables of the name 'same'"):
+        sok.metrics.prometheus(tables)
+
+
+def test_a_table_that_is_somewhere_else_tells_its_size():
+    class Rows(dict):
+        def size(self):
+            return len(self)
+
+    table = RemoteTable(lambda: looked_up("far").table, Rows({1: b"", 2: b""}))
+    samples, _ = parsed(openmetrics(0, [("far", samples_of(table))]))
+    assert samples["sok_table_keys"] == {frozenset({("table", "far"), ("rank", "0")}): 2}
+
+
+def test_what_has_no_table_is_refused():
+    with pytest.raises(TypeError, match="Expected tables"):
+        sok.metrics.prometheus([])
