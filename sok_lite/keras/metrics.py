@@ -1,5 +1,6 @@
-"""`TableMetrics`: how tables grow, among the metrics of each epoch."""
+"""`TableMetrics`: how tables grow, among the metrics of each epoch and every some steps."""
 
+import logging
 from types import new_class
 from typing import Any
 
@@ -10,7 +11,11 @@ from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held
+from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table import EmbeddingTable
+
+_log = logging.getLogger("sok_lite")
 
 
 class TableMetricsPart:
@@ -19,11 +24,102 @@ class TableMetricsPart:
     Of each table "<name>/keys", "<name>/new_keys" in the epoch, "<name>/evicted" in all, and
     "<name>/bytes" of its rows, states and index: of all ranks together, and every rank must have
     it. Put it before the callbacks that log metrics.
+
+    Args:
+      every: also tell how tables do within an epoch, after every so many steps: keys, the hit rate,
+        and new and evicted keys for each step since. None: once an epoch only.
+      log_dir: where rank 0 then writes it for TensorBoard, as "sok/<name>/keys" and the like, with
+        the keys of the rank with most. None: the logger "sok_lite" tells it, at level INFO.
+
+    Raises:
+      TypeError, ValueError: `every` is no integer above 0, or there is a log_dir without it. In
+        `fit`, on all ranks: `every` differs between ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every: int | None = None, log_dir: Any = None) -> None:
         super().__init__()
+        if every is not None and not is_integer(every):
+            raise TypeError(f"`every` must be a number of steps. Received: every={every!r}.")
+        if every is not None and every < 1:
+            raise ValueError(f"`every` must be at least 1. Received: every={every}.")
+        if log_dir is not None and every is None:
+            raise ValueError(
+                f"`log_dir` is for what is told within an epoch. Received: log_dir={log_dir!r} and "
+                "every=None. Give `every`, such as 100 steps."
+            )
         self._made: dict[str, int] = {}
+        self._every, self._log_dir = every, log_dir
+        self._writer: Any = None
+        # Steps so far, those of the epochs before, and those when it was told the last time.
+        self._steps = self._before = self._told = 0
+        self._last: dict[str, dict[str, int]] = {}
+        if every is not None:
+            # Of this object: a callback that looks at every step has Keras wait for each.
+            self.on_train_batch_end = self._after_step
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Notes how tables are to begin with."""
+        if self._every is None:
+            return
+        comm = other_ranks()
+        if comm is not None:
+            check_equal_on_all_ranks(comm, {"every": int(self._every)}, "`every` of TableMetrics")
+        self._before = self._told = self._steps = 0
+        self._last = self._totals()
+        if self._log_dir is not None and (comm is None or comm.rank == 0):
+            self._writer = tf.summary.create_file_writer(str(self._log_dir))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _after_step(self, batch: int, logs: Any = None) -> None:
+        """Tells how tables do if enough steps have gone by; a call may be of several steps."""
+        assert self._every is not None
+        self._steps = self._before + batch + 1
+        since = self._steps - self._told
+        if self._steps // self._every > self._told // self._every:
+            self._told = self._steps
+            self._tell(self._steps, since)
+
+    def _tell(self, step: int, since: int) -> None:
+        now = self._totals()
+        told: dict[str, float] = {}
+        flat = np.array([list(facts.values()) for facts in now.values()], np.float64)
+        last = np.array([list(self._last.get(name, now[name]).values()) for name in now])
+        self._last = now
+        sums, most = flat - last, flat[:, :1]
+        sums[:, :1] = most  # keys are of now, all else is since the last time
+        comm = other_ranks()
+        if comm is not None and now:
+            sums = allreduce(tf.constant(sums), "sum", "TableMetrics").numpy()
+            most = allreduce(tf.constant(most), "max", "TableMetrics").numpy()
+        for name, (keys, found, missed, inserted, evicted), (busiest,) in zip(
+            now, sums.tolist(), most.tolist(), strict=True
+        ):
+            facts = {"keys": keys}
+            if comm is not None:
+                facts["keys_of_busiest_rank"] = busiest
+            if found + missed:
+                facts["hit_rate"] = found / (found + missed)
+            facts["new_keys_per_step"] = inserted / since
+            facts["evicted_per_step"] = evicted / since
+            told |= {f"{name}/{fact}": value for fact, value in facts.items()}
+        if self._writer is not None:
+            with self._writer.as_default(step):
+                for name, value in told.items():
+                    tf.summary.scalar(f"sok/{name}", value)
+        elif self._log_dir is None and (comm is None or comm.rank == 0):
+            _log.info("step %d: %s", step, ", ".join(f"{n} {v:,.6g}" for n, v in told.items()))
+
+    def _totals(self) -> dict[str, dict[str, int]]:
+        tables = held.kept_tables(self.model)  # type: ignore[attr-defined]
+        return {
+            each.table.name: on_device(each.table.backend, _totals_of, each.table)
+            for each in tables
+        }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the sizes to begin with."""
@@ -31,6 +127,7 @@ class TableMetricsPart:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the metrics."""
+        self._before = self._steps
         if logs is None:
             return
         found: dict[str, float] = {}
@@ -62,6 +159,12 @@ def _facts_of(table: EmbeddingTable) -> dict[str, int]:
         "evicted": 0 if table.keeps_every_key else table.num_evicted,
         "bytes": table.store.used_bytes + table.index_bytes,
     }
+
+
+def _totals_of(table: EmbeddingTable) -> dict[str, int]:
+    totals = table.totals()
+    names = ("found_total", "missed_total", "inserted_total", "evicted_total")
+    return {"keys": table.size, **{name: totals[name] for name in names}}
 
 
 def metrics_class(package: Any) -> Any:

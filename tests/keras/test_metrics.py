@@ -1,0 +1,82 @@
+"""`TableMetrics` within an epoch: what TensorBoard or the log is told, against the table itself."""
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+
+@pytest.fixture
+def fitted(keras, sk):
+    """Trains 3 epochs of 4 steps with 10 keys each, of which 5 are new in each step."""
+
+    def fit(callback, **compiled):
+        table = sk.Table("item", 2)
+        ids = keras.Input([], dtype="int64")
+        model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
+        model.compile("sgd", "mse", **compiled)
+        x = np.concatenate([np.arange(step * 5, step * 5 + 10) for step in range(4)])
+        y = np.zeros([40, 1])
+        model.fit(x, y, 10, epochs=3, shuffle=False, verbose=0, callbacks=[callback])
+        return table
+
+    return fit
+
+
+def scalars(folder):
+    """{tag: {step: value}} of all files of events."""
+    found = {}
+    for path in folder.iterdir():
+        for record in tf.data.TFRecordDataset([str(path)]):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                number = float(tf.make_ndarray(value.tensor))
+                found.setdefault(value.tag, {})[event.step] = number
+    return found
+
+
+def test_tensorboard_gets_the_numbers_of_every_few_steps(sk, fitted, tmp_path):
+    fitted(sk.TableMetrics(every=3, log_dir=tmp_path))
+    found = scalars(tmp_path)
+    # Step 5 is the first of the second epoch, in which every key is found.
+    assert found["sok/item/keys"] == {3: 20, 6: 25, 9: 25, 12: 25}
+    assert found["sok/item/new_keys_per_step"] == pytest.approx({3: 20 / 3, 6: 5 / 3, 9: 0, 12: 0})
+    assert found["sok/item/evicted_per_step"] == {3: 0, 6: 0, 9: 0, 12: 0}
+    assert found["sok/item/hit_rate"] == pytest.approx({3: 1 / 3, 6: 25 / 30, 9: 1, 12: 1})
+    assert set(found) == {
+        f"sok/item/{name}" for name in ("keys", "hit_rate", "new_keys_per_step", "evicted_per_step")
+    }
+
+
+def test_several_steps_at_once_are_told_once(sk, fitted, tmp_path):
+    fitted(sk.TableMetrics(every=3, log_dir=tmp_path), steps_per_execution=4)
+    assert set(scalars(tmp_path)["sok/item/keys"]) == {4, 8, 12}
+
+
+def test_the_log_is_told_where_there_is_no_folder(sk, fitted, caplog):
+    with caplog.at_level(logging.INFO, "sok_lite"):
+        fitted(sk.TableMetrics(every=6))
+    lines = [line for line in caplog.messages if line.startswith("step ")]
+    assert [line.split(",")[0] for line in lines] == [
+        "step 6: item/keys 25",
+        "step 12: item/keys 25",
+    ]
+
+
+def test_once_an_epoch_no_step_is_looked_at(keras, sk):
+    callback, plain = sk.TableMetrics(), keras.callbacks.Callback()
+    assert callback.on_train_batch_end.__func__ is plain.on_train_batch_end.__func__
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"every": 0}, "`every` must be at least 1. Received: every=0"),
+        ({"every": 1.5}, "`every` must be a number of steps"),
+        ({"log_dir": "x"}, "Give `every`, such as 100 steps"),
+    ],
+)
+def test_wrong_arguments_are_refused(sk, options, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        sk.TableMetrics(**options)
