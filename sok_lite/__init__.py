@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # for type checkers and the completion of editors: the same n
     from sok_lite import utils as utils
     from sok_lite.bridge.inference import inference_mode as inference_mode
     from sok_lite.bridge.named_states import optimizer_states as optimizer_states
+    from sok_lite.bridge.profile import profile as profile
     from sok_lite.bridge.report import report as report
     from sok_lite.bridge.serving.function import export_serving as export_serving
     from sok_lite.bridge.serving.graph import export_serving_graph as export_serving_graph
@@ -72,6 +73,7 @@ _MODULE_OF_NAME = {
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
     "optimizer_states": "bridge.named_states",
+    "profile": "bridge.profile",
     "report": "bridge.report",
     "SGD": "sok.sgd",
 }

@@ -31,7 +31,7 @@ SEEN = {
     "sok_lite.keras.classes.Table",
     "sk.Embedding": r"def \(table: Any, combiner: str \| None =, mask_value: Any =, .*\) -> .*",
     "sk.Embeddings": r"def \(features: Any, .*\) -> sok_lite.keras.classes.Embeddings",
-    "sk.TableMetrics": r"def \(every: int \| None =, log_dir: Any =\) -> sok_lite.keras.classes.TableMetrics",
+    "sk.TableMetrics": r"def \(every: int \| None =, log_dir: Any =\) -> .*TableMetrics",
     "sk.AllRanks": r"def \(\) -> sok_lite.keras.classes.AllRanks",
 }
 REFUSED = ["sok.lookup_sparce", "sok.lookup_sparse(table)", "sok.export(table, cut=1)"]
