@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers and the completion of editors: the same n
     from sok_lite import metrics as metrics
     from sok_lite import optimizer as optimizer
     from sok_lite import optimizers as optimizers
+    from sok_lite import plots as plots
     from sok_lite import raw_ops as raw_ops
     from sok_lite import utils as utils
     from sok_lite.bridge.inference import inference_mode as inference_mode
@@ -97,6 +98,8 @@ _TENSORFLOW_MODULES = (
     "raw_ops",
     "utils",
 )
+# One that needs none.
+_PLAIN_MODULES = ("plots",)
 
 # Names that were removed, and why: for one version.
 _GONE = {
@@ -140,6 +143,8 @@ def _imported(name: str) -> Any:
         value = getattr(module, name)
     elif name in _TENSORFLOW_MODULES:
         value = _tensorflow_module(name)
+    elif name in _PLAIN_MODULES:
+        value = importlib.import_module(f"sok_lite.{name}")
     elif name == "tf_version":
         _tensorflow_module("communication")
         value = _tf_version()
@@ -156,4 +161,4 @@ if not TYPE_CHECKING:  # which would then take any name for one of this module
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_TENSORFLOW_MODULES})
+    return sorted({*__all__, *_TENSORFLOW_MODULES, *_PLAIN_MODULES})

@@ -169,7 +169,7 @@ def test_metadata_names_the_extras_and_the_license(wheel):
     assert metadata["Version"] == __version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Apache License" in license_text
-    extras = "cpu docs gpu gpu-cuda13 horovod mpi parquet progress redis test".split()
+    extras = "cpu docs gpu gpu-cuda13 horovod mpi parquet plots progress redis test".split()
     assert sorted(metadata.get_all("Provides-Extra")) == extras
     plain = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert [re.split(r"[<>=]", line)[0] for line in plain] == ["numpy"]

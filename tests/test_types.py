@@ -78,7 +78,8 @@ def test_every_public_name_is_declared_for_type_checkers():
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert names == {*sok.__all__, *sok._TENSORFLOW_MODULES} - {"__version__", "tf_version"}
+    modules = {*sok._TENSORFLOW_MODULES, *sok._PLAIN_MODULES}
+    assert names == {*sok.__all__, *modules} - {"__version__", "tf_version"}
     assert (ROOT / "sok_lite" / "py.typed").exists()
 
 

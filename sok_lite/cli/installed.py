@@ -160,6 +160,7 @@ CHECKS: Sequence[Callable[[], Finding]] = (
     *(_tf_keras, _horovod, _mpi, _cache),
     _package("tqdm", "bars of long dumps and loads", "tqdm>=4.60"),
     _package("pyarrow", "Parquet on the command line", "pyarrow>=16.1"),
+    _package("matplotlib", "plots of reports", "matplotlib>=3.8"),
     _package("redis", "TFRA's tables in a Redis", "redis>=6"),
 )
 
