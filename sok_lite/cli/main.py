@@ -25,9 +25,10 @@ COMMANDS = (
     "export",
     "compile",
     "doctor",
+    "plan",
 )
 _STATUS = """exit status:
-  0 fine, 1 verify, diff or doctor has found something, 2 wrong use,
+  0 fine, 1 verify, diff, doctor or plan has found something, 2 wrong use,
   3 something cannot be read or written"""
 
 
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog="sok-lite",
-        description="Looks at checkpoints of sok_lite and makes others of them; compiles kernels.",
+        description="Looks at checkpoints of sok_lite, makes others of them, and plans tables.",
         epilog=f"sok-lite COMMAND --help says more, with an example.\n\n{_STATUS}",
         formatter_class=form,
     )

@@ -48,7 +48,7 @@ def test_help_shows_an_example_of_the_command(command):
     status, out, err = run(command, "--help")
     assert (status, err) == (0, "")
     assert f"example:\n  sok-lite {command}" in out
-    assert "1 verify, diff or doctor has found something" in out
+    assert "1 verify, diff, doctor or plan has found something" in out
     assert re.search(rf"^ +{command} ", run("--help")[1], re.MULTILINE)
 
 

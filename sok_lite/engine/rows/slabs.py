@@ -13,8 +13,8 @@ from sok_lite.backend import Backend
 _MIN_NEAR_CHUNKS = 32
 # A slab is at least this part of what its tier has, which is then the most that is set aside and
 # not in use.
-_NEAR_GROWTH = 32
-_FAR_GROWTH = 8
+NEAR_GROWTH = 32
+FAR_GROWTH = 8
 # The first far slab; the tier then doubles until a slab has `far_chunk_bytes`. It is pinned memory
 # or space of a disk, and costs what its size is whether it is used or not.
 _FIRST_FAR_BYTES = 1 << 16
@@ -89,8 +89,8 @@ class Slabs(NamedTuple):
         """
         near, far = min(least, room), max(0, least - room)
         if spare and near:
-            near = min(room, max(near, self.near, before.near // _NEAR_GROWTH))
+            near = min(room, max(near, self.near, before.near // NEAR_GROWTH))
         if spare and far:
             doubling = max(self.first_far, min(before.far, self.far))
-            far = max(far, doubling, before.far // _FAR_GROWTH)
+            far = max(far, doubling, before.far // FAR_GROWTH)
         return Chunks(near, far)

@@ -43,6 +43,8 @@ _MARGIN = 1.5
 # The least heat that exceeds 0 by the margin: colder far rows need not be looked at.
 _LEAST_HEAT = 4
 _SCAN = 1 << 22  # rows whose positions are listed at a time
+HEAT_BYTES = 9  # of a row: its heat, and the key that holds it
+HEAT_GROWTH = 2  # room for rows grows by this part of what there is
 
 
 class Moved(NamedTuple):
@@ -95,7 +97,7 @@ class RowTiers:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the heat and the keys: 9 bytes a row."""
+        """Memory of the heat and the keys."""
         return int(self._heat.nbytes + self._keys.nbytes)
 
     # ---------------------------------------------------------------- what the table says
@@ -109,7 +111,7 @@ class RowTiers:
         if self._store.near_rows is None or num_rows <= self._heat.size:
             return
         xp = self._backend.xp
-        size = max(num_rows, self._heat.size + self._heat.size // 2)
+        size = max(num_rows, self._heat.size + self._heat.size // HEAT_GROWTH)
         heat = xp.full(size, _NOT_HELD, np.uint8)
         keys = xp.zeros(size, np.int64)
         heat[: self._heat.size] = self._heat

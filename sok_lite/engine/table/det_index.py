@@ -288,7 +288,7 @@ class DetIndex(Index):
                 self._next_rebuilt = at + 1
 
 
-def sizes_of(backend: Backend) -> Sizes:
+def sizes_of(backend: Backend | type[Backend]) -> Sizes:
     """Returns the sizes that an index of a backend can have."""
     return Sizes.of(backend, LINE, _FIRST)
 

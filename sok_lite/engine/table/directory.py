@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     unit: int
 
     @staticmethod
-    def of(backend: Backend, granule: int, first: int) -> "Sizes":
+    def of(backend: Backend | type[Backend], granule: int, first: int) -> "Sizes":
         """Returns the sizes for segments of a backend; granule and first are powers of two."""
         return Sizes(granule, first, max(backend.segment_slots // first, granule))
 

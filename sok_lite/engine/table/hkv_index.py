@@ -439,22 +439,12 @@ class HkvIndex(Index):
 
     def _capacity_for(self, num_keys: int, capacity: int) -> int:
         """Returns the capacity that it has with so many keys, from one that it has on."""
-        while capacity < self.max_capacity and num_keys > self.max_load_factor * capacity:
-            capacity *= 2
-        return capacity
+        return capacity_for(num_keys, capacity, self.max_capacity, self.max_load_factor)
 
     def _slots_for(self, num_keys: int, capacity: int) -> int:
-        """Returns how many slots there are for so many keys at a capacity.
-
-        From `_SPLITS_FROM` of the keys on at which the capacity doubles, segment after segment is
-        split, so that none is loaded more then.
-        """
-        num_segments = capacity // self._sizes.unit
-        most = self.max_load_factor * capacity
-        if capacity >= self.max_capacity or num_segments == 0 or num_keys <= _SPLITS_FROM * most:
-            return capacity
-        part = (num_keys / most - _SPLITS_FROM) / (1 - _SPLITS_FROM)
-        return capacity + min(num_segments - 1, int(num_segments * part)) * self._sizes.unit
+        """Returns how many slots there are for so many keys at a capacity."""
+        limits = (self.max_capacity, self.max_load_factor)
+        return slots_for(num_keys, capacity, *limits, self._sizes.unit)
 
     def _grow(self, capacity: int, num_slots: int) -> None:
         """Grows to a capacity, and so many slots."""
@@ -463,3 +453,29 @@ class HkvIndex(Index):
         if num_slots > self._directory.num_slots or is_crowded:
             self._resize(num_slots)
         publish(setting(self, _capacity=capacity))
+
+
+def capacity_for(num_keys: int, capacity: int, max_capacity: int, max_load_factor: float) -> int:
+    """Returns the capacity that an index has with so many keys, from one that it has on."""
+    while capacity < max_capacity and num_keys > max_load_factor * capacity:
+        capacity *= 2
+    return capacity
+
+
+def slots_for(
+    num_keys: int, capacity: int, max_capacity: int, max_load_factor: float, unit: int
+) -> int:
+    """Returns how many slots an index has for so many keys at a capacity.
+
+    From `_SPLITS_FROM` of the keys on at which the capacity doubles, segment after segment is
+    split, so that none is loaded more then.
+
+    Args:
+      unit: slots of a segment where there are several.
+    """
+    num_segments = capacity // unit
+    most = max_load_factor * capacity
+    if capacity >= max_capacity or num_segments == 0 or num_keys <= _SPLITS_FROM * most:
+        return capacity
+    part = (num_keys / most - _SPLITS_FROM) / (1 - _SPLITS_FROM)
+    return capacity + min(num_segments - 1, int(num_segments * part)) * unit

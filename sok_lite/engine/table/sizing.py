@@ -1,0 +1,114 @@
+"""How much memory a table takes: the arithmetic of docs/sizing.md and of `sok-lite plan`.
+
+It is that of the table itself, done without one: `statistics()` of a table with as many keys says
+the same.
+"""
+
+import math
+from typing import NamedTuple
+
+from sok_lite.backend import Backend
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.rows.slabs import FAR_GROWTH, NEAR_GROWTH
+from sok_lite.engine.rows.tiers import HEAT_BYTES, HEAT_GROWTH
+from sok_lite.engine.table import det_index, hkv_index
+from sok_lite.engine.table.directory import segment_bytes
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
+
+_STATE_BYTES = 4  # optimizer states are float32, whatever the rows are
+
+
+class RowBytes(NamedTuple):
+    """Memory of one key's row and of its optimizer states."""
+
+    row: int
+    states: int
+
+    @property
+    def total(self) -> int:
+        """Of both."""
+        return self.row + self.states
+
+    @staticmethod
+    def of(dim: int, dtype: str, state_size: int) -> "RowBytes":
+        """Returns that of rows of `dim` elements whose states have `state_size` elements together.
+
+        Raises:
+          ValueError: no such dtype.
+        """
+        return RowBytes(dim * row_dtype(dtype).storage.itemsize, state_size * _STATE_BYTES)
+
+
+class TableBytes(NamedTuple):
+    """Memory of a table on one rank, in bytes.
+
+    Attributes:
+      near_rows, near_states, far_rows, far_states: of rows and optimizer states, by tier.
+      slots: of the index.
+      heat: of what says which rows are hot, where there are two tiers.
+      near_spare, far_spare: at most so much more is set aside, for the next rows and their heat. On
+        a CPU it costs nothing before it is used.
+    """
+
+    near_rows: int
+    near_states: int
+    far_rows: int
+    far_states: int
+    slots: int
+    heat: int
+    near_spare: int
+    far_spare: int
+
+    @property
+    def near(self) -> int:
+        """Of all that is near, spare included."""
+        kept = self.near_rows + self.near_states + self.slots + self.heat
+        return kept + self.near_spare
+
+    @property
+    def far(self) -> int:
+        """Of all that is far, spare included."""
+        return self.far_rows + self.far_states + self.far_spare
+
+
+def hbm_bytes(num_keys: int, row: RowBytes) -> TableBytes:
+    """Returns the memory of an "hbm" table of so many keys."""
+    num_slots = det_index.slots_for(det_index.sizes_of(Backend), num_keys)
+    rows, states = num_keys * row.row, num_keys * row.states
+    spare = (rows + states) // NEAR_GROWTH
+    return TableBytes(rows, states, 0, 0, segment_bytes(num_slots, False), 0, spare, 0)
+
+
+def max_capacity_for(num_keys: int) -> int | None:
+    """Returns the `max_capacity` of a "hybrid" table that keeps so many keys; None: none does.
+
+    It is the least at which the table stays below the load factor: no key is evicted then.
+    """
+    most = HkvOptions.max_load_factor
+    capacity = 1 << max(0, math.ceil(num_keys / most) - 1).bit_length()
+    capacity = max(capacity, HkvOptions.init_capacity)
+    return capacity if capacity <= MAX_CAPACITY else None
+
+
+def hybrid_bytes(
+    num_keys: int, row: RowBytes, max_capacity: int, near_rows: int | None, has_scores: bool = False
+) -> TableBytes:
+    """Returns the memory of a "hybrid" table of so many keys.
+
+    Args:
+      num_keys: at most `max_capacity`.
+      max_capacity: of its options.
+      near_rows: rows that are near; None: all, and there is one tier.
+      has_scores: whether its `evict_strategy` is another one than kLru.
+    """
+    limits = (max_capacity, HkvOptions.max_load_factor)
+    capacity = hkv_index.capacity_for(num_keys, HkvOptions.init_capacity, *limits)
+    num_slots = hkv_index.slots_for(num_keys, capacity, *limits, Backend.segment_slots)
+    index = segment_bytes(num_slots, has_scores)
+    near = num_keys if near_rows is None else min(num_keys, near_rows)
+    far, heat = num_keys - near, 0 if near_rows is None else num_keys * HEAT_BYTES
+    return TableBytes(
+        *(near * row.row, near * row.states, far * row.row, far * row.states, index, heat),
+        near * row.total // NEAR_GROWTH + heat // HEAT_GROWTH,
+        far * row.total // FAR_GROWTH,
+    )

@@ -1,0 +1,169 @@
+"""`sok-lite plan`: the verdict, what to write, and the numbers behind it."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from sok_lite.cli.commands.plan import _launch
+from sok_lite.cli.planned import GIB, Machines, Need, plan, room, sent
+from sok_lite.comm import run_ranks
+from sok_lite.engine import lookup
+from sok_lite.engine.table import sizing
+from tests.cli.helpers import CPU, fine, optimized, run
+from tests.support.helpers import new_table
+from tests.support.parts import Part, forward_parts
+
+BIG = ("plan", "--keys", "2e9", "--dim", "64", "--gpus", "8", "--gpu-gb", "80", "--host-gb")
+
+
+def described(*arguments):
+    """Status and JSON of a command that says nothing else."""
+    status, out, err = run("plan", *arguments, "--json")
+    assert err == ""
+    return status, json.loads(out)
+
+
+def test_what_has_no_room_in_gpus_is_put_in_two_tiers():
+    status, out, err = run(*BIG, "1400")
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[0].startswith("fits: ") and "GiB host memory on the fullest rank" in lines[0]
+    assert (
+        lines[3]
+        .strip()
+        .startswith(
+            'sk.Table("table", 64, var_type="hybrid", max_capacity=536870912, max_hbm_for_vectors='
+        )
+    )
+    heads = [line.split(",")[0] for line in lines if line and not line.startswith(" ")][1:]
+    order = ["make the tables", "memory of a rank", "bytes a key", "a step of 65", "what would"]
+    assert all(head.startswith(start) for head, start in zip(heads, order, strict=False)), heads
+    assert heads[5:] == ["start it", "assumed"]
+
+
+def test_what_does_not_fit_has_status_1_and_says_what_would_help():
+    status, out, err = run(*BIG, "1000")
+    assert (status, err) == (1, "") and out.startswith("does not fit: ")
+    assert "16 ranks " in out and ", and it fits" in out
+
+
+def test_the_parts_of_a_plan_add_up_and_are_within_the_room():
+    status, found = described(*BIG[1:], "1400")
+    (table,) = found["tables"]
+    parts = ("near_rows", "near_states", "slots", "heat", "near_spare")
+    assert status == 0 and found["near_bytes"] == sum(table[f"{part}_bytes"] for part in parts)
+    assert 0.99 * found["near_limit_bytes"] < found["near_bytes"] <= found["near_limit_bytes"]
+    assert found["far_bytes"] <= found["far_limit_bytes"] == int(1400 * 0.9 * GIB / 8)
+    near_rows = int(table["max_hbm_for_vectors"] * GIB / 256)
+    row = sizing.RowBytes(256, 512)
+    again = sizing.hybrid_bytes(table["keys_of_rank"], row, table["max_capacity"], near_rows)
+    assert again.near == found["near_bytes"]
+
+
+def test_small_tables_stay_near_and_the_largest_has_two_tiers():
+    tables = ("--table", "name=user,keys=3e8,dim=32", "--table", "name=item,keys=1e7,dim=64,ids=9")
+    status, found = described(*tables, "--gpus", "1", "--gpu-gb", "80", "--host-gb", "500")
+    user, item = found["tables"]
+    assert (status, user["var_type"], item["var_type"]) == (0, "hybrid", "hbm")
+    assert (user["keys_of_rank"], item["far_rows_bytes"], item["ids"]) == (3e8, 0, 9.0)
+
+
+def test_without_far_memory_nothing_is_put_there():
+    status, found = described("--keys", "1e9", "--dim", "64", "--gpus", "1", "--gpu-gb", "80")
+    assert (status, found["tables"][0]["var_type"], found["far_bytes"]) == (1, "hbm", 0)
+
+
+def test_more_keys_than_a_rank_can_hold_do_not_fit():
+    arguments = ("--keys", "5e9", "--dim", "1", "--optimizer", "sgd", "--ranks", "1")
+    status, out, _ = run("plan", *arguments, "--host-gb", "9999")
+    assert status == 1 and "more keys than a rank can hold: table" in out
+
+
+def test_the_room_is_the_most_that_fits():
+    needs, machines = [Need("a", 10**8, 16, "float32", 32)], Machines(2, 2, 20 * GIB, 30 * GIB)
+    factor = room(needs, machines)
+    for close, fits in ((0.999, True), (1.001, False)):
+        keys = int(10**8 * factor * close)
+        assert plan([needs[0]._replace(num_keys=keys)], machines).fits == fits
+
+
+def test_days_until_it_is_full():
+    arguments = ("--keys", "1e8", "--dim", "16", "--gpus", "1", "--gpu-gb", "80")
+    _, found = described(*arguments, "--new-keys-per-day", "1e6")
+    assert found["days"] == pytest.approx((found["room"] - 1) * 100)
+    assert "; full in " in fine("plan", *arguments, "--new-keys-per-day", "1e6")
+
+
+def test_the_tables_of_a_checkpoint_with_their_states(tmp_path):
+    optimized(tmp_path / "made", np.arange(1000), 1.0)
+    _, found = described(tmp_path / "made", "--ranks", "1", "--host-gb", "1")
+    (table,) = found["tables"]
+    assert (table["keys"], table["dim"], table["dtype"]) == (1000, 3, "float32")
+    assert table["state_elements"] == 3 + 1 + 3  # m and v of one optimizer, acc of another
+    _, found = described(tmp_path / "made", "--ranks", "1", "--host-gb", "1", "--optimizer", "sgd")
+    assert found["tables"][0]["state_elements"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_sends_what_is_planned(dtype):
+    """Where no id comes twice, up to the chance of whose the ids are."""
+    ranks, batch, dim = 3, 30_000, 5
+
+    def program(comm):
+        noted, together = Counter(), comm._together
+
+        def noting(collective, call, *arguments):
+            if call.split()[0] in ("send_keys", "return_rows", "send_grads"):
+                rows, splits = arguments
+                others = len(rows) - int(splits[comm.rank])
+                noted[call.split()[0]] += others * rows.shape[1] * rows.itemsize
+            return together(collective, call, *arguments)
+
+        comm._together = noting
+        keys = np.random.default_rng(comm.rank).integers(0, 2**62, batch // ranks)
+        table = new_table(CPU, dim, dtype=dtype)
+        part = Part(table, keys, np.arange(keys.size + 1), None, "sum")
+        _, context = forward_parts(CPU, comm, [part])
+        grads = [np.ones((keys.size, dim), np.float32)]
+        lookup.backward(CPU, [(table, None, "sum")], grads, context)
+        return noted
+
+    planned = sent([Need("a", batch, dim, dtype, 0)], ranks, batch)
+    for noted in run_ranks(ranks, program):
+        found = [noted[trip] for trip in ("send_keys", "return_rows", "send_grads")]
+        assert found == pytest.approx(list(planned), rel=0.05)
+
+
+def test_how_a_job_is_started():
+    assert _launch(Machines(1, 1, 1, 0)) == "python train.py"
+    assert _launch(Machines(8, 8, 1, 0)) == "horovodrun -np 8 python train.py"
+    several = "horovodrun -np 20 -H host1:8,host2:8,host3:4 python train.py"
+    assert _launch(Machines(20, 8, 1, 0)) == several
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--gpus", "1", "--gpu-gb", "8"], "say which tables"),
+        (["--keys", "5", "--gpus", "1", "--gpu-gb", "8"], "--keys and --dim, both"),
+        (["--keys", "5", "--dim", "2", "--gpus", "1"], "give --gpu-gb"),
+        (["--keys", "5", "--dim", "2", "--ranks", "1"], "give --host-gb"),
+        (["--keys", "0.5", "--dim", "2", "--ranks", "1"], "whole number from 1 on"),
+        (["--keys", "nan", "--dim", "2", "--ranks", "1"], "whole number from 1 on"),
+        (["--table", "name=a,dim=2", "--ranks", "1", "--host-gb", "1"], "name=N,keys=K,dim=D"),
+        (["--table", "name=a,keys=x,dim=2", "--ranks", "1", "--host-gb", "1"], "whole number"),
+        (
+            ["--table", "name=a,keys=1,dim=2,optimizer=x", "--ranks", "1", "--host-gb", "1"],
+            "optimizer must be one of",
+        ),
+        (
+            2 * ["--table", "name=a,keys=1,dim=2"] + ["--ranks", "1", "--host-gb", "1"],
+            "different names",
+        ),
+    ],
+)
+def test_wrong_use_says_what_to_give(arguments, reason):
+    status, out, err = run("plan", *arguments)
+    assert (status, out) == (2, "") and reason in err
