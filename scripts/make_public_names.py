@@ -25,7 +25,14 @@ MADE = re.compile(
 
 # What other modules of sok_lite ask of its classes, and no program does.
 INTERNAL = {
-    *("after_step", "features_of", "free_with_its_variable", "gradient_source", "has_texts"),
+    *(
+        "after_step",
+        "begin",
+        "features_of",
+        "free_with_its_variable",
+        "gradient_source",
+        "has_texts",
+    ),
     *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "spec_shape", "static_keys"),
     *("static_rows", "table", "take", "trained_as"),
 }

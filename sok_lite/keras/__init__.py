@@ -6,8 +6,10 @@ by `classes_for(tf_keras)`.
 
 from sok_lite.keras.classes import (
     AllRanks,
+    Checkpoint,
     Embedding,
     Embeddings,
+    Expire,
     Table,
     TableMetrics,
     classes_for,
@@ -17,8 +19,10 @@ from sok_lite.keras.parts import equal_steps, shard
 
 __all__ = [
     "AllRanks",
+    "Checkpoint",
     "Embedding",
     "Embeddings",
+    "Expire",
     "Feature",
     "Table",
     "TableMetrics",

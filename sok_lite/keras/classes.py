@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import guard, held
+from sok_lite.bridge.keras.callback_class import callback_class
 from sok_lite.bridge.keras.callbacks import help_callbacks
 from sok_lite.bridge.keras.classes import (
     layer_class,
@@ -15,21 +16,33 @@ from sok_lite.bridge.keras.classes import (
     root_of,
     share_in_copies,
 )
-from sok_lite.bridge.keras.ranks import AllRanksPart, all_ranks_class, check_ranks
+from sok_lite.bridge.keras.ranks import AllRanksPart, check_ranks
 from sok_lite.bridge.keras.saving import keep_tables
 from sok_lite.bridge.keras.steps import count_by_rows
 from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.keras.checkpoint import CheckpointPart
+from sok_lite.keras.expire import ExpirePart
 from sok_lite.keras.features import Feature
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
-from sok_lite.keras.metrics import TableMetricsPart, metrics_class
+from sok_lite.keras.metrics import TableMetricsPart
 from sok_lite.keras.parts import equal_steps, shard
+from sok_lite.keras.resuming import resume_fit
 from sok_lite.keras.table import TablePart
 from sok_lite.keras.together import know_plain, look_up_together
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["AllRanks", "Embedding", "Embeddings", "Table", "TableMetrics", "classes_for"]
+__all__ = [
+    "AllRanks",
+    "Checkpoint",
+    "Embedding",
+    "Embeddings",
+    "Expire",
+    "Table",
+    "TableMetrics",
+    "classes_for",
+]
 
 _REGISTERED = "sok_lite.keras"
 
@@ -65,8 +78,10 @@ def _classes_of(package: Any) -> SimpleNamespace:
         Table=table,
         Embeddings=several,
         Embedding=single,
-        AllRanks=all_ranks_class(package),
-        TableMetrics=metrics_class(package),
+        AllRanks=callback_class("AllRanks", AllRanksPart, package),
+        Checkpoint=callback_class("Checkpoint", CheckpointPart, package),
+        Expire=callback_class("Expire", ExpirePart, package),
+        TableMetrics=callback_class("TableMetrics", TableMetricsPart, package),
         Feature=Feature,
         shard=shard,
         equal_steps=equal_steps,
@@ -75,7 +90,8 @@ def _classes_of(package: Any) -> SimpleNamespace:
 
 train_with_stock_optimizers()
 for _told in (
-    *(keep_tables, help_callbacks, share_in_copies, check_ranks, count_by_rows, look_up_together),
+    *(keep_tables, help_callbacks, share_in_copies, check_ranks, resume_fit, count_by_rows),
+    look_up_together,
 ):
     guard.tell(_told)
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
@@ -92,6 +108,12 @@ if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for eith
     class AllRanks(AllRanksPart, keras.callbacks.Callback):
         """See `AllRanksPart`."""
 
+    class Checkpoint(CheckpointPart, keras.callbacks.Callback):
+        """See `CheckpointPart`."""
+
+    class Expire(ExpirePart, keras.callbacks.Callback):
+        """See `ExpirePart`."""
+
     class TableMetrics(TableMetricsPart, keras.callbacks.Callback):
         """See `TableMetricsPart`."""
 
@@ -101,6 +123,8 @@ else:
     Embeddings = _of_program.Embeddings
     Embedding = _of_program.Embedding
     AllRanks = _of_program.AllRanks
+    Checkpoint = _of_program.Checkpoint
+    Expire = _of_program.Expire
     TableMetrics = _of_program.TableMetrics
 # A program that has imported tf_keras as well may load a model with it.
 for _name in held.PACKAGES:

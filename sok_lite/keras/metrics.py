@@ -1,7 +1,6 @@
 """`TableMetrics`: how tables grow, among the metrics of each epoch and every some steps."""
 
 import logging
-from types import new_class
 from typing import Any
 
 import numpy as np
@@ -165,12 +164,3 @@ def _totals_of(table: EmbeddingTable) -> dict[str, int]:
     totals = table.totals()
     names = ("found_total", "missed_total", "inserted_total", "evicted_total")
     return {"keys": table.size, **{name: totals[name] for name in names}}
-
-
-def metrics_class(package: Any) -> Any:
-    """Returns `TableMetricsPart` as a callback of a Keras."""
-
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__module__": __name__, "__doc__": TableMetricsPart.__doc__}
-
-    return new_class("TableMetrics", (TableMetricsPart, package.callbacks.Callback), {}, fill)

@@ -96,5 +96,12 @@ def test_the_examples_of_help_run(runs, monkeypatch):
             if command == "diff":
                 assert run(*arguments)[0] == 1
             else:
-                replaces = command not in ("inspect", "report", "verify", "compile", "doctor", "plan")
+                replaces = command not in (
+                    "inspect",
+                    "report",
+                    "verify",
+                    "compile",
+                    "doctor",
+                    "plan",
+                )
                 fine(*arguments, *["--force"] * replaces)

@@ -3,7 +3,6 @@
 import inspect
 import sys
 import zlib
-from types import new_class
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 from sok_lite.bridge.collectives import allgather, allreduce, broadcast
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.keras.callback_class import callback_class
 from sok_lite.bridge.keras.callbacks import check_fit
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
@@ -120,18 +120,6 @@ class AllRanksPart(RankChecksPart):
         logs.update(zip(names, mean, strict=True))
 
 
-def all_ranks_class(package: Any) -> Any:
-    """Returns `AllRanksPart` as a callback of a Keras."""
-    return _callback_class("AllRanks", AllRanksPart, package)
-
-
-def _callback_class(name: str, part: type, package: Any) -> Any:
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__module__": __name__, "__doc__": part.__doc__}
-
-    return new_class(name, (part, package.callbacks.Callback), {}, fill)
-
-
 # ---- before training -----------------------------------------------------------------------------
 
 
@@ -141,7 +129,7 @@ def check_ranks(name: str, package: Any) -> None:
     `make_train_function` looks whether dense weights are equal, `fit` at its callbacks and at the
     ranks' steps, also without `AllRanks`.
     """
-    checks = _callback_class("RankChecks", RankChecksPart, package)
+    checks = callback_class("RankChecks", RankChecksPart, package)
     hooks.around(package.Model, "make_train_function", _with_equal_weights)
     hooks.around(package.Model, "fit", _with_checks, package, checks)
 

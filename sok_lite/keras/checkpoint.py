@@ -1,0 +1,339 @@
+"""`Checkpoint`: tables, dense weights and optimizers saved together, and `fit` going on from there.
+
+A checkpoint is a folder of `sok_lite.dump`, with the dense weights in files beside those of the
+tables. The manifest of the dump, which takes its place in one piece and last, names them: so a
+process that is killed leaves a whole checkpoint or the one before. An increment has new files of
+dense weights, and the manifest that it publishes names these.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.job import communicator
+from sok_lite.bridge.keras import held
+from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.failure import together
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.background import BackgroundDump, dump_in_background
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.load import load
+from sok_lite.keras.dense_states import DenseStates
+from sok_lite.keras.skipping import skip_batches
+
+_FOLDER = re.compile(r"step-(\d+)")
+_DENSE = re.compile(r"dense-[\d-]+")
+# In what a dump is given as `extra`.
+_EXTRA = "sok_lite.keras"
+
+
+class Restored(NamedTuple):
+    """Where a checkpoint was made.
+
+    Attributes:
+      path: of its folder.
+      epoch: epochs that were over; the number of the next one, as Keras counts them from 0.
+      batch: batches of that one that were over.
+      steps: batches that were trained on in all.
+    """
+
+    path: str
+    epoch: int
+    batch: int
+    steps: int
+
+
+class CheckpointPart:
+    """A callback that saves tables, dense weights and optimizers together, and resumes `fit`.
+
+    `fit` with it goes on from the newest checkpoint at `path`, in the epoch and after the batch
+    where that was made, and comes to what it would have come to without a stop, bit for bit. It
+    prints where it begins. The batches of an epoch that were trained on are read and left out: give
+    `fit` the same ones in the same order, which is for the program's input to see to. A table that
+    evicts does not repeat to the last bit anyway. What else resumes: learning rates, the state of
+    random numbers of Keras 3, step counts, times of lookups. What does not: other callbacks, and
+    the averages that the logs of a broken-off epoch have of its first batches.
+
+    It saves at the end of each epoch, and with `every` after so many batches too, and when `fit`
+    is over. A process that is killed at any moment leaves a whole checkpoint. Each is a folder
+    `step-N` that `sok_lite.load` and `sok-lite` read.
+
+    On several ranks every rank must have it, with the same arguments and storage that all see. Each
+    writes its tables, rank 0 the dense weights; any number of ranks restore them.
+
+    Args:
+      path: of the folder for checkpoints.
+      every: batches after which to save; None: after epochs alone.
+      keep: how many checkpoints stay; older ones are removed when a new one is whole.
+      incremental: how many saves after a whole one write only what has changed, into its folder;
+        True: all of them.
+      background: whether tables are written while training goes on, which needs memory for a copy.
+        On several ranks such a checkpoint is there from the next save, or end of an epoch, on.
+
+    Raises:
+      TypeError, ValueError: an argument is not as said here.
+    """
+
+    model: Any
+    params: dict[str, Any]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int | None = None,
+        *,
+        keep: int = 3,
+        incremental: int | bool = False,
+        background: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, number in (("every", every), ("keep", keep)):
+            is_none = number is None and name == "every"
+            if not is_none and not is_integer(number):
+                raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}.")
+            if not is_none and number < 1:  # type: ignore[operator]
+                raise ValueError(f"`{name}` must be at least 1. Received: {name}={number}.")
+        if not isinstance(incremental, bool) and not (is_integer(incremental) and incremental >= 0):
+            raise ValueError(
+                "`incremental` must be True, False, or how many increments follow a whole save. "
+                f"Received: incremental={incremental!r}."
+            )
+        self._path = os.path.abspath(path)
+        self._every, self._keep, self._in_background = every, int(keep), bool(background)
+        self._most_increments = sys.maxsize if incremental is True else int(incremental)
+        self._increments = 0
+        self._folder: str | None = None  # that the next increment goes to
+        self._under_way: tuple[BackgroundDump, str] | None = None
+        self._found: Restored | None = None
+        self._is_resumed = False
+        self._at: tuple[int, int] = (0, 0)  # epoch and batch
+        self._steps = 0
+        self._saved_every = 0  # `_steps // every` of the last save
+        self._epoch, self._last_batch = 0, -1
+        self._skipped = 0  # batches of the first epoch that are left out
+
+    # ---------------------------------------------------------------- what a program calls
+
+    def restore(self, model: Any) -> Restored | None:
+        """Gives a model what the newest checkpoint has. Every rank must call it.
+
+        `fit` does so by itself. After a call `fit` begins with the epoch that it is given: for a
+        program that trains on new data each time.
+
+        Args:
+          model: built and compiled.
+
+        Returns:
+          Where the checkpoint was made; None: there is none, and nothing has changed.
+
+        Raises:
+          OSError, ValueError: it cannot be read, or is of another model. Nothing has changed.
+          RanksDifferError: ranks have other arguments or models.
+        """
+        found = self._newest()
+        if found is not None:
+            self._restore(model, found)
+        self._is_resumed = True
+        return found
+
+    def wait(self) -> None:
+        """Waits until a save in the background is over, on all ranks. Every rank must call it.
+
+        Raises:
+          OSError: it has failed, and the checkpoint before it is there still.
+        """
+        if self._under_way is not None:
+            begun, dense = self._under_way
+            self._under_way = None
+            begun.wait()
+            self._tidy(begun.path, dense)
+
+    # ---------------------------------------------------------------- what Keras calls
+
+    def begin(self, model: Any) -> int | None:
+        """Looks for the checkpoint that `fit` goes on from; returns its epoch. None: there is none.
+
+        Every rank must call it.
+        """
+        if self._is_resumed:
+            return None
+        self._found = self._newest()
+        return None if self._found is None else self._found.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores what `begin` found."""
+        if not held.kept_tables(self.model):
+            raise ValueError(
+                f"Checkpoint saves tables with the rest of a model. Received: {self.model.name!r}, "
+                "which has none. Use BackupAndRestore of Keras."
+            )
+        found, self._found = self._found, None
+        if found is None:
+            newest = self._newest()
+            if newest is not None and newest.steps > self._steps:
+                raise ValueError(
+                    f"{self._path} has a checkpoint of {newest.steps:,} steps, and this training "
+                    f"is at {self._steps:,}. Nothing was changed. Call restore(model) before fit, "
+                    "or give another path."
+                )
+        else:
+            self._restore(self.model, found)
+            if communicator().rank == 0:
+                print(
+                    f"Training goes on from {found.path}: {found.steps:,} steps, "
+                    f"{found.epoch} epochs and {found.batch} batches are done.",
+                    flush=True,
+                )
+            skip_batches(self.model, found.batch)
+        self._is_resumed = True
+        self._last_batch = -1
+        self._skipped = 0 if found is None else found.batch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes which epoch it is."""
+        self._epoch, self._last_batch = epoch, -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves where it is time to."""
+        if batch < self._skipped:
+            self._last_batch = batch
+            return
+        self._skipped = 0
+        self._steps += batch - self._last_batch
+        self._last_batch, self._at = batch, (self._epoch, batch + 1)
+        if self._every is None or self._steps // self._every == self._saved_every:
+            return
+        self._saved_every = self._steps // self._every
+        if batch + 1 != self.params.get("steps"):  # else the end of the epoch does
+            self._save()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves."""
+        self._skipped, self._at = 0, (epoch + 1, 0)
+        self._save()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Waits until what is saved is there."""
+        self.wait()
+
+    # ---------------------------------------------------------------- saving
+
+    def _save(self) -> None:
+        self.wait()
+        comm, step = communicator(), self._steps
+        states = DenseStates.of(self.model, "Checkpoint")
+        tables = [variable.table for variable in held.kept_tables(self.model)]
+        is_increment = self._folder is not None and self._increments < self._most_increments
+        folder = self._folder if is_increment else os.path.join(self._path, f"step-{step:010d}")
+        assert folder is not None
+        epoch, batch = self._at
+        dense = f"dense-{step}-{epoch}-{batch}"  # no other checkpoint has these files
+        if not is_increment:
+            together(comm, lambda: self._sweep(comm.rank))
+        together(comm, lambda: states.write(os.path.join(folder, dense), comm.rank, comm.size))
+        at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}
+        write: Callable[..., Any] = dump_in_background if self._in_background else dump
+        writing = partial(write, folder, tables, comm, {_EXTRA: at}, incremental=is_increment)
+        begun = on_device(tables[0].backend, writing)
+        self._increments = self._increments + 1 if is_increment else 0
+        self._folder = folder
+        if begun is None:
+            self._tidy(folder, dense)
+        else:
+            self._under_way = (begun, dense)
+
+    def _sweep(self, rank: int) -> None:
+        """Removes what saves have left that were broken off."""
+        if rank != 0:
+            return
+        os.makedirs(self._path, exist_ok=True)
+        for name in os.listdir(self._path):
+            if _FOLDER.fullmatch(name) and not _is_whole(os.path.join(self._path, name)):
+                shutil.rmtree(os.path.join(self._path, name), ignore_errors=True)
+
+    def _tidy(self, folder: str, dense: str) -> None:
+        """Removes checkpoints that are too old, and dense weights that no manifest names."""
+        if communicator().rank != 0:
+            return
+        for name in os.listdir(folder):
+            if _DENSE.fullmatch(name) and name != dense:
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        for number in self._numbers()[: -self._keep]:
+            old = os.path.join(self._path, _name(number))
+            # First what makes it a checkpoint: it is never one that lacks something.
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(old, manifest.NAME))
+                shutil.rmtree(old)
+
+    def _numbers(self) -> list[int]:
+        """Returns the numbers of the whole checkpoints, ascending."""
+        names = os.listdir(self._path) if os.path.isdir(self._path) else []
+        found = [(int(match[1]), name) for name in names if (match := _FOLDER.fullmatch(name))]
+        return sorted(n for n, name in found if _is_whole(os.path.join(self._path, name)))
+
+    # ---------------------------------------------------------------- restoring
+
+    def _newest(self) -> Restored | None:
+        """Returns the newest checkpoint, the same on all ranks."""
+        comm = communicator()
+        arguments = {
+            name: getattr(self, f"_{name}")
+            for name in ("path", "every", "keep", "most_increments", "in_background")
+        }
+        check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
+        self.wait()
+
+        numbers = together(comm, self._numbers)
+        number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
+        if number < 0:
+            return None
+        folder = os.path.join(self._path, _name(number))
+        at = together(comm, lambda: _at(folder))
+        return Restored(folder, at["epoch"], at["batch"], at["steps"])
+
+    def _restore(self, model: Any, found: Restored) -> None:
+        comm = communicator()
+        tables = [variable.table for variable in held.kept_tables(model)]
+        states = together(comm, lambda: DenseStates.of(model, "Checkpoint"))
+        names = sorted(table.name for table in tables)
+        models = {"tables": names, "dense weights": states.kinds}
+        check_equal_on_all_ranks(comm, models, "The model of a Checkpoint")
+
+        def values() -> Any:
+            folder = os.path.join(found.path, _at(found.path)["dense"])
+            return states.read(folder, comm.rank, comm.size)
+
+        dense = together(comm, values)
+        on_device(tables[0].backend, lambda: load(found.path, tables, comm))
+        states.assign(dense)
+        self._steps = found.steps
+        self._saved_every = found.steps // self._every if self._every else 0
+        self._at = (found.epoch, found.batch)
+
+
+def _name(number: int) -> str:
+    return f"step-{number:010d}"
+
+
+def _is_whole(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, manifest.NAME))
+
+
+def _at(folder: str) -> dict[str, Any]:
+    """Returns where a checkpoint was made, and the name of its dense weights."""
+    extra = manifest.read(folder).extra
+    if _EXTRA not in extra:
+        raise ValueError(
+            f"{folder} was not written by sok_lite.keras.Checkpoint. Give it a path of its own."
+        )
+    found: dict[str, Any] = extra[_EXTRA]
+    return found

@@ -1,0 +1,155 @@
+"""What a model of Keras holds beside its tables, in a file: dense weights and optimizers."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge import stored
+from sok_lite.bridge.keras import held
+from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.files import manifest
+
+_OF_ALL = "of_all_ranks.npz"
+
+
+class DenseStates(NamedTuple):
+    """The variables of a model that are no rows of tables.
+
+    Attributes:
+      of_all: trained weights and the optimizers' variables: the same on all ranks.
+      of_rank: the other weights, such as moving averages and states of random numbers: those of
+        each rank.
+    """
+
+    of_all: list[Any]
+    of_rank: list[Any]
+
+    @property
+    def kinds(self) -> list[list[str]]:
+        """Dtypes and shapes of both, in order."""
+        return [[f"{_dtype(v).name}{list(v.shape)}" for v in variables] for variables in self]
+
+    @staticmethod
+    def of(model: Any, what: str) -> "DenseStates":
+        """Returns those of a model, whose optimizers are built for it.
+
+        Args:
+          what: needs them, for the error.
+
+        Raises:
+          ValueError: the model is not built.
+        """
+        layers = [model, *held.layers_in(model)]
+        if not all(layer.built for layer in layers):
+            raise ValueError(
+                f"{what} needs a model that is built. Received: {model.name!r}, which is not. Call "
+                "it on a batch first, or give it a keras.Input."
+            )
+        optimizers = {id(each): each for each in (model.optimizer, *held.optimizers_in(model))}
+        variables = list(model.trainable_weights)
+        for optimizer in optimizers.values():
+            variables += _variables_of(optimizer, model)
+        of_all = _dense(variables, [])
+        metrics = [variable for metric in model.metrics for variable in metric.variables]
+        return DenseStates(of_all, _dense(model.variables, [*of_all, *metrics]))
+
+    def write(self, folder: str, rank: int, size: int) -> None:
+        """Writes this rank's file, and on rank 0 that of all; they are on the disk then.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        os.makedirs(folder, exist_ok=True)
+        _write(os.path.join(folder, _of_rank(rank, size)), self.of_rank)
+        if rank == 0:
+            _write(os.path.join(folder, _OF_ALL), self.of_all)
+        manifest.sync_path(folder)
+
+    def read(self, folder: str, rank: int, size: int) -> "DenseValues":
+        """Returns what `write` wrote, with another number of ranks what rank 0 had.
+
+        Raises:
+          OSError: it cannot be read. ValueError: it is of another model.
+        """
+        own = os.path.join(folder, _of_rank(rank, size))
+        if not os.path.exists(own):
+            (own,) = (
+                os.path.join(folder, name)
+                for name in os.listdir(folder)
+                if name.startswith("of_rank_0_of_")
+            )
+        files = (os.path.join(folder, _OF_ALL), own)
+        return DenseValues([_read(path, each) for path, each in zip(files, self, strict=True)])
+
+    def assign(self, values: "DenseValues") -> None:
+        """Gives the variables what was read."""
+        for variables, of_them in zip(self, values.by_kind, strict=True):
+            for variable, value in zip(variables, of_them, strict=True):
+                variable.assign(value)
+
+
+class DenseValues(NamedTuple):
+    """What was read for the variables of `DenseStates`."""
+
+    by_kind: list[list[tf.Tensor]]
+
+
+def _of_rank(rank: int, size: int) -> str:
+    return f"of_rank_{rank}_of_{size}.npz"
+
+
+def _variables_of(optimizer: Any, model: Any) -> list[Any]:
+    if optimizer is None:
+        return []
+    if isinstance(optimizer, WrappedOptimizer):
+        return [optimizer.iterations, *_variables_of(optimizer.optimizer, model)]
+    if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+        optimizer.build(model.trainable_variables)
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def _dense(variables: Sequence[Any], without: Sequence[Any]) -> list[Any]:
+    """Returns those that are no tables, each once."""
+    left_out, found = {id(each) for each in without}, {}
+    for variable in variables:
+        if not isinstance(variable, TableVariable) and id(variable) not in left_out:
+            found[id(variable)] = variable
+    return list(found.values())
+
+
+def _dtype(variable: Any) -> tf.DType:
+    return tf.as_dtype(variable.dtype)
+
+
+def _write(path: str, variables: Sequence[Any]) -> None:
+    arrays: dict[str, np.ndarray] = {}
+    tensors = {str(i): tf.convert_to_tensor(variable) for i, variable in enumerate(variables)}
+    stored.write_tensors(arrays, tensors)
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
+    with np.load(path) as arrays:
+        names = {name: _dtype(variable) for name, variable in _named(variables)}
+        if set(arrays.files) == set(names):
+            found = stored.read_tensors(arrays, names, path)
+            if all(found[name].shape == each.shape for name, each in _named(variables)):
+                return [found[name] for name in names]
+        shapes = [list(arrays[name].shape) for name in arrays.files]
+    raise ValueError(
+        f"The model must be as it was when {path} was written: {len(shapes)} variables of shapes "
+        f"{shapes}. Received: {len(variables)}, of {[list(each.shape) for each in variables]}. "
+        "Nothing was restored. Make the same model and optimizer, or give another path."
+    )
+
+
+def _named(variables: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(str(i), variable) for i, variable in enumerate(variables)]

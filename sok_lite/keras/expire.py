@@ -1,0 +1,75 @@
+"""`Expire`: keys that were not seen lately go while a model is trained."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sok_lite.bridge import table_ops
+from sok_lite.bridge.keras import held
+from sok_lite.engine.dtypes import is_integer
+
+
+class ExpirePart:
+    """A callback that removes the keys that no lookup asked for lately, as `Table.expire` does.
+
+    It does so at the end of each epoch, and with `every` after so many batches instead. It acts on
+    the keys of this rank and needs no other; give it to every rank.
+
+    Args:
+      num_lookups: removes those that none of the last `num_lookups` lookups of a table asked for.
+      seconds: removes those that no lookup asked for within that time.
+      every: batches after which to do so; None: at the end of each epoch.
+      tables: layers `Table` of the model; None: all tables of the model.
+
+    Attributes:
+      removed: by table, how many keys were removed on this rank so far.
+
+    Raises:
+      TypeError, ValueError: not exactly one of `num_lookups` and `seconds` is given, or an argument
+        is not as said here.
+    """
+
+    model: Any
+
+    def __init__(
+        self,
+        *,
+        num_lookups: int | None = None,
+        seconds: float | None = None,
+        every: int | None = None,
+        tables: Any = None,
+    ) -> None:
+        super().__init__()
+        if (num_lookups is None) == (seconds is None):
+            raise ValueError(
+                "Give `num_lookups` or `seconds`, one of them. "
+                f"Received: num_lookups={num_lookups}, seconds={seconds}."
+            )
+        if every is not None and not is_integer(every):
+            raise TypeError(f"`every` must be an integer. Received: every={every!r}.")
+        if every is not None and every < 1:
+            raise ValueError(f"`every` must be at least 1. Received: every={every}.")
+        self.removed: dict[str, int] = {}
+        self._num_lookups, self._seconds = num_lookups, seconds
+        self._every, self._batches = every, 0
+        listed = tables if tables is None or isinstance(tables, Sequence) else [tables]
+        self._tables = None if listed is None else [table.variable for table in listed]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Removes keys where it is time to."""
+        self._batches += 1
+        if self._every is not None and self._batches % self._every == 0:
+            self._expire()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Removes keys."""
+        if self._every is None:
+            self._expire()
+
+    def _expire(self) -> None:
+        tables = held.kept_tables(self.model) if self._tables is None else self._tables
+        for variable in tables:
+            name = variable.table.name
+            removed = table_ops.expire(
+                variable, num_lookups=self._num_lookups, seconds=self._seconds
+            )
+            self.removed[name] = self.removed.get(name, 0) + int(removed)

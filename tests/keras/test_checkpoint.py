@@ -1,0 +1,271 @@
+"""`Checkpoint`: what `fit` comes to after a restore is what it comes to without a stop."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.cli.main import main
+from sok_lite.engine.files import manifest
+from tests.keras.models import batches
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 3  # of an epoch of `batches()`
+
+
+def made(keras, sk, seed=1, optimizer="adam"):
+    """A small model with dropout and moving averages; the seed is of dense weights alone."""
+    keras.utils.set_random_seed(seed)
+    item, user = sk.Table("items", 3, "ones"), sk.Table("users", 2)
+    ids = {name: keras.Input([], dtype="int64", name=name) for name in ("item", "user")}
+    x = keras.layers.Concatenate()([item(ids["item"]), user(ids["user"])])
+    x = keras.layers.BatchNormalization()(keras.layers.Dense(4)(x))
+    if keras.__name__ == "keras":  # of tf_keras nothing saves what it draws by
+        x = keras.layers.Dropout(0.3, seed=seed)(x)
+    model = keras.Model(ids, keras.layers.Dense(1)(x))
+    model.compile(optimizer, "mse")
+    return model
+
+
+def data():
+    return batches().map(lambda x, y: ({name: x[name] for name in ("item", "user")}, y))
+
+
+def everything(model):
+    """All that a model holds: tables with states, scores and times, dense weights, optimizer."""
+    found = {}
+    for layer in model.layers:
+        if not hasattr(layer, "statistics"):
+            continue
+        for part, tensor in layer.variable.saved_tensors().items():
+            found[f"{layer.name}/{part}"] = tensor.numpy()
+        # Its other facts are when lookups were, by the clock.
+        facts = json.loads(found.pop(f"{layer.name}/facts"))
+        found[f"{layer.name}/lookups"] = facts["num_lookups"]
+    dense = [v for v in model.variables if not hasattr(v, "table")]
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    dense = [v for v in dense if id(v) not in metrics]
+    optimizer = model.optimizer.variables
+    dense += optimizer() if callable(optimizer) else optimizer
+    dense = [v for v in dense if not hasattr(v, "table")]
+    return found | {f"dense {i}": tf.convert_to_tensor(v).numpy() for i, v in enumerate(dense)}
+
+
+def check_same(found, expected):
+    assert found.keys() == expected.keys() and any("states" in name for name in found)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+class Stop(RuntimeError):
+    pass
+
+
+def stopping(keras, after):
+    """A callback that breaks off after so many batches."""
+
+    class Stopping(keras.callbacks.Callback):
+        seen = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen += 1
+            if self.seen == after:
+                raise Stop
+
+    return Stopping()
+
+
+def fit(model, *callbacks, epochs=3):
+    return model.fit(data(), epochs=epochs, callbacks=list(callbacks), verbose=0, shuffle=False)
+
+
+@pytest.mark.parametrize(
+    ("after", "options", "at"),
+    [
+        (STEPS + 2, {"every": 2}, (1, 1)),
+        (STEPS + 2, {}, (1, 0)),
+        (2 * STEPS, {"every": STEPS}, (1, 0)),  # the last batch of an epoch is saved at its end
+        (STEPS + 2, {"every": 1, "incremental": 2}, (1, 1)),
+        (2 * STEPS + 1, {"background": True}, (2, 0)),
+    ],
+)
+def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, options, at):
+    whole = made(keras, sk)
+    fit(whole)
+    broken = made(keras, sk)
+    with pytest.raises(Stop):
+        fit(broken, stopping(keras, after), sk.Checkpoint(tmp_path, **options))
+    again = made(keras, sk, seed=2)
+    checkpoint = sk.Checkpoint(tmp_path, **options)
+    history = fit(again, checkpoint)
+    assert history.epoch == list(range(at[0], 3))
+    steps = at[0] * STEPS + at[1]
+    said = f"{steps:,} steps, {at[0]} epochs and {at[1]} batches are done.\n"
+    assert capsys.readouterr().out.endswith(said)
+    check_same(everything(again), everything(whole))
+
+
+# Makes itself be killed at the n-th change of a file below a folder: between those it can be
+# killed as well, but what is on the disk is then the same or of a file that nobody reads yet.
+KILLED = """
+import os, signal, sys
+import importlib
+import tensorflow as tf
+path, name, number, options = sys.argv[1:]
+import sok_lite.keras
+from tests.keras.test_checkpoint import fit, made
+keras = importlib.import_module(name)
+sk = sok_lite.keras.classes_for(keras)
+seen = 0
+def audit(event, args):
+    global seen
+    if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+        if isinstance(args[0], str) and args[0].startswith(path):
+            seen += 1
+            if seen == int(number):
+                os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(audit)
+fit(made(keras, sk), sk.Checkpoint(path, **eval(options)))
+print("CHANGES", seen)
+"""
+
+
+def killed(keras, path, number, options):
+    """Has a process train; returns how often it was about to change files if it came to the end."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), keras.__name__, str(number), repr(options)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    if done.returncode == 0:
+        return int(done.stdout.split()[-1])
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    return None
+
+
+@pytest.mark.full_only("starts a process each")
+@pytest.mark.parametrize("options", [{"every": 1, "keep": 1}, {"every": 1, "incremental": 3}])
+@pytest.mark.parametrize("number", [30, 53, 71, 88, 104, 127])
+def test_a_killed_process_leaves_what_goes_on(keras, sk, tmp_path, number, options):
+    assert killed(keras, tmp_path, number, options) is None
+    whole, again = made(keras, sk), made(keras, sk, seed=2)
+    fit(whole)
+    newest = sk.Checkpoint(tmp_path, **options).restore(made(keras, sk))
+    assert newest is not None and 0 < newest.steps < 3 * STEPS
+    fit(again, sk.Checkpoint(tmp_path, **options))
+    check_same(everything(again), everything(whole))
+
+
+def test_a_save_that_was_broken_off_is_no_checkpoint(keras, sk, tmp_path):
+    """What a process leaves that is killed before the manifest, and that the next save removes."""
+    model, checkpoint = made(keras, sk), sk.Checkpoint(tmp_path)
+    fit(model, checkpoint, epochs=1)
+    (whole,) = tmp_path.iterdir()
+    shutil.copytree(whole, tmp_path / "step-0000000900")
+    (tmp_path / "step-0000000900" / manifest.NAME).unlink()
+    again, later = made(keras, sk, seed=2), sk.Checkpoint(tmp_path)
+    assert later.restore(again) == (str(whole), 1, 0, STEPS)
+    fit(again, later, epochs=1)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-0000000003", "step-0000000006"]
+
+
+def test_so_many_are_kept_and_each_is_whole(keras, sk, tmp_path):
+    model = made(keras, sk)
+    fit(model, sk.Checkpoint(tmp_path, every=1, keep=2), epochs=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-0000000005",
+        "step-0000000006",
+    ]
+    for path in tmp_path.iterdir():
+        assert main(["verify", str(path)]) == 0
+        assert len(list(path.glob("dense-*"))) == 1
+    rows = sok.DynamicVariable(dimension=3, name="items")
+    sok.load(tmp_path / "step-0000000006", rows)
+    np.testing.assert_array_equal(rows.export()[1], model.get_layer("items").export()[1])
+
+
+def test_increments_are_added_to_a_whole_one(keras, sk, tmp_path):
+    fit(made(keras, sk), sk.Checkpoint(tmp_path, every=1, incremental=2, keep=9), epochs=2)
+    found = {path.name: manifest.read(path) for path in tmp_path.iterdir()}
+    increments = [
+        max(len(s.before) for s in found[n].tables["items"].shards) for n in sorted(found)
+    ]
+    assert (sorted(found), increments) == (["step-0000000001", "step-0000000004"], [2, 2])
+    assert [found[n].extra["sok_lite.keras"]["steps"] for n in sorted(found)] == [3, 6]
+
+
+def test_a_second_fit_trains_on(keras, sk, tmp_path):
+    """With a checkpoint that is its own, and after `restore` in a next process."""
+    model, checkpoint = made(keras, sk), sk.Checkpoint(tmp_path)
+    for _ in range(2):
+        assert fit(model, checkpoint, epochs=1).epoch == [0]
+    again, later = made(keras, sk, seed=2), sk.Checkpoint(tmp_path)
+    assert later.restore(again).steps == 2 * STEPS
+    check_same(everything(again), everything(model))
+    assert fit(again, later, epochs=1).epoch == [0]
+    assert fit(made(keras, sk), sk.Checkpoint(tmp_path), epochs=1).epoch == []  # nothing to do
+
+
+def test_another_training_leaves_a_checkpoint_alone(keras, sk, tmp_path):
+    model, checkpoint = made(keras, sk), sk.Checkpoint(tmp_path)
+    fit(model, checkpoint, epochs=2)
+    other = sk.Checkpoint(tmp_path / "other")
+    assert other.restore(model) is None
+    shutil.copytree(tmp_path / "step-0000000006", tmp_path / "other" / "step-0000000006")
+    with pytest.raises(ValueError, match="has a checkpoint of 6 steps, and this training is at 0"):
+        fit(model, other)
+
+
+def test_another_model_is_refused_and_nothing_changes(keras, sk, tmp_path):
+    fit(made(keras, sk), sk.Checkpoint(tmp_path), epochs=1)
+    other = made(keras, sk, seed=2, optimizer="sgd")
+    before = [np.array(weight) for weight in other.get_weights()]
+    with pytest.raises(ValueError, match="The model must be as it was"):
+        fit(other, sk.Checkpoint(tmp_path))
+    for weight, kept in zip(other.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "reason"),
+    [
+        ({"every": 0}, ValueError, "`every` must be at least 1"),
+        ({"every": "epoch"}, TypeError, "`every` must be an integer"),
+        ({"keep": 0}, ValueError, "`keep` must be at least 1"),
+        ({"incremental": -1}, ValueError, "`incremental` must be True, False, or how many"),
+    ],
+)
+def test_wrong_arguments_are_refused(sk, arguments, error, reason):
+    with pytest.raises(error, match=reason):
+        sk.Checkpoint("anywhere", **arguments)
+
+
+def test_a_model_without_tables_is_refused(keras, sk, tmp_path):
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="which has none. Use BackupAndRestore"):
+        model.fit(np.ones([2, 1]), np.ones(2), callbacks=[sk.Checkpoint(tmp_path)], verbose=0)
+
+
+def test_a_model_that_is_not_built_is_refused_where_there_is_something_to_restore(
+    sk, keras, tmp_path
+):
+    def unbuilt():
+        model = keras.Sequential([sk.Embedding(sk.Table("rows", 2), "sum"), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        return model
+
+    x, y = np.arange(8).reshape(4, 2), np.ones([4, 1], np.float32)
+    unbuilt().fit(x, y, callbacks=[sk.Checkpoint(tmp_path)], verbose=0)
+    with pytest.raises(ValueError, match="needs a model that is built"):
+        unbuilt().fit(x, y, epochs=2, callbacks=[sk.Checkpoint(tmp_path)], verbose=0)
