@@ -38,7 +38,7 @@ def prometheus(tables: Any) -> str:
             f"Tables must have different names, by which their metrics are told apart. Received: "
             f"{counts[repeated[0]]} tables of the name {repeated[0]!r}. Rename them."
         )
-    shown = [table for table in found if rank == 0 or not table.is_remote]
+    shown = [table for table in found if rank == 0 or table.var_type != "remote"]
     return openmetrics(
         rank, [(table.name, on_device(table.backend, samples_of, table)) for table in shown]
     )
