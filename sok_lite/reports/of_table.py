@@ -10,7 +10,6 @@ from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.pieces import pieces
-from sok_lite.engine.table.remote import RemoteTable
 from sok_lite.reports.histogram import CountingAges, CountingNorms
 from sok_lite.reports.report import COUNTERS, TableReport
 
@@ -19,13 +18,13 @@ _PIECE_BYTES = 16 << 20
 _SLOT_BYTES = 64  # of a key, its row number and what is known of it
 
 
-def report_of(table: EmbeddingTable | RemoteTable) -> TableReport:
+def report_of(table: EmbeddingTable) -> TableReport:
     """Returns the report of a table.
 
     It reads every row, in pieces of some megabytes; other threads wait for the table meanwhile. Of
     a table whose rows are not in this process only the size is known.
     """
-    if isinstance(table, RemoteTable):
+    if table.is_remote:
         return _bare(table, table.size)
     return alone(table, partial(_report_of, table))
 
@@ -54,7 +53,7 @@ def squares_of(xp: Any, rows: Array, kind: RowDtype) -> Array:
     return wide.sum(axis=1)
 
 
-def _bare(table: EmbeddingTable | RemoteTable, keys: int) -> TableReport:
+def _bare(table: EmbeddingTable, keys: int) -> TableReport:
     return TableReport(
         name=table.name,
         dim=table.dim,

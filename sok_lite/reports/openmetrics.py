@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from sok_lite._version import __version__
 from sok_lite.engine.table import EmbeddingTable, Statistics
-from sok_lite.engine.table.remote import RemoteTable
 from sok_lite.reports.of_table import memory_of
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -72,9 +71,9 @@ class Sample(NamedTuple):
     labels: dict[str, str]
 
 
-def samples_of(table: EmbeddingTable | RemoteTable) -> list[Sample]:
+def samples_of(table: EmbeddingTable) -> list[Sample]:
     """Returns the numbers of a table of this rank, as of now. It reads the index, and no row."""
-    if isinstance(table, RemoteTable):
+    if table.is_remote:
         return [Sample(_KEYS, table.size, {})]
     return _samples(table, table.statistics())
 
@@ -88,8 +87,9 @@ def _samples(table: EmbeddingTable, numbers: Statistics) -> list[Sample]:
         "no_row": numbers.not_updated_total,
     }
     looked_up = {"found": numbers.found_total, "missed": numbers.missed_total}
-    parts = [(*name.split(), "near")[:2] for name in memory_of(table)]
-    memory = zip(parts, memory_of(table).values(), strict=True)
+    # "rows far" is rows in the tier far; the index is near.
+    used = memory_of(table).items()
+    memory = [((*name.split(), "near")[:2], size) for name, size in used]
     return [
         Sample(_KEYS, numbers.size, {}),
         Sample(_SLOTS, numbers.capacity, {}),

