@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import guard, held
-from sok_lite.bridge.keras.callback_class import callback_class
 from sok_lite.bridge.keras.callbacks import help_callbacks
 from sok_lite.bridge.keras.classes import (
     layer_class,
+    made_class,
     register_as_layer,
     root_of,
     share_in_copies,
@@ -64,7 +64,7 @@ def classes_for(package: Any) -> SimpleNamespace:
 @functools.cache
 def _classes_of(package: Any) -> SimpleNamespace:
     members = {"__module__": __name__, "package": package}
-    layer = layer_class(package)
+    layer, callback = layer_class(package), package.callbacks.Callback
 
     def made(name: str, part: type, base: Any, **more: Any) -> Any:
         return register_as_layer(_REGISTERED, name, part, base, {**members, **more})
@@ -78,10 +78,10 @@ def _classes_of(package: Any) -> SimpleNamespace:
         Table=table,
         Embeddings=several,
         Embedding=single,
-        AllRanks=callback_class("AllRanks", AllRanksPart, package),
-        Checkpoint=callback_class("Checkpoint", CheckpointPart, package),
-        Expire=callback_class("Expire", ExpirePart, package),
-        TableMetrics=callback_class("TableMetrics", TableMetricsPart, package),
+        AllRanks=made_class("AllRanks", AllRanksPart, callback),
+        Checkpoint=made_class("Checkpoint", CheckpointPart, callback),
+        Expire=made_class("Expire", ExpirePart, callback),
+        TableMetrics=made_class("TableMetrics", TableMetricsPart, callback),
         Feature=Feature,
         shard=shard,
         equal_steps=equal_steps,

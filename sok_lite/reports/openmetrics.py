@@ -73,7 +73,7 @@ class Sample(NamedTuple):
 
 def samples_of(table: EmbeddingTable) -> list[Sample]:
     """Returns the numbers of a table of this rank, as of now. It reads the index, and no row."""
-    if table.is_remote:
+    if isinstance(table, RemoteTable):
         return [Sample(_KEYS, table.size, {})]
     return _samples(table, table.statistics())
 

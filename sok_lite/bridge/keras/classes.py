@@ -51,15 +51,24 @@ def register_as_layer(
       base: a class of that Keras.
       members: attributes of the class; `package` among them, the Keras.
     """
+    if "__init__" in vars(part):  # whose name Python says where an argument is missing
+        vars(part)["__init__"].__qualname__ = f"{name}.__init__"
+    cls = made_class(name, part, base, **members)
+    saving = SimpleNamespace(**members).package.saving
+    return saving.register_keras_serializable(registered, name)(cls)
+
+
+def made_class(name: str, part: type, base: type, **members: Any) -> Any:
+    """Makes a class of a Keras.
+
+    Args:
+      name, part, base, members: see `register_as_layer`.
+    """
 
     def fill(namespace: dict[str, Any]) -> None:
         namespace |= {"__module__": part.__module__, "__doc__": part.__doc__, **members}
 
-    if "__init__" in vars(part):  # whose name Python says where an argument is missing
-        vars(part)["__init__"].__qualname__ = f"{name}.__init__"
-    cls = new_class(name, (part, base), {}, fill)
-    saving = SimpleNamespace(**members).package.saving
-    return saving.register_keras_serializable(registered, name)(cls)
+    return new_class(name, (part, base), {}, fill)
 
 
 def object_of(config: Any, package: Any) -> Any:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from sok_lite.bridge.collectives import allgather, allreduce, broadcast
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held, hooks
-from sok_lite.bridge.keras.callback_class import callback_class
 from sok_lite.bridge.keras.callbacks import check_fit
+from sok_lite.bridge.keras.classes import made_class
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
 
@@ -129,7 +129,7 @@ def check_ranks(name: str, package: Any) -> None:
     `make_train_function` looks whether dense weights are equal, `fit` at its callbacks and at the
     ranks' steps, also without `AllRanks`.
     """
-    checks = callback_class("RankChecks", RankChecksPart, package)
+    checks = made_class("RankChecks", RankChecksPart, package.callbacks.Callback)
     hooks.around(package.Model, "make_train_function", _with_equal_weights)
     hooks.around(package.Model, "fit", _with_checks, package, checks)
 

@@ -4,14 +4,14 @@ import functools
 import math
 import os
 from collections.abc import Sequence
-from types import SimpleNamespace, new_class
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.collectives import broadcast
-from sok_lite.bridge.keras.classes import root_of
+from sok_lite.bridge.keras.classes import made_class, root_of
 from sok_lite.bridge.serving.models import functions_of
 from sok_lite.dynamic_embedding.keras.formats import check_savable, checked_path
 from sok_lite.dynamic_embedding.keras.models import de_hvd_save_model
@@ -52,10 +52,7 @@ def _callbacks_of(package: Any) -> SimpleNamespace:
 
 
 def _class_of(part: type, base: type) -> Any:
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__module__": __name__, "__doc__": part.__doc__}
-
-    return new_class(part.__name__.lstrip("_"), (part, base), {}, fill)
+    return made_class(part.__name__.lstrip("_"), part, base)
 
 
 class _OfAllRanks:
