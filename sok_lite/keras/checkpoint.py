@@ -107,7 +107,7 @@ class CheckpointPart:
                 "`incremental` must be True, False, or how many increments follow a whole save. "
                 f"Received: incremental={incremental!r}."
             )
-        self._path = os.path.abspath(path)
+        self._path, self._given = os.path.abspath(path), os.fspath(path)
         self._every, self._keep, self._in_background = every, int(keep), bool(background)
         self._most_increments = sys.maxsize if incremental is True else int(incremental)
         self._increments = 0
@@ -188,8 +188,9 @@ class CheckpointPart:
         else:
             self._restore(self.model, found)
             if communicator().rank == 0:
+                folder = os.path.join(self._given, os.path.basename(found.path))
                 print(
-                    f"Training goes on from {found.path}: {found.steps:,} steps, "
+                    f"Training goes on from {folder}: {found.steps:,} steps, "
                     f"{found.epoch} epochs and {found.batch} batches are done.",
                     flush=True,
                 )

@@ -24,7 +24,7 @@ def report_of(table: EmbeddingTable) -> TableReport:
     It reads every row, in pieces of some megabytes; other threads wait for the table meanwhile. Of
     a table whose rows are not in this process only the size is known.
     """
-    if isinstance(table, RemoteTable):
+    if table.var_type == "remote":
         return _bare(table, table.size)
     return alone(table, partial(_report_of, table))
 
