@@ -6,6 +6,7 @@ It needs nbclient, nbformat and ipykernel, which the extra `test` brings. A cell
 with the cell's error, and the file stays as it was.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,9 @@ def executed(path: Path, folder: Path) -> Any:
     Raises:
       nbclient.exceptions.CellExecutionError: a cell raised.
     """
+    # Else TensorFlow says on stderr that these are on, on processors that have what they need, and
+    # rounds in another way there.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
         notebook,

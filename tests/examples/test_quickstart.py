@@ -1,52 +1,24 @@
 """examples/quickstart.ipynb: what it shows is what it does, and what it says is true."""
 
-import ast
-import functools
-import importlib.util
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-nbformat = pytest.importorskip("nbformat")
+from tests.support.notebooks import (
+    EXAMPLES,
+    code_cells,
+    data_of,
+    notebook,
+    numbers_of,
+    printed,
+    skip_without_tensorflow,
+)
 
-ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
-METADATA = {
-    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
-}
-AGAIN = "run: python scripts/run_notebook.py examples/quickstart.ipynb"
-# Their outputs are those of arithmetic that another processor may round in another way.
-ROUNDED = {"train", "weeks", "alike", "unknown"}
-FOLDERS = re.compile(r"(?<![\w./:<])(?:/(?:home|root|tmp|work|usr|opt|var|mnt|Users)\b|[A-Z]:\\)")
-
-
-@functools.cache
-def notebook():
-    return nbformat.read(NOTEBOOK, as_version=4)
-
-
-def code_cells(of):
-    return {cell.id: cell for cell in of.cells if cell.cell_type == "code"}
-
-
-def printed(cell):
-    return "".join(each.text for each in cell.outputs if each.output_type == "stream")
-
-
-def shows_something(source):
-    """Returns whether a cell prints or plots, or ends with a value."""
-    is_value = isinstance(ast.parse(source).body[-1], ast.Expr)
-    return "print(" in source or "plt.show()" in source or is_value
-
-
-def numbers_of(text):
-    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\.?\d*", text)]
+NAME = "quickstart"
 
 
 def small(source):
@@ -61,55 +33,16 @@ def small(source):
     return "\n".join(lines)
 
 
-def skip_without_tensorflow():
-    """Without importing it: the notebook runs in a process of its own."""
-    if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("no TensorFlow")
-
-
-# ------------------------------------------------------------------------------ what is committed
-
-
-def test_it_is_valid_and_says_nothing_of_the_machine_that_ran_it():
-    nbformat.validate(notebook())
-    assert dict(notebook().metadata) == METADATA
-    assert all(not cell.metadata for cell in notebook().cells)
-    assert NOTEBOOK.stat().st_size <= 200_000
-    text = NOTEBOOK.read_text()
-    without_images = re.sub(r'"image/png": "[^"]*"', "", text)
-    assert not FOLDERS.search(without_images), FOLDERS.search(without_images)
-
-
-def test_it_is_committed_as_it_ran_from_the_top():
-    cells = code_cells(notebook()).values()
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    for cell in cells:
-        assert bool(cell.outputs) == shows_something(cell.source), f"{cell.id}: {AGAIN}"
-        kinds = {each.get("name", each.output_type) for each in cell.outputs}
-        assert kinds <= {"stdout", "display_data", "execute_result"}, cell.id
-        assert any("image/png" in each.get("data", {}) for each in cell.outputs) == (
-            "plt.show()" in cell.source
-        ), cell.id
-
-
-def test_its_links_lead_to_files():
-    text = "\n".join(cell.source for cell in notebook().cells if cell.cell_type == "markdown")
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert links
-    for target in links:
-        assert (NOTEBOOK.parent / target).exists(), target
-
-
 def test_it_runs_on_less_data(tmp_path):
     skip_without_tensorflow()
     pytest.importorskip("matplotlib")
     program = ["cells = {"]
-    for name, cell in code_cells(notebook()).items():
+    for name, cell in code_cells(notebook(NAME)).items():
         source = small(cell.source) if name == "sizes" else cell.source
         program.append(f"{name!r}: {source!r},")
     program += ["}", "for name, cell in cells.items():", "    exec(compile(cell, name, 'exec'))"]
     (tmp_path / "cells.py").write_text("\n".join(program))
-    env = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    env = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "MPLBACKEND": "agg"}
     env["PYTHONWARNINGS"] = "ignore:FigureCanvasAgg is non-interactive"
     done = subprocess.run(
         [sys.executable, "cells.py"],
@@ -126,38 +59,22 @@ def test_it_runs_on_less_data(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["cells.py"], "it left files behind"
 
 
-# ------------------------------------------------------------------------------------ a whole run
+def test_what_it_says_is_true():
+    check_facts(printed(notebook(NAME)))
 
 
-@pytest.mark.full_only("runs the notebook, a minute and a half")
-def test_a_run_shows_what_is_committed_and_what_it_says_is_true(tmp_path, monkeypatch):
-    skip_without_tensorflow()
-    pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    # Where it has no list of fonts yet, matplotlib makes one, and says so on stderr.
-    pytest.importorskip("matplotlib.font_manager")
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import run_notebook
+def test_it_shows_a_table_as_it_is():
+    check_look(code_cells(notebook(NAME))["look"])
 
-    now = code_cells(run_notebook.executed(NOTEBOOK, tmp_path))
-    for name, committed in code_cells(notebook()).items():
-        kinds = [(each.output_type, each.get("name")) for each in now[name].outputs]
-        assert kinds == [(each.output_type, each.get("name")) for each in committed.outputs], name
-        if name not in ROUNDED:
-            assert printed(now[name]) == printed(committed), f"{name}: {AGAIN}"
-    assert not list(tmp_path.iterdir()), "it left files behind"
-    check_facts({name: printed(cell) for name, cell in now.items()})
-    check_facts({name: printed(cell) for name, cell in code_cells(notebook()).items()})
-    look = code_cells(notebook())["look"].outputs[0].data["text/html"]
-    assert now["look"].outputs[0].data["text/html"].count("<tr>") == look.count("<tr>")
-    assert "<th>keys</th><td>400</td>" in look and "m, v" in look
+
+def check_look(cell):
+    shown = cell.outputs[0].data["text/html"]
+    assert "<th>keys</th><td>400</td>" in shown and "m, v" in shown and shown.count("<tr>") == 9
 
 
 def check_facts(outputs):
     """Compares what a run printed with counts of the data that it made, and with what it says."""
-    data = {"np": np}
-    for name in ("sizes", "data"):
-        exec(code_cells(notebook())[name].source, data)
+    data = data_of(NAME)
     user, movie, week = (data[name] for name in ("user", "movie", "week"))
     is_first = week <= 8
     assert data["joined"].min() == data["premiere"].min() == 0
