@@ -43,7 +43,7 @@ from fuzz_dumps import Dumped
 import sok_lite as sok
 from sok_lite.backend import get_backend
 from sok_lite.engine.hashing import fix_seed
-from sok_lite.engine.table import snapshot
+from sok_lite.engine.table.exclusive import alone
 from tests.support import step_oracle
 from tests.support.gpu_play import play_gpu
 from tests.support.simt import backend as simt
@@ -164,8 +164,10 @@ class Program(Dumped):
 
     def do_erase(self) -> None:
         table, keys, third = self.table, self.new_keys(), self.dice.randrange(1, 9)
-        held, host = snapshot.take_held(table.table), table.table.backend.to_host
-        seen = dict(zip(host(held.keys).tolist(), host(held.stamps).tolist(), strict=True))
+        held = alone(table.table, table.table.index.entries)
+        host = table.table.backend.to_host
+        keys_held = table.table.key_dtype.from_int64(np, host(held.keys))
+        seen = dict(zip(keys_held.tolist(), host(held.stamps).tolist(), strict=True))
         least = table.table.num_lookups - self.dice.randrange(6)
         kinds: dict[str, tuple[Callable[[], Any], Callable[[int], bool]]] = {
             "erase": (lambda: table.erase(keys), set(keys.tolist()).__contains__),

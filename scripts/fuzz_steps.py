@@ -11,7 +11,8 @@ from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype, as_words
 from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.step import StepOptions
-from sok_lite.engine.table import EmbeddingTable, content, snapshot
+from sok_lite.engine.table import EmbeddingTable, content
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.update import UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
@@ -148,7 +149,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     highest = 1000 if getattr(table.index, "strategy", "") in ("kLfu", "kCustomized") else now
     scores = rng.integers(0, highest + 1, n).astype(np.uint64)
     third = dice.randrange(1, 9)
-    seen = snapshot.take_held(table)
+    seen = alone(table, table.index.entries)
     old = dice.randrange(0, 6)
     stamps = dict(
         zip(

@@ -10,7 +10,7 @@ from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, changing_alone
-from sok_lite.engine.table.snapshot import numbered_states
+from sok_lite.engine.table.pieces import numbered_states
 
 
 class NamedState(NamedTuple):

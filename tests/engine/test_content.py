@@ -25,8 +25,7 @@ from sok_lite.engine.table.content import (
     select,
     take,
 )
-from sok_lite.engine.table.lazy_rows import LazyRows, in_pieces, whole
-from sok_lite.engine.table.snapshot import State
+from sok_lite.engine.table.state_columns import State
 from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table
 from tests.support.table_state import State as TableState
@@ -59,25 +58,10 @@ def content_of(keys, number, states=(), columns=("stamps", "scores"), sighted=()
     )
 
 
-def in_files(content, num_bytes=12):
-    """The same, of rows that come a few at a time."""
-    states = [s._replace(rows=in_pieces(s.rows, num_bytes)) for s in content.states]
-    return content._replace(values=in_pieces(content.values, num_bytes), states=states)
-
-
-def as_array(rows, initial=0.0):
-    if not isinstance(rows, LazyRows):
-        return rows
-    pieces = list(rows.read())
-    assert all(len(at) == len(piece) <= 3 for at, piece in pieces)
-    assert sum(len(at) for at, _ in pieces) <= rows.shape[0]
-    return whole(rows, np.dtype(np.float32), initial)
-
-
 def as_dicts(content):
     """{key: (row, {state: row}, {column: number})}, and the same of keys that were seen."""
-    keys, values = content.keys.tolist(), as_array(content.values)
-    its = [(s, as_array(s.rows, s.initial)) for s in content.states]
+    keys, values = content.keys.tolist(), content.values
+    its = [(s, s.rows) for s in content.states]
     states = [
         {(s.group, s.name, s.dim, s.initial): rows[i].tolist() for s, rows in its}
         for i in range(len(keys))
@@ -110,17 +94,15 @@ some = st.lists(st.integers(0, 12), unique=True, max_size=8)
 part = st.tuples(some, st.booleans(), st.booleans(), some)
 
 
-@given(st.lists(part, min_size=1, max_size=4), st.sampled_from(["first", "last"]), st.booleans())
-def test_parts_together_are_a_dict_of_all_their_keys(parts, counts, are_lazy):
+@given(st.lists(part, min_size=1, max_size=4), st.sampled_from(["first", "last"]))
+def test_parts_together_are_a_dict_of_all_their_keys(parts, counts):
     contents = [
         content_of(keys, number, [(1, M), (1, V)] if has_states else [], names, sighted)
         for number, (keys, has_states, has_scores, sighted) in enumerate(parts)
         for names in [["stamps", "scores", "slots"] if has_scores else ["stamps"]]
     ]
     with said() as texts:
-        whole = concatenate(
-            [in_files(each) for each in contents] if are_lazy else contents, "a table", counts
-        )
+        whole = concatenate(contents, "a table", counts)
     held, sighted = as_dicts(whole)
     all_states = {(1, *state): [state[2]] * state[1] for state in (M, V)}
     has_states = any(states for _, states, *_ in parts)
@@ -162,8 +144,8 @@ def test_states_are_one_where_those_of_their_optimizer_are():
     assert of_keys[1, "m"] == of_keys[2, "m"] == of_keys[2, "v"] == [1000, 2100]
 
 
-@given(some, some, st.integers(1, 4), st.booleans())
-def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size, are_lazy):
+@given(some, some, st.integers(1, 4))
+def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size):
     whole = content_of(keys, 3, [(1, M)], ["stamps", "slots"], sighted, key_type="uint64")
 
     def are_own(of, rank):
@@ -172,7 +154,7 @@ def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size, are_lazy):
 
     held, seen = {}, {}
     for rank in range(size):
-        part = owned_by(in_files(whole) if are_lazy else whole, partial(are_own, rank=rank))
+        part = owned_by(whole, partial(are_own, rank=rank))
         if len(part.keys) < len(whole.keys):
             assert "slots" not in part.columns and "num_slots" not in part.facts
             assert part.facts["num_lookups"] == 13
@@ -194,11 +176,10 @@ def test_every_key_is_of_one_rank(owner, key_type):
     assert owns(table, 0, 1)(keys).all()
 
 
-@given(st.permutations(range(7)), st.booleans())
-def test_keys_come_in_order_and_keep_their_slots(order, are_lazy):
+@given(st.permutations(range(7)))
+def test_keys_come_in_order_and_keep_their_slots(order):
     whole = content_of(range(7), 1, [(1, V)], ["stamps", "slots"], range(7))
-    mixed = in_files(whole, 8) if are_lazy else whole
-    mixed = select(mixed, np.array(order), np.array(order[::-1]))
+    mixed = select(whole, np.array(order), np.array(order[::-1]))
     assert mixed.facts == whole.facts
     assert as_dicts(in_order(mixed)) == as_dicts(whole)
     assert in_order(whole) is whole

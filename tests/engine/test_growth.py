@@ -6,12 +6,11 @@ import weakref
 import numpy as np
 import pytest
 
-from sok_lite.engine.table import snapshot
+from sok_lite.engine.table.content import restore, take
 from tests.support.helpers import first_row, new_table, sized, with_segments
 from tests.support.own_process import run_limited
 from tests.support.reference import DictTable
 from tests.support.simt.backend import is_simulated
-from tests.support.snapshots import take
 from tests.support.table_audit import audit
 
 I64 = np.iinfo(np.int64)
@@ -160,7 +159,7 @@ def test_a_growth_that_fails_on_its_way_leaves_a_table_that_works(small, kind, f
         irregular += table.index._directory.shapes != shapes
         if at % 3 == 0:  # what was saved of it comes back as well
             other = make(small, kind)
-            snapshot.restore(other, take(table))
+            restore(other, take(table))
             assert_holds(other, oracle)
             audit(other)
         for part in (more[:500], more[500:]):
@@ -262,18 +261,19 @@ def test_where_a_slot_is_follows_from_its_number(small, var_type):
     table, other = make(small, kind), make(small, kind)
     table.find_or_insert(np.array([*range(1, 2500), *RESERVED]))
     saved = take(table)
-    snapshot.restore(other, saved)
+    restore(other, saved)
     audit(other)
-    again = snapshot.take_held(other)
-    for name in ("keys", "stamps", "scores", "slots"):
-        one, two = (small.to_host(getattr(held, name)) for held in (saved.held, again))
-        np.testing.assert_array_equal(one, two, name)
+    again = take(other)
+    np.testing.assert_array_equal(again.keys, saved.keys)
+    assert again.columns.keys() == saved.columns.keys()
+    for name, column in saved.columns.items():
+        np.testing.assert_array_equal(again.columns[name], column, name)
     assert other.capacity == table.capacity
     if var_type == "hybrid":
-        assert saved.held.slots.size == table.size
+        assert saved.columns["slots"].size == table.size
         elsewhere = with_segments(small, 1024)  # other segments: the numbers say nothing there
         third = make(elsewhere, kind)
-        snapshot.restore(third, saved)
+        restore(third, saved)
         audit(third)
 
 

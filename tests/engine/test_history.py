@@ -12,11 +12,11 @@ from sok_lite.engine.gathered_update import GatheredStep, Stepped
 from sok_lite.engine.optimizers import SGD, Adagrad
 from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.step import StepOptions
-from sok_lite.engine.table import clock, snapshot
+from sok_lite.engine.table import clock
+from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.parts import Part, by_part, forward_parts
-from tests.support.snapshots import take
 from tests.support.steps import apply_updates
 from tests.support.table_audit import audit
 
@@ -165,7 +165,7 @@ def test_a_filtered_key_is_not_counted(backend):
 def test_counts_come_back_with_a_table(backend):
     table, other = counting(backend, 4), counting(backend, 4)
     table.lookup([1] * 7 + [2] * 3)
-    snapshot.restore(other, take(table))
+    restore(other, take(table))
     assert_counts(other, {1: 7, 2: 3})
     other.lookup([2])
     assert_counts(other, {1: 7, 2: 4})
@@ -519,14 +519,14 @@ def test_a_restored_table_begins_a_new_log(backend, kind):
     other.log_removals()
     other.find_or_insert([7])
     other.erase([7])
-    snapshot.restore(other, take(table))
+    restore(other, take(table))
     assert backend.to_host(other.changed_since(2)).tolist() == [2, 3, 4]
     assert other.removed_since(3).size == 0
     with pytest.raises(ValueError, match="since lookup 3"):
         other.removed_since(2)
     other.erase([1, 7])
     assert backend.to_host(other.removed_since(3)).tolist() == [1]
-    snapshot.restore(table, take(other))
+    restore(table, take(other))
     assert table.removals is None
 
 

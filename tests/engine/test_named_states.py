@@ -6,10 +6,9 @@ import pytest
 from sok_lite.engine.named_states import drop_state, named_states, rename_state
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers import Adagrad, Adam, Momentum
-from sok_lite.engine.table.snapshot import restore
+from sok_lite.engine.table.content import restore, take
 from tests.engine.test_optimizer_states import DIM, TIERS, Optimizer, some_grads, take_step
 from tests.support.helpers import new_table
-from tests.support.snapshots import take
 
 KEYS = np.array([3, -7, 2**62])
 

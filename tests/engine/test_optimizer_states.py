@@ -7,11 +7,10 @@ import pytest
 
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
 from sok_lite.engine.rows import store
-from sok_lite.engine.table.snapshot import restore
+from sok_lite.engine.table.content import restore, take
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
 from tests.support.own_process import run_limited
-from tests.support.snapshots import take
 from tests.support.steps import apply_updates
 
 DIM = 3

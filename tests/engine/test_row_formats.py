@@ -12,10 +12,10 @@ from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.segments import gather_rows
-from sok_lite.engine.table import make_table, snapshot
+from sok_lite.engine.table import make_table
+from sok_lite.engine.table.content import restore, take
 from tests.engine.test_alignment import placed
 from tests.support.helpers import sized
-from tests.support.snapshots import take
 
 DTYPES = ["float64", "int32", "int64", "int8"]
 INTEGERS = DTYPES[1:]
@@ -155,7 +155,7 @@ def test_snapshots_keep_rows(backend, kind, to, dtype):
     keys, rows = np.arange(100) * 3, drawn(dtype, 100, 3)
     table.insert_or_assign(keys, backend.from_host(rows))
     other.find_or_insert([1, 2])
-    snapshot.restore(other, take(table))
+    restore(other, take(table))
     assert content(other) == bits(keys, rows)
 
 

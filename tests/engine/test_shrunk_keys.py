@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
-from sok_lite.engine.table import snapshot
+from sok_lite.engine.table.content import restore, take
 from tests.support.helpers import new_table, update_of
-from tests.support.snapshots import take
 from tests.support.steps import apply_updates
 
 DIM = 3
@@ -48,7 +47,7 @@ def test_zero_rows_with_a_changed_state_are_shrunk(backend, monkeypatch, kind, n
     expected = sorted(keys[is_zero & (has_m | has_total)].tolist())
     assert shrunk(table) == expected
     other = new_table(backend, DIM, dtype=dtype)
-    snapshot.restore(other, take(table))
+    restore(other, take(table))
     assert shrunk(other) == expected
     # Nothing is kept: another row, another answer.
     table.accumulate(expected[::2], np.ones((len(expected[::2]), DIM), np.float32))

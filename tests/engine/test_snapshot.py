@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sok_lite.engine.table import clock, snapshot
+from sok_lite.engine.table import clock
+from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.table.hkv_index import STRATEGIES
+from sok_lite.engine.table.state_columns import State
 from tests.support.helpers import first_row, new_table
-from tests.support.snapshots import take
 from tests.support.table_audit import audit
 
 INT64 = np.iinfo(np.int64)
@@ -21,14 +22,8 @@ KINDS = {"hbm": {"var_type": "hbm"}} | {
 
 def moved(source, target):
     """Puts what `source` holds into `target`, as a checkpoint does."""
-    backend = source.backend
     with source.lock, target.lock:
-        held, values, states = take(source)
-        # Through the host, as a file would.
-        *arrays, facts = held
-        *arrays, values = [backend.from_host(backend.to_host(a)) for a in (*arrays, values)]
-        held = snapshot.Held(*arrays, facts)
-        snapshot.restore(target, snapshot.Snapshot(held, values, states))
+        restore(target, take(source))
 
 
 def content(table):
@@ -180,9 +175,9 @@ def test_a_lookup_that_is_said_to_come_yet_counts_as_the_last_one(backend, optio
     table, other = (new_table(backend, **options) for _ in range(2))
     for _ in range(2):
         table.find_or_insert([1, 2])
-    held, values, states = take(table)
-    ahead = backend.from_host(np.full(2, 4_000_000_000, np.uint32))
-    snapshot.restore(other, snapshot.Snapshot(held._replace(stamps=ahead), values, states))
+    saved = take(table)
+    ahead = np.full(2, 4_000_000_000, np.uint32)
+    restore(other, saved._replace(columns={**saved.columns, "stamps": ahead}))
     for _ in range(3):
         other.find_or_insert([9])
     assert other.expire(num_lookups=2) == 2
@@ -218,16 +213,16 @@ def test_expiry_goes_on(backend, monkeypatch, kind, old):
     table.find_or_insert([4])
     now[0] += 100
     saved = take(table)
-    facts = json.loads(json.dumps(saved.held.facts))
+    facts = json.loads(json.dumps(saved.facts))
     if old:
         del facts["spans"]
-        stamps = backend.xp.zeros_like(saved.held.sighting_stamps)
-        saved = saved._replace(held=saved.held._replace(sighting_stamps=stamps))
-    saved = saved._replace(held=saved.held._replace(facts=facts))
+        stamps = np.zeros_like(saved.sighted["sighting_stamps"])
+        saved = saved._replace(sighted={**saved.sighted, "sighting_stamps": stamps})
+    saved = saved._replace(facts=facts)
     for target in (options, {"var_type": "hbm"}, OPTIONS | {"enter_threshold": 2}):
         other = new_table(backend, **target)
         other.find_or_insert([9])
-        snapshot.restore(other, saved)
+        restore(other, saved)
         # Without a row, key 4 is known to tables that count sightings.
         is_sighted = kind != "hbm" and "enter_threshold" in target
         times = [5000.0, 5100.0, 5200.0, 5300.0] if not old else [now[0]] * 4
@@ -263,9 +258,9 @@ def test_times_that_contradict_themselves_are_refused(backend):
     table = new_table(backend)
     table.find_or_insert([1])
     saved = take(table)
-    saved.held.facts["spans"]["times"].append(5.0)
+    saved.facts["spans"]["times"].append(5.0)
     with pytest.raises(ValueError, match="'table' is corrupt: the times of its lookups contradict"):
-        snapshot.restore(table, saved)
+        restore(table, saved)
     assert table.size == 1 == table.num_lookups
 
 
@@ -275,8 +270,8 @@ def test_a_capacity_that_the_slots_contradict_is_not_believed(backend, capacity)
     table.find_or_insert(np.arange(40))
     assert table.capacity == 64
     saved = take(table)
-    saved.held.facts["capacity"] = capacity
-    snapshot.restore(other, saved)
+    saved.facts["capacity"] = capacity
+    restore(other, saved)
     audit(other)
     assert content(other) == content(table)
     assert other.capacity == 64
@@ -290,17 +285,17 @@ def test_a_seed_that_no_index_has_is_refused(backend, seed):
     table.find_or_insert(np.arange(40))
     other.find_or_insert([4])
     saved = take(table)
-    saved.held.facts["hash_seed"] = seed
+    saved.facts["hash_seed"] = seed
     with pytest.raises(ValueError, match="'table' is corrupt: .* is no seed of a hash"):
-        snapshot.restore(other, saved)
+        restore(other, saved)
     assert set(content(other)) == {4}
 
 
 def test_an_empty_snapshot_brings_no_seed(backend):
     table, other = (new_table(backend, **OPTIONS) for _ in range(2))
     saved, own = take(table), other.index.seed
-    saved.held.facts["hash_seed"] = own + 32
-    snapshot.restore(other, saved)
+    saved.facts["hash_seed"] = own + 32
+    restore(other, saved)
     assert other.index.seed == own
 
 
@@ -309,45 +304,45 @@ def test_a_snapshot_does_not_say_how_large_an_index_is(backend):
     table, other = (new_table(backend, **options) for _ in range(2))
     table.find_or_insert(np.arange(5))
     saved = take(table)
-    saved.held.facts.update(capacity=1 << 26, num_slots=1 << 26)
-    snapshot.restore(other, saved)
+    saved.facts.update(capacity=1 << 26, num_slots=1 << 26)
+    restore(other, saved)
     audit(other)
     assert content(other) == content(table)
     assert other.capacity == 16
 
 
 def test_a_corrupt_snapshot_changes_nothing(backend):
-    xp = backend.xp
     table = full_table(backend, OPTIONS)
-    saved, values, _ = take(table)
-    slots = saved.slots.copy()
+    saved = take(table)
+    own = saved.columns["slots"]
+    slots = own.copy()
     slots[0] = slots[1]
     # Each of the two may be there: a slot of a bucket that both of them have.
-    repeated, buckets = saved.slots.copy(), backend.to_host(saved.slots) // table.index.bucket
+    repeated, buckets = own.copy(), own // table.index.bucket
     one, other = np.flatnonzero(buckets == 0)[:2].tolist()
-    repeated[one] = saved.slots[other]
-    wrong_bucket = (saved.slots + 16) % 64
+    repeated[one] = own[other]
+
+    def of(**columns):
+        return saved._replace(columns={**saved.columns, **columns})
+
+    n, dim = saved.values.shape
+    state = State("m", dim, 0.0, np.zeros((n, dim), np.float32))
     for corrupt, text in (
-        (saved._replace(slots=slots), "keys and slots contradict"),
-        (saved._replace(slots=repeated), "keys and slots contradict"),
-        (saved._replace(slots=wrong_bucket), "keys and slots contradict"),
-        (saved._replace(stamps=saved.stamps[:5]), "corrupt: 5 stamps for 66 keys"),
-        (saved._replace(keys=xp.zeros_like(saved.keys)), "its keys repeat"),
+        (of(slots=slots), "keys and slots contradict"),
+        (of(slots=repeated), "keys and slots contradict"),
+        (of(slots=(own + 16) % 64), "keys and slots contradict"),
+        (of(slots=own + 64), "keys and slots contradict"),
+        (of(stamps=saved.columns["stamps"][:5]), "corrupt: 5 stamps for 66 keys"),
+        (saved._replace(keys=np.zeros_like(saved.keys)), "its keys repeat"),
+        (saved._replace(values=saved.values[:2]), "corrupt: 2 values for 66 keys"),
+        (saved._replace(values=saved.values[:, :2]), rf"must have shape \({n}, {dim}\).*\({n}, 2"),
+        (saved._replace(states=[state._replace(rows=state.rows[:5])]), "5 rows of state 'm' for"),
+        (saved._replace(states=[state, state._replace(dim=7)]), rf"state 'm' must.*\({n}, 7\)"),
     ):
         other = new_table(backend, name="full", **OPTIONS)
         other.find_or_insert([4])
         with pytest.raises(ValueError, match=text):
-            snapshot.restore(other, snapshot.Snapshot(corrupt, values))
-        assert set(content(other)) == {4}
-    n, dim = values.shape
-    state = snapshot.State("m", dim, 0.0, xp.zeros((n, dim), np.float32))
-    for corrupt, text in (
-        (snapshot.Snapshot(saved, values[:2]), rf"rows must have shape \({n}, {dim}\).*\(2, {dim}"),
-        (snapshot.Snapshot(saved, values, [state._replace(rows=state.rows[:5])]), "state 'm' must"),
-        (snapshot.Snapshot(saved, values, [state, state._replace(dim=7)]), rf"\({n}, 7\)"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            snapshot.restore(other, corrupt)
+            restore(other, corrupt)
         assert set(content(other)) == {4}
         assert other.store.state_names == []
 
@@ -362,6 +357,8 @@ def test_without_memory_a_restore_leaves_the_table_as_it_was(backend, monkeypatc
     for each, keys in ((table, [1, 2, 3]), (other, [3, 4])):
         each.find_or_insert(keys)
         each.find_or_insert(keys)
+    if kind != "hbm":
+        table.find_or_insert([5])  # sighted
     before = content(other)
 
     def fails(*arguments):
@@ -415,7 +412,7 @@ def test_a_snapshot_has_the_states_of_rows(backend, kind):
     other.find_or_insert([5])
     saved = take(table)
     table.clear()
-    snapshot.restore(other, saved)
+    restore(other, saved)
     found = other.find(backend.from_host(keys))
     for name, of_keys in expected.items():
         assert other.store.column(name).initial == table.store.column(name).initial

@@ -3,7 +3,7 @@
 import numpy as np
 
 from sok_lite.engine.table.content import Content, concatenate
-from sok_lite.engine.table.snapshot import State
+from sok_lite.engine.table.state_columns import State
 from sok_lite.kv_variable.content import changed
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine.hashing import new_seed
 from sok_lite.engine.optimizers import SGD, Adagrad
-from sok_lite.engine.table import content, snapshot
+from sok_lite.engine.table import content
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
@@ -239,7 +239,7 @@ _sgd_model = _sgd_of_new_model(known)
 
 @functools.lru_cache(maxsize=64)
 def _snapshot(bench):
-    """What is restored, and its rows; the same for every run of a bench."""
+    """What is restored; the same for every run of a bench."""
     source = bench.empty()
     with contextlib.suppress(RefusedError):
         source.find_or_insert(np.arange(300, 300 + bench.n))
@@ -247,20 +247,19 @@ def _snapshot(bench):
     if bench.kind == "sighting":
         source.find_or_insert(np.arange(300, 300 + bench.n))
         source.find_or_insert(np.arange(900, 900 + bench.n))
-    saved = snapshot.take_held(source)
-    rows = bench.backend.to_host(saved.keys).astype(np.float32)
-    return saved, np.repeat(rows[:, None], DIM, axis=1)
+    saved = content.take(source)
+    rows = np.repeat(saved.keys.astype(np.float32)[:, None], DIM, axis=1)
+    return saved._replace(values=rows, states=[])
 
 
 def _restore(bench, tables):
-    saved, values = _snapshot(bench)
-    snapshot.restore(tables[0], snapshot.Snapshot(saved, on_backend(bench, values)))
+    content.restore(tables[0], _snapshot(bench))
 
 
 def _restore_model(bench, oracle, state, table):
-    saved, values = _snapshot(bench)
+    saved = _snapshot(bench)
     oracle.rows.clear()
-    oracle.insert_or_assign(bench.backend.to_host(saved.keys), values)
+    oracle.insert_or_assign(saved.keys, saved.values)
 
 
 _ALL = ("hbm", "kLru", "kLfu", "kEpochLru", "kCustomized", "roomy", "sighting")

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from sok_lite.engine.table.snapshot import take_held
 from tests.support.helpers import new_table
+from tests.support.index_entries import entries_of
 from tests.support.table_state import State
 
 HYBRID = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 4096}
@@ -74,6 +74,8 @@ def all_of(table, with_places=True):
         kept; else each rank inserts its keys anew, by several threads, and which of them comes
         first to a slot is chance.
     """
-    state, slots = State.of(table), table.backend.to_host(take_held(table).slots).tolist()
+    state = State.of(table)
+    is_regular = getattr(table.index, "is_regular", False)
+    slots = entries_of(table).slots.tolist() if is_regular else []
     kept = (state.rows, state.seen, state.sightings, state.now, state.epoch, table.clock.spans)
     return (*kept, slots) if with_places else kept

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.table import snapshot
+from tests.support.index_entries import entries_of
 from tests.support.reference import ScoredTable
 from tests.support.table_audit import log_index, sighting_index
 
@@ -48,12 +48,12 @@ class State(NamedTuple):
         host = table.backend.to_host
         with table.lock:
             counts = table.statistics()._asdict()
-            saved = snapshot.take_held(table)
-            keys = host(saved.keys).tolist()
-            columns = {"value": [row.tobytes() for row in host(table.store.read(saved.rows))]}
+            saved = entries_of(table)
+            keys, numbers = saved.keys.tolist(), table.backend.from_host(saved.rows)
+            columns = {"value": [row.tobytes() for row in host(table.store.read(numbers))]}
             for name in sorted(table.store.state_names):
                 initial = np.float32(table.store.column(name).initial)
-                rows = host(table.store.read(saved.rows, name))
+                rows = host(table.store.read(numbers, name))
                 touched = (rows != initial).any(axis=1)
                 columns[name] = [
                     row.tobytes() if is_touched else None
@@ -65,10 +65,9 @@ class State(NamedTuple):
             for i, key in enumerate(keys):
                 parts = ((name, state[i]) for name, state in zip(names, states, strict=True))
                 rows[key] = (values[i], tuple(part for part in parts if part[1] is not None))
-            stamps = host(saved.stamps).tolist()
-            scores = host(saved.scores).tolist() or stamps
+            stamps, scores = saved.stamps.tolist(), saved.scores.tolist()
             sightings = {}
-            if saved.sighted_keys.size:
+            if sighting_index(table) is not None:
                 sighted = sighting_index(table).entries()
                 parts = (host(part).tolist() for part in sighted[:3])
                 sightings = {key: place for key, *place in zip(*parts, strict=True)}
@@ -79,7 +78,7 @@ class State(NamedTuple):
                 removals = dict(zip(*parts, strict=True)) | {None: table.removals.since}
             return cls(
                 rows,
-                dict(zip(keys, host(saved.rows).tolist(), strict=True)),
+                dict(zip(keys, saved.rows.tolist(), strict=True)),
                 dict(zip(keys, zip(stamps, scores, strict=True), strict=True)),
                 {key: tuple(place) for key, place in sightings.items()},
                 removals,

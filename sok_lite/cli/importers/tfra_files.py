@@ -28,8 +28,7 @@ from sok_lite.engine.files.key_value_files import (
 from sok_lite.engine.files.key_value_names import Place, bases_by_prefix, file_prefix, find_shards
 from sok_lite.engine.files.key_value_states import read_states, states_path
 from sok_lite.engine.files.source import Source
-from sok_lite.engine.table.snapshot import State
-from sok_lite.engine.table.state_columns import states_of
+from sok_lite.engine.table.state_columns import State, states_of
 
 # Tables of restrict policies, which have numbers of int32.
 _POLICIES = ("timestamp", "frequency")

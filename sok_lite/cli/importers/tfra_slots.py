@@ -14,7 +14,7 @@ from sok_lite.cli.importers.keyed_rows import Keyed, KeyedSource
 from sok_lite.cli.initial import initial_values
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source
-from sok_lite.engine.table.snapshot import State
+from sok_lite.engine.table.state_columns import State
 
 # Slots of the frameworks' optimizers by what our rules call them.
 _STATES = {

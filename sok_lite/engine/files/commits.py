@@ -29,9 +29,9 @@ from sok_lite.engine.files.dump import checked_items, dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content, as_snapshot, concatenate, owned_by, owns, take
+from sok_lite.engine.table.content import Content, as_saved, owned_by, owns, take
 from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.table.snapshot import preparing, publish_restored
+from sok_lite.engine.table.restoring import preparing, publish_restored
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"
@@ -215,8 +215,7 @@ def _taken(tables: Sequence[EmbeddingTable]) -> list[Content]:
 def _restoring(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
-    content = concatenate(ordered, f"table {table.name!r}", counts="first")
-    return preparing(table, as_snapshot(table, content))
+    return preparing(table, as_saved(table, ordered))
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.engine.table.content import Content
-from sok_lite.engine.table.snapshot import State
+from sok_lite.engine.table.state_columns import State
 
 # Rows of a message have as many bytes, so that their number fits into 31 bits.
 WORD = np.dtype((np.int64, (8,)))

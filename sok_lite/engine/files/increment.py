@@ -17,8 +17,7 @@ from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import Dumped, recalled, remembering
-from sok_lite.engine.table.pieces import pieces
-from sok_lite.engine.table.snapshot import numbered_states
+from sok_lite.engine.table.pieces import numbered_states, pieces
 
 
 class CannotContinueError(Exception):

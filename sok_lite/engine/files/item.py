@@ -7,20 +7,19 @@ from typing import Any, TypeAlias
 
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
-from sok_lite.engine.files.content import content
 from sok_lite.engine.files.increment import remembering_file
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
+from sok_lite.engine.files.reading import saved_in
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.table_file import part_of
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import as_snapshot
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.merging import merged
-from sok_lite.engine.table.snapshot import preparing
+from sok_lite.engine.table.restoring import preparing
 
 
 class Item(ABC):
@@ -82,10 +81,10 @@ class _TableItem(Item):
         self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
     ) -> list[Action]:
         (table,) = self.held
-        snapshot = as_snapshot(table, content(table, facts, folder, comm, CHUNK_BYTES, progress))
+        saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
-            snapshot = merged(table, snapshot, CHUNK_BYTES)
-        return preparing(table, snapshot)
+            saved = merged(table, saved, CHUNK_BYTES)
+        return preparing(table, saved)
 
 
 # What programs name: a table, or a part of a static one.

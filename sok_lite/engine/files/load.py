@@ -14,16 +14,16 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.content import shards_of
 from sok_lite.engine.files.dump import checked_items
 from sok_lite.engine.files.increment import remember_load
 from sok_lite.engine.files.item import Item, Named, held_by
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
+from sok_lite.engine.files.reading import shards_of
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.snapshot import publish_restored
+from sok_lite.engine.table.restoring import publish_restored
 
 MODES = ("replace", "merge")
 
@@ -41,7 +41,7 @@ def load(
 
     All that a table is to hold is made beside what it holds, so until then there must be memory for
     both, unless the table is empty. Kinds and options of tables may differ from those that were
-    written, as `snapshot.restore` says; so may the number of ranks. No other thread may look the
+    written, as `restoring.restore` says; so may the number of ranks. No other thread may look the
     tables up on all ranks meanwhile: the ranks would wait for each other.
 
     Args:

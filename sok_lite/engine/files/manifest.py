@@ -35,7 +35,7 @@ _FILE = re.compile(rf"{DATA_FOLDER.pattern}/[^/\0]+\.safetensors")
 
 
 class StateFacts(NamedTuple):
-    """An optimizer state in a file; see `snapshot.State`.
+    """An optimizer state in a file; see `state_columns.State`.
 
     Attributes:
       before: its tensor in the file before, of an increment; None: it has begun since.
@@ -57,7 +57,7 @@ class Shard(NamedTuple):
       rows, sighted: keys with a row; keys that were seen and have none yet.
       scores, slots: whether the file has those tensors.
       states: the optimizer states.
-      facts: as of `snapshot.Held`.
+      facts: as of `saved.Part`.
       written: the file's size and checksums.
       changed: of how many keys, the first ones, an increment has rows and states; those of the
         others are in the files before. None: it is no increment, all rows are in the file.

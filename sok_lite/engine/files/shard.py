@@ -7,6 +7,7 @@ chunks, stretches of equal length from the first byte of the file on, and a read
 whenever it reads a part of it.
 """
 
+import copy
 import errno
 import json
 import math
@@ -238,6 +239,12 @@ class ShardReader:
             raise self.corrupt(f"its tensors have {end:,} bytes, and there are {size - begin:,}")
         self._first = {tensor.name: begin + first for first, _, tensor in placed}
         return begin, {tensor.name: tensor for *_, tensor in placed}
+
+    def apart(self) -> "ShardReader":
+        """Returns a reader of the same file, which keeps another chunk in memory."""
+        other = copy.copy(self)
+        other.forget()
+        return other
 
     def rows(self, name: str, ranges: Iterator[tuple[int, int]]) -> Iterator[np.ndarray]:
         """Yields rows of a tensor, range by range.

@@ -5,22 +5,23 @@ other had, if the keys are those that it has. The rows themselves are kept by so
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from sok_lite.backend import Array
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
-from sok_lite.engine.files.content import content
 from sok_lite.engine.files.item import Item
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.reading import saved_in
 from sok_lite.engine.files.table_file import NOT_WRITTEN, tensors_of
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.static_table import StaticTable
-from sok_lite.engine.table.lazy_rows import whole
+from sok_lite.engine.table.choosing import Chooser, Chosen, Index, pieces_with
 
 # Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
@@ -79,14 +80,20 @@ class StaticPart(Item):
                 "was loaded. Make the table as it was."
             )
         numbers = table.row_numbers(comm.rank, comm.size)
-        found = content(table, facts, folder, comm, CHUNK_BYTES, progress)
-        if not np.array_equal(found.keys, np.array(numbers, np.int64)):
+        saved = saved_in(table, facts, folder, comm, progress)
+        rows = _RowNumbers(table, numbers)
+        chooser = Chooser(table.backend, table.key_dtype, table.name, Index(rows.find, rows.insert))
+        parts = [chooser.choose(part) for part in saved.parts]
+        if rows.has_others or chooser.num_rows < len(numbers):
             raise ValueError(
                 f"Static table {table.name!r} takes the keys 0 to {table.num_rows - 1}. The "
                 f"checkpoint at {folder} has others. Nothing was loaded. Load it into a dynamic "
                 "table."
             )
-        states = {state.name: state for state in found.states if state.dim == table.dim}
+        chooser.warn()
+        for chosen in parts:
+            chooser.choose_older(chosen)
+        states = {state.name: state for state in saved.states if state.dim == table.dim}
         if self.states is not None and states.keys() != set(self.states):
             theirs, mine = (
                 ", ".join(map(repr, names)) or "none" for names in (states, self.states)
@@ -97,10 +104,60 @@ class StaticPart(Item):
                 "One of Keras has its states once it is built: call its build() with all dense and "
                 "static variables that it trains. Or leave the optimizer out."
             )
-        columns = {"value": whole(found.values, table.row_dtype.storage, 0.0)}
+        whole = np.empty((len(numbers), table.dim), table.row_dtype.storage)
+        rows.write(whole, [(chosen, "value") for chosen in parts])
+        columns = {"value": whole}
         for name in self.states or ():
-            columns[name] = whole(states[name].rows, np.dtype(np.float32), states[name].initial)
+            initial, tensors = states[name].initial, states[name].tensors
+            columns[name] = np.full(whole.shape, initial, np.float32)
+            rows.write(columns[name], [(parts[i], tensor) for i, tensor in tensors.items()])
         return self.assigning(columns)
+
+
+class _RowNumbers:
+    """Which of a rank's rows have come, by the order in which they came.
+
+    Attributes:
+      has_others: whether keys have come that are none of these.
+    """
+
+    def __init__(self, table: StaticTable, numbers: range) -> None:
+        self._backend, self._numbers, self.has_others = table.backend, numbers, False
+        self._order = table.backend.xp.full(len(numbers), ABSENT, np.uint32)
+
+    def _places(self, keys: Array) -> tuple[Array, Array]:
+        """Returns where keys are among the rows, and which are there at all."""
+        start, stop, step = self._numbers.start, self._numbers.stop, self._numbers.step
+        is_there = (keys >= start) & (keys < stop) & ((keys - start) % step == 0)
+        return (keys - start) // step, is_there
+
+    def find(self, keys: Array) -> Array:
+        """Returns which one each key was, (k,) uint32; ABSENT for another."""
+        xp = self._backend.xp
+        at, is_there = self._places(keys)
+        found = xp.full(keys.size, ABSENT, np.uint32)
+        found[is_there] = self._order[at[is_there]]
+        return found
+
+    def insert(self, keys: Array, first: int) -> None:
+        """Notes that keys have come, from number `first` on."""
+        at, is_there = self._places(keys)
+        self.has_others |= not bool(is_there.all())
+        order = self._backend.xp.arange(first, first + keys.size, dtype=np.uint32)
+        self._order[at[is_there]] = order[is_there]
+
+    def write(self, whole: np.ndarray, parts: Sequence[tuple[Chosen, Any]]) -> None:
+        """Writes the rows of parts, by the tensor of each."""
+        host = self._backend.to_host
+        places = np.empty(len(whole), np.int64)
+        places[host(self._order)] = np.arange(len(whole))
+        for chosen, tensor in parts:
+            for rows, its_numbers in chosen.rows():
+                wanted = pieces_with(its_numbers)
+                for i, piece in zip(wanted, rows.read(tensor, wanted), strict=False):
+                    order = host(its_numbers[i].as_array(self._backend))
+                    counts = order != np.uint32(ABSENT)
+                    whole[places[order[counts]]] = piece[counts]
 
 
 def _arrays(

@@ -28,10 +28,14 @@ from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, Tensor, Writte
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index import IndexEntries
-from sok_lite.engine.table.pieces import Outline, outline, pieces, sighted_pieces
+from sok_lite.engine.table.pieces import (
+    ENTRY_BYTES,
+    Outline,
+    outline,
+    pieces,
+    sighted_pieces,
+)
 
-# What goes with each key beside its rows; of the index alone, so never more than this a key.
-_ENTRY_BYTES = 32
 # Of a file that is not there yet.
 NOT_WRITTEN = Written(0, 1, ())
 
@@ -111,7 +115,7 @@ def part_of(
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
     """Returns of how many slots the rows and states make a chunk at most."""
     widest = max(column.row_bytes for column in (table.store.column(), *columns))
-    return max(1, chunk_bytes // max(widest, _ENTRY_BYTES))
+    return max(1, chunk_bytes // max(widest, ENTRY_BYTES))
 
 
 def _arrays(

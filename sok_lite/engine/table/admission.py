@@ -206,14 +206,13 @@ class SightingCounter:
         return self._index.entries(first, count)
 
     def restore(self, keys: Array, counts: Array, stamps: Array) -> None:
-        """Replaces all counts.
+        """Adds keys that were saved.
 
         Args:
-          keys: (n,) int64, distinct.
+          keys: (n,) int64, distinct, which are not counted.
           counts: (n,) uint32, each at least 1.
           stamps: (n,) uint32, the number of the lookup that last saw each.
         """
-        self._index.clear()
         self._index.make_room(int(keys.size))
         self._index.insert(keys, counts, 0)
         publish(self._index.updating(keys, stamps=stamps))

@@ -1,34 +1,31 @@
 """All that a table holds, on the host: taken out, chosen from, put together and put back.
 
 Formats of checkpoints are codecs over it: what a key has that comes in several parts, which states
-are one, and whose keys are whose is decided here for all of them. Rows may stay in files.
+are one, and whose keys are whose is decided here for all of them.
 """
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from sok_lite.backend import Array, Backend
+from sok_lite.backend import Array
 from sok_lite.backend.aligned import aligned_empty
 from sok_lite.engine.batch import ShardedTable
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.rows.store import RowStore
-from sok_lite.engine.table import snapshot
+from sok_lite.engine.table import restoring
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
-from sok_lite.engine.table.lazy_rows import LazyRows, chained, in_pieces, moved
-from sok_lite.engine.table.snapshot import Held, Snapshot, State, numbered_states, take_held
-from sok_lite.engine.table.state_columns import columns_of, side_by_side, states_of
+from sok_lite.engine.table.pieces import outline
+from sok_lite.engine.table.saved import Owns, Part, Saved
+from sok_lite.engine.table.state_columns import State, columns_of, side_by_side, states_of
 
 _log = logging.getLogger("sok_lite")
-
-# What is known of each key in a table, and of each that was seen and has no row; see `Held`.
-_COLUMNS = ("stamps", "scores", "slots")
-_SIGHTED = ("sightings", "sighting_stamps")
 
 _CHUNK_BYTES = 8 << 20  # of rows that are read from a GPU together
 
@@ -41,12 +38,12 @@ class Content(NamedTuple):
 
     Attributes:
       keys: (n,) of the table's key type, distinct, ascending.
-      values: (n, dim) of the row's storage dtype, or LazyRows of such on the host.
-      states: of all optimizers, rows (n, dim) float32, or LazyRows of such on the host.
-      columns: what is known of each key, (n,) by name.
+      values: (n, dim) of the row's storage dtype.
+      states: of all optimizers, rows (n, dim) float32.
+      columns: what is known of each key, (n,) by name; see `saved.Part`.
       sighted_keys: (m,) int64, distinct, ascending.
       sighted: what is known of each of those, (m,) by name.
-      facts: of the table, as of `snapshot.Held`; {}: a codec knows none.
+      facts: as of `saved.Part`; {}: a codec knows none.
     """
 
     keys: np.ndarray
@@ -69,31 +66,35 @@ def take(table: EmbeddingTable) -> Content:
 
 def _taken(table: EmbeddingTable) -> Content:
     drop_orphaned_states(table)
-    store, held, host = table.store, take_held(table), table.backend.to_host
-    rows = table.backend.xp.ascontiguousarray(held.rows)
+    store, xp, host = table.store, table.backend.xp, table.backend.to_host
+    held, what = table.index.entries(), outline(table)
+    keys = table.key_dtype.from_int64(xp, held.keys)
+    order = xp.argsort(keys)
+    rows = xp.ascontiguousarray(held.rows[order])
     values = aligned_empty((rows.size, table.dim), store.column().dtype)
     _copy(store, rows, "value", values)
-    numbered = numbered_states(store)
-    width = sum(column.dim for *_, column in numbered)
+    width = sum(column.dim for *_, column in what.states)
     all_states = aligned_empty((rows.size, width), np.dtype(np.float32))
     states, end = [], 0
-    for number, name, column in numbered:
+    for number, name, column in what.states:
         begin, end = end, end + column.dim
         its_rows = all_states[:, begin:end]
         _copy(store, rows, column.name, its_rows)
         states.append(State(name, column.dim, column.initial, its_rows, number))
-    columns = {name: host(getattr(held, name)) for name in _COLUMNS}
-    sighted_keys = host(held.sighted_keys)
-    order = np.argsort(sighted_keys)
+    names = ["stamps", *["scores"] * what.has_scores, *["slots"] * what.has_slots]
+    columns = {name: host(getattr(held, name)[order]) for name in names}
+    sighted: list[Any] = [np.empty(0, dtype) for dtype in (np.int64, np.uint32, np.uint32)]
+    if isinstance(table, HkvTable) and table.sightings is not None:
+        sighted = [host(array) for array in table.sightings.export()]
+    sighted_keys, sightings, stamps = (array[np.argsort(sighted[0])] for array in sighted)
     return Content(
-        host(held.keys),
+        host(keys[order]),
         values,
         states,
-        # Scores and slots are empty where there are none.
-        {name: column for name, column in columns.items() if column.size or name == "stamps"},
-        sighted_keys[order],
-        {name: host(getattr(held, name))[order] for name in _SIGHTED},
-        held.facts,
+        columns,
+        sighted_keys,
+        {"sightings": sightings, "sighting_stamps": stamps},
+        what.facts,
     )
 
 
@@ -110,44 +111,57 @@ def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
 
 
 def restore(table: EmbeddingTable, content: Content) -> None:
-    """Makes a table hold a content and nothing else; see `snapshot.restore`.
+    """Makes a table hold a content and nothing else; see `restoring.restore`.
 
     Args:
       content: arrays of the host or of the table's backend.
 
-    Raises: as of `snapshot.restore`.
+    Raises: as of `restoring.restore`.
     """
-    snapshot.restore(table, as_snapshot(table, content))
+    restoring.restore(table, as_saved(table, [content]))
 
 
-def as_snapshot(table: EmbeddingTable, content: Content) -> Snapshot:
-    """Returns a content as `snapshot.restore` takes it for a table."""
-    device, columns = table.backend.from_host, content.columns
-    held = Held(
-        keys=device(content.keys),
-        rows=device(np.empty(0, np.uint32)),
-        stamps=device(columns["stamps"]),
-        scores=device(columns.get("scores", np.empty(0, np.uint64))),
-        slots=device(columns.get("slots", np.empty(0, np.int64))),
-        sighted_keys=device(content.sighted_keys),
-        sightings=device(content.sighted["sightings"]),
-        sighting_stamps=device(content.sighted["sighting_stamps"]),
-        facts=dict(content.facts),
-    )
-    backend = table.backend
-    states = [state._replace(rows=_rows_for(backend, state.rows)) for state in content.states]
-    return Snapshot(held, _rows_for(backend, content.values), states)
+def as_saved(table: EmbeddingTable, contents: Sequence[Content]) -> Saved:
+    """Returns contents as parts that a table is to hold; of a key that several have the first
+    counts.
+
+    Raises:
+      ValueError: one contradicts itself.
+    """
+    return Saved.of([_ContentPart(table, content) for content in contents])
 
 
-def _rows_for(backend: Backend, rows: Any) -> Any:
-    """Returns rows of the host as a table takes them; what it must copy it has a piece of."""
-    if not isinstance(rows, np.ndarray | LazyRows):
-        return rows
-    if backend.name == "cpu" and (isinstance(rows, LazyRows) or rows.flags.c_contiguous):
-        return rows
-    pieces = in_pieces(rows, _CHUNK_BYTES) if isinstance(rows, np.ndarray) else rows
-    device = backend.from_host
-    return pieces._replace(read=lambda: ((device(at), device(some)) for at, some in pieces.read()))
+class _ContentPart(Part):
+    """A content, read in pieces."""
+
+    def __init__(self, table: EmbeddingTable, content: Content) -> None:
+        whose = f"table {table.name!r}"
+        _check_sizes(content, whose)
+        rows = {"value": (table.dim, content.values)}
+        rows |= {f"state {s.name!r}": (s.dim, s.rows) for s in content.states}
+        for what, (dim, its_rows) in rows.items():
+            if its_rows.shape[1:] != (dim,):
+                raise ValueError(
+                    f"What was saved of {whose} is corrupt: rows of {what} must have shape "
+                    f"({content.keys.size}, {dim}). Received: shape {tuple(its_rows.shape)}."
+                )
+        if bool((content.keys[1:] <= content.keys[:-1]).any()):
+            raise ValueError(f"What was saved of {whose} is corrupt: its keys repeat.")
+        self.num_keys, self.facts = int(content.keys.size), content.facts
+        self.states = _placed_states(content)
+        self.columns = [name for name, column in content.columns.items() if column.size]
+        sighted_keys = content.sighted_keys.astype(content.keys.dtype, copy=False)
+        self._arrays = {"keys": content.keys, "value": content.values}
+        self._arrays |= {**content.columns, "sighted_keys": sighted_keys, **content.sighted}
+        self._states = content.states
+        widest = max(8, *(its_rows.dtype.itemsize * dim for dim, its_rows in rows.values()))
+        self._step = max(1, _CHUNK_BYTES // widest)
+
+    def read(self, name: Any, wanted: Collection[int] | None = None) -> Iterator[Array]:
+        array = self._states[name].rows if isinstance(name, int) else self._arrays[name]
+        step = self._step
+        for i in range(-(-len(array) // step)) if wanted is None else wanted:
+            yield array[i * step : (i + 1) * step]
 
 
 # ---------------------------------------------------------------- choosing and putting together
@@ -169,11 +183,10 @@ def select(content: Content, chosen: np.ndarray, sighted: np.ndarray) -> Content
     if num_chosen < content.keys.size:
         columns.pop("slots", None)
         facts = without_slots(facts)
-    values, states = _selected(content.values, content.states, chosen)
     return Content(
         content.keys[chosen],
-        values,
-        states,
+        content.values[chosen],
+        [state._replace(rows=state.rows[chosen]) for state in content.states],
         {name: column[chosen] for name, column in columns.items()},
         content.sighted_keys[sighted],
         {name: column[sighted] for name, column in content.sighted.items()},
@@ -181,25 +194,8 @@ def select(content: Content, chosen: np.ndarray, sighted: np.ndarray) -> Content
     )
 
 
-def _selected(
-    values: Any, states: Sequence[State], chosen: np.ndarray
-) -> tuple[Any, Sequence[State]]:
-    """Returns the chosen rows of values and states, which are arrays or LazyRows."""
-    if not isinstance(values, LazyRows):
-        return values[chosen], [state._replace(rows=state.rows[chosen]) for state in states]
-    at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
-    places = np.full(values.shape[0], -1)
-    places[at] = np.arange(at.size)
-    return moved(values, places, at.size), [
-        state._replace(rows=moved(state.rows, places, at.size)) for state in states
-    ]
-
-
 def _are_in_place(chosen: np.ndarray) -> bool:
     return chosen.dtype == bool and bool(chosen.all())
-
-
-Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
 def owns(table: ShardedTable, rank: int, size: int) -> Owns:
@@ -243,7 +239,7 @@ def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = No
     with most lookups.
 
     Args:
-      parts: at least one; the rows of all are arrays, or of all LazyRows.
+      parts: at least one.
       whose: names the table in what is said.
       counts: which part counts for a key that several have; None: none may.
 
@@ -256,13 +252,11 @@ def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = No
     kept = one_of_each(keys, counts, whose)
     sighted_keys = np.concatenate([part.sighted_keys for part in parts])
     sighted = _places(sighted_keys, counts)
-    values = _one_after_the_other([part.values for part in parts])
-    values, states = _selected(values, _joined_states(parts), kept)
     facts = [dict(part.facts) for part in parts if part.facts]
     return Content(
         keys[kept],
-        values,
-        states,
+        np.concatenate([part.values for part in parts])[kept],
+        _joined_states(parts, kept),
         _joined_columns([(part.keys, part.columns) for part in parts], kept),
         sighted_keys[sighted],
         _joined_columns([(part.sighted_keys, part.sighted) for part in parts], sighted),
@@ -307,10 +301,6 @@ def _places(keys: np.ndarray, counts: Counts | None) -> np.ndarray:
     return order[is_new]
 
 
-def _one_after_the_other(rows: Sequence[Any]) -> Any:
-    return chained(rows) if isinstance(rows[0], LazyRows) else np.concatenate(rows)
-
-
 def _joined_columns(
     parts: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]], kept: np.ndarray
 ) -> dict[str, np.ndarray]:
@@ -333,27 +323,23 @@ class _Place(NamedTuple):
     group: int | None
 
 
-def _joined_states(parts: Sequence[Content]) -> list[State]:
+def _placed_states(content: Content) -> list[_Place]:
+    states = enumerate(content.states)
+    return [_Place(i, s.name, s.dim, s.initial, s.group) for i, s in states]
+
+
+def _joined_states(parts: Sequence[Content], kept: np.ndarray) -> list[State]:
     """Returns the states of parts, one part after the other, group by group."""
-    places = [
-        [_Place(i, s.name, s.dim, s.initial, s.group) for i, s in enumerate(part.states)]
-        for part in parts
-    ]
     joined = []
-    for name, dim, initial, group, tensors in joined_states(places):
+    for name, dim, initial, group, tensors in joined_states(list(map(_placed_states, parts))):
         rows = [
-            part.states[tensors[i]].rows if i in tensors else _begun(part, dim, initial)
+            part.states[tensors[i]].rows
+            if i in tensors
+            else np.full((part.keys.size, dim), initial, np.float32)
             for i, part in enumerate(parts)
         ]
-        joined.append(State(name, dim, initial, _one_after_the_other(rows), group))
+        joined.append(State(name, dim, initial, np.concatenate(rows)[kept], group))
     return sorted(joined, key=lambda state: state.group or 0)
-
-
-def _begun(part: Content, dim: int, initial: float) -> Any:
-    """Returns the rows of a state that a part does not have."""
-    shape = part.keys.size, dim
-    is_lazy = isinstance(part.values, LazyRows)
-    return LazyRows(shape, lambda: iter(())) if is_lazy else np.full(shape, initial, np.float32)
 
 
 # ---------------------------------------------------------------- as named arrays

@@ -331,11 +331,12 @@ class HkvIndex(Index):
         index._init_slots = index._least_slots = self._init_slots
         return index
 
-    def insert_all(self, keys: Array, most: int | None = None) -> int:
-        """Inserts distinct keys (n,) into an empty index, whose row numbers become 0 to n - 1.
+    def insert_all(self, keys: Array, most: int | None = None, first: int = 0) -> int:
+        """Inserts distinct keys (n,) that are not there. Nothing else may use the index meanwhile.
 
         Args:
           most: slots up to which it doubles; None: `max_capacity`.
+          first: their row numbers begin with it.
 
         Returns:
           How many found no room. Where it is sparse it does not double for these.
@@ -346,9 +347,8 @@ class HkvIndex(Index):
         while True:
             placed, n = self.unplaced(int(at.size)), int(at.size)
             counts = xp.zeros(3, np.int64)
-            rows, spare = xp.empty(n, np.uint32), at.astype(np.uint32)
-            num_refused, may_evict = xp.zeros(1, np.int64), self.is_full_size
-            self.placing(keys[at], 1, None, placed, num_refused, may_evict=may_evict)()
+            rows, spare = xp.empty(n, np.uint32), (at + first).astype(np.uint32)
+            self.placing(keys[at], 1, None, placed, xp.zeros(1, np.int64), may_evict=False)()
             self.giving_rows(placed, spare, rows, counts, one_each=True)()
             self.size += int(counts[1])
             at = at[placed.slots == 0]
@@ -367,53 +367,57 @@ class HkvIndex(Index):
         way."""
         return self._directory.shapes == self._sizes.shapes(self._directory.num_slots)
 
-    def with_keys_in(
-        self, keys: Array, slots: Array, num_slots: int, capacity: int, seed: int
-    ) -> "HkvIndex":
-        """Returns a new index with distinct keys in the slots that they had in another like it.
+    def put(self, keys: Array, slots: Array, first: int) -> None:
+        """Puts distinct keys, which are not there, where they were in another index like this one.
 
-        Their rows, stamps and scores are to be written.
+        Nothing else may use the index meanwhile, and `begin_from` follows.
 
         Args:
-          slots: (n,) int64, their numbers.
-          num_slots, capacity: of the other; if this one begins with more, the new one grows.
-          seed: that the other hashes keys with.
+          slots: (n,) int64, their numbers there.
+          first: their row numbers begin with it.
 
         Raises:
-          ValueError: a slot is none of its key's.
+          ValueError: a slot is none of its key's, or has another key.
         """
-        xp, host = self.backend.xp, self.backend.to_host
-        index = self.emptied(num_slots, seed)
+        xp, host, num_slots = self.backend.xp, self.backend.to_host, self._directory.num_slots
+        if keys.size == 0:
+            return
+        rows = xp.arange(first, first + keys.size, dtype=np.uint32)
         order = xp.argsort(slots)
-        slots, keys = slots[order], keys[order]
+        slots, sorted_keys = slots[order], keys[order]
         # Not by `unique`: with NumPy 2.3 and newer it takes 80 times as long as to sort them.
         repeats = slots[1:] == slots[:-1]
-        first, second, _ = index.homes_of(keys)
+        home, second, _ = self.homes_of(sorted_keys)
         # Buckets lie at multiples of their size: so do segments.
         at = slots & ~np.int64(self.bucket - 1)
-        fits = (at == first) | (at == second)
+        fits = (at == home) | (at == second)
         for side, key in enumerate(self._reserved()):
-            fits = xp.where(keys == np.int64(key), slots == num_slots + side, fits)
-        if not bool(fits.all()) or bool(repeats.any()):
+            fits = xp.where(sorted_keys == np.int64(key), slots == num_slots + side, fits)
+        is_free = bool(fits.all()) and not bool(repeats.any())
+        ends = np.searchsorted(host(slots), self._directory.starts[1:]).tolist()
+        begin = 0
+        for segment, start, end in zip(
+            self._directory.segments, self._directory.starts.tolist(), ends, strict=False
+        ):
+            if is_free and begin < end:
+                held = slots[begin:end] - start
+                is_free = bool((segment.slots[held, 0] == np.int64(self._reserved()[0])).all())
+                segment.slots[held, 0] = sorted_keys[begin:end]
+            begin = end
+        if not is_free:
             raise ValueError(
                 f"What was saved of table {self.name!r} is corrupt: keys and slots contradict "
                 "each other. Nothing was changed."
             )
-        ends = np.searchsorted(host(slots), index._directory.starts[1:]).tolist()
-        begin = 0
-        for segment, start, end in zip(
-            index._directory.segments, index._directory.starts.tolist(), ends, strict=False
-        ):
-            held = slots[begin:end] - start
-            segment.slots[held, 0] = keys[begin:end]
-            begin = end
         # The last two do not hold their key: they are in use where they have a row.
-        index._side[2 * (slots[begin:] - num_slots) + 1] = 0
-        index.size = int(keys.size)
-        index._capacity = capacity
+        self._side[2 * (slots[begin:] - num_slots) + 1] = 0
+        publish([*self.updating(keys, rows), *setting(self, size=self.size + int(keys.size))])
+
+    def begin_from(self, capacity: int) -> None:
+        """Takes the capacity of another index, whose slots it has, and grows if it began larger."""
+        self._capacity = capacity
         if capacity < self._init_slots:
-            index._grow(self._init_slots, self._init_slots)
-        return index
+            self._grow(self._init_slots, self._init_slots)
 
     def initial_scores(self, stamps: Array) -> Array:
         """Returns the scores (n,) uint64 of keys that lookups of those numbers saw first."""

@@ -8,7 +8,7 @@ class NamedState(Protocol):
     """An optimizer state of a part.
 
     Attributes:
-      name, dim, initial, group: as of `snapshot.State`.
+      name, dim, initial, group: as of `state_columns.State`.
       tensor: says where its rows are.
     """
 

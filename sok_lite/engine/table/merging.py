@@ -1,37 +1,25 @@
 """What a table holds together with what was saved, for it to hold all of that."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.store import ABSENT
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
-from sok_lite.engine.table.lazy_rows import LazyRows
-from sok_lite.engine.table.snapshot import Held, Snapshot, State, numbered_states, take_held
+from sok_lite.engine.table.joined import JoinedState, without_slots
+from sok_lite.engine.table.pieces import ENTRY_BYTES, outline, pieces, sighted_pieces
+from sok_lite.engine.table.saved import Part, Saved
 
 # Strategies whose scores do not say when a key was looked up: they mean the same in all tables.
 _TIMELESS = ("kLfu", "kCustomized")
 
 
-class _Places(NamedTuple):
-    """Where keys are among all of them together.
-
-    Attributes:
-      kept: (k,) int64, which of the table's own keys stay as they are.
-      own: (k,) int64, the places of those.
-      saved: (n,) int64, the places of the keys that were saved.
-    """
-
-    kept: Array
-    own: Array
-    saved: Array
-
-
-def merged(table: EmbeddingTable, saved: Snapshot, num_bytes: int) -> Snapshot:
-    """Returns what a table holds once the keys of a snapshot are assigned to it. Nothing changes.
+def merged(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
+    """Returns what a table holds once the keys of what was saved are assigned to it.
 
     A key of both has the row and the states that were saved; a state that was not saved begins
     anew. The saved keys count as seen by the last lookup of this table. Their scores are those of
@@ -42,106 +30,131 @@ def merged(table: EmbeddingTable, saved: Snapshot, num_bytes: int) -> Snapshot:
       table: held by the caller, until the result has been restored.
       num_bytes: of the table's own rows that are read together.
     """
-    xp, own = table.backend.xp, take_held(table)
-    keys = xp.concatenate([own.keys, saved.held.keys])
-    keys = keys[xp.argsort(keys)]
-    is_first = xp.ones(keys.size, bool)
-    is_first[1:] = keys[1:] != keys[:-1]
-    keys = keys[is_first]
-    own_places = xp.searchsorted(keys, own.keys)
-    saved_places = xp.searchsorted(keys, saved.held.keys)
-    stays = xp.ones(keys.size, bool)
-    stays[saved_places] = False
-    kept = xp.flatnonzero(stays[own_places])
-    places = _Places(kept, own_places[kept], saved_places)
-    n, rows = int(keys.size), own.rows[kept]
-    values = _joined(table, rows, places, n, num_bytes, table.store.column(), saved.values)
-    held = _held(table, own, saved.held, keys, places)
-    return Snapshot(held, values, _states(table, rows, places, n, num_bytes, saved.states))
-
-
-def _held(table: EmbeddingTable, own: Held, saved: Held, keys: Array, places: _Places) -> Held:
-    xp, now = table.backend.xp, np.uint32(table.num_lookups)
-    stamps = xp.full(keys.size, now, np.uint32)
-    stamps[places.own] = own.stamps[places.kept]
-    scores = xp.empty(0, np.uint64)
+    keeps_scores = False
     if isinstance(table, HkvTable) and table.index.has_scores:
         strategy = table.index.strategy
         is_same = strategy in _TIMELESS and saved.facts.get("strategy") == strategy
-        scores = table.index.initial_scores(stamps)
-        scores[places.own] = own.scores[places.kept]
-        if is_same and saved.scores.size == saved.keys.size:
-            scores[places.saved] = saved.scores
-    left_out = ("segment", "num_slots", "hash_seed")  # of slots, which are new
-    facts = {name: fact for name, fact in own.facts.items() if name not in left_out}
-    none = xp.empty(0, np.int64)
-    sighted = _sighted(table, own, saved, keys, now)
-    return Held(keys, xp.empty(0, np.uint32), stamps, scores, none, *sighted, facts)
+        keeps_scores = is_same and saved.has_scores
+    others = [_Assigned(table, part, keeps_scores) for part in saved.parts]
+    own = _Own(table, sum(part.num_known for part in others), num_bytes)
+    states = _states(own.columns_of_states, len(others), saved.states)
+    return Saved([*others, own], [own, *others], states, dict(own.facts))
 
 
-def _sighted(
-    table: EmbeddingTable, own: Held, saved: Held, keys: Array, now: np.uint32
-) -> tuple[Array, Array, Array]:
-    xp = table.backend.xp
-    held = table.key_dtype.to_int64(xp, keys)
-    mine = ~_is_in(xp, own.sighted_keys, held)
-    theirs = ~_is_in(xp, saved.sighted_keys, xp.concatenate([held, own.sighted_keys]))
-    stamps = xp.full(int(theirs.sum()), now, np.uint32)
-    return (
-        xp.concatenate([own.sighted_keys[mine], saved.sighted_keys[theirs]]),
-        xp.concatenate([own.sightings[mine], saved.sightings[theirs]]),
-        xp.concatenate([own.sighting_stamps[mine], stamps]),
-    )
+class _Assigned(Part):
+    """A part that was saved, whose keys the table's last lookup has seen."""
+
+    def __init__(self, table: EmbeddingTable, part: Part, keeps_scores: bool) -> None:
+        self._table, self._part, self._keeps_scores = table, part, keeps_scores
+        self.num_keys, self.states, self.facts = part.num_keys, part.states, part.facts
+        self.num_with_rows, self.older, self.owns = part.num_with_rows, part.older, part.owns
+        self.columns = ("stamps", "scores")
+
+    @property
+    def num_known(self) -> int:
+        """How many of its keys the table has."""
+        table, num_known = self._table, 0
+        xp, device, host = table.backend.xp, table.backend.from_host, table.backend.to_host
+        for keys in self._part.read("keys"):
+            whole = table.key_dtype.to_int64(xp, device(keys), f"keys of {table.name!r}")
+            is_known = table.index.find(whole).rows != np.uint32(ABSENT)
+            if self.owns is not None:
+                is_known &= device(self.owns(host(keys)))
+            num_known += int(xp.count_nonzero(is_known))
+        return num_known
+
+    def corrupt(self, reason: str) -> ValueError:
+        return self._part.corrupt(reason)
+
+    def read(self, name: str, wanted: Collection[int] | None = None) -> Iterator[Array]:
+        is_new = name in ("stamps", "sighting_stamps", "scores")
+        if not is_new or (name == "scores" and self._keeps_scores):
+            yield from self._part.read(name, wanted)
+            return
+        xp, now = self._table.backend.xp, np.uint32(self._table.num_lookups)
+        of = "sighted_keys" if name == "sighting_stamps" else "keys"
+        for keys in self._part.read(of):
+            stamps = xp.full(keys.size, now, np.uint32)
+            if name == "scores" and isinstance(self._table, HkvTable):
+                yield self._table.index.initial_scores(stamps)
+            else:
+                yield stamps
 
 
-def _is_in(xp: Any, keys: Array, others: Array) -> Array:
-    """Returns of each key whether it is among others."""
-    if others.size == 0:
-        return xp.zeros(keys.size, bool)
-    others = others[xp.argsort(others)]
-    at = xp.minimum(xp.searchsorted(others, keys), others.size - 1)
-    return others[at] == keys
+class _Own(Part):
+    """What a table holds, of which the keys stay that were not saved."""
+
+    may_repeat = True
+
+    def __init__(self, table: EmbeddingTable, num_saved: int, num_bytes: int) -> None:
+        held = outline(table)
+        self._table, self.num_keys = table, held.num_keys - num_saved
+        # Those of an optimizer that is gone are not to be free, for another of its kind.
+        self.columns_of_states = [
+            (group, name, column)
+            for group, name, column in held.states
+            if column.owner is None or not column.owner.is_gone
+        ]
+        self.states, columns = (), [column for *_, column in held.states]
+        self.columns = ("stamps", "scores") if held.has_scores else ("stamps",)
+        self.facts = without_slots(held.facts)
+        widest = max(column.row_bytes for column in (table.store.column(), *columns))
+        self._num_slots = max(1, num_bytes // max(widest, ENTRY_BYTES))
+
+    def read(self, name: str, wanted: Collection[int] | None = None) -> Iterator[Array]:
+        sighted = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "stamps"}
+        if name in sighted:
+            for piece in sighted_pieces(self._table, self._num_slots):
+                yield getattr(piece, sighted[name])
+            return
+        xp = self._table.backend.xp
+        for i, piece in enumerate(pieces(self._table, self._num_slots)):
+            if wanted is not None and i not in wanted:
+                continue
+            if name in ("keys", "stamps", "scores"):
+                yield getattr(piece, name)
+            else:
+                yield self._table.store.read(xp.ascontiguousarray(piece.rows), name)
 
 
 def _states(
-    table: EmbeddingTable,
-    rows: Array,
-    places: _Places,
-    n: int,
-    num_bytes: int,
-    saved: Sequence[State],
-) -> list[State]:
+    numbered: Sequence[tuple[int | None, str, Column]],
+    last: int,
+    saved: Sequence[JoinedState],
+) -> list[JoinedState]:
     """Returns all states of the table, then those of groups that it does not have.
 
     A saved group goes on in the first of the table's that has the same kinds of states, and a state
     that no optimizer keeps together with others in one like it.
+
+    Args:
+      numbered: the states of the table, of which the names of columns are the tensors.
+      last: which part the table is.
     """
     own: dict[int | None, dict[str, Column]] = {}
-    for group, name, column in numbered_states(table.store):
-        # Those of an optimizer that is gone are not to be free, for another of its kind.
-        if column.owner is None or not column.owner.is_gone:
-            own.setdefault(group, {})[name] = column
-    others: dict[int | None, dict[str, State]] = {}
+    for group, name, column in numbered:
+        own.setdefault(group, {})[name] = column
+    others: dict[int | None, dict[str, JoinedState]] = {}
     for state in saved:
         others.setdefault(state.group, {})[state.name] = state
     states = []
     for group, columns in own.items():
         match = _match(group, columns, others)
         for name, column in columns.items():
-            rest = match[name].rows if name in match else None
-            pieces = _joined(table, rows, places, n, num_bytes, column, rest)
-            states.append(State(name, column.dim, column.initial, pieces, group))
+            tensors = {**(match[name].tensors if name in match else {}), last: column.name}
+            states.append(JoinedState(name, column.dim, column.initial, group, tensors))
     first = max((group or 0 for group in own), default=0) + 1
     for number, (group, its_states) in enumerate(others.items(), start=first):
         for state in its_states.values():
-            pieces = _joined(table, rows, places, n, num_bytes, None, state.rows, state.dim)
-            states.append(state._replace(rows=pieces, group=number if group else None))
+            states.append(state._replace(group=number if group else None))
     return states
 
 
 def _match(
-    group: int | None, columns: Mapping[str, Column], others: dict[int | None, dict[str, State]]
-) -> dict[str, State]:
+    group: int | None,
+    columns: Mapping[str, Column],
+    others: dict[int | None, dict[str, JoinedState]],
+) -> dict[str, JoinedState]:
     """Takes the saved states that are those of a group out of `others` and returns them."""
     if group is None:  # of these no two belong together
         free = others.get(None, {})
@@ -154,38 +167,5 @@ def _match(
     return {}
 
 
-def _is_like(column: Column, state: State) -> bool:
+def _is_like(column: Column, state: Any) -> bool:
     return (column.dim, column.initial) == (state.dim, state.initial)
-
-
-def _joined(
-    table: EmbeddingTable,
-    rows: Array,
-    places: _Places,
-    n: int,
-    num_bytes: int,
-    column: Column | None,
-    saved: Array | LazyRows | None,
-    dim: int = 0,
-) -> LazyRows:
-    """Returns rows of the table, those with numbers `rows`, and saved ones; None: there are none.
-
-    Args:
-      column: of the table.
-      dim: of a row, where there is no column.
-    """
-    xp, store = table.backend.xp, table.store
-
-    def read() -> Iterator[tuple[Array, Array]]:
-        if column is not None:
-            step = max(1, num_bytes // column.row_bytes)
-            for first in range(0, int(rows.size), step):
-                part = xp.ascontiguousarray(rows[first : first + step])
-                yield places.own[first : first + step], store.read(part, column.name)
-        if isinstance(saved, LazyRows):
-            for at, piece in saved.read():
-                yield places.saved[at], piece
-        elif saved is not None:
-            yield places.saved, xp.ascontiguousarray(saved)
-
-    return LazyRows((n, dim if column is None else column.dim), read)

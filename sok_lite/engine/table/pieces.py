@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.index import IndexEntries
-from sok_lite.engine.table.snapshot import facts_of, numbered_states
+
+# What goes with each key beside its rows; of the index alone, so never more than this a key.
+ENTRY_BYTES = 32
 
 
 class Outline(NamedTuple):
@@ -20,9 +23,9 @@ class Outline(NamedTuple):
       num_keys: keys with a row.
       num_sighted: keys that were seen and have no row yet.
       has_scores: whether there are scores beside the stamps.
-      has_slots: whether the numbers of the slots say anything; see `snapshot.Held`.
+      has_slots: whether the numbers of the slots say anything; see `HkvIndex.is_regular`.
       states: the optimizer states: number of the group, name, column.
-      facts: as of `snapshot.Held`.
+      facts: as of `saved.Part`.
     """
 
     num_keys: int
@@ -62,3 +65,34 @@ def sighted_pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntri
     for first in range(0, sightings.num_slots, num_slots):
         held = sightings.entries(first, num_slots)
         yield held._replace(keys=table.key_dtype.from_int64(table.backend.xp, held.keys))
+
+
+def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:
+    """Returns the number of its group, the name and the column of every optimizer state."""
+    groups = store.state_groups
+    grouped = [groups.get(None, {}), *(groups[owner] for owner in groups if owner)]
+    return [
+        (number or None, name, column)
+        for number, group in enumerate(grouped)
+        for name, column in group.items()
+    ]
+
+
+def facts_of(table: EmbeddingTable) -> dict[str, Any]:
+    """Returns the facts of a table, as of `saved.Part`: values that JSON knows."""
+    facts: dict[str, Any] = {
+        "num_lookups": table.num_lookups,
+        "spans": table.clock.spans._asdict(),
+    }
+    if isinstance(table, HkvTable):
+        index = table.index
+        facts |= {
+            "capacity": index.capacity,
+            "bucket": index.bucket,
+            "segment": index.segment_slots,
+            "num_slots": index.num_slots - 2,
+            "hash_seed": index.seed,
+            "strategy": index.strategy,
+            "epoch": index.epoch,
+        }
+    return facts

@@ -18,11 +18,11 @@ from sok_lite.engine.files import manifest, source, table_file
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizers import Adagrad, Momentum
-from sok_lite.engine.table import snapshot
+from sok_lite.engine.table import content
+from sok_lite.engine.table.content import take
 from sok_lite.engine.table.index import LAST_STAMP
 from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized, update_of
-from tests.support.snapshots import take
 from tests.support.steps import apply_updates
 
 ONE = SingleCommunicator()
@@ -49,12 +49,11 @@ class Optimizer:
 
 def contents(table):
     """All that a checkpoint keeps of a table, but for which of its slots are where in memory."""
-    host = table.backend.to_host
-    held, values, states = take(table)
-    sightings = sorted(zip(*(host(part).tolist() for part in held[5:8]), strict=True))
-    named = [(s.name, s.dim, s.initial, s.group, host(s.rows).tolist()) for s in states]
-    kept = [host(part).tolist() for part in (held.keys, held.stamps, held.scores, held.slots)]
-    return kept, sightings, held.facts, host(values).tolist(), named
+    saved = take(table)
+    sightings = [saved.sighted_keys.tolist(), *(each.tolist() for each in saved.sighted.values())]
+    named = [(s.name, s.dim, s.initial, s.group, s.rows.tolist()) for s in saved.states]
+    kept = [saved.keys.tolist(), {name: each.tolist() for name, each in saved.columns.items()}]
+    return kept, sightings, saved.facts, saved.values.tolist(), named
 
 
 def loaded(path, kind, backend=None, **options):
@@ -177,7 +176,7 @@ class Changes:
         if n % 3 == 0:
             taken = take(self.table)
             self.table.insert_or_assign(keys, self.rows(keys))
-            snapshot.restore(self.table, taken)
+            content.restore(self.table, taken)
 
 
 OFTEN = ("look_up", "look_up_many", "update", "update", "update", "erase", "assign", "accumulate")
@@ -383,15 +382,16 @@ def test_tools_read_the_newest_rows(tmp_path, monkeypatch, kind):
             getattr(changes, what)(keys, round_ % 3)
         dump(tmp_path, [changes.table], ONE, chunk_bytes=100, incremental=True)
     assert len(num_rows(tmp_path)) == 6
-    held, values, states = take(changes.table)
+    saved = take(changes.table)
     (read,) = source.checkpoint_sources(tmp_path)
     names = ["keys", "values", "stamps", *(state.tensor for state in read.states)]
     pieces = [list(read.read(name)) for name in names]
     assert len({tuple(map(len, its)) for its in pieces}) == 1 and len(pieces[0]) > 3
     keys, *columns = map(np.concatenate, pieces)
     order = np.argsort(keys)
-    np.testing.assert_array_equal(keys[order], held.keys)
-    expected = [values, held.stamps, *(state.rows for state in states)]
+    np.testing.assert_array_equal(keys[order], saved.keys)
+    states = [state.rows for state in saved.states]
+    expected = [saved.values, saved.columns["stamps"], *states]
     for column, its in zip(columns, expected, strict=True):
         np.testing.assert_array_equal(column[order], its)
 
@@ -430,7 +430,7 @@ def spoil(table, path):
 
 
 def restore(table, path):
-    snapshot.restore(table, take(table))
+    content.restore(table, take(table))
     return table
 
 

@@ -150,6 +150,11 @@ def argsort(a: ndarray, axis: int = -1, kind: str | None = None) -> ndarray:
     return a.argsort(axis, kind)
 
 
+def sort(a: ndarray, axis: int = -1, kind: str | None = None) -> ndarray:
+    assert a.ndim == 1, "not in the stand-in"
+    return a[argsort(a, axis, kind)]
+
+
 def searchsorted(a: ndarray, v: Any, side: str = "left") -> ndarray:
     if not isinstance(a, ndarray):
         raise NotImplementedError("Only int or ndarray are supported for a")
@@ -195,7 +200,17 @@ def _check_arrays(*given: Any) -> None:
 _DTYPES = ("bool_", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FUNCTIONS = (
     *(empty, zeros, ones, full, empty_like, zeros_like, arange, array, asarray),
-    *(ascontiguousarray, asnumpy, concatenate, take, where, flatnonzero, argsort, searchsorted),
+    *(
+        ascontiguousarray,
+        asnumpy,
+        concatenate,
+        take,
+        where,
+        flatnonzero,
+        argsort,
+        sort,
+        searchsorted,
+    ),
     *(unique, cumsum, count_nonzero),
 )
 cupy = make_module(

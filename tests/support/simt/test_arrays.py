@@ -215,6 +215,7 @@ def test_sorting_and_searching(xp):
     n = RNG.integers(0, 9, 100)
     x = xp.asarray(n)
     same(xp.argsort(x, kind="stable"), np.argsort(n, kind="stable"))
+    same(xp.sort(x), np.sort(n))
     for kind in ("quicksort", "mergesort"):
         with pytest.raises(ValueError, match="'stable'"):
             xp.argsort(x, kind=kind)

@@ -1,0 +1,152 @@
+"""A new index with the keys of what was saved.
+
+A full "hybrid" table must hold all of its keys again, and in another order of insertion some might
+find both of their buckets full: so where the slots are known they are used, if buckets and segments
+are of the same size.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.hashing import is_seed, new_seed, seed_after
+from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.choosing import Chooser, Chosen, Index
+from sok_lite.engine.table.det_index import DetIndex
+from sok_lite.engine.table.hkv import HkvTable
+from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.saved import Saved
+
+# The largest index that is made because a file says so: so many slots, or so many a key. Fewer keys
+# than that find room in any smaller one.
+_SMALL, _MOST_SLOTS_A_KEY = 1 << 16, 64
+# Seeds that are tried where keys must have other slots than they had: a full table of small buckets
+# may have no room for all of them by one seed, and room by another.
+_MOST_SEEDS = 4
+
+AnyIndex: TypeAlias = DetIndex | HkvIndex
+
+
+class Filled(NamedTuple):
+    """A new index, and what it has.
+
+    Attributes:
+      new_index: whose keys have the rows from 0 on; their stamps and scores are to be written.
+      chooser: that has chosen them.
+      parts: what counts of each part.
+    """
+
+    new_index: AnyIndex
+    chooser: Chooser
+    parts: list[Chosen]
+
+
+class _CannotUseSlotsError(Exception):
+    """Not all keys count: slots say something of all keys together."""
+
+
+def filled(table: EmbeddingTable, saved: Saved) -> Filled:
+    """Returns a new index like that of a table, with the keys that were saved.
+
+    Raises:
+      ValueError: they do not fit the key type or `max_capacity`, or contradict their slots.
+      MemoryError: no memory for it.
+    """
+    made = _filled_hybrid(table, saved) if isinstance(table, HkvTable) else _filled(table, saved)
+    made.chooser.warn()
+    return made
+
+
+def _filled(table: EmbeddingTable, saved: Saved) -> Filled:
+    assert isinstance(table.index, DetIndex)
+    index, xp = table.index.emptied(), table.backend.xp
+    index.make_room(_num_keys(saved))
+
+    def insert(keys: Array, first: int) -> None:
+        index.make_room(int(keys.size))
+        index.insert(keys, xp.arange(first, first + keys.size, dtype=np.uint32), 1)
+
+    return _chosen(table, saved, index, insert)
+
+
+def _chosen(
+    table: EmbeddingTable,
+    saved: Saved,
+    index: AnyIndex,
+    insert: Callable[[Array, int], None],
+) -> Filled:
+    found = Index(lambda keys: index.find(keys).rows, insert)
+    chooser = Chooser(table.backend, table.key_dtype, table.name, found)
+    return Filled(index, chooser, [chooser.choose(part) for part in saved.parts])
+
+
+def _num_keys(saved: Saved) -> int:
+    return sum(part.num_keys for part in saved.parts)
+
+
+def _filled_hybrid(table: HkvTable, saved: Saved) -> Filled:
+    made = _in_their_slots(table, saved)
+    if made is not None:
+        return made
+    n, seed, num_refused = _num_keys(saved), new_seed(), 0
+    for _ in range(_MOST_SEEDS):
+        index = table.index.emptied(seed=seed)
+        index.make_room(n)
+        refused: list[int] = []
+
+        def insert(
+            keys: Array, first: int, index: HkvIndex = index, refused: list[int] = refused
+        ) -> None:
+            refused.append(index.insert_all(keys, first=first))
+
+        made = _chosen(table, saved, index, insert)
+        num_refused = sum(refused)
+        if not num_refused:
+            return made
+        seed = seed_after(seed)
+    facts, capacity = saved.facts, int(saved.facts.get("capacity", 0))
+    room = f"{capacity:,} slots in buckets of {facts['bucket']}" if capacity else "no limit"
+    raise ValueError(
+        f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were saved: "
+        f"max_capacity is {table.index.max_capacity:,} slots, in buckets of {table.index.bucket}. "
+        f"They come from a table with {room}. Nothing was changed. Use a larger max_capacity."
+    )
+
+
+def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
+    """Returns an index that has the keys where they were; None: they have to be inserted."""
+    index, facts, n = table.index, saved.facts, _num_keys(saved)
+    if len(saved.parts) > 1 or "slots" not in saved.parts[0].columns:
+        return None
+    capacity, num_slots = (int(facts.get(name, 0)) for name in ("capacity", "num_slots"))
+    is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
+    # As of an index that has so many slots, or the next size that it grows to step by step.
+    is_capacity = capacity.bit_count() == 1 and capacity <= num_slots < 2 * capacity
+    is_capacity &= num_slots <= min(index.max_capacity, max(_SMALL, _MOST_SLOTS_A_KEY * n))
+    if not is_same or not is_capacity:
+        return None
+    # Files of before there were seeds name none.
+    seed = facts.get("hash_seed", 0)
+    if not is_seed(seed):
+        raise ValueError(
+            f"What was saved of table {table.name!r} is corrupt: {seed!r} is no seed of a hash. "
+            "Nothing was changed."
+        )
+    # Where there is no key, nothing depends on a seed that the file makes known.
+    other = index.emptied(num_slots, seed if n else new_seed())
+    slots: Iterator[Array] = saved.parts[0].read("slots")
+
+    def insert(keys: Array, first: int) -> None:
+        at = table.backend.from_host(next(slots))
+        if keys.size < at.size:
+            raise _CannotUseSlotsError
+        other.put(keys, at, first)
+
+    try:
+        made = _chosen(table, saved, other, insert)
+    except _CannotUseSlotsError:
+        return None
+    other.begin_from(capacity)
+    return made

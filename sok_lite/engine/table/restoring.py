@@ -1,0 +1,243 @@
+"""Gives a table what was saved, and nothing else.
+
+A table that comes back evicts, admits and expires as it would have done: scores, the number of the
+lookup that last saw each key and its time, and the sightings of keys without a row come with the
+keys. Keys are read first, and get rows; then what is known of them, and then column after column of
+rows. What is in memory beside the new table is a piece, and at most the row numbers of the keys.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.engine.rows.state_owner import (
+    Kinds,
+    StateOwner,
+    fitting,
+    kinds_of,
+    restored,
+    warn_if_several_fit,
+)
+from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.tiers import RowTiers
+from sok_lite.engine.table.admission import SightingCounter
+from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.choosing import Chosen, are_first, pieces_with
+from sok_lite.engine.table.clock import Spans
+from sok_lite.engine.table.dumped import forgetting
+from sok_lite.engine.table.exclusive import changing_alone
+from sok_lite.engine.table.filling import AnyIndex, Filled, filled
+from sok_lite.engine.table.hkv import HkvTable
+from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.near_rows import near_first
+from sok_lite.engine.table.parts import COUNTERS
+from sok_lite.engine.table.saved import Part, Saved
+
+_TAKEN = 1 << 20  # rows that are taken at once
+
+
+def restore(table: EmbeddingTable, saved: Saved) -> None:
+    """Makes a table hold the keys of what was saved and no others. Counters begin anew, and so does
+    a log of removals.
+
+    All that it is to hold is made beside what it holds, and takes its place in one piece. So until
+    then there must be memory for both, unless the table is empty.
+
+    The kinds and options of the two tables may differ: scores are taken over between equal
+    strategies only, and else begin as those of new keys. Rows of the highest scores come near.
+
+    Of the states those of an optimizer that uses the table go on with the first that fit. Where
+    there are more such optimizers the others have copies, in the same order: one may be that of the
+    checkpoint, made anew. Where none fit they begin anew. What nobody takes is free.
+
+    Raises:
+      ValueError: the keys do not fit the key type or `max_capacity`, or what was saved contradicts
+        itself. The table is as it was.
+      MemoryError: no memory for keys and rows; the table is as it was.
+    """
+    changing_alone(table, lambda: publish_restored([table], [preparing(table, saved)]))
+
+
+def publish_restored(
+    tables: Sequence[EmbeddingTable], prepared: Sequence[Sequence[Action]]
+) -> None:
+    """Gives tables what `preparing` has made for each, all of them together."""
+    old = [table.store for table in tables]  # kept: nothing of it is given back while it publishes
+    publish([action for actions in prepared for action in actions])
+    for store in old:
+        store.close_far()
+
+
+def preparing(table: EmbeddingTable, saved: Saved) -> list[Action]:
+    """Prepares what `restore` does, for `publish_restored`. Hold the table from before it on.
+
+    Raises:
+      As of `restore`, and what reading a part raises.
+    """
+    times = _times(table, saved.facts)
+    try:
+        actions = _prepared(table, saved)
+    except MemoryError as error:
+        n = sum(part.num_keys for part in saved.parts)
+        size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
+        raise MemoryError(
+            f"No memory to restore {n:,} keys of table {table.name!r}, beside what it holds. It is "
+            f"as it was.{size} ({error})"
+        ) from error
+    counts = dict.fromkeys(COUNTERS, 0)
+    clock = table.clock.restarting(*times)
+    log = None if table.removals is None else table.removals.emptied(times[0])
+    renewed = setting(table, _counts=counts, row_epoch=table.row_epoch + 1, removals=log)
+    return [*actions, *clock, *renewed, *forgetting(table)]
+
+
+def _times(table: EmbeddingTable, facts: dict[str, Any]) -> tuple[int, Spans | None]:
+    """Returns the number of the last lookup, and when there were lookups if that was saved."""
+    now = int(facts["num_lookups"])
+    try:
+        return now, Spans.of(facts["spans"], now) if "spans" in facts else None
+    except ValueError as error:
+        raise ValueError(f"What was saved of table {table.name!r} is corrupt: {error}.") from error
+
+
+def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
+    """Makes what the table is to hold, and returns the actions that give it that."""
+    made = filled(table, saved)
+    index, chooser = made.new_index, made.chooser
+    scoring = _Scoring(table, index, saved)
+    store, n = table.store.emptied(), chooser.num_rows
+    store.reserve(n)
+    for first in range(0, n, _TAKEN):  # from 0 on: it is new
+        store.allocate(min(_TAKEN, n - first))
+    if store.near_rows and store.near_rows < n:
+        near_first(table.backend, store.near_rows, made.parts, scoring.hottest, scoring.bits)
+    tiers = RowTiers(store)
+    for chosen in made.parts:
+        scoring.write(chosen, tiers)
+        chooser.choose_older(chosen)
+    _write_rows(table, saved, made, store)
+    actions = setting(table, index=index, store=store)
+    if isinstance(table, HkvTable):
+        counter = None if table.sightings is None else table.sightings.emptied()
+        if counter is not None:
+            _restore_sightings(counter, saved, made)
+        actions += setting(table, tiers=tiers, sightings=counter)
+    return actions
+
+
+class _Scoring:
+    """The scores and stamps of the keys in a new index."""
+
+    def __init__(self, table: EmbeddingTable, index: AnyIndex, saved: Saved) -> None:
+        self._table, self._index, self._has_scores = table, index, False
+        self._device, self._xp = table.backend.from_host, table.backend.xp
+        # No lookup has seen a key that is still to come: it would not be evicted or expire.
+        self._latest = np.uint32(min(int(saved.facts["num_lookups"]), np.iinfo(np.uint32).max))
+        if isinstance(index, HkvIndex) and isinstance(table, HkvTable):
+            # Scores and epochs of another strategy say nothing here.
+            is_same = saved.facts.get("strategy") == index.strategy
+            index.epoch = int(saved.facts["epoch"]) if is_same else table.index.epoch
+            self._has_scores = is_same and index.has_scores and saved.has_scores
+
+    def _read(self, part: Part) -> Iterator[tuple[Array, Array | None]]:
+        """Yields the stamps of a piece's keys, and their scores, None where stamps are these."""
+        index = self._index
+        scores = part.read("scores") if self._has_scores else None
+        for piece in part.read("stamps"):
+            stamps = self._xp.minimum(self._device(piece), self._latest)
+            if scores is not None:
+                yield stamps, self._device(next(scores))
+            elif isinstance(index, HkvIndex) and index.has_scores:
+                yield stamps, index.initial_scores(stamps)
+            else:
+                yield stamps, None
+
+    @property
+    def bits(self) -> int:
+        """Of what `hottest` yields."""
+        return 64 if isinstance(self._index, HkvIndex) and self._index.has_scores else 32
+
+    def hottest(self, part: Part) -> Iterator[Array]:
+        """Yields what says which keys of a piece are to have near rows: the highest, unsigned."""
+        for stamps, scores in self._read(part):
+            yield stamps if scores is None else scores
+
+    def write(self, chosen: Chosen, tiers: RowTiers) -> None:
+        """Writes what is known of the keys of a part."""
+        table, index, part = self._table, self._index, chosen.part
+        for keys, numbers, (stamps, scores) in zip(
+            part.read("keys"), chosen.numbers, self._read(part), strict=True
+        ):
+            if len(numbers.rows) == 0:
+                continue
+            rows = numbers.as_array(table.backend)
+            keys = table.key_dtype.to_int64(self._xp, self._device(keys))
+            if numbers.counts is not None:
+                counts = rows != np.uint32(ABSENT)
+                keys, rows, stamps = keys[counts], rows[counts], stamps[counts]
+                scores = None if scores is None else scores[counts]
+            if isinstance(index, HkvIndex):
+                tiers.assigned(rows, keys)
+                publish(index.updating(keys, rows, scores, stamps))
+            else:
+                publish(index.updating(keys, rows, stamps))
+
+
+def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowStore) -> None:
+    """Writes rows and states, and gives states to the optimizers of the table."""
+    for chosen in made.parts:
+        _write(store, chosen, "value", "value")
+    owners: dict[int | None, StateOwner | None] = {s.group: StateOwner() for s in saved.states}
+    owners[None] = None
+    for state in saved.states:
+        kinds = {state.name: (state.dim, state.initial)}
+        (column,) = store.add_states(kinds, owners[state.group])
+        for i, tensor in state.tensors.items():
+            _write(store, made.parts[i], tensor, column.name)
+    copied: list[Kinds] = []
+    for owner, its_states in table.store.state_groups.items():
+        if owner is None or owner.optimizer is None:
+            continue
+        kinds, owner = kinds_of(its_states), StateOwner(owner.reference, is_restored=True)
+        free, given = fitting(store.state_groups, kinds), restored(store.state_groups, kinds)
+        warn_if_several_fit(table.name, store.state_groups, kinds)
+        if free is not None:
+            publish(store.giving(free.values(), owner))
+        elif given:
+            store.copy_states(
+                given[copied.count(kinds) % len(given)], store.add_states(kinds, owner)
+            )
+            copied.append(kinds)
+        else:
+            store.add_states(kinds, StateOwner(owner.reference))
+
+
+def _write(store: RowStore, chosen: Chosen, tensor: Any, column: str) -> None:
+    device = store.backend.from_host
+    for rows, its_numbers in chosen.rows():
+        wanted = pieces_with(its_numbers)
+        # None come of a state that is younger than a file: it has its initial value.
+        for i, piece in zip(wanted, rows.read(tensor, wanted), strict=False):
+            store.write(its_numbers[i].as_array(store.backend), device(piece), column)
+
+
+def _restore_sightings(counter: SightingCounter, saved: Saved, made: Filled) -> None:
+    """Gives a new counter the keys without a row; of equal ones the first counts."""
+    now, latest = saved.facts["num_lookups"], np.iinfo(np.uint32).max
+    device, host = made.new_index.backend.from_host, made.new_index.backend.to_host
+    xp, now = made.new_index.backend.xp, np.uint32(min(int(now), latest))
+    for part in saved.sighted:
+        names = ("sighted_keys", "sightings", "sighting_stamps")
+        for keys, *numbers in zip(*map(part.read, names), strict=True):
+            wanted = xp.ones(keys.size, bool)
+            if part.owns is not None:
+                wanted = device(part.owns(host(keys)))
+            keys = made.chooser.keys(keys)
+            wanted &= are_first(xp, keys) & (counter.of(keys) == 0)
+            wanted &= made.new_index.find(keys).rows == np.uint32(ABSENT)
+            counts, stamps = (device(each)[wanted] for each in numbers)
+            stamps = xp.where(stamps == 0, now, xp.minimum(stamps, now))
+            counter.restore(keys[wanted], counts, stamps)
