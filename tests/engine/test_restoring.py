@@ -193,6 +193,18 @@ def test_parts_are_restored_as_into_dicts(kind, drawn, step, is_foreign):
         assert dict(zip(sighted.tolist(), counts.tolist(), strict=True)) == seen
 
 
+def test_rows_of_an_older_file_are_not_those_of_another_parts_key(monkeypatch):
+    """Key 105 is of the second part, though a file that the first one continues has it as well."""
+    monkeypatch.setitem(globals(), "numbers_of", lambda keys, number: keys + 1)
+    table, older = new_table(get_backend("cpu"), DIM, **KINDS["kLru in tiers"]), [105, 0]
+    # By the order in which it came, 105 has the number of the row that 0 gets for its low score.
+    first = Made(range(1, 11), 0, 20, False, [0], [File(older, 9, 1, False)], [])
+    second = Made(range(100, 106), 1, 20, False, [], [], [])
+    restore_saved(table, Saved.of([first, second]))
+    rows = table.store.read(table.find([0, 105]))
+    assert rows[:, 0].tolist() == [901, 206]
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7, 100])
 def test_a_full_table_comes_back_piece_by_piece(backend, monkeypatch, rows):
     """Each key in its slot; one that two keys of different pieces have is refused."""

@@ -117,6 +117,7 @@ def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
     tiers = RowTiers(store)
     for chosen in made.parts:
         scoring.write(chosen, tiers)
+    for chosen in made.parts:  # now that all keys have the rows that they keep
         chooser.choose_older(chosen)
     _write_rows(table, saved, made, store)
     actions = setting(table, index=index, store=store)
