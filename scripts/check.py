@@ -122,7 +122,7 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
         tests("whole tree", *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))),
         # A handful of smokes in quick.
         ranks("mpirun", *(MPI_SMOKES if quick else ["tests/ranks", *chosen]), is_part=quick),
-        tests("command line", "tests/cli"),
+        tests("command line", "tests/cli", "tests/reports"),
         Stage("mypy", ["mypy"], 300),
         Stage("ruff format", ["ruff", "format", "--check", "."], 60),
         Stage("ruff check", ["ruff", "check", "."], 60),
