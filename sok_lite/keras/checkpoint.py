@@ -28,7 +28,7 @@ from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.keras.dense_states import DenseStates
-from sok_lite.keras.skipping import skip_batches
+from sok_lite.keras.skipping import in_one_call, skip_batches
 
 _FOLDER = re.compile(r"step-(\d+)")
 _DENSE = re.compile(r"dense-[\d-]+")
@@ -61,7 +61,9 @@ class CheckpointPart:
     `fit` the same ones in the same order, which is for the program's input to see to. A table that
     evicts does not repeat to the last bit anyway. What else resumes: learning rates, the state of
     random numbers of Keras 3, step counts, times of lookups. What does not: other callbacks, and
-    the averages that the logs of a broken-off epoch have of its first batches.
+    the averages that the logs of a broken-off epoch have of its first batches. It resumes the first
+    `fit` of a program, and `initial_epoch` does not count then: a program that calls `fit` several
+    times says itself where it goes on, by `restore`.
 
     It saves at the end of each epoch, and with `every` after so many batches too, and when `fit`
     is over. A process that is killed at any moment leaves a whole checkpoint. Each is a folder
@@ -186,6 +188,7 @@ class CheckpointPart:
                     "or give another path."
                 )
         else:
+            self._check_batches(found)
             self._restore(self.model, found)
             if communicator().rank == 0:
                 folder = os.path.join(self._given, os.path.basename(found.path))
@@ -194,7 +197,7 @@ class CheckpointPart:
                     f"{found.epoch} epochs and {found.batch} batches are done.",
                     flush=True,
                 )
-            skip_batches(self.model, found.batch)
+        skip_batches(self.model, 0 if found is None else found.batch)
         self._is_resumed = True
         self._last_batch = -1
         self._skipped = 0 if found is None else found.batch
@@ -205,6 +208,9 @@ class CheckpointPart:
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves where it is time to."""
+        most = self.params.get("steps")
+        if most is not None:  # Keras counts a last call of several batches as if it had them all
+            batch = min(batch, most - 1)
         if batch < self._skipped:
             self._last_batch = batch
             return
@@ -214,12 +220,17 @@ class CheckpointPart:
         if self._every is None or self._steps // self._every == self._saved_every:
             return
         self._saved_every = self._steps // self._every
-        if batch + 1 != self.params.get("steps"):  # else the end of the epoch does
+        if batch + 1 != most:  # else the end of the epoch does
             self._save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves."""
-        self._skipped, self._at = 0, (epoch + 1, 0)
+        skip_batches(self.model, 0)
+        most = self.params.get("steps")
+        # A callback may have stopped training in the middle: the rest is for who goes on.
+        if not self.model.stop_training or most is None or self._last_batch + 1 >= most:
+            self._at = (epoch + 1, 0)
+        self._skipped = 0
         self._save()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -231,7 +242,7 @@ class CheckpointPart:
     def _save(self) -> None:
         self.wait()
         comm, step = communicator(), self._steps
-        states = DenseStates.of(self.model, "Checkpoint")
+        states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"))
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
         folder = self._folder if is_increment else os.path.join(self._path, f"step-{step:010d}")
@@ -262,16 +273,19 @@ class CheckpointPart:
                 shutil.rmtree(os.path.join(self._path, name), ignore_errors=True)
 
     def _tidy(self, folder: str, dense: str) -> None:
-        """Removes checkpoints that are too old, and dense weights that no manifest names."""
+        """Removes checkpoints that are too old, and dense weights that no manifest names.
+
+        What cannot be removed stays: the new checkpoint is whole, and other ranks train on.
+        """
         if communicator().rank != 0:
             return
-        for name in os.listdir(folder):
-            if _DENSE.fullmatch(name) and name != dense:
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-        for number in self._numbers()[: -self._keep]:
-            old = os.path.join(self._path, _name(number))
-            # First what makes it a checkpoint: it is never one that lacks something.
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                if _DENSE.fullmatch(name) and name != dense:
+                    shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+            for number in self._numbers()[: -self._keep]:
+                old = os.path.join(self._path, _name(number))
+                # First what makes it a checkpoint: it is never one that lacks something.
                 os.unlink(os.path.join(old, manifest.NAME))
                 shutil.rmtree(old)
 
@@ -300,6 +314,15 @@ class CheckpointPart:
         folder = os.path.join(self._path, _name(number))
         at = together(comm, lambda: _at(folder))
         return Restored(folder, at["epoch"], at["batch"], at["steps"])
+
+    def _check_batches(self, found: Restored) -> None:
+        in_one = in_one_call(self.model)
+        if found.batch % in_one:
+            raise ValueError(
+                f"The checkpoint at {found.path} was made after {found.batch} batches of an epoch, "
+                f"and this model takes {in_one} at a time. Compile it with the "
+                "steps_per_execution that it had."
+            )
 
     def _restore(self, model: Any, found: Restored) -> None:
         comm = communicator()

@@ -43,8 +43,7 @@ class DenseStates(NamedTuple):
         Raises:
           ValueError: the model is not built.
         """
-        layers = [model, *held.layers_in(model)]
-        if not all(layer.built for layer in layers):
+        if not model.built:  # a layer that the model never calls has no weights
             raise ValueError(
                 f"{what} needs a model that is built. Received: {model.name!r}, which is not. Call "
                 "it on a batch first, or give it a keras.Input."

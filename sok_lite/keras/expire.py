@@ -6,6 +6,7 @@ from typing import Any
 from sok_lite.bridge import table_ops
 from sok_lite.bridge.keras import held
 from sok_lite.engine.dtypes import is_integer
+from sok_lite.keras.skipping import is_skipping
 
 
 class ExpirePart:
@@ -17,7 +18,8 @@ class ExpirePart:
     Args:
       num_lookups: removes those that none of the last `num_lookups` lookups of a table asked for.
       seconds: removes those that no lookup asked for within that time.
-      every: batches after which to do so; None: at the end of each epoch.
+      every: batches of an epoch after which to do so; None: at the end of each epoch. Batches that
+        a `Checkpoint` leaves out do not count; put it after this callback.
       tables: layers `Table` of the model; None: all tables of the model.
 
     Attributes:
@@ -50,14 +52,20 @@ class ExpirePart:
             raise ValueError(f"`every` must be at least 1. Received: every={every}.")
         self.removed: dict[str, int] = {}
         self._num_lookups, self._seconds = num_lookups, seconds
-        self._every, self._batches = every, 0
+        self._every, self._done = every, 0  # batches of the epoch
         listed = tables if tables is None or isinstance(tables, Sequence) else [tables]
         self._tables = None if listed is None else [table.variable for table in listed]
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts batches anew."""
+        self._done = 0
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Removes keys where it is time to."""
-        self._batches += 1
-        if self._every is not None and self._batches % self._every == 0:
+        """Removes keys where it is time to; a call may be of several batches."""
+        before, self._done = self._done, batch + 1
+        if self._every is None or is_skipping(self.model):
+            return
+        if self._done // self._every > before // self._every:
             self._expire()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras import hooks
 from sok_lite.keras.checkpoint import CheckpointPart
+from sok_lite.keras.skipping import skip_batches
 
 
 def resume_fit(name: str, package: Any) -> None:
@@ -25,4 +26,8 @@ def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) 
     epoch = mine[0].begin(self) if mine else None
     if epoch is not None:
         given.arguments["initial_epoch"] = epoch
-    return call(*given.args, **given.kwargs)
+    try:
+        return call(*given.args, **given.kwargs)
+    finally:
+        if mine:  # also where it was broken off
+            skip_batches(self, 0)

@@ -8,9 +8,7 @@ class _Skipping:
 
     def __init__(self, model: Any, count: int) -> None:
         self.original = model.train_function
-        self._model, self._left = model, count
-        in_one = model.steps_per_execution  # of tf_keras a variable
-        self._in_one = int(in_one.numpy() if hasattr(in_one, "numpy") else in_one)
+        self._model, self._left, self._in_one = model, count, in_one_call(model)
 
     def __call__(self, iterator: Any) -> Any:
         if self._left <= 0:
@@ -19,12 +17,24 @@ class _Skipping:
         for _ in range(self._in_one):
             next(iterator)
         self._left -= self._in_one
-        return {}
+        # Other callbacks look for a loss, which is of no batch; tf_keras knows of none yet.
+        return {"loss": 0.0} | self._model.get_metrics_result()
+
+
+def in_one_call(model: Any) -> int:
+    """Returns how many batches one call of the training function takes."""
+    in_one = model.steps_per_execution  # of tf_keras a variable
+    return int(in_one.numpy() if hasattr(in_one, "numpy") else in_one)
 
 
 def skip_batches(model: Any, count: int) -> None:
-    """Has a model leave out the first batches that it is given."""
+    """Has a model leave out the first batches that it is given, and no others."""
     if isinstance(model.train_function, _Skipping):  # of a fit that was broken off meanwhile
         model.train_function = model.train_function.original
     if count:
         model.train_function = _Skipping(model, count)
+
+
+def is_skipping(model: Any) -> bool:
+    """Whether the last batch of a model was left out."""
+    return isinstance(model.train_function, _Skipping)

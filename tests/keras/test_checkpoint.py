@@ -112,6 +112,85 @@ def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, 
     check_same(everything(again), everything(whole))
 
 
+def within(keras, act):
+    """A callback that acts after the second batch of the first epoch."""
+
+    class Within(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            assert "loss" in logs
+            if self.model.optimizer.iterations == 2:
+                act(self.model)
+
+    return Within()
+
+
+def test_an_epoch_that_a_callback_stops_goes_on_within(keras, sk, tmp_path):
+    whole = made(keras, sk)
+    fit(whole)
+    stopped = made(keras, sk)
+    stop = within(keras, lambda model: setattr(model, "stop_training", True))
+    fit(stopped, stop, sk.Checkpoint(tmp_path))
+    assert stopped.optimizer.iterations == 2
+    again = made(keras, sk, seed=2)
+    fit(again, within(keras, lambda model: None), sk.Checkpoint(tmp_path))
+    check_same(everything(again), everything(whole))
+
+
+def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_path):
+    model = made(keras, sk)
+    model.compile("adam", "mse", steps_per_execution=2)
+    checkpoint = sk.Checkpoint(tmp_path, every=1, keep=99)
+    fit(model, checkpoint)
+    assert model.optimizer.iterations == 3 * STEPS
+    found = [manifest.read(path).extra["sok_lite.keras"] for path in sorted(tmp_path.iterdir())]
+    at = [(each["epoch"], each["batch"], each["steps"]) for each in found]
+    assert at == [(0, 2, 2), (1, 0, 3), (1, 2, 5), (2, 0, 6), (2, 2, 8), (3, 0, 9)]
+    for path in sorted(tmp_path.iterdir())[3:]:
+        shutil.rmtree(path)
+    three = made(keras, sk)
+    three.compile("adam", "mse", steps_per_execution=3)
+    with pytest.raises(ValueError, match="after 2 batches of an epoch, and this model takes 3"):
+        fit(three, sk.Checkpoint(tmp_path, every=1, keep=99))
+
+
+def test_a_resume_that_is_broken_off_leaves_later_fits_whole(keras, sk, tmp_path):
+    with pytest.raises(Stop):
+        fit(made(keras, sk), stopping(keras, STEPS + 3), sk.Checkpoint(tmp_path, every=2))
+    again = made(keras, sk)
+    with pytest.raises(Stop):
+        fit(again, stopping(keras, 1), sk.Checkpoint(tmp_path, every=2))
+    before = int(again.optimizer.iterations)
+    fit(again, epochs=1)
+    assert again.optimizer.iterations == before + STEPS
+
+
+def test_keys_expire_as_without_a_stop(keras, sk, tmp_path):
+    whole = made(keras, sk)
+    fit(whole, sk.Expire(num_lookups=1, every=2), epochs=2)
+    with pytest.raises(Stop):
+        callbacks = [sk.Expire(num_lookups=1, every=2), sk.Checkpoint(tmp_path, every=1)]
+        fit(made(keras, sk), *callbacks, stopping(keras, STEPS + 3), epochs=2)
+    again = made(keras, sk, seed=2)
+    fit(again, sk.Expire(num_lookups=1, every=2), sk.Checkpoint(tmp_path, every=1), epochs=2)
+    check_same(everything(again), everything(whole))
+
+
+def test_a_layer_that_is_never_called_is_no_hindrance(keras, sk, tmp_path):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = sk.Table("items", 3), keras.layers.Dense(1)
+            self.never = keras.layers.Dense(7)
+
+        def call(self, x):
+            return self.head(self.table(x["item"]))
+
+    model = Own()
+    model.compile("sgd", "mse")
+    fit(model, sk.Checkpoint(tmp_path), epochs=1)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 # Makes itself be killed at the n-th change of a file below a folder: between those it can be
 # killed as well, but what is on the disk is then the same or of a file that nobody reads yet.
 KILLED = """

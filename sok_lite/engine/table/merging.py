@@ -81,6 +81,9 @@ class _Assigned(Part):
                 yield stamps
 
 
+_STATE = "state"  # a state may be called "keys": its tensor is (this, its column)
+
+
 class _Own(Part):
     """What a table holds, of which the keys stay that were not saved."""
 
@@ -101,7 +104,7 @@ class _Own(Part):
         widest = max(column.row_bytes for column in (table.store.column(), *columns))
         self._num_slots = max(1, num_bytes // max(widest, ENTRY_BYTES))
 
-    def read(self, name: str, wanted: Collection[int] | None = None) -> Iterator[Array]:
+    def read(self, name: Any, wanted: Collection[int] | None = None) -> Iterator[Array]:
         sighted = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "stamps"}
         if name in sighted:
             for piece in sighted_pieces(self._table, self._num_slots):
@@ -114,7 +117,8 @@ class _Own(Part):
             if name in ("keys", "stamps", "scores"):
                 yield getattr(piece, name)
             else:
-                yield self._table.store.read(xp.ascontiguousarray(piece.rows), name)
+                column = name[1] if isinstance(name, tuple) else name
+                yield self._table.store.read(xp.ascontiguousarray(piece.rows), column)
 
 
 def _states(
@@ -128,7 +132,7 @@ def _states(
     that no optimizer keeps together with others in one like it.
 
     Args:
-      numbered: the states of the table, of which the names of columns are the tensors.
+      numbered: the states of the table.
       last: which part the table is.
     """
     own: dict[int | None, dict[str, Column]] = {}
@@ -141,7 +145,10 @@ def _states(
     for group, columns in own.items():
         match = _match(group, columns, others)
         for name, column in columns.items():
-            tensors = {**(match[name].tensors if name in match else {}), last: column.name}
+            tensors = {
+                **(match[name].tensors if name in match else {}),
+                last: (_STATE, column.name),
+            }
             states.append(JoinedState(name, column.dim, column.initial, group, tensors))
     first = max((group or 0 for group in own), default=0) + 1
     for number, (group, its_states) in enumerate(others.items(), start=first):

@@ -328,6 +328,20 @@ def test_a_merge_keeps_states_of_an_optimizer_and_joins_them(backend, tmp_path):
     np.testing.assert_array_equal(got[:, 0], [3] + [5] * 9)
 
 
+@pytest.mark.parametrize("name", ["keys", "stamps", "scores", "sightings", "value"])
+def test_a_merge_keeps_states_of_any_name(backend, tmp_path, name):
+    saved, _ = filled(backend, 9, dim=2)
+    dump(tmp_path, [saved], ONE)
+    table = new_table(backend, 2)
+    table.find_or_insert([777])
+    (states,) = acquire_states([table], [{name: (2, 0.0)}], [optimizer := Optimizer()])
+    table.assign_state(states[name].name, [777], np.full((1, 2), 7, np.float32))
+    load(tmp_path, [table], ONE, mode="merge")
+    (states,) = acquire_states([table], [{name: (2, 0.0)}], [optimizer])
+    got = backend.to_host(table.read_state(states[name].name, [777]))
+    np.testing.assert_array_equal(got, [[7, 7]])
+
+
 # -------------------------------------------------------------------- refusals
 
 
