@@ -34,3 +34,31 @@ class DocstringOfBase(griffe.Extension):
         for base in cls.mro():
             if base.name == named[1] and base.docstring:
                 cls.docstring.value = base.docstring.value
+
+
+class FunctionsAsMethods(griffe.Extension):
+    """Shows a method that a class has as `name = module.function` by what the function says."""
+
+    def on_class(self, *, cls: Any, **_: Any) -> None:
+        """Puts functions in the place of attributes. Griffe calls it when all have been read."""
+        for name, member in list(cls.members.items()):
+            value = member.value if member.is_attribute else None
+            if not isinstance(value, griffe.Expr):
+                continue
+            try:
+                function = cls.modules_collection[value.canonical_path]
+            except KeyError:
+                continue
+            if function.is_function and len(function.parameters):
+                _, *parameters = function.parameters  # the first is the object
+                cls.set_member(
+                    name,
+                    griffe.Function(
+                        name,
+                        lineno=member.lineno,
+                        endlineno=member.endlineno,
+                        docstring=function.docstring,
+                        parameters=griffe.Parameters(*parameters),
+                        returns=function.returns,
+                    ),
+                )

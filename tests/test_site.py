@@ -182,6 +182,15 @@ def test_every_public_name_has_an_anchor_on_the_site(site, pages):
 
 
 @builds_the_site
+def test_methods_that_are_functions_elsewhere_say_what_they_do(site):
+    sok = pytest.importorskip("sok_lite")
+    text = html.unescape(re.sub("<[^>]+>", "", (site / "api" / "variables.html").read_text()))
+    for name in ("expire", "export_if", "contains", "reserve"):
+        first, *_ = getattr(sok.DynamicVariable, name).__doc__.splitlines()
+        assert first.replace("`", "") in " ".join(text.split()), name
+
+
+@builds_the_site
 @pytest.mark.parametrize(
     ("word", "name"),
     [
