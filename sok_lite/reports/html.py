@@ -3,8 +3,9 @@
 from html import escape
 from typing import TYPE_CHECKING
 
+from sok_lite.engine.table.summary import as_bytes
 from sok_lite.reports.histogram import Histogram
-from sok_lite.reports.text import as_bytes, facts_of, heading, histograms_of
+from sok_lite.reports.text import facts_of, heading, histograms_of
 
 if TYPE_CHECKING:
     from sok_lite.reports.report import Report

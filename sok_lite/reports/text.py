@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from sok_lite.engine.table.summary import as_bytes
 from sok_lite.reports.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -78,16 +79,6 @@ def histograms_of(table: "TableReport") -> Iterator[tuple[str, Histogram]]:
 def counted(count: int, what: str) -> str:
     """Returns a number and what it is of."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def as_bytes(count: int) -> str:
-    """Returns a number of bytes in few digits."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _bars(histogram: Histogram) -> list[str]:

@@ -15,6 +15,7 @@ import sok_lite as sok
 from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
 from tests.keras.models import batches
+from tests.support.stopping import Stop, stopping
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3  # of an epoch of `batches()`
@@ -62,24 +63,6 @@ def check_same(found, expected):
     assert found.keys() == expected.keys() and any("states" in name for name in found)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
-
-
-class Stop(RuntimeError):
-    pass
-
-
-def stopping(keras, after):
-    """A callback that breaks off after so many batches."""
-
-    class Stopping(keras.callbacks.Callback):
-        seen = 0
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.seen += 1
-            if self.seen == after:
-                raise Stop
-
-    return Stopping()
 
 
 def fit(model, *callbacks, epochs=3):

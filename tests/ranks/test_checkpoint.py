@@ -9,6 +9,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
+from tests.support.stopping import Stop, stopping
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 50, (23, 3)), RNG.normal(size=(23, 1)).astype(np.float32)
@@ -56,22 +57,6 @@ def everything(model):
     variables = [*model.variables, *(optimizer() if callable(optimizer) else optimizer)]
     dense = [v for v in variables if not isinstance(v, TableVariable) and id(v) not in metrics]
     return found | {f"dense {i}": tf.convert_to_tensor(v).numpy() for i, v in enumerate(dense)}
-
-
-class Stop(RuntimeError):
-    pass
-
-
-def stopping(keras, after):
-    class Stopping(keras.callbacks.Callback):
-        seen = 0
-
-        def on_train_batch_end(self, batch, logs=None):
-            self.seen += 1
-            if self.seen == after:
-                raise Stop
-
-    return Stopping()
 
 
 @pytest.mark.parametrize("options", [{"every": 1}, {"every": 2, "background": True}])

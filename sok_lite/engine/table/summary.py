@@ -9,11 +9,11 @@ def summary(table: Any) -> str:
     text = f"keys={table.size:,} fill={_fill(table)} "
     if not table.keeps_every_key:
         text += (
-            f"evicted={table.num_evicted:,} memory={_bytes(tiers.near_used + table.index_bytes)} "
-            f"near, {_bytes(tiers.far_used)} far "
+            f"evicted={table.num_evicted:,} memory={as_bytes(tiers.near_used + table.index_bytes)} "
+            f"near, {as_bytes(tiers.far_used)} far "
         )
     else:
-        text += f"memory={_bytes(tiers.near_used + table.index_bytes)} "
+        text += f"memory={as_bytes(tiers.near_used + table.index_bytes)} "
     return f"{text}on {table.backend.name}"
 
 
@@ -35,14 +35,14 @@ def facts(table: Any, dtype: str) -> dict[str, str]:
     if not table.keeps_every_key:
         found |= {
             "evicted": f"{table.num_evicted:,} keys ({table.evict_strategy})",
-            "near memory of rows and states": _bytes(tiers.near_used),
-            "far memory of rows and states": _bytes(tiers.far_used),
+            "near memory of rows and states": as_bytes(tiers.near_used),
+            "far memory of rows and states": as_bytes(tiers.far_used),
         }
     else:
-        found["memory of rows and states"] = _bytes(tiers.near_used)
+        found["memory of rows and states"] = as_bytes(tiers.near_used)
     return found | {
-        "memory reserved for more rows": _bytes(table.store.num_bytes - table.store.used_bytes),
-        "memory of the index": _bytes(table.index_bytes),
+        "memory reserved for more rows": as_bytes(table.store.num_bytes - table.store.used_bytes),
+        "memory of the index": as_bytes(table.index_bytes),
     }
 
 
@@ -60,7 +60,8 @@ def _fill(table: Any) -> str:
     return text
 
 
-def _bytes(count: int) -> str:
+def as_bytes(count: int) -> str:
+    """Returns a number of bytes in few digits."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
