@@ -1,19 +1,24 @@
-"""Which processes make up the job: `sok.init` and the questions a program asks about ranks.
+"""SOK's module of this name."""
 
-The names and their meaning are those of SOK's `sok.communication`; one process uses one GPU, so
-"gpu" in a name here is what the rest of this package calls a rank.
-"""
-
-import functools
-import logging
-from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar
-
-import tensorflow as tf
-
-from sok_lite.bridge import collectives, job
-from sok_lite.bridge.gpu import check_local_rank, share_gpu_of_rank
-from sok_lite.engine.hashing import checked_seed, fix_seed
+from sok_lite.sok.communication import (
+    CommToolBase,
+    HorovodTool,
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    check_comm_tool,
+    communicator,
+    global_gpu_id,
+    id_in_rank,
+    init,
+    local_rank,
+    num_gpu_per_rank,
+    num_gpus,
+    num_ranks,
+    rank,
+    set_comm_tool,
+)
 
 __all__ = [
     "CommToolBase",
@@ -34,241 +39,3 @@ __all__ = [
     "rank",
     "set_comm_tool",
 ]
-
-
-_log = logging.getLogger("sok_lite")
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _in_soks_words(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns a function that says as SOK does that `init` has not connected the ranks."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except job.NotJoinedError as error:
-            raise RuntimeError(
-                "[SOK INFO] Communication tool is not set. Did you forget to call sok.init()? "
-                f"{error}"
-            ) from None
-
-    return call
-
-
-communicator = _in_soks_words(job.communicator)
-num_ranks = _in_soks_words(job.num_ranks)
-alltoall = _in_soks_words(collectives.alltoall)
-allreduce = _in_soks_words(collectives.allreduce)
-allgather = _in_soks_words(collectives.allgather)
-broadcast = _in_soks_words(collectives.broadcast)
-
-
-def init(
-    comm_tool: str = "horovod",
-    use_legacy_optimizer: bool = True,
-    gpu_transport: str | None = None,
-    hash_seed: int | None = None,
-) -> None:
-    """Chooses how ranks talk to each other, and the GPU of each. Every rank must call it.
-
-    A process by itself, such as a notebook, need not call it.
-
-    Call it before TensorFlow's first operation. Where tables live on a GPU, TensorFlow then uses
-    that of the rank's number on its machine alone, and takes memory there as it needs it. A second
-    call with the same tool changes nothing, so a notebook's cell may run again. Rank 0 tells the
-    logger "sok_lite" when it is done; `logging.basicConfig(level="INFO")` shows that.
-
-    Args:
-      comm_tool: "horovod", "mpi", or "single" for one process. One process needs neither
-        installed, whatever is named here.
-      use_legacy_optimizer: makes `tf.keras.optimizers` the legacy optimizers where TensorFlow runs
-        with tf_keras (`TF_USE_LEGACY_KERAS=1`), as SOK does. Nothing changes under Keras 3.
-      gpu_transport: how keys, rows and gradients travel between GPUs: "horovod" (its alltoall on
-        GPUs), "nccl" (a communicator of our own), "host", or "auto": where every rank has a GPU of
-        its own Horovod, if it connects them and was built with NCCL, or NCCL, if CuPy has it; else
-        the host. None: what SOK_LITE_GPU_TRANSPORT says, else "auto". Of no use to one process.
-      hash_seed: from 0 to 2**58 - 1, with which tables made from now on hash their keys; None: as
-        SOK_LITE_HASH_SEED says, else a random one for each table. Rows do not depend on it; where a
-        "hybrid" table has its keys does, and so what a full one evicts and refuses, and the order
-        of keys in files. A checkpoint brings its own. Do not fix it where keys come from strangers:
-        who knows the seed can choose keys that make a table slow. Each rank may have another.
-
-    Raises:
-      TypeError: `hash_seed` is not an integer.
-      ValueError: unknown tool or transport, or no such seed.
-      RuntimeError: it was called before with another tool, or several ranks were launched and the
-        tool cannot connect them; TensorFlow uses another GPU than the rank's.
-    """
-    if hash_seed is not None:
-        checked_seed("`hash_seed`", hash_seed)
-    share_gpu_of_rank()
-    _join(comm_tool, gpu_transport)
-    if hash_seed is not None:
-        fix_seed(hash_seed)
-    if num_ranks() > 1:
-        check_local_rank(local_rank())
-    if use_legacy_optimizer:
-        _use_legacy_optimizers()
-    if rank() == 0:
-        used = comm_tool if num_ranks() > 1 else "single process"
-        _log.info("[SOK INFO] Initialize finished, communication tool: %s", used)
-        if job.transport():
-            _log.info("[SOK INFO] Between GPUs: %s", job.transport())
-
-
-def _use_legacy_optimizers() -> None:
-    keras = tf.keras
-    legacy = getattr(keras.optimizers, "legacy", None)
-    # Keras 3 keeps a stub under this name, whose Optimizer is called LegacyOptimizerWarning.
-    if getattr(getattr(legacy, "Optimizer", None), "__name__", "") == "OptimizerV2":
-        keras.optimizers = legacy
-        tf.optimizers = legacy
-
-
-def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> None:
-    """Stores the communication tool; `init` calls it. Every rank must call it.
-
-    Args:
-      tool: see `init`.
-      comm_tool: the same, by the name that `init` has for it.
-
-    Raises:
-      TypeError: not exactly one of the two is given. Else as `init`.
-    """
-    given = [name for name in (tool, comm_tool) if name is not None]
-    if len(given) != 1:
-        raise TypeError(
-            "set_comm_tool takes one tool: 'horovod', 'mpi' or 'single'. "
-            f"Received: tool={tool!r}, comm_tool={comm_tool!r}."
-        )
-    _join(given[0], None)
-
-
-def _join(comm_tool: str, gpu_transport: str | None) -> None:
-    try:
-        job.join(comm_tool, gpu_transport)
-    except job.JoinedBeforeError as error:
-        raise RuntimeError(
-            f"[SOK INFO] Communication tool cannot be set more than once. {error}"
-        ) from None
-
-
-def check_comm_tool() -> None:
-    """Raises RuntimeError if there are several ranks, which `sok.init` has not connected."""
-    communicator()
-
-
-def rank() -> int:
-    """Returns the number of this process, 0 to `num_ranks() - 1`."""
-    return communicator().rank
-
-
-def local_rank() -> int:
-    """Returns the number of this process among those of its machine."""
-    return communicator().local_rank
-
-
-def id_in_rank() -> int:
-    """Returns 0: a process uses one GPU."""
-    return 0
-
-
-def num_gpu_per_rank() -> int:
-    """Returns 1: a process uses one GPU."""
-    return 1
-
-
-def global_gpu_id() -> int:
-    """Returns `rank()`."""
-    return rank()
-
-
-def num_gpus() -> int:
-    """Returns `num_ranks()`."""
-    return num_ranks()
-
-
-class CommToolBase:
-    """What a tool answers, as a class of SOK's: its methods have the names of the functions above.
-
-    Programs ask the functions. A tool of a program's own is not taken; see `init` for those there
-    are.
-    """
-
-    def _missing(self, method: str) -> NoReturn:
-        raise NotImplementedError(
-            f"{type(self).__name__} has no {method}(). Use sok.communication.{method}."
-        )
-
-    def rank(self) -> int:
-        self._missing("rank")
-
-    def num_ranks(self) -> int:
-        self._missing("num_ranks")
-
-    def local_rank(self) -> int:
-        self._missing("local_rank")
-
-    def id_in_rank(self) -> int:
-        self._missing("id_in_rank")
-
-    def num_gpu_per_rank(self) -> int:
-        self._missing("num_gpu_per_rank")
-
-    def global_gpu_id(self) -> int:
-        self._missing("global_gpu_id")
-
-    def num_gpus(self) -> int:
-        self._missing("num_gpus")
-
-    def alltoall(self, tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        self._missing("alltoall")
-
-    def allreduce(self, tensor: Any, op: str) -> tf.Tensor:
-        self._missing("allreduce")
-
-    def allgather(self, tensor: Any) -> tf.Tensor:
-        self._missing("allgather")
-
-    def broadcast(self, tensor: Any, root: int) -> tf.Tensor:
-        self._missing("broadcast")
-
-
-class HorovodTool(CommToolBase):
-    """The tool that `init` has chosen, as an object. Its methods raise RuntimeError before that."""
-
-    def rank(self) -> int:
-        return rank()
-
-    def num_ranks(self) -> int:
-        return num_ranks()
-
-    def local_rank(self) -> int:
-        return local_rank()
-
-    def id_in_rank(self) -> int:
-        return id_in_rank()
-
-    def num_gpu_per_rank(self) -> int:
-        return num_gpu_per_rank()
-
-    def global_gpu_id(self) -> int:
-        return global_gpu_id()
-
-    def num_gpus(self) -> int:
-        return num_gpus()
-
-    def alltoall(self, tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        return alltoall(tensor, splits)
-
-    def allreduce(self, tensor: Any, op: str) -> tf.Tensor:
-        return allreduce(tensor, op)
-
-    def allgather(self, tensor: Any) -> tf.Tensor:
-        return allgather(tensor)
-
-    def broadcast(self, tensor: Any, root: int) -> tf.Tensor:
-        return broadcast(tensor, root)

@@ -17,15 +17,15 @@ LAYERS = [
     ["sok_lite.comm"],
     ["sok_lite.engine"],
     ["sok_lite.reports"],
-    ["sok_lite.cli", "sok_lite.__main__", "sok_lite.plots"],
+    ["sok_lite.cli", "sok_lite.__main__"],
     ["sok_lite.bridge"],
-    ["sok_lite.communication", "sok_lite.elastic", "sok_lite.metrics"],
     ["sok_lite.sok", "sok_lite.dynamic_embedding", "sok_lite.kv_variable", "sok_lite.keras"],
     ["sok_lite.cli.importers.tfplus"],  # it reads with the help of kv_variable
     [
         *("sok_lite.distributed_variable", "sok_lite.dump_load", "sok_lite.dynamic_variable"),
         *("sok_lite.lookup", "sok_lite.optimizer", "sok_lite.optimizers", "sok_lite.raw_ops"),
-        *("sok_lite.utils", "sok_lite.strings"),
+        *("sok_lite.communication", "sok_lite.elastic", "sok_lite.metrics", "sok_lite.plots"),
+        "sok_lite.utils",
     ],
     ["sok_lite"],
 ]
@@ -39,7 +39,6 @@ OUTSIDE = {
     "sok_lite.comm": set(),
     "sok_lite.engine": set(),
     "sok_lite.reports": set(),
-    "sok_lite.plots": set(),
     "sok_lite.cli": set(),
     "sok_lite.cli.importers.tensorflow_reader": {"tensorflow"},
     "sok_lite.dynamic_embedding.checkpoint_folder": set(),

@@ -14,7 +14,6 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
 from sok_lite.bridge.variable import TableVariable, table_for_variable
-from sok_lite.communication import num_ranks
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -27,6 +26,7 @@ from sok_lite.sok.arguments import (
     dtype_name,
     plain_initializer,
 )
+from sok_lite.sok.communication import num_ranks
 from sok_lite.sok.static_variable import FixedVariable
 
 __all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
@@ -92,7 +92,7 @@ class DynamicVariable(WithStaticRows):
         "Save the dense part of the model alone, and the table with sok.export; for serving, use "
         "sok.export_serving."
     )
-    instead_of_own_step = (
+    instead_of_custom_step = (
         "Make the table a sok_lite.keras.Table, which Keras trains. Or write the model's "
         "`train_step`, or a loop of your own, with tf.GradientTape and sok.OptimizerWrapper."
     )
@@ -322,7 +322,7 @@ def table_variable(given: Any) -> TableVariable | None:
     if isinstance(given, DynamicVariable):
         return given
     variable = getattr(given, "variable", given)
-    is_of_keras = isinstance(variable, TableVariable) and variable.kept_by_layer
+    is_of_keras = isinstance(variable, TableVariable) and variable.tracked_as_weight
     return variable if is_of_keras else None
 
 

@@ -12,7 +12,7 @@ from sok_lite.bridge.local_lookup import local_lookup_and_evict
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
 from sok_lite.bridge.type_spec import alive
-from sok_lite.communication import communicator
+from sok_lite.sok.communication import communicator
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.static_variable import FixedVariable
 

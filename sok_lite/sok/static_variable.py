@@ -10,11 +10,11 @@ from sok_lite.backend import Backend
 from sok_lite.bridge.checks import without_keras
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import table_for_variable
-from sok_lite.communication import communicator
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.owner import MOD, OneRank
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.sok.arguments import checked_mode, checked_row_dtype, dtype_name
+from sok_lite.sok.communication import communicator
 
 __all__ = ["DistributedVariable", "LocalizedVariable", "Variable"]
 

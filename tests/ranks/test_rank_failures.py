@@ -102,7 +102,7 @@ TRAINING = """
 import keras
 import tensorflow as tf
 import sok_lite as sok
-from sok_lite.communication import communicator
+from sok_lite.sok.communication import communicator
 
 sok.init(sys.argv[1])
 comm = communicator()

@@ -1,4 +1,4 @@
-"""`sok.hash_strings`: strings as keys, with TensorFlow and without."""
+"""`hash_strings`: strings as keys, with TensorFlow and without."""
 
 import sys
 from typing import Any

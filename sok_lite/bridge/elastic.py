@@ -1,0 +1,293 @@
+"""Elastic jobs: ranks leave and come, and the tables go on from the last commit.
+
+Horovod's elastic training with tables: `TableState` is a state of `horovod.tensorflow.elastic`, and
+`run` its decorator, which takes the errors of tables as well. docs/elastic.md shows a job.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from horovod.common.elastic import ObjectState
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.tensorflow.elastic import run as run_of_horovod
+
+from sok_lite.bridge import job
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.optimizers.loss_scale import inner_of
+from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
+from sok_lite.bridge.static_variable import StaticVariable
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.comm import CommunicatorError
+from sok_lite.engine.failure import together
+from sok_lite.engine.files.commits import Commits, broadcast_bytes
+
+__all__ = ["TableState", "run"]
+
+T = TypeVar("T")
+_log = logging.getLogger("sok_lite")
+# A program whose ranks are in different calls fails in each attempt, with nobody gone.
+_MOST_IN_VAIN = 10
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Returns a function that goes on from the last commit when a rank has left, or one has come.
+
+    What `horovod.tensorflow.elastic.run` is, for functions that use tables: where another rank has
+    died in a lookup or an update, also one in a `tf.function`, the ranks are connected anew, the
+    state is given what was committed last, and `func` is called again. Every rank must call it.
+    Between `sok_lite.init` and this no call may need all ranks: a rank that has just come makes
+    them, and the others do not.
+
+    Args:
+      func: its first argument is a `TableState`.
+    """
+
+    @functools.wraps(func)
+    def attempt(state: Any, *args: Any, **kwargs: Any) -> T:
+        try:
+            with _failures_of_ranks():
+                return func(state, *args, **kwargs)
+        except HorovodInternalError as error:  # which Horovod keeps to itself
+            _log.warning("The job goes on from its last commit, as the ranks failed: %s", error)
+            raise
+
+    wrapped: Callable[..., T] = run_of_horovod(attempt)
+    return functools.wraps(func)(wrapped)
+
+
+class TableState(ObjectState):
+    """Tables, other variables and values that an elastic job keeps: a state of Horovod's.
+
+    A commit keeps the keys of all ranks with their rows, optimizer states and times of use, the
+    other variables, the optimizer's and the values. When the ranks have changed all of them go on
+    from the last one, each with the keys that it owns now, and a rank that has come gets
+    everything. Other variables and values are those of one rank: keep what is the same on all.
+
+    In memory each rank keeps its part of the tables and a copy of another rank's, of another
+    machine where the ranks are on several; that needs twice the memory of the tables, and while a
+    commit is made four times. It bears the loss of one machine, or, where there is one alone, of
+    ranks that are not next to each other. With `path` a commit is a checkpoint that `sok_lite.load`
+    reads, and bears the loss of all ranks but one.
+
+    The values are attributes: `TableState(tables, step=0).step`. Horovod's own states of models
+    and variables are not needed beside it.
+
+    Args:
+      variables: tables, all of their own names, and other variables of TensorFlow or Keras, in one
+        list; the same on all ranks.
+      optimizer: an OptimizerWrapper, whose step counts, and the variables of the optimizer in it,
+        are kept; built before where it trains other variables. None: there is none, and tables have
+        no states of one.
+      path: of a folder that all ranks see, for commits on disk; a checkpoint there is replaced.
+        None: commits are in memory.
+      values: what else is kept, such as the number of the step; anything that pickle knows.
+
+    Raises:
+      TypeError, ValueError: an argument is not as said here.
+      RuntimeError: `sok_lite.init` has not connected the ranks.
+    """
+
+    def __init__(
+        self,
+        variables: Any,
+        optimizer: WrappedOptimizer | None = None,
+        path: str | os.PathLike[str] | None = None,
+        **values: Any,
+    ) -> None:
+        given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+        for variable in given:
+            if isinstance(variable, StaticVariable):
+                raise TypeError(
+                    "TableState takes tables and plain variables. Received: "
+                    f"{variable.name!r}, a static variable, whose rows on a rank are for one "
+                    "number of ranks. Use a sok_lite.DynamicVariable."
+                )
+        if not isinstance(optimizer, (WrappedOptimizer, type(None))):
+            raise TypeError(
+                "`optimizer` must be a sok_lite.OptimizerWrapper. Received: "
+                f"{type(optimizer).__name__}. Wrap it."
+            )
+        self._tables = [variable for variable in given if isinstance(variable, TableVariable)]
+        self._others = [variable for variable in given if not isinstance(variable, TableVariable)]
+        self._optimizer = optimizer
+        folder = None if path is None else os.path.abspath(path)
+        self._commits = Commits([variable.table for variable in self._tables], folder)
+        self._must_reconnect = False
+        self._in_vain = 0
+        self._size = job.num_ranks()
+        super().__init__(_of_rank_0, lambda: job.communicator().rank, **values)
+
+    def save(self) -> None:
+        """Commits, without looking for ranks that come or leave. Every rank must call it.
+
+        Raises:
+          OSError, MemoryError: a rank cannot keep its part. The last commit is as it was.
+          ValueError: the optimizer is not built, or not given though tables have states of one, or
+            ranks have different tables.
+        """
+        self._commit()
+        self._in_vain = 0
+
+    def _commit(self) -> None:
+        with _failures_of_ranks():
+            super().save()
+            comm = job.communicator()
+            kept = together(comm, lambda: pickle.dumps((self._variables(), self._saved_state)))
+            self._on_device(lambda: self._commits.make(comm, kept))
+
+    def commit(self) -> None:
+        """Commits, and lets ranks in that have come. Every rank must call it, at the same step.
+
+        Raises:
+          OSError, MemoryError, ValueError: as of `save`.
+          HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
+        """
+        self.save()
+        with _always_synced():
+            super().check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Lets ranks in that have come; commits before. Every rank must call it, at the same step.
+
+        Raises:
+          OSError, MemoryError, ValueError, HostsUpdatedInterrupt: as of `commit`.
+        """
+        with _failures_of_ranks(), _always_synced():
+            try:
+                super().check_host_updates()
+            except HostsUpdatedInterrupt:
+                self.save()
+                raise
+
+    def restore(self) -> None:
+        """Lets the other ranks fail, as this one has; `sync` then restores. `run` calls it.
+
+        Raises:
+          RuntimeError: as many ranks have failed again and again, with no commit in between.
+        """
+        job.disconnect()
+        self._in_vain += 1
+        if self._in_vain >= _MOST_IN_VAIN:
+            raise RuntimeError(
+                "An elastic job must come from one commit to the next. Received: "
+                f"{self._in_vain} failures in a row on {self._size} ranks, with no commit in "
+                "between. Look at the reason of the last one, and whether all ranks make the same "
+                "calls."
+            )
+
+    def reset(self) -> None:
+        """Notes that Horovod has been started anew. `run` calls it."""
+        self._must_reconnect = True
+
+    def sync(self) -> None:
+        """Goes on from the last commit, with the ranks that there are. Every rank must call it.
+
+        At first there is none: then all take other variables and values from rank 0, and tables
+        stay as they are.
+
+        Raises:
+          RuntimeError: a part of the tables is lost.
+          OSError, ValueError, MemoryError: it cannot be read, or a rank cannot hold its part.
+        """
+        with _failures_of_ranks():
+            if self._must_reconnect:
+                job.reconnect()
+                self._must_reconnect = False
+            comm = job.communicator()
+            if comm.size != self._size:
+                self._in_vain, self._size = 0, comm.size
+            kept = self._on_device(lambda: self._commits.restore(comm))
+            if kept is None:
+                mine = together(comm, lambda: pickle.dumps((self._variables(), self._saved_state)))
+                kept = broadcast_bytes(comm, mine, 0)
+            together(comm, lambda: self._take(*pickle.loads(kept)))
+        self._commit()
+
+    def _take(self, arrays: Mapping[str, Sequence[np.ndarray]], values: dict[str, Any]) -> None:
+        kept = self._kept()
+        for what, variables in kept.items():
+            if [tuple(array.shape) for array in arrays[what]] != [
+                tuple(v.shape) for v in variables
+            ]:
+                raise ValueError(
+                    f"The {what} of a TableState must be those that were committed: "
+                    f"{_shapes(arrays[what])}. Received: {_shapes(variables)}. Make the same on "
+                    "all ranks, and build the optimizer before."
+                )
+        for what, variables in kept.items():
+            for variable, array in zip(variables, arrays[what], strict=True):
+                variable.assign(array)
+        self._saved_state = values
+        super().restore()
+
+    def _variables(self) -> dict[str, list[np.ndarray]]:
+        return {
+            what: [np.asarray(variable) for variable in variables]
+            for what, variables in self._kept().items()
+        }
+
+    def _kept(self) -> dict[str, list[Any]]:
+        """Returns all variables that are no tables, by what they are."""
+        if self._optimizer is None:
+            updated = [v.name for v in self._tables if v.table.store.state_names]
+            if updated:
+                raise ValueError(
+                    "A TableState must have the optimizer of its tables, whose step counts go with "
+                    f"their states. Received: none, and states of {', '.join(updated)}. Give "
+                    "`optimizer`."
+                )
+            return {"variables": self._others, "variables of the optimizer": []}
+        inner = inner_of(self._optimizer.optimizer)
+        if self._others and not getattr(inner, "built", True):
+            raise ValueError(
+                "The optimizer of a TableState with other variables must be built. Received: one "
+                "of Keras that is not: it would make its states later, and a commit lacks them. "
+                "Call its build() with all variables that are no tables."
+            )
+        own = inner.variables() if callable(inner.variables) else inner.variables
+        counters = [self._optimizer.iterations, *own]
+        return {"variables": self._others, "variables of the optimizer": counters}
+
+    def _on_device(self, function: Callable[[], T]) -> T:
+        if not self._tables:
+            return function()
+        return on_device(self._tables[0].table.backend, function)
+
+
+def _of_rank_0(value: Any) -> Any:
+    return pickle.loads(broadcast_bytes(job.communicator(), pickle.dumps(value), 0))
+
+
+@contextlib.contextmanager
+def _failures_of_ranks() -> Iterator[None]:
+    """Makes what fails as another rank has left what Horovod takes for that."""
+    try:
+        yield
+    except CommunicatorError as error:
+        raise HorovodInternalError(str(error)) from error
+    except tf.errors.OpError as error:
+        # What is raised in a graph keeps its text alone.
+        if "CommunicatorError" not in error.message and "Horovod" not in error.message:
+            raise
+        raise HorovodInternalError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _always_synced() -> Iterator[None]:
+    """Lets ranks that stay sync when others leave: keys have other owners then."""
+    try:
+        yield
+    except HostsUpdatedInterrupt as interrupt:
+        interrupt.skip_sync = False
+        raise
+
+
+def _shapes(arrays: Sequence[Any]) -> str:
+    return ", ".join(map(str, (tuple(array.shape) for array in arrays))) or "none"
