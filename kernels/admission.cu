@@ -35,19 +35,19 @@ SOK_KERNEL(admission_count)
 (const SokShare share, const u32* sightings, const u64* given, i64 threshold, i64 stamp,
  u8* admitted, u32* known, u32* first, u32* stamps, i64* counts, i64 n) {
   i64 num_admitted = 0, num_first = 0;
-  // Counts stay far below what stands for an absent row.
+  // Counts stay far below what stands for SOK_NO_ROW.
   constexpr u64 kMost = (1ull << 30) + 1;
   SOK_FOR_EACH(i, n) {
     const u32 before = sightings[i];
-    const bool is_counted = admitted[i] != 0, is_first = before == SOK_ABSENT;
+    const bool is_counted = admitted[i] != 0, is_first = before == SOK_NO_ROW;
     const u64 more = !given || given[i] < 1 ? 1 : given[i] < kMost ? given[i] : kMost;
     const u64 sum = (is_first ? 0 : (u64)before) + more;
     const u32 now = (u32)(sum < kMost ? sum : kMost);
     const bool enters = is_counted && now >= (u32)threshold;
     const bool is_new = is_counted && is_first && !enters;
     admitted[i] = enters;
-    known[i] = !is_counted || is_first ? SOK_ABSENT : enters ? before : now;
-    first[i] = is_new ? now : SOK_ABSENT;
+    known[i] = !is_counted || is_first ? SOK_NO_ROW : enters ? before : now;
+    first[i] = is_new ? now : SOK_NO_ROW;
     stamps[i] = (u32)stamp;
     num_admitted += enters;
     num_first += is_new;
@@ -81,9 +81,9 @@ SOK_EXPORT(admission_list)
 //
 // place     (n,)           which of `new_rows` a key has; -1: none
 // new_rows  (num_listed,)
-// rows      (n,)  out      row number, or absent
+// rows      (n,)  out      row number, or SOK_NO_ROW
 SOK_KERNEL(admission_spread)
 (const SokShare share, const i32* place, const u32* new_rows, u32* rows, i64 n) {
-  SOK_FOR_EACH(i, n) { rows[i] = place[i] < 0 ? SOK_ABSENT : new_rows[place[i]]; }
+  SOK_FOR_EACH(i, n) { rows[i] = place[i] < 0 ? SOK_NO_ROW : new_rows[place[i]]; }
 }
 SOK_EXPORT(admission_spread)

@@ -96,7 +96,7 @@ SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> 
     sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
   }
 }
-// pool_<T>: pools rows of a store by their numbers; an absent one counts as zeros.
+// pool_<T>: pools rows of a store by their numbers; SOK_NO_ROW counts as zeros.
 //
 // rows        (n,)
 // row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
@@ -127,7 +127,7 @@ SOK_POOL(f64)
 template <class T, bool kWeighted>
 SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeighted>& items,
                                 const i64* row_splits, i64 combiner, u32* rows, f32* out,
-                                i64* num_absent, i64 num_rows) {
+                                i64* num_without_row, i64 num_rows) {
   const i64 dim = items.dim;
   const bool in_quads = sums_quads(dim, items.got.values, out);
   i64 absent = 0;
@@ -140,11 +140,11 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
       if (!SOK_IS_FIRST_WORD(b)) break;
       // Nobody reads it meanwhile: the sum below takes it from where this does.
       rows[k] = new_row(items.got, items.got.number[k]);
-      absent += rows[k] == SOK_ABSENT;
+      absent += rows[k] == SOK_NO_ROW;
     }
     if (is_new) sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
   }
-  sok_count(num_absent, absent);
+  sok_count(num_without_row, absent);
 }
 // pool_again_<T>: gives items whose keys were missing their row numbers, and pools as pool_<T> does
 // the rows that have such an item.
@@ -152,21 +152,21 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
 // number, first, new_rows  see NewRows
 // values      (k, dim) elements of T: what a new key gives that has no row; null: zeros
 // rows        (n,)  in: of the items whose keys were not missing; out
-// num_absent  (1,)  grows by the items whose keys were missing and have no row
+// num_without_row  (1,)  grows by the items whose keys were missing and have no row
 #define SOK_POOL_AGAIN(T)                                                                          \
   SOK_ROW_KERNEL(pool_again_##T)                                                                   \
   (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first,      \
    const u32* new_rows, const u8* values, const i64* row_splits, const f32* weights, i64 combiner, \
-   u32* rows, f32* out, i64* num_absent, i64 num_rows) {                                           \
+   u32* rows, f32* out, i64* num_without_row, i64 num_rows) {                                      \
     const NewRows<T> got = new_rows_from(number, first, new_rows, (const T*)values, dim);          \
     if (weights)                                                                                   \
       pool_rows_again(share,                                                                       \
                       GivenItems<T, true>{{chunks, shift, dim, rows, weights}, got, dim, weights}, \
-                      row_splits, combiner, rows, out, num_absent, num_rows);                      \
+                      row_splits, combiner, rows, out, num_without_row, num_rows);                 \
     else                                                                                           \
       pool_rows_again(                                                                             \
           share, GivenItems<T, false>{{chunks, shift, dim, rows, nullptr}, got, dim, nullptr},     \
-          row_splits, combiner, rows, out, num_absent, num_rows);                                  \
+          row_splits, combiner, rows, out, num_without_row, num_rows);                             \
   }                                                                                                \
   SOK_EXPORT(pool_again_##T)
 

@@ -143,7 +143,7 @@ SOK_DEVICE void draw_rows(const SokShare share, const Draw& draw, const u64* val
                           i64 dim, const u32* rows, const i64* keys, i64 seed, i64 n) {
   draw_all<T>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, (const f32*)nullptr),
               [=](i64 r) {
-                return rows[r] == SOK_ABSENT ? nullptr : sok_row<T>(values, shift, dim, rows[r]);
+                return rows[r] == SOK_NO_ROW ? nullptr : sok_row<T>(values, shift, dim, rows[r]);
               });
 }
 
@@ -152,7 +152,7 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
                            const u32* rows, const i64* keys, i64 seed, i64 n) {
   T* to = (T*)out;
   draw_all<T>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, to),
-              [=](i64 r) { return rows && rows[r] != SOK_ABSENT ? nullptr : to + r * dim; });
+              [=](i64 r) { return rows && rows[r] != SOK_NO_ROW ? nullptr : to + r * dim; });
 }
 
 // Kernels, two for each distribution. Rows of f64 get the f32 that is drawn; their constants, which
@@ -160,12 +160,12 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
 //
 // init_<distribution>_<T>: the initial values of rows.
 //   values  (num_chunks,)  addresses of the chunks of the `value` column, elements of T
-//   rows    (n,)           distinct row numbers; an absent one is skipped
+//   rows    (n,)           distinct row numbers; SOK_NO_ROW is skipped
 //   keys    (n,)           the key of each row
 //   seed                   of the table, 64 bits
 // draw_<distribution>_<T>: the same values without a table.
 //   out     (n, dim) elements of T  out
-//   rows    (n,)           a key whose row is not absent is skipped; null: none is
+//   rows    (n,)           a key whose row is not SOK_NO_ROW is skipped; null: none is
 #define SOK_INIT_RANDOM(T)                                                                        \
   SOK_ROW_KERNEL(init_uniform_##T)                                                                \
   (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
@@ -232,7 +232,7 @@ SOK_DRAW_RANDOM(f64)
   SOK_KERNEL(draw_constant_##T)                                                 \
   (const SokShare share, u8* out, i64 dim, const u32* rows, f32 value, i64 n) { \
     SOK_FOR_EACH(i, n * dim) {                                                  \
-      if (!rows || rows[i / dim] == SOK_ABSENT) from_f32(value, (T*)out + i);   \
+      if (!rows || rows[i / dim] == SOK_NO_ROW) from_f32(value, (T*)out + i);   \
     }                                                                           \
   }                                                                             \
   SOK_EXPORT(draw_constant_##T)
@@ -248,7 +248,7 @@ SOK_DRAW_CONSTANT(bf16)
   SOK_KERNEL(draw_row_##T)                                                        \
   (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, i64 n) { \
     SOK_FOR_EACH(i, n * dim) {                                                    \
-      if (!rows || rows[i / dim] == SOK_ABSENT) out[i] = row[i % dim];            \
+      if (!rows || rows[i / dim] == SOK_NO_ROW) out[i] = row[i % dim];            \
     }                                                                             \
   }                                                                               \
   SOK_EXPORT(draw_row_##T)
@@ -271,7 +271,7 @@ SOK_DEVICE i64 chosen_row(i64 key, i64 seed, i64 count) {
   (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
    i64 seed, const T* matrix, i64 count, i64 n) {                                                 \
     SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                                        \
-      if (rows[r] == SOK_ABSENT) continue;                                                        \
+      if (rows[r] == SOK_NO_ROW) continue;                                                        \
       T* to = sok_row<T>(values, shift, dim, rows[r]);                                            \
       const T* from = matrix + chosen_row(keys[r], seed, count) * dim;                            \
       SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = from[c]; }                                    \
@@ -282,7 +282,7 @@ SOK_DEVICE i64 chosen_row(i64 key, i64 seed, i64 count) {
   (const SokShare share, T* out, i64 dim, const u32* rows, const i64* keys, i64 seed,             \
    const T* matrix, i64 count, i64 n) {                                                           \
     SOK_FOR_EACH(i, n * dim) {                                                                    \
-      if (rows && rows[i / dim] != SOK_ABSENT) continue;                                          \
+      if (rows && rows[i / dim] != SOK_NO_ROW) continue;                                          \
       out[i] = matrix[chosen_row(keys[i / dim], seed, count) * dim + i % dim];                    \
     }                                                                                             \
   }                                                                                               \

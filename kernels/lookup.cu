@@ -8,8 +8,8 @@ struct Search {
   Index index;
   i64 stamp, strategy, epoch;
   const u64* given;
-  u8* heat;
-  i64 warms;
+  u8* accesses;
+  i64 is_counting;
   const i64* keys;
   i64 n;
 };
@@ -18,14 +18,15 @@ struct Search {
 SOK_DEVICE Search make_search(const u64* directory, i64 hashing, i64* side, i64 is_scored,
                               i64 bucket, i64 empty_key, i64 reclaim_key, const i64* keys, i64 n,
                               i64 stamp = 0, i64 strategy = 0, i64 epoch = 0,
-                              const u64* given = nullptr, u8* heat = nullptr, i64 warms = 0) {
+                              const u64* given = nullptr, u8* accesses = nullptr,
+                              i64 is_counting = 0) {
   return {sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key),
           stamp,
           strategy,
           epoch,
           given,
-          heat,
-          warms,
+          accesses,
+          is_counting,
           keys,
           n};
 }
@@ -62,11 +63,11 @@ SOK_LONG_DEVICE u64* score_of(const Index index, i64 key, const Slot* slot) {
   return hkv_score_of(index, key, slot);
 }
 
-// Notes that a lookup has seen a key. The first item that has it writes its score and warms its
-// row: a key that repeats counts once.
+// Notes that a lookup has seen a key. The first item that has it writes its score and counts an
+// access of its row: a key that repeats counts once.
 SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally* tally) {
   const Index& index = search.index;
-  if (!index.is_scored && !search.heat) {
+  if (!index.is_scored && !search.accesses) {
     sok_stamp(found, (u32)search.stamp);
     return;
   }
@@ -74,7 +75,7 @@ SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally
   const u32 now = (u32)search.stamp;
   if (found.stamp == now || sok_cas(stamp, found.stamp, now) != found.stamp) return;
   ++tally->first;
-  if (search.warms) sok_warm(search.heat, found.row);
+  if (search.is_counting) sok_count_access(search.accesses, found.row);
   if (index.is_scored && (search.given || search.strategy != HKV_CUSTOMIZED)) {
     u64* score = score_of(index, search.keys[i], found.slot);
     *score = hkv_score(search.strategy, *score, search.given ? search.given[i] : 1,
@@ -98,7 +99,7 @@ SOK_DEVICE Found search_index(const Index& index, i64 key) {
                   : hkv_search<false>(segment, hash, bucket, key);
 }
 
-// Finds an item's key and returns its row number, or absent. All lanes of a tile come to it.
+// Finds an item's key and returns its row number, or SOK_NO_ROW. All lanes of a tile come to it.
 // kIsApart: see search_buckets.
 template <bool kIsApart = true>
 SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
@@ -214,7 +215,7 @@ SOK_DEVICE void find_and_copy_words(const SokShare share, const Search& search, 
              [&](i64 ready, const auto& ask_for_rows) {
                for (; row_bytes > 0 && i < ready; ++i) {
                  ask_for_rows(i);
-                 if (rows[i] == SOK_ABSENT) continue;
+                 if (rows[i] == SOK_NO_ROW) continue;
                  sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, rows[i]),
                                  out + i * row_bytes, row_bytes);
                }
@@ -238,7 +239,7 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
   SOK_FOR_EACH_TILE(i, search.n) {
     const u32 row = search_for(search, i, tally);
     if (sok_is_leader()) rows[i] = row;
-    if (row_bytes == 0 || row == SOK_ABSENT) continue;
+    if (row_bytes == 0 || row == SOK_NO_ROW) continue;
     const u8* from = sok_row<u8>(chunks, shift, row_bytes, row);
     u8* to = out + i * row_bytes;
     if (width == 16)
@@ -260,22 +261,22 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 // stamp      written to the slots that are found; 0: neither stamps nor scores are written
 // given      (n,)  see hkv_score, the same for all items of a key; null: 1, or the score stays
 //                  (kCustomized)
-// heat       (num_rows,)  see rows.cuh; null: the rows have none
-// warms      whether rows that are found get warmer
+// accesses   (num_rows,)  see rows.cuh; null: none are counted
+// is_counting  whether an access of the rows that are found is counted
 // chunks, shift, row_bytes  where rows live; see rows.cuh
 // keys       (n,)
-// rows       (n,)  out  row number, or absent
+// rows       (n,)  out  row number, or SOK_NO_ROW
 // out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not wanted
-// counts     (2,)  grow by the keys that are missing and, where there are scores or heat, by those
-//                  that are found, each once; null: they are not counted
+// counts     (2,)  grow by the keys that are missing and, where there are scores or access
+//                  counts, by those that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
- i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* heat,
- i64 warms, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out,
+ i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* accesses,
+ i64 is_counting, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out,
  i64* counts, i64 n) {
   const Search search =
       make_search(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key, keys, n,
-                  stamp, strategy, epoch, given, heat, warms);
+                  stamp, strategy, epoch, given, accesses, is_counting);
   Tally tally;
   if (!out) row_bytes = 0;
   find_and_copy(share, search, chunks, shift, row_bytes, rows, out, &tally);
@@ -292,14 +293,14 @@ SOK_EXPORT(find)
 // stamp       written to the slots of the keys that the index is asked for; 0: to none
 // keys        (n,)
 // known_keys  (n,)  null: nothing is known
-// known_rows  (n,)  their row numbers, which are still good, or absent
-// rows        (n,)  out  row number, or absent
+// known_rows  (n,)  their row numbers, which are still good, or SOK_NO_ROW
+// rows        (n,)  out  row number, or SOK_NO_ROW
 // num_others  (1,)  grows by the keys that are not those known; null: not wanted
-// num_absent  (1,)  grows by the keys without a row; null: not wanted
+// num_without_row  (1,)  grows by the keys without a row; null: not wanted
 SOK_TILE_KERNEL(recall_rows)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
  i64 empty_key, i64 reclaim_key, i64 stamp, const i64* keys, const i64* known_keys,
- const u32* known_rows, u32* rows, i64* num_others, i64* num_absent, i64 n) {
+ const u32* known_rows, u32* rows, i64* num_others, i64* num_without_row, i64 n) {
   // No lookup: of this strategy scores change only where somebody gives others.
   const Search search = make_search(directory, hashing, side, is_scored, bucket, empty_key,
                                     reclaim_key, keys, n, stamp, HKV_CUSTOMIZED);
@@ -307,16 +308,16 @@ SOK_TILE_KERNEL(recall_rows)
   i64 others = 0;
   SOK_FOR_EACH_TILE(i, n) {
     const bool is_known = known_keys && known_keys[i] == keys[i];
-    u32 row = is_known ? known_rows[i] : SOK_ABSENT;
+    u32 row = is_known ? known_rows[i] : SOK_NO_ROW;
     if (!known_keys) search_ahead(search, i);
-    if (row == SOK_ABSENT) row = search_for<false>(search, i, &tally);
+    if (row == SOK_NO_ROW) row = search_for<false>(search, i, &tally);
     if (sok_is_leader()) {
       rows[i] = row;
       others += !is_known;
     }
   }
   if (num_others) sok_count(num_others, others);
-  if (num_absent) sok_count(num_absent, tally.missing);
+  if (num_without_row) sok_count(num_without_row, tally.missing);
 }
 SOK_EXPORT(recall_rows)
 
@@ -400,13 +401,13 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // counts      (3,)             as of `find`; the last by row splits that do not fit
 SOK_ROW_KERNEL(find_and_pool)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
- i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* heat, i64 warms,
+ i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* accesses, i64 is_counting,
  const i64* keys, const u64* chunks, i64 shift, i64 dim, i64 format, u32* rows,
  const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,
  i64 num_rows) {
   const Search search =
       make_search(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key, keys, n,
-                  stamp, strategy, epoch, nullptr, heat, warms);
+                  stamp, strategy, epoch, nullptr, accesses, is_counting);
   Tally tally;
   if (format == SOK_F32)
     find_and_pool_rows_of<f32>(share, search, chunks, shift, dim, row_splits, weights, combiner,

@@ -37,7 +37,7 @@ struct alignas(kWidth * sizeof(T) < 16 ? kWidth * sizeof(T) : 16) SokColumns {
 #define SOK_TILE_KERNEL(name) SOK_KERNEL(name)
 
 // The row number of a key that has no row.
-#define SOK_ABSENT 0xFFFFFFFFu
+#define SOK_NO_ROW 0xFFFFFFFFu
 
 // Slots of an index in one cache line of 64 bytes, the piece that a search reads at a time.
 #ifndef SOK_LINE

@@ -88,7 +88,7 @@ SOK_DEVICE f32 item_weight(const Items<T, kWeighted>& items, i64 k) {
   return kWeighted ? items.weights[k] : 1.0f;
 }
 
-// Items that are rows of a row store, by number; an absent one is null, and counts as zeros.
+// Items that are rows of a row store, by number; SOK_NO_ROW is null, and counts as zeros.
 template <class T, bool kWeighted>
 struct StoredItems {
   static constexpr bool kMayLack = true;
@@ -99,7 +99,7 @@ struct StoredItems {
 };
 template <class T, bool kWeighted>
 SOK_DEVICE const T* item_row_of(const StoredItems<T, kWeighted>& items, u32 row) {
-  return row == SOK_ABSENT ? nullptr : sok_row<T>(items.chunks, items.shift, items.dim, row);
+  return row == SOK_NO_ROW ? nullptr : sok_row<T>(items.chunks, items.shift, items.dim, row);
 }
 template <class T, bool kWeighted>
 SOK_DEVICE const T* item_row(const StoredItems<T, kWeighted>& items, i64 k) {
@@ -185,7 +185,7 @@ template <class T, bool kWeighted>
 SOK_DEVICE const T* item_row(const GivenItems<T, kWeighted>& items, i64 k) {
   const i64 number = items.got.number[k];
   const u32 row = number < 0 ? items.stored.rows[k] : new_row(items.got, number);
-  if (row != SOK_ABSENT || number < 0 || !items.got.values) return item_row_of(items.stored, row);
+  if (row != SOK_NO_ROW || number < 0 || !items.got.values) return item_row_of(items.stored, row);
   return items.got.values + number * items.dim;
 }
 template <class T, bool kWeighted>

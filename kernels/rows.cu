@@ -9,7 +9,7 @@
   else                                                                                  \
     function<T>(share, dim, __VA_ARGS__)
 
-// Copies rows out of a column; an absent row gives zeros.
+// Copies rows out of a column; SOK_NO_ROW gives zeros.
 //
 // rows  (n,)
 // out   (n, words)  out
@@ -20,7 +20,7 @@ SOK_DEVICE void rows_read(const SokShare share, i64 words, const u64* chunks, i6
     if (SOK_AHEAD > 0 && r + SOK_AHEAD < n)
       sok_prefetch_row<W>(chunks, shift, words, rows[r + SOK_AHEAD]);
     W* to = (W*)out + r * words;
-    if (rows[r] == SOK_ABSENT) {
+    if (rows[r] == SOK_NO_ROW) {
       SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = W{}; }
     } else {
       const W* from = sok_row<W>(chunks, shift, words, rows[r]);
@@ -33,13 +33,13 @@ SOK_DEVICE void rows_read(const SokShare share, i64 words, const u64* chunks, i6
 // without a row, the value that was given for that.
 //
 // number, first, new_rows, values  see NewRows
-// rows        (n,)         out  row number of such an item, or absent
+// rows        (n,)         out  row number of such an item, or SOK_NO_ROW
 // out         (n, words)   out  its row; null: not wanted
-// num_absent  (1,)         grows by such items without a row
+// num_without_row  (1,)         grows by such items without a row
 template <class W>
 SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks, i64 shift,
                              const i32* number, i64 first, const u32* new_rows, const void* values,
-                             u32* rows, void* out, i64* num_absent, i64 n) {
+                             u32* rows, void* out, i64* num_without_row, i64 n) {
   const NewRows<W> got = new_rows_from(number, first, new_rows, (const W*)values, words);
   i64 absent = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
@@ -49,19 +49,19 @@ SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks,
     const u32 row = new_row(got, number[r]);
     if (SOK_IS_FIRST_WORD(r)) {
       rows[r] = row;
-      absent += row == SOK_ABSENT;
+      absent += row == SOK_NO_ROW;
     }
     if (!out) continue;
-    const W* from = row != SOK_ABSENT ? sok_row<W>(chunks, shift, words, row)
+    const W* from = row != SOK_NO_ROW ? sok_row<W>(chunks, shift, words, row)
                     : got.values      ? got.values + number[r] * words
                                       : nullptr;
     W* to = (W*)out + r * words;
     SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from ? from[w] : W{}; }
   }
-  sok_count(num_absent, absent);
+  sok_count(num_without_row, absent);
 }
 
-// Copies rows into a column; an absent row is skipped. The rows are distinct.
+// Copies rows into a column; SOK_NO_ROW is skipped. The rows are distinct.
 //
 // rows    (n,)
 // values  (m, words)
@@ -70,14 +70,14 @@ template <class W>
 SOK_DEVICE void rows_write(const SokShare share, i64 words, const u64* chunks, i64 shift,
                            const u32* rows, const void* values, const i32* source, i64 n) {
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
-    if (rows[r] == SOK_ABSENT) continue;
+    if (rows[r] == SOK_NO_ROW) continue;
     const W* from = (const W*)values + (source ? (i64)source[r] : r) * words;
     W* to = sok_row<W>(chunks, shift, words, rows[r]);
     SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from[w]; }
   }
 }
 
-// Exchanges rows[r] and others[r]. All of them are distinct and none is absent.
+// Exchanges rows[r] and others[r]. All of them are distinct and none is SOK_NO_ROW.
 //
 // rows    (n,)
 // others  (n,)
@@ -121,9 +121,9 @@ SOK_DEVICE void dense_gather(const SokShare share, i64 words, const void* x, con
   SOK_EXPORT(rows_read_##suffix)                                                              \
   SOK_ROW_KERNEL(rows_deliver_##suffix)                                                       \
   (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first, \
-   const u32* new_rows, const type* values, u32* rows, type* out, i64* num_absent, i64 n) {   \
+   const u32* new_rows, const type* values, u32* rows, type* out, i64* num_without_row, i64 n) {   \
     SOK_COPY(type, dim, (const type*)((u64)values | (u64)out), rows_deliver, chunks, shift,   \
-             number, first, new_rows, values, rows, out, num_absent, n);                      \
+             number, first, new_rows, values, rows, out, num_without_row, n);                      \
   }                                                                                           \
   SOK_EXPORT(rows_deliver_##suffix)                                                           \
   SOK_ROW_KERNEL(rows_write_##suffix)                                                         \
@@ -150,14 +150,14 @@ SOK_COPY_KERNELS(u32, u32)
 SOK_COPY_KERNELS(u16, u16)
 SOK_COPY_KERNELS(u8, u8)
 
-// Adds scale * deltas to distinct rows; an absent row is skipped.
+// Adds scale * deltas to distinct rows; SOK_NO_ROW is skipped.
 //
 // deltas  (n, dim)
 template <class T, int kWidth>
 SOK_DEVICE void rows_add(const SokShare share, const u64* chunks, i64 shift, i64 dim,
                          const u32* rows, const f32* deltas, f32 scale, i64 n) {
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
-    if (rows[r] == SOK_ABSENT) continue;
+    if (rows[r] == SOK_NO_ROW) continue;
     const auto* from = sok_columns<kWidth>(deltas + r * dim);
     auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
     SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) {
@@ -194,35 +194,35 @@ SOK_KERNEL(rows_claim)(const SokShare share, const u32* near, i64 num_near, i64 
 }
 SOK_EXPORT(rows_claim)
 
-// Says that rows belong to keys from now on, and are cold; an absent row is skipped.
+// Says that rows belong to keys from now on, and have no accesses; SOK_NO_ROW is skipped.
 //
-// heat      (num_rows,)
+// accesses  (num_rows,)
 // held_for  (num_rows,)  the key of each row
 // rows      (n,)         distinct
 // keys      (n,)         null: to nobody
-SOK_KERNEL(rows_assign)(const SokShare share, u8* heat, i64* held_for, const u32* rows,
+SOK_KERNEL(rows_assign)(const SokShare share, u8* accesses, i64* held_for, const u32* rows,
                         const i64* keys, i64 n) {
   SOK_FOR_EACH(i, n) {
-    if (rows[i] == SOK_ABSENT) continue;
-    heat[rows[i]] = keys ? 0 : SOK_NOT_HELD;
+    if (rows[i] == SOK_NO_ROW) continue;
+    accesses[rows[i]] = keys ? 0 : SOK_NOT_HELD;
     if (keys) held_for[rows[i]] = keys[i];
   }
 }
 SOK_EXPORT(rows_assign)
 
-// Exchanges what is known of rows[r] and others[r]. All of them are distinct and none is absent.
-SOK_KERNEL(rows_swap_heat)(const SokShare share, u8* heat, i64* held_for, const u32* rows,
-                           const u32* others, i64 n) {
+// Exchanges what is known of rows[r] and others[r]. All are distinct and none is SOK_NO_ROW.
+SOK_KERNEL(rows_swap_accesses)(const SokShare share, u8* accesses, i64* held_for,
+                               const u32* rows, const u32* others, i64 n) {
   SOK_FOR_EACH(r, n) {
-    u8 x = heat[rows[r]];
-    heat[rows[r]] = heat[others[r]];
-    heat[others[r]] = x;
+    u8 x = accesses[rows[r]];
+    accesses[rows[r]] = accesses[others[r]];
+    accesses[others[r]] = x;
     i64 key = held_for[rows[r]];
     held_for[rows[r]] = held_for[others[r]];
     held_for[others[r]] = key;
   }
 }
-SOK_EXPORT(rows_swap_heat)
+SOK_EXPORT(rows_swap_accesses)
 
 // Adds up flags.
 //
@@ -235,30 +235,33 @@ SOK_KERNEL(count_flags)(const SokShare share, const i32* flags, i64* count, i64 
 }
 SOK_EXPORT(count_flags)
 
-// Adds 1 to the heat of rows, up to SOK_NOT_HELD - 1; an absent row is skipped. Of a row that comes
-// twice, one or both are counted.
+// Adds 1 to the accesses of rows, up to SOK_NOT_HELD - 1; SOK_NO_ROW is skipped. Of a row that
+// comes twice, one or both are counted.
 //
-// heat  (num_rows,)
-// rows  (n,)
-SOK_KERNEL(rows_warm)(const SokShare share, u8* heat, const u32* rows, i64 n) {
+// accesses  (num_rows,)
+// rows      (n,)
+SOK_KERNEL(rows_count_access)(const SokShare share, u8* accesses, const u32* rows, i64 n) {
   SOK_FOR_EACH_BLOCK(first, count, n) {
     for (i64 i = first; i < first + count; ++i)
-      if (rows[i] != SOK_ABSENT) sok_prefetch(heat + rows[i]);
+      if (rows[i] != SOK_NO_ROW) sok_prefetch(accesses + rows[i]);
     for (i64 i = first; i < first + count; ++i) {
-      if (rows[i] != SOK_ABSENT) sok_warm(heat, rows[i]);
+      if (rows[i] != SOK_NO_ROW) sok_count_access(accesses, rows[i]);
     }
   }
 }
-SOK_EXPORT(rows_warm)
+SOK_EXPORT(rows_count_access)
 
-// Halves the heat of all rows that are held.
+// Halves the accesses of all rows that are held.
 //
-// heat  (n,)
-SOK_KERNEL(rows_cool)(const SokShare share, u8* heat, i64 n) {
+// accesses  (n,)
+SOK_KERNEL(rows_halve_accesses)(const SokShare share, u8* accesses, i64 n) {
   // Always written: without a branch the CPU does many at a time.
-  SOK_FOR_EACH(i, n) { heat[i] = heat[i] == SOK_NOT_HELD ? heat[i] : (u8)(heat[i] >> 1); }
+  SOK_FOR_EACH(i, n) {
+    const u8 x = accesses[i];
+    accesses[i] = x == SOK_NOT_HELD ? x : (u8)(x >> 1);
+  }
 }
-SOK_EXPORT(rows_cool)
+SOK_EXPORT(rows_halve_accesses)
 
 #define SOK_ADD_KERNEL(type)                                                     \
   SOK_ROW_KERNEL(rows_add_##type)                                                \

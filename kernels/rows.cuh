@@ -14,13 +14,13 @@
 #define SOK_BF16 2
 #define SOK_F64 3
 
-// The heat of a row that nobody holds; engine/rows/tiers.py.
+// The accesses of a row that nobody holds; engine/rows/tiers.py.
 #define SOK_NOT_HELD 255
 
-// Adds 1 to the heat of a row, up to SOK_NOT_HELD - 1.
-SOK_DEVICE void sok_warm(u8* heat, u32 row) {
-  const u8 old = sok_load(heat + row);
-  if (old < SOK_NOT_HELD - 1) sok_store(heat + row, (u8)(old + 1));
+// Counts an access of a row, up to SOK_NOT_HELD - 1.
+SOK_DEVICE void sok_count_access(u8* accesses, u32 row) {
+  const u8 old = sok_load(accesses + row);
+  if (old < SOK_NOT_HELD - 1) sok_store(accesses + row, (u8)(old + 1));
 }
 
 template <class T>
@@ -39,7 +39,7 @@ SOK_DEVICE const T* row_zero(const T* source, i64 first, i64 dim) {
 // first one of a table is number `first`.
 //
 // number    (n,)  which new key an item has; -1: its key was not missing
-// new_rows        from `first` on the row numbers of new keys, or absent; null: no key has one
+// new_rows        from `first` on the row numbers of new keys, or SOK_NO_ROW; null: no key has one
 // values          from `first` on what new keys give without a row; null: zeros
 template <class T>
 struct NewRows {
@@ -55,7 +55,7 @@ SOK_DEVICE NewRows<T> new_rows_from(const i32* number, i64 first, const u32* new
 }
 template <class T>
 SOK_DEVICE u32 new_row(const NewRows<T>& got, i64 number) {
-  return got.new_rows ? got.new_rows[number] : SOK_ABSENT;
+  return got.new_rows ? got.new_rows[number] : SOK_NO_ROW;
 }
 
 // A row as pieces of kWidth columns: 1 or, where sok_moves_quads says so, 4.
@@ -72,21 +72,21 @@ SOK_DEVICE const SokColumns<T, kWidth>* sok_columns(const T* row) {
 // Where dim is 0 there need not be any chunks.
 template <class T>
 SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row) {
-  if (SOK_AHEAD == 0 || dim == 0 || row == SOK_ABSENT) return;
+  if (SOK_AHEAD == 0 || dim == 0 || row == SOK_NO_ROW) return;
   const u8* p = (const u8*)sok_row<T>(chunks, shift, dim, row);
   i64 bytes = dim * (i64)sizeof(T);
   if (bytes > 512) bytes = 512;
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch(p + b);
 }
 
-// Sets every element of rows; an absent row is skipped.
+// Sets every element of rows; SOK_NO_ROW is skipped.
 template <class T, int kWidth>
 SOK_DEVICE void sok_fill_columns(const SokShare share, const u64* chunks, i64 shift, i64 dim,
                                  const u32* rows, f32 value, i64 n) {
   SokColumns<T, kWidth> x;
   for (int k = 0; k < kWidth; ++k) from_f32(value, x.column + k);
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
-    if (rows[r] == SOK_ABSENT) continue;
+    if (rows[r] == SOK_NO_ROW) continue;
     auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
     SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
   }

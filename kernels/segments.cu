@@ -40,7 +40,7 @@ SOK_DEVICE Slots slots_of(const i64* begin, const i64* room, i64 table) {
 // Finds the scratch slot of every item that takes part.
 //
 // keys   (n,)
-// rows   (n,)  an item takes part if its row is absent; null: all do
+// rows   (n,)  an item takes part if its row is SOK_NO_ROW; null: all do
 // begin  (num_tables + 1,)
 // room   (num_tables + 1,)  how many items take part in the tables before
 // heads  (2 num_items,)  num_items: that take part. In: -1; out: first item with the slot's key, or
@@ -54,7 +54,7 @@ SOK_KERNEL(dedup_insert)
   if (!repeat) {
     SOK_FOR_EACH(i, n) {
       slots[i] = (i32)i;
-      heads[i] = rows && rows[i] != SOK_ABSENT ? -1 : (i32)i;
+      heads[i] = rows && rows[i] != SOK_NO_ROW ? -1 : (i32)i;
     }
     return;
   }
@@ -64,7 +64,7 @@ SOK_KERNEL(dedup_insert)
     Slots own = slots_of(begin, room, first_table);
     for (i64 j = 0, table = first_table; j < count; ++j) {
       while (first + j >= own.end) own = slots_of(begin, room, ++table);
-      if (rows && rows[first + j] != SOK_ABSENT) continue;
+      if (rows && rows[first + j] != SOK_NO_ROW) continue;
       const u64 hash = sok_hash(keys[first + j] ^ seed) >> 32;
       start[j] = own.from + (i64)(hash * (u64)own.size >> 32);
       sok_prefetch(heads + start[j]);
@@ -73,7 +73,7 @@ SOK_KERNEL(dedup_insert)
     for (i64 j = 0, table = first_table; j < count; ++j) {
       const i32 item = (i32)(first + j);
       while (item >= own.end) own = slots_of(begin, room, ++table);
-      if (rows && rows[item] != SOK_ABSENT) {
+      if (rows && rows[item] != SOK_NO_ROW) {
         slots[item] = 0;
         continue;
       }
@@ -163,7 +163,7 @@ SOK_KERNEL(dedup_inverse)
 (const SokShare share, const i32* slots, const i32* heads, const u32* rows, const i32* first,
  const i64* begin, i32* inverse, i64* starts, i64 num_tables, i64 n) {
   if (rows) {
-    SOK_FOR_EACH(i, n) { inverse[i] = rows[i] == SOK_ABSENT ? heads[slots[i]] : -1; }
+    SOK_FOR_EACH(i, n) { inverse[i] = rows[i] == SOK_NO_ROW ? heads[slots[i]] : -1; }
   } else {
     SOK_FOR_EACH(i, n) { inverse[i] = heads[slots[i]]; }
   }

@@ -9,7 +9,7 @@
 // directory  (2 ** depth,) of {address of the slots, number of lines or buckets}
 // hashing    the seed of the hash, a multiple of 32, and 31 - depth
 // side       two slots that never move, for the two reserved keys, which are not written there:
-//            one is in use where its row number is not absent
+//            one is in use where its row number is not SOK_NO_ROW
 // is_scored  whether a score for each slot lies behind the slots, those of `side` included
 // bucket     slots of a bucket; 0: an "hbm" index, see det.cuh; else see hkv.cuh
 // empty_key, reclaim_key  the reserved keys, which mark slots without a key
@@ -74,11 +74,11 @@ struct Found {
   Slot* slot;  // null: the key is in none
   u32 row, stamp;
 };
-SOK_DEVICE Found sok_nothing() { return Found{nullptr, SOK_ABSENT, 0}; }
+SOK_DEVICE Found sok_nothing() { return Found{nullptr, SOK_NO_ROW, 0}; }
 SOK_DEVICE Found sok_find_reserved(const Index& index, i64 key) {
   Slot* slot = sok_side_slot(index, key);
   const u32 row = slot->row;
-  return row == SOK_ABSENT ? sok_nothing() : Found{slot, row, sok_load(&slot->stamp)};
+  return row == SOK_NO_ROW ? sok_nothing() : Found{slot, row, sok_load(&slot->stamp)};
 }
 
 // A line of slots as the lanes of a tile read it.
@@ -101,7 +101,7 @@ SOK_DEVICE Found sok_search_line(const Line& line, i64 key) {
   const u32 found = sok_vote<SOK_LINE>([&](int w) { return sok_key<kIsWritten>(line, w) == key; });
   if (!found) return sok_nothing();
   const int w = sok_lowest_bit(found);
-  if (kIsWritten) return Found{line.slots + w, SOK_ABSENT, 0};
+  if (kIsWritten) return Found{line.slots + w, SOK_NO_ROW, 0};
   const u64 high = sok_high(line.words, w);
   return Found{line.slots + w, (u32)high, (u32)(high >> 32)};
 }

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from bench_common import result, timed
 
-from sok_lite.backend.base import Part
+from sok_lite.backend.base import Work
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.table.det_index import DetIndex
@@ -40,14 +40,14 @@ def column(rng: np.random.Generator, num_rows: int, dim: int) -> tuple[np.ndarra
     return rows, np.array([rows.ctypes.data], np.uint64)
 
 
-def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[str, list[Part]]]:
+def cases(rng: np.random.Generator, args: argparse.Namespace) -> Iterator[tuple[str, list[Work]]]:
     """Yields kernels and the parts of a launch of each."""
     num_rows, n = args.rows, args.items
     shift = num_rows.bit_length()
     memory: list[Any] = []  # columns and indexes, for as long as the parts are used
 
     def parts_of(arguments):
-        return [Part(n, arguments()) for _ in range(args.parts)]
+        return [Work(n, arguments()) for _ in range(args.parts)]
 
     def some_rows():
         return rng.permutation(num_rows)[:n].astype(np.uint32)
@@ -145,7 +145,7 @@ class Times(NamedTuple):
 def measure(
     backends: list[CpuBackend],
     kernel: str,
-    parts: list[Part],
+    parts: list[Work],
     idle: float,
     rounds: int,
     turns: Callable[[], int],

@@ -119,8 +119,8 @@ class Unlaunched(CudaBackend):
         self.packing += time.perf_counter() - start
         return made
 
-    def _launching(self, *args: Any) -> Any:
-        super()._launching(*args)
+    def _plan_launch(self, *args: Any) -> Any:
+        super()._plan_launch(*args)
         self.launches += 1
         return NOTHING
 

@@ -117,7 +117,8 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
         ),
         tests("TFRA", "tests/dynamic_embedding"),
         tests("SOK", "tests/sok"),
-        tests("Keras", "tests/keras"),
+        # What programs do with Keras, on one rank here; see also the stages of ranks.
+        tests("Keras", "tests/keras", "tests/ranks/test_keras_matrix.py"),
         tests("TFPlus", "tests/kv_variable"),
         tests("whole tree", *(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))),
         # A handful of smokes in quick.

@@ -34,12 +34,12 @@ class KeyRows:
     def check(self, row_dtype: RowDtype, dim: int) -> None:
         return None
 
-    def filling(
+    def plan_fill(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
-        return store.writing(rows, self.values(backend, keys, store.dim, table_seed))
+        return store.plan_write(rows, self.values(backend, keys, store.dim, table_seed))
 
-    def drawing(
+    def plan_draw(
         self,
         backend: Backend,
         row_dtype: RowDtype,

@@ -51,8 +51,8 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i
 // Inserts keys that are distinct and in no slot. There must be room for all of them.
 //
 // directory, ...  the index, see slots.cuh
-// rows         (n,)  the row number that each key gets; a key whose row is absent is skipped. Null:
-//                    all get an absent one, so that no search finds them until det_give_rows
+// rows         (n,)  the row number that each key gets; one whose row is SOK_NO_ROW is skipped.
+//                    Null: all get SOK_NO_ROW, so that no search finds them until det_give_rows
 // most_lines   lines after which a key gets no slot
 // placed       (n,)  out  the address of its slot, or 0; null: not wanted
 // counts       (3,)  grow by the erased slots that were used again or are no more, by keys without
@@ -66,8 +66,8 @@ SOK_TILE_KERNEL(det_insert)
   i64 reclaimed = 0, refused = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) det_prefetch(index, keys[i + 2 * SOK_AHEAD]);
-    const u32 row = rows ? rows[i] : SOK_ABSENT;
-    if (rows && row == SOK_ABSENT) continue;
+    const u32 row = rows ? rows[i] : SOK_NO_ROW;
+    if (rows && row == SOK_NO_ROW) continue;
     const DetClaim claim = det_claim(index, keys[i], row, (u32)stamp, most_lines);
     if (!sok_is_leader()) continue;
     if (placed) placed[i] = (i64)claim.slot;
@@ -91,7 +91,7 @@ SOK_EXPORT(det_give_rows)
 // Erases keys that are distinct; a key that is in no slot is skipped.
 //
 // directory, ...  the index, see slots.cuh
-// rows        (n,)  a key whose row is absent here is skipped; null: none is
+// rows        (n,)  a key whose row is SOK_NO_ROW here is skipped; null: none is
 // placed      (n,)  what det_insert wrote; null: the keys are searched
 // counts      (3,)  see det_insert
 // num_erased  (1,)  grows by the keys that are erased; null: it is not wanted
@@ -101,14 +101,14 @@ SOK_TILE_KERNEL(det_erase)
   const Index index = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
   i64 erased = 0, erased_slots = 0;
   SOK_FOR_EACH_TILE(i, n) {
-    if (rows && rows[i] == SOK_ABSENT) continue;
+    if (rows && rows[i] == SOK_NO_ROW) continue;
     Slot* slot = placed ? (Slot*)placed[i] : det_probe<true>(index, keys[i]).slot;
     if (!sok_is_leader() || !slot) continue;
     const bool is_reserved = sok_is_reserved(index, keys[i]);
     // It was erased before where somebody does it again.
     if (placed && !is_reserved && sok_load(&slot->key) != keys[i]) continue;
     if (is_reserved)
-      slot->row = SOK_ABSENT;
+      slot->row = SOK_NO_ROW;
     else
       sok_store(&slot->key, reclaim_key);
     ++erased;
@@ -122,14 +122,14 @@ SOK_EXPORT(det_erase)
 // Writes row numbers or stamps of keys that are distinct; a key that is in no slot is skipped.
 //
 // directory, ...  the index, see slots.cuh
-// rows    (n,)  new row numbers; null: they stay; a key whose row is absent here is skipped
+// rows    (n,)  new row numbers; null: they stay; a key whose row is SOK_NO_ROW here is skipped
 // stamps  (n,)  new stamps; null: they stay
 SOK_TILE_KERNEL(det_update)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 empty_key, i64 reclaim_key,
  const i64* keys, const u32* rows, const u32* stamps, i64 n) {
   const Index index = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
   SOK_FOR_EACH_TILE(i, n) {
-    if (rows && rows[i] == SOK_ABSENT) continue;
+    if (rows && rows[i] == SOK_NO_ROW) continue;
     Slot* slot = det_probe<false>(index, keys[i]).slot;
     if (!sok_is_leader() || !slot) continue;
     if (rows) slot->row = rows[i];

@@ -72,8 +72,8 @@ SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& pla
 // given           (n,)       see hkv_score; null: 1, or 0 (kCustomized)
 // may_refuse      whether a key is refused whose score is below all it could evict
 // placed          (n,)  out  the address of its slot, or 0 for a refused key
-// evicted_keys    (n,)  out  where evicted_rows is not absent: the key that was there
-// evicted_rows    (n,)  out  its row number; absent: the slot was free
+// evicted_keys    (n,)  out  where evicted_rows is not SOK_NO_ROW: the key that was there
+// evicted_rows    (n,)  out  its row number; SOK_NO_ROW: the slot was free
 // evicted_scores  (n,)  out  its score
 // num_refused     (1,)  grows by the keys that were refused
 SOK_TILE_KERNEL(hkv_insert)
@@ -92,7 +92,7 @@ SOK_TILE_KERNEL(hkv_insert)
     u64 score = hkv_score(strategy, 0, mine, (u64)stamp, (u64)epoch);
     Slot* slot = nullptr;
     i64 evicted_key = 0;
-    u32 evicted_row = SOK_ABSENT;
+    u32 evicted_row = SOK_NO_ROW;
     u64 evicted_score = 0;
     bool is_reserved = sok_is_reserved(index, key);
     if (is_reserved) {
@@ -137,7 +137,7 @@ SOK_TILE_KERNEL(hkv_insert)
     evicted_scores[i] = evicted_score;
     refused += !slot;
     if (!slot) continue;
-    slot->row = SOK_ABSENT;
+    slot->row = SOK_NO_ROW;
     sok_store(&slot->stamp, (u32)stamp);
     if (is_scored) sok_store(hkv_score_of(index, key, slot), score);
     if (!is_reserved) sok_store_release(&slot->key, key);
@@ -152,7 +152,7 @@ SOK_EXPORT(hkv_insert)
 // spare     (num_spare,)  rows that nobody holds, at least as many as free slots were taken; if
 //                         they are not enough all the same, keys are left without a row
 // one_each  key i gets spare[i], where none has evicted; else the first are used up
-// rows      (n,)  out     row number, or absent for a refused key
+// rows      (n,)  out     row number, or SOK_NO_ROW for a refused key
 // counts    (3,)          grow by the spare rows used, the keys placed and those evicted
 SOK_KERNEL(hkv_give_rows)
 (const SokShare share, const i64* placed, const u32* evicted_rows, const u32* spare, i64 num_spare,
@@ -160,10 +160,10 @@ SOK_KERNEL(hkv_give_rows)
   i64 num_placed = 0, num_evicted = 0;
   SOK_FOR_EACH_OF_WARP(i, n) {
     const bool is_placed = i < n && placed[i] != 0;
-    const bool has_evicted = is_placed && evicted_rows[i] != SOK_ABSENT;
+    const bool has_evicted = is_placed && evicted_rows[i] != SOK_NO_ROW;
     const i64 number = sok_take_number(counts, is_placed && !has_evicted);
     if (i >= n) continue;
-    rows[i] = SOK_ABSENT;
+    rows[i] = SOK_NO_ROW;
     if (!is_placed) continue;
     ++num_placed;
     num_evicted += has_evicted;
@@ -244,7 +244,7 @@ SOK_TILE_KERNEL(hkv_erase)
   SOK_FOR_EACH_TILE(i, n) {
     Slot* slot = placed ? (Slot*)placed[i] : hkv_probe<true>(index, keys[i]).slot;
     if (!sok_is_leader() || !slot) continue;
-    slot->row = SOK_ABSENT;
+    slot->row = SOK_NO_ROW;
     slot->stamp = 0;
     if (is_scored) *hkv_score_of(index, keys[i], slot) = 0;
     if (!sok_is_reserved(index, keys[i])) sok_store(&slot->key, empty_key);

@@ -5,7 +5,7 @@
 //
 // values     (num_chunks,)  addresses of the chunks of the `value` column, elements of T
 // <state>    (num_chunks,)  the same of a state column, always f32; null: the rule runs without it
-// rows       (n,)           distinct row numbers; an absent one is skipped
+// rows       (n,)           distinct row numbers; SOK_NO_ROW is skipped
 // grads      (n, dim)
 // num_nonfinite  (1,)       grows by the rows whose gradient has a NaN or an infinity
 // keys       (n,)           the key of each row, for random bits; null in the kernels that round to
@@ -153,7 +153,7 @@ SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states
   if (sok_moves_quads(dim, batch.grads)) {
     SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / 4) {
       const u32 row = batch.rows[r];
-      if (row == SOK_ABSENT) continue;
+      if (row == SOK_NO_ROW) continue;
       const auto rounding = rounding_of_row(T(), batch, r);
       u32 largest = 0;
       SOK_ONE_BY_ONE
@@ -177,7 +177,7 @@ SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states
       (sok_prefetch_row<f32>(states, shift, dim, ahead), ...);
     }
     u32 row = batch.rows[r];
-    if (row == SOK_ABSENT) continue;
+    if (row == SOK_NO_ROW) continue;
     u32 largest = update_row(rule, rounding_of_row(T(), batch, r), dim,
                              sok_row<Element>(batch.values, shift, dim, row), batch.grads + r * dim,
                              sok_row<f32>(states, shift, dim, row)...);

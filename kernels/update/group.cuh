@@ -116,7 +116,7 @@ SOK_DEVICE void update_group_rows(const Rule rule, const Batch batch, const u64*
       (sok_prefetch_row<f32>(states, shift, dim, ahead), ...);
     }
     const u32 row = batch.rows[r];
-    if (row == SOK_ABSENT) continue;
+    if (row == SOK_NO_ROW) continue;
     const u32 largest = update_group_row(rule, rounding_of_row(T(), batch, r), r_lanes, dim,
                                          sok_row<Element>(batch.values, shift, dim, row),
                                          batch.grads + r * dim, sok_row<f32>(zs, shift, dim, row),

@@ -28,7 +28,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is 
 Words = np.ndarray | int  # see Backend.joined_columns
 
 
-class Part(NamedTuple):
+class Work(NamedTuple):
     """A kernel's work on one table, or on anything else that has arguments of its own.
 
     Attributes:
@@ -111,9 +111,9 @@ class Backend(ABC):
         Arguments are looked at when it is published, before anything is done. Args, Raises: as of
         `joined`; `num_items` and `args` are those of the part.
         """
-        return Launch(self, kernel, Part(num_items, args)) if num_items > 0 else NOTHING
+        return Launch(self, kernel, Work(num_items, args)) if num_items > 0 else NOTHING
 
-    def joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
+    def joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
         """Returns the launches for several parts, ready to be made.
 
         That is one, or none where no part has items; on a GPU one for each 30,000 bytes of
@@ -162,7 +162,7 @@ class Backend(ABC):
             launch()
 
     @abstractmethod
-    def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
+    def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
         """Returns what `joined` does, of parts that have items, at least one."""
 
     @abstractmethod
@@ -229,13 +229,13 @@ class Backend(ABC):
         """Waits for every kernel launched so far."""
 
 
-def joined_launches(parts: Iterable[tuple[Backend, str, Part]]) -> list[Action]:
+def joined_launches(parts: Iterable[tuple[Backend, str, Work]]) -> list[Action]:
     """Returns a launch for each kernel of a backend, ready to be made; see `Backend.joined`.
 
     Args:
       parts: backend, kernel and part. Kernels are launched in the order in which they come first.
     """
-    by_kernel: dict[tuple[Backend, str], list[Part]] = {}
+    by_kernel: dict[tuple[Backend, str], list[Work]] = {}
     for backend, kernel, part in parts:
         by_kernel.setdefault((backend, kernel), []).append(part)
     return [

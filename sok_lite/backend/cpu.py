@@ -19,7 +19,7 @@ from sok_lite.backend.arguments import (
     address_of,
     write_columns,
 )
-from sok_lite.backend.base import Array, Backend, Part, Words
+from sok_lite.backend.base import Array, Backend, Words, Work
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 from sok_lite.backend.publish import Action
@@ -133,7 +133,7 @@ class CpuBackend(Backend):
             self._kernels[kernel].packer.pack((args,), words, first, place)
             self._launch(words)
 
-    def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
+    def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
         words, *where = self._launch_words(kernel, [part.num_items for part in parts])
         self._kernels[kernel].packer.pack([part.arguments for part in parts], words, *where)
         return [_launching(self._launch, words, parts)]

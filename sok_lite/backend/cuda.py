@@ -13,7 +13,7 @@ import cupy
 import numpy as np
 
 from sok_lite.backend.arguments import write_columns
-from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Part, Words
+from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Words, Work
 from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.publish import Action
@@ -142,29 +142,29 @@ class CudaBackend(Backend):
             self._tuned[block_size] = tuned
         return tuned
 
-    def _joined(self, kernel: str, parts: Sequence[Part]) -> list[Action]:
+    def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
         table = self._packed(kernel, [part.arguments for part in parts])
-        return self._launches(kernel, [part.num_items for part in parts], table, parts)
+        return self._plan_launches(kernel, [part.num_items for part in parts], table, parts)
 
     def _joined_columns(
         self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
     ) -> list[Action]:
         table = np.empty((len(num_items), len(self._source(kernel).signature)), np.int64)
         write_columns(table, columns)
-        return self._launches(kernel, num_items, table, arrays)
+        return self._plan_launches(kernel, num_items, table, arrays)
 
-    def _launches(
+    def _plan_launches(
         self, kernel: str, num_items: Sequence[int], table: np.ndarray, arrays: Any
     ) -> list[Action]:
         """Returns launches of parts with arguments (num_parts, num_arguments) int64."""
         most_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else LAUNCH_WORDS
         most = (most_words - 1) // (1 + table.shape[1])
         return [
-            self._launching(kernel, num_items[i : i + most], table[i : i + most], arrays)
+            self._plan_launch(kernel, num_items[i : i + most], table[i : i + most], arrays)
             for i in range(0, len(num_items), most)
         ]
 
-    def _launching(
+    def _plan_launch(
         self, kernel: str, num_items: Sequence[int], table: np.ndarray, arrays: Any
     ) -> Action:
         num_parts = len(num_items)

@@ -55,7 +55,7 @@ def publish(*lists: Sequence[Action]) -> None:
     deque(starmap(_take, list(zip(ready))), maxlen=0)
 
 
-def setting(target: object, **attributes: Any) -> list[Action]:
+def plan_set(target: object, **attributes: Any) -> list[Action]:
     """Returns the actions that set attributes."""
     return [partial(setattr, target, name, value) for name, value in attributes.items()]
 

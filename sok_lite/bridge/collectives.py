@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
+from sok_lite.bridge.collective_order import CollectiveCall
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.tensor import to_array, to_tensor
-from sok_lite.bridge.turns import Together
 from sok_lite.comm import Communicator, ElasticCommunicator
 from sok_lite.engine.agreement import agree_on
 
@@ -38,7 +38,12 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
     inputs = [tensor, tf.convert_to_tensor(splits)]
     rows, received_splits = host_call(
-        run, inputs, [tensor.dtype, tf.int32], get_backend("cpu"), "An alltoall", Together(comm)
+        run,
+        inputs,
+        [tensor.dtype, tf.int32],
+        get_backend("cpu"),
+        "An alltoall",
+        CollectiveCall(comm),
     )
     rows.set_shape([None, *tensor.shape[1:]])
     # A traced function of an elastic job meets other numbers of ranks.
@@ -88,7 +93,7 @@ def allreduce(tensor: Any, op: str, call: str = "") -> tf.Tensor:
         return (to_tensor(np.asarray(total), x.dtype, backend),)
 
     (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allreduce", Together(comm)
+        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allreduce", CollectiveCall(comm)
     )
     result.set_shape(tensor.shape)
     return result
@@ -114,7 +119,9 @@ def agreed_sum(
         total = comm.allreduce(to_array(x, backend), "sum")
         return (to_tensor(np.asarray(total), x.dtype, backend),)
 
-    (result,) = host_call(run, [tensor], [tensor.dtype], get_backend("cpu"), what, Together(comm))
+    (result,) = host_call(
+        run, [tensor], [tensor.dtype], get_backend("cpu"), what, CollectiveCall(comm)
+    )
     return tf.ensure_shape(result, tensor.shape)
 
 
@@ -128,7 +135,7 @@ def allgather(tensor: Any) -> tf.Tensor:
         return (to_tensor(comm.allgatherv(to_array(rows, backend)).rows, rows.dtype, backend),)
 
     (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allgather", Together(comm)
+        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allgather", CollectiveCall(comm)
     )
     result.set_shape([None, *tensor.shape[1:]])
     return result
@@ -144,7 +151,7 @@ def broadcast(tensor: Any, root: int) -> tf.Tensor:
         return (to_tensor(comm.broadcast(to_array(x, backend), root), x.dtype, backend),)
 
     (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "A broadcast", Together(comm)
+        run, [tensor], [tensor.dtype], get_backend("cpu"), "A broadcast", CollectiveCall(comm)
     )
     result.set_shape(tensor.shape)
     return result

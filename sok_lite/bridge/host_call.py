@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend
+from sok_lite.bridge.collective_order import CollectiveCall, in_collective_order, needs_order
 from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import memory_of_call
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
-from sok_lite.bridge.turns import Together, in_turn, needs_turn
 
 __all__ = ["graph_of_function", "host_call", "make_turn", "on_device", "refuse_replicas"]
 
@@ -59,7 +59,7 @@ def host_call(
     output_dtypes: Sequence[tf.DType],
     backend: Backend,
     what: str,
-    together: Together | None = None,
+    collective: CollectiveCall | None = None,
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
@@ -70,7 +70,7 @@ def host_call(
       output_dtypes: one per output.
       backend: what `function` computes with; waited for before the outputs go to TensorFlow.
       what: what the call does, for the error text ("A lookup in 'user'").
-      together: ranks that make it together; None: each by itself.
+      collective: the ranks that make it together; None: each by itself.
 
     Returns:
       A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
@@ -104,8 +104,8 @@ def host_call(
         with tf.device("CPU:0"):
             return tf.py_function(function, list(inputs), list(dtypes))
 
-    if together is not None and needs_turn(together):
-        result = in_turn(together, place, run, inputs, output_dtypes, what)
+    if collective is not None and needs_order(collective):
+        result = in_collective_order(collective, place, run, inputs, output_dtypes, what)
     else:
         result = _in_order(lambda: place(run, inputs, output_dtypes))
     if not output_dtypes:

@@ -1,14 +1,14 @@
 """Which processes make up the job: one communicator for all tables of this process."""
 
 from sok_lite.backend import get_backend
-from sok_lite.bridge import horovod_carrier
+from sok_lite.bridge import horovod_transport
 from sok_lite.comm import (
     Communicator,
     ElasticCommunicator,
     SingleCommunicator,
-    Way,
+    TransportKind,
     checked_transport,
-    choose_carrier,
+    choose_transport,
     make_communicator,
 )
 from sok_lite.comm.launch import is_alone, launched_ranks
@@ -46,8 +46,8 @@ def join(comm_tool: str, gpu_transport: str | None = None) -> None:
 
     Args:
       comm_tool: see `make_communicator`.
-      gpu_transport: see `choose_carrier`; None: as SOK_LITE_GPU_TRANSPORT says. One process has no
-        use for it.
+      gpu_transport: see `choose_transport`; None: as SOK_LITE_GPU_TRANSPORT says. One process has
+        no use for it.
 
     Raises:
       ValueError: unknown tool or transport.
@@ -65,17 +65,18 @@ def join(comm_tool: str, gpu_transport: str | None = None) -> None:
             f"Received: {comm_tool!r}. Remove this call."
         )
     comm = make_communicator(comm_tool)
-    _choose_carrier(comm, wanted)
+    _choose_transport(comm, wanted)
     _communicator, _tool, _wanted = comm, comm_tool, wanted
 
 
-def _choose_carrier(comm: Communicator, wanted: str) -> None:
+def _choose_transport(comm: Communicator, wanted: str) -> None:
     global _transport
-    comm.carrier, _transport = None, ""
+    comm.gpu_transport, _transport = None, ""
     if comm.size > 1:
-        ways = {"horovod": Way(horovod_carrier.horovod_unable, horovod_carrier.connected)}
+        of_horovod = TransportKind(horovod_transport.horovod_unable, horovod_transport.connected)
+        kinds = {"horovod": of_horovod}
         backend = get_backend()
-        said = choose_carrier(comm, backend, wanted, ways)
+        said = choose_transport(comm, backend, wanted, kinds)
         _transport = "" if backend.name == "cpu" else said
 
 
@@ -114,8 +115,8 @@ def disconnect() -> None:
     """Lets ranks of an elastic job fail that wait for this one, which is to be connected anew."""
     comm = communicator()
     if isinstance(comm, ElasticCommunicator):
-        if comm.carrier is not None:
-            comm.carrier.leave()
+        if comm.gpu_transport is not None:
+            comm.gpu_transport.leave()
         comm.disconnect()
 
 
@@ -128,7 +129,7 @@ def reconnect() -> None:
     """
     comm = communicator()
     if isinstance(comm, ElasticCommunicator):
-        if comm.carrier is not None:
-            comm.carrier.leave()
+        if comm.gpu_transport is not None:
+            comm.gpu_transport.leave()
         comm.reconnect()
-        _choose_carrier(comm, _wanted)
+        _choose_transport(comm, _wanted)

@@ -23,7 +23,7 @@ from sok_lite.engine.segments import cut
 _MATRICES = (tf.RaggedTensor, tf.SparseTensor)
 
 
-class Rows(NamedTuple):
+class RowBounds(NamedTuple):
     """Where the rows of a batch begin and end, as tensors.
 
     Attributes:
@@ -103,9 +103,9 @@ class Argument(NamedTuple):
 
     spec: TableSpec
     keys: tf.Tensor
-    rows: Rows
+    rows: RowBounds
     weights: tf.Tensor | None
-    weight_rows: Rows | None
+    weight_rows: RowBounds | None
 
 
 class Items(NamedTuple):
@@ -338,7 +338,7 @@ def _argument(
         if _are_alike(ids, weights, rows, weight_rows):
             weight_rows = None
         elif weight_rows.width is not None:
-            weight_rows = Rows(_splits_of_dense(weights))
+            weight_rows = RowBounds(_splits_of_dense(weights))
     spec = TableSpec(
         number,
         weakref.ref(variable),
@@ -366,7 +366,7 @@ def _holds_all(key_type: tf.DType, dtype: tf.DType) -> bool:
     return bool(key_type.min <= dtype.min and dtype.max <= key_type.max)
 
 
-def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, Rows]:
+def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Tensor, RowBounds]:
     values, rows, _ = _taken_apart(f"sp_weights[{number}]", weights)
     if not (values.dtype.is_floating or values.dtype.is_integer):
         raise TypeError(
@@ -391,7 +391,7 @@ def _as_tensor(name: str, ids: Any) -> Any:
     return integer_keys(ids, name, "ragged, sparse or dense: int64 or int32")
 
 
-def _are_alike(ids: Any, weights: Any, rows: Rows, weight_rows: Rows) -> bool:
+def _are_alike(ids: Any, weights: Any, rows: RowBounds, weight_rows: RowBounds) -> bool:
     """Whether the rows of weights are known to be those of the ids, so that they need no look."""
     if rows.width is not None:  # of as many weights as ids, there are as many rows
         return rows.width == weight_rows.width
@@ -400,7 +400,7 @@ def _are_alike(ids: Any, weights: Any, rows: Rows, weight_rows: Rows) -> bool:
     return ids.shape.is_fully_defined() and ids.shape == weights.shape
 
 
-def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]:
+def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | None]:
     """Returns the values, the rows and the static batch size of a matrix of any kind."""
     if isinstance(argument, tf.RaggedTensor):
         values, splits = argument.values, argument.row_splits
@@ -413,7 +413,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
         if splits.shape.rank is not None:
             length = tf.compat.dimension_value(splits.shape[0])
         values = tf.ensure_shape(values, [None]) if values.shape.rank is None else values
-        return values, Rows(splits, None), None if length is None else length - 1
+        return values, RowBounds(splits, None), None if length is None else length - 1
     if isinstance(argument, tf.SparseTensor):
         if argument.shape.rank not in (2, None):
             raise ValueError(
@@ -423,7 +423,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
         batch = None
         if argument.shape.rank is not None:
             batch = tf.compat.dimension_value(argument.shape[0])
-        return argument.values, Rows(argument.indices, argument.dense_shape[:1]), batch
+        return argument.values, RowBounds(argument.indices, argument.dense_shape[:1]), batch
     if argument.shape.rank not in (1, 2):
         raise ValueError(
             f"{name} must be a ragged, sparse or dense tensor of shape (batch, k), or (batch,) "
@@ -434,7 +434,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, Rows, int | None]
     batch, width = (argument.shape.as_list() + [1])[:2]
     values = argument if argument.shape.rank == 1 else tf.reshape(argument, [-1])
     # Of no ids at all, nobody could tell how many rows they have.
-    rows = Rows(None, width=width) if width else Rows(_splits_of_dense(argument))
+    rows = RowBounds(None, width=width) if width else RowBounds(_splits_of_dense(argument))
     return values, rows, batch
 
 

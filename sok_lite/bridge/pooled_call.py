@@ -92,7 +92,7 @@ class PooledCall(ABC):
         else:
             joined, packed = host_call(
                 *(host.forward_packed, tensors, [tf.float32, tf.int64]),
-                *(host.backend, host.what, host.together),
+                *(host.backend, host.what, host.collective),
             )
             packed.set_shape([None])
             # An eager one would belong to no graph.
@@ -140,7 +140,7 @@ class PooledCall(ABC):
         num_joined = len(dtypes)
         results = host_call(
             *(backward, [*carried, *inputs], [*dtypes, *host.more_dtypes]),
-            *(host.backend, f"The gradient of {host.what}", host.together),
+            *(host.backend, f"The gradient of {host.what}", host.collective),
         )
         lengths = results[0]
         if not tf.executing_eagerly():

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.joined import ResultBuffer, joined_tensor, rows_of
 from sok_lite.bridge.lookup_arguments import Items, TableSpec, items_of, splits_of_dense
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
-from sok_lite.bridge.turns import Together, numbered
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine.layout import Layout
@@ -38,7 +38,7 @@ class PooledHost(ABC):
 
     Attributes:
       comm: the ranks.
-      together: the same, as they make the call.
+      collective: the same, as they make the call.
       what: names the call in errors.
       backend: of all its tables.
       tables: what is known of them.
@@ -51,7 +51,7 @@ class PooledHost(ABC):
         self.what, self.comm, self.tables = what, comm, tables
         self._references = [table.variable for table in tables]
         self.backend: Backend = self._live_tables()[0].backend
-        self.together = Together(comm, numbered(what))
+        self.collective = CollectiveCall(comm, numbered(what))
         self._combiners = [table.combiner for table in tables]
         self._layout: Layout | None = None  # of the last batch: most have the same
         # Where all ids are dense, no packed context has their row splits.

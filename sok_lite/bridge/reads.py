@@ -12,7 +12,7 @@ from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -37,7 +37,7 @@ def read(
         result = [to_tensor(rows, dtype, backend)]
         if with_exists:
             # As numbers: not every TensorFlow takes bits of bool from outside.
-            exists = (found.rows != np.uint32(ABSENT)).view(np.uint8).reshape(keys.shape)
+            exists = (found.rows != np.uint32(NO_ROW)).view(np.uint8).reshape(keys.shape)
             result.append(to_tensor(exists, tf.uint8, backend))
         return result
 

@@ -61,7 +61,7 @@ class RefusesDense(RefusesCopies):
       kind: the class by the name that a program knows it by.
       instead_of_value, instead_of_write, instead_of_copy, instead_of_save: what a program can do
         for that, a sentence in the words of that API.
-      instead_of_own_step: the same for the training step that Keras has of its own.
+      instead_of_custom_step: the same for the training step that Keras has of its own.
       instead_of_partitions: the same for a list of variables in `tf.nn.embedding_lookup`.
     """
 
@@ -74,7 +74,7 @@ class RefusesDense(RefusesCopies):
     instead_of_write: str
     instead_of_copy: str
     instead_of_save: str
-    instead_of_own_step: str
+    instead_of_custom_step: str
     instead_of_partitions: str
 
     def is_trained_by(self, optimizer: Any) -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.joined import Numbers, cut, join
-from sok_lite.bridge.keras.guard import refuse_own_step
+from sok_lite.bridge.keras.guard import refuse_custom_step
 from sok_lite.bridge.lookup_arguments import Argument, TableSpec, joined_inputs
 from sok_lite.bridge.pooled_call import PooledCall
 from sok_lite.bridge.static_host import StaticHost
@@ -45,7 +45,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     weights = [each.weights for each in static if each.weights is not None]
     items = [*inputs, join(weights)] if weights else inputs
     lengths, places, *told = host_call(
-        host.locate, items, dtypes, host.backend, host.what, host.together
+        host.locate, items, dtypes, host.backend, host.what, host.collective
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])
@@ -61,7 +61,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
 
 def _read(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
     variable = alive(spec.variable)
-    refuse_own_step(variable)
+    refuse_custom_step(variable)
     if not tf.executing_eagerly():
         variable.free_with_its_variable()
     rows = tf.gather(variable, places)

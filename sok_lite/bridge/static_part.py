@@ -42,7 +42,7 @@ class VariableRows(StaticPart):
 
         return read
 
-    def assigning(self, columns: Mapping[str, np.ndarray]) -> list[Action]:
+    def plan_assign(self, columns: Mapping[str, np.ndarray]) -> list[Action]:
         actions: list[Action] = []
         for name, rows in columns.items():
             variable = self._variables[name]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_lite.backend.publish import publish, setting
+from sok_lite.backend.publish import plan_set, publish
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.inference import reading
@@ -119,7 +119,7 @@ class WithStaticRows(TableVariable):
         if tf.executing_eagerly():
             dense = tf.Variable(rows, trainable=self.trainable, name=_STATIC[1:])
             # TensorFlow's eager operators read `_handle` without asking this class.
-            publish(setting(self, _eager_static=_Static(keys, dense), _handle=dense.handle))
+            publish(plan_set(self, _eager_static=_Static(keys, dense), _handle=dense.handle))
             return None
         dense = self._rows_of_graph()
         assigned = dense.assign(rows, read_value=False)
@@ -149,7 +149,7 @@ class WithStaticRows(TableVariable):
             if static is None:
                 raise RuntimeError(f"to_dynamic() must be called in static mode. {self._advice()}")
             on_device(self._table.backend, _write, self._table, static.keys, static.rows.value())
-            publish(setting(self, _eager_static=None, _handle=self._refusing_handle))
+            publish(plan_set(self, _eager_static=None, _handle=self._refusing_handle))
             # A function that was traced meanwhile keeps the inner variable: it is to find no row.
             nothing = tf.zeros([0, self.dimension], self.dtype)
             tf.raw_ops.AssignVariableOp(resource=static.rows.handle, value=nothing)

@@ -26,7 +26,7 @@ class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
     """
 
     kind = "static table"
-    instead_of_own_step = "Give its gradient to an optimizer in a train_step of your own."
+    instead_of_custom_step = "Give its gradient to an optimizer in a train_step of your own."
     instead_of_save = (
         "Save the rest of the model alone, and its rows with numpy(); for serving, use "
         "sok_lite.export_serving."

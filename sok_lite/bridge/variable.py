@@ -134,21 +134,21 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     instead_of_save = (
         "Save the dense part of the model alone; for serving, use sok_lite.export_serving."
     )
-    instead_of_own_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
+    instead_of_custom_step = "Write the model's `train_step`, or a loop, with tf.GradientTape."
     instead_of_partitions = "Look each up by itself."
 
     # Of TF1: what initializers and savers go through. A variable that is not among the global ones
     # need not be initialized by the program.
     collections: tuple[str, ...] = (tf.compat.v1.GraphKeys.GLOBAL_VARIABLES,)
-    # Whether optimizers train it as they come; see bridge/optimizers/stock.py.
-    trained_by_stock = False
+    # Whether optimizers train it as they come; see bridge/optimizers/patched.py.
+    trained_by_patched = False
     # What to do where a program must say which optimizers train it, and this one was not; None: no
     # program says so.
     instead_of_this_optimizer: str | None = None
     # Whether such a step is that of the mean of all ranks' losses.
     averages_over_ranks = False
     # Whether the layer that lists it among its weights saves it, and gives it as a weight.
-    kept_by_layer = False
+    tracked_as_weight = False
 
     _handle: Any  # TensorFlow's own name for the resource
     # TensorFlow would take the arguments by place for those of tf.Variable.
@@ -202,7 +202,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         In a graph it is an empty tensor: control flow can take a gradient through that, but not
         through a resource.
         """
-        guard.refuse_own_step(self)
+        guard.refuse_custom_step(self)
         tf_private.variable_accessed(self)
         if tf.executing_eagerly():
             return self._true_handle
@@ -224,7 +224,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
-        return self.trained_by_stock and held.trains_tables(optimizer)
+        return self.trained_by_patched and held.trains_tables(optimizer)
 
     @property
     def trained_as(self) -> "TableVariable":

@@ -10,7 +10,7 @@ _PARTS = (
     ("rows", "near_rows_bytes", "far_rows_bytes"),
     ("states", "near_states_bytes", "far_states_bytes"),
     ("index", "slots_bytes", None),
-    ("heat", "heat_bytes", None),
+    ("access counts", "access_counts_bytes", None),
     ("spare", "near_spare_bytes", "far_spare_bytes"),
 )
 
@@ -90,7 +90,7 @@ def _tables(plan: Mapping[str, Any]) -> list[str]:
             f"{table['keys_of_rank']:,}",
             str(table["row_bytes"]),
             str(table["state_bytes"]),
-            f"{(table['slots_bytes'] + table['heat_bytes']) / table['keys_of_rank']:.1f}",
+            f"{(table['slots_bytes'] + table['access_counts_bytes']) / table['keys_of_rank']:.1f}",
             _gib(sum(parts)),
             f"{sum(parts) / everything:.0%}",
             f"{near / max(1, kept):.0%}",

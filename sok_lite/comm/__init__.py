@@ -1,7 +1,6 @@
 """How ranks talk: one protocol, and a transport for each way of launching. Re-exports only."""
 
 from sok_lite.comm.elastic import ElasticCommunicator
-from sok_lite.comm.gpu_transport import TRANSPORTS, Way, checked_transport, choose_carrier
 from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
 from sok_lite.comm.protocol import (
     Communicator,
@@ -12,6 +11,12 @@ from sok_lite.comm.protocol import (
 )
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.comm.threads import ThreadsCommunicator, run_ranks
+from sok_lite.comm.transport_choice import (
+    TRANSPORTS,
+    TransportKind,
+    checked_transport,
+    choose_transport,
+)
 
 __all__ = [
     "TOOLS",
@@ -24,9 +29,9 @@ __all__ = [
     "RanksDifferError",
     "SingleCommunicator",
     "ThreadsCommunicator",
-    "Way",
+    "TransportKind",
     "checked_transport",
-    "choose_carrier",
+    "choose_transport",
     "launched_ranks",
     "make_communicator",
     "run_ranks",

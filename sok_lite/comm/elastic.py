@@ -61,7 +61,7 @@ class ElasticCommunicator(Communicator):
         return self._of_inner(lambda: inner._alone(inner._allgatherv, call, rows))
 
     def _of_inner(self, collective: Callable[[], Gathered]) -> Gathered:
-        self._inner.turn = self.turn  # a carrier has counted collectives of its own
+        self._inner.turn = self.turn  # a transport has counted collectives of its own
         try:
             return collective()
         finally:

@@ -45,8 +45,8 @@ def end_together(comm: Communicator) -> None:
             return  # a forked child that ends like a program
         if failures:
             comm.abort(failures[-1])
-        if comm.carrier is not None:
-            comm.carrier.leave()
+        if comm.gpu_transport is not None:
+            comm.gpu_transport.leave()
         comm.leave()
 
     sys.excepthook = note

@@ -1,167 +1,189 @@
-"""By which way arrays of GPUs travel: what was asked for, and what all ranks can do."""
+"""How arrays of a GPU travel between ranks without the host: what each transport answers to.
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+Payload and control are apart. Payload is keys, rows and gradients: bytes on the device, of which
+the host sees none. Control is which call this is, how many come from whom, and who failed.
+"""
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from sok_lite.backend import Backend
-from sok_lite.backend.nccl import load_nccl, nccl_unavailable
-from sok_lite.comm.carrier import Carrier
-from sok_lite.comm.nccl import NcclCarrier
-from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferError
+from sok_lite.backend import Array, Backend
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
 
-TRANSPORTS = ("auto", "horovod", "nccl", "host")
-# What "auto" tries, in this order. Beside Horovod a communicator of our own might wait for one of
-# Horovod's, which waits for ours: so Horovod's is taken where it connects the ranks' GPUs.
-_AUTO = ("horovod", "nccl")
-TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
+LONGEST_REASON_BYTES = 4096
+
+# Words of a block of control: the call, its number, the tag and tables of a lookup, and whether the
+# rank that sends it has no keys, by a failure of its own.
+TURN, CALL, TAG, NUM_TABLES, FAILED = range(5)
+NUM_WORDS = 5
 
 
-class Way(NamedTuple):
-    """A way for arrays of a GPU.
+class Check(NamedTuple):
+    """Whether this rank may send its keys: known when they are read, and told to all ranks.
 
     Attributes:
-      unavailable: communicator -> why this rank cannot go it, or None; calls no collective.
-      make: makes the carrier; every rank must call it.
+      count: (1,) int64 of the backend, 0 where it may.
+      refuse: raises otherwise.
     """
 
-    unavailable: Callable[[Communicator], str | None]
-    make: Callable[[Communicator, Backend], Carrier]
+    count: Array
+    refuse: Callable[[], None]
 
 
-def checked_transport(transport: str | None) -> str:
-    """Returns the transport that was asked for, by name or by SOK_LITE_GPU_TRANSPORT.
+class Counts(NamedTuple):
+    """How many keys travel.
 
-    Raises:
-      ValueError: it is none.
+    Attributes:
+      sent: (size, num_tables) int64, on the host: keys of each table for each rank.
+      received: the same from each rank.
     """
-    source = "gpu_transport"
-    if transport is None:
-        source, transport = TRANSPORT_VARIABLE, os.environ.get(TRANSPORT_VARIABLE, "").strip()
-    transport = transport or "auto"
-    if transport == "mpi":
-        raise ValueError(
-            f"{source}='mpi' is gone: no measurement spoke for CUDA-aware MPI. Use 'auto'."
-        )
-    if transport not in TRANSPORTS:
-        raise ValueError(
-            f"{source} must be one of {', '.join(map(repr, TRANSPORTS))}. Received: {transport!r}."
-        )
-    return transport
+
+    sent: np.ndarray
+    received: np.ndarray
 
 
-def choose_carrier(
-    comm: Communicator,
-    backend: Backend,
-    transport: str,
-    more: Mapping[str, Way] | None = None,
-) -> str:
-    """Sets the carrier of a communicator of several ranks. Every rank must call it.
+class GpuTransport(ABC):
+    """Carries arrays of a backend between the ranks of a communicator.
 
-    Args:
-      comm: the ranks.
-      backend: of this rank's tables.
-      transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of Horovod and NCCL that
-        all ranks can use, each with a GPU of its own, else the host.
-      more: ways that this module does not know, by name.
+    `counts`, `keys`, `rows` and `refuse` are collectives of that communicator: every rank must call
+    them in the same order, `keys` after each `counts`. A message is (n, 2) int64, its rows those
+    for rank 0 first; splits count rows and are (size,) integers.
 
-    Returns:
-      What carries arrays, for people.
-
-    Raises:
-      ValueError: ranks ask for different transports; on all ranks.
-      CommunicatorError: a rank cannot go the way that was asked for, or not with the others; on
-        all ranks.
+    Attributes:
+      name: what users call it.
+      what: what it is, for people.
     """
-    ways = {"nccl": Way(lambda _: nccl_unavailable(), _nccl), **(more or {})}
-    known = tuple(name for name in _AUTO if name in ways)
-    names = {"auto": known, "host": ()}.get(transport, (transport,))
-    comm.carrier = None
-    obstacles = {name: _obstacle(comm, backend, name, ways) for name in names}
-    if None in obstacles.values():
-        backend.load_kernels()  # before the ranks meet at the cards
-    mine = {"transport": transport, "obstacles": obstacles, "gpu": _gpu(backend)}
-    cards = _cards(comm, mine)
-    asked = [card["transport"] for card in cards]
-    if len(set(asked)) > 1:
-        raise RanksDifferError(f"gpu_transport must be the same on all ranks. Received: {asked}.")
-    reasons: list[str] = []
-    for name in names:
-        reason = _reason(cards, name)
-        if not reason and transport == "auto":
-            reason = _connected(comm, backend, ways[name])
-        elif not reason:
-            comm.carrier = ways[name].make(comm, backend)
-        if comm.carrier is not None:
-            return comm.carrier.what
-        reasons.append(reason)
-    if transport in ("auto", "host"):
-        why = "; ".join(dict.fromkeys(reasons))
-        return f"the host's memory ({why})" if why else "the host's memory"
-    raise CommunicatorError(
-        f"gpu_transport={transport!r} is not possible: {reasons[0]}. Use 'auto' or 'host'."
+
+    name: str
+    what: str
+
+    def __init__(self, comm: Communicator, backend: Backend) -> None:
+        self._comm, self._backend = comm, backend
+
+    @abstractmethod
+    def counts(
+        self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
+    ) -> Counts:
+        """Tells each rank how many keys it will get. Every rank must call it, or `refuse`.
+
+        The host waits once.
+
+        Args:
+          call: see `Communicator.alltoallv`.
+          offsets: (size * num_tables + 1,) int64, where the keys of each rank and table begin.
+          num_tables, tag: equal on all ranks.
+          check: see `Check`; None: there is nothing to check.
+
+        Raises:
+          CommunicatorError: another rank called `refuse`, or this with another tag or number of
+            tables; or a rank has died.
+          Exception: what the check raises; a CommunicatorError with the reason on other ranks.
+        """
+
+    @abstractmethod
+    def keys(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+        """Sends keys that were counted. Every rank must call it. The host need not wait.
+
+        Returns:
+          The message that came. Until `check` has returned it may be partly zeros.
+        """
+
+    @abstractmethod
+    def rows(
+        self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
+    ) -> Array:
+        """Sends rows or gradients whose counts all ranks know. Every rank must call it.
+
+        The host waits once: what is returned has arrived whole.
+
+        Raises:
+          CommunicatorError: a rank has died, or is in another call.
+        """
+
+    @abstractmethod
+    def refuse(self, call: str, reason: str) -> None:
+        """Takes the place of `counts` on a rank that has no keys.
+
+        Raises:
+          CommunicatorError: with the reason, on all ranks.
+        """
+
+    @abstractmethod
+    def fail(self, call: str) -> None:
+        """Lets all ranks raise that wait for this one in `rows`, or come to it, or to `check`.
+
+        It returns when the others know, and all may go on.
+
+        Args:
+          call: the failure, as what this rank is in instead; equal failures have equal texts.
+        """
+
+    def check(self, turn: int) -> None:
+        """Raises CommunicatorError where the keys of the collective `turn` may not be whole.
+
+        To be called when the device has used them, before what was made of them changes anything.
+        """
+        return None
+
+    def leave(self) -> None:
+        """Lets go of what this rank holds, which makes no more calls; one alone may call it."""
+        return None
+
+    # ---- what they share ------------------------------------------------------------------------
+
+    def _check_arrays(self, *arrays: Any) -> None:
+        """Raises TypeError where an array is none of the backend's: NumPy's have no place here."""
+        for array in arrays:
+            if not isinstance(array, self._backend.xp.ndarray):
+                raise TypeError(
+                    f"The {self.name!r} transport takes arrays of the {self._backend.name} backend."
+                    f" Received: {type(array).__module__}.{type(array).__name__}. Use the "
+                    "communicator's `alltoallv` for arrays of the host."
+                )
+
+    def _words(self, call: str, num_tables: int = 0, tag: int = 0, failed: int = 0) -> np.ndarray:
+        """Returns the control of this rank's part in the collective that has begun."""
+        words = np.zeros(NUM_WORDS, np.int64)
+        words[[TURN, CALL]] = self._comm.turn, zlib.crc32(call.encode())
+        words[[TAG, NUM_TABLES, FAILED]] = tag, num_tables, failed
+        return words
+
+    def _check_tables(self, theirs: np.ndarray, num_tables: int, tag: int) -> None:
+        """Raises where a rank looks up other tables than this one; `theirs`: (size, words)."""
+        for rank, words in enumerate(theirs[:, [TAG, NUM_TABLES]].tolist()):
+            if words != [tag, num_tables]:
+                raise CommunicatorError(other_lookup(self._comm.rank, num_tables, tag, rank, words))
+
+    def _gathered(self, call: str, rows: np.ndarray) -> Gathered:
+        """Gives the rows of all ranks to all ranks, by the communicator."""
+        return self._comm.allgatherv(rows, call)
+
+    def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
+        """Tells all ranks why this one has no keys, if so, and raises the first reason there is.
+
+        Every rank must call it; NCCL's in a collective, where another cannot begin.
+        """
+        text = (mine or "").encode()[:LONGEST_REASON_BYTES]
+        rows = np.frombuffer(text, np.uint8).reshape(-1, 1)
+        gathered = self._gathered(f"why not {call}", rows)
+        for rank, reason in enumerate(gathered.by_rank()):
+            if reason.size:
+                raise CommunicatorError(no_lookup(rank, reason.tobytes().decode(errors="replace")))
+        raise CommunicatorError("A rank has failed, and none says why.")
+
+
+def no_lookup(rank: int, reason: str) -> str:
+    """Returns what ranks raise when another could not send its keys."""
+    return f"Rank {rank} could not make this lookup. {reason}"
+
+
+def other_lookup(rank: int, num_tables: int, tag: int, other: int, words: list[int]) -> str:
+    """Returns what ranks raise when another looks up something else; `words`: its tag, tables."""
+    return (
+        f"Rank {rank} looks up {num_tables} tables with tag {tag}, rank {other} sent "
+        f"[tag, tables] = {words}. All ranks must make the same lookups in the same order."
     )
-
-
-def _connected(comm: Communicator, backend: Backend, way: Way) -> str:
-    """Sets the carrier of a communicator; returns why a rank could not connect, "" if all could."""
-    carrier, reason = None, ""
-    try:
-        carrier = way.make(comm, backend)
-    except CommunicatorError as error:
-        reason = str(error)
-    # It may have come to a rank when another had connected already.
-    reasons = [card["reason"] for card in _cards(comm, {"reason": reason}) if card["reason"]]
-    if not reasons:
-        comm.carrier = carrier
-        return ""
-    if carrier is not None:
-        carrier.leave()
-    return reasons[0]
-
-
-def _reason(cards: Sequence[dict[str, Any]], name: str) -> str:
-    """Returns why the ranks cannot all go a way, "" if they can."""
-    reasons = [(rank, card["obstacles"][name]) for rank, card in enumerate(cards)]
-    for rank, reason in reasons:
-        if reason:
-            return f"rank {rank}: {reason}"
-    gpus = [card["gpu"] for card in cards]
-    for rank, gpu in enumerate(gpus):
-        first = gpus.index(gpu)
-        if first != rank:
-            return f"ranks {first} and {rank} share a GPU, which NCCL does not allow"
-    return ""
-
-
-def _obstacle(
-    comm: Communicator, backend: Backend, name: str, ways: Mapping[str, Way]
-) -> str | None:
-    if backend.name == "cpu":
-        return "its tables are not on a GPU"
-    if name not in ways:
-        return f"nobody here knows {name!r}"
-    return ways[name].unavailable(comm)
-
-
-def _nccl(comm: Communicator, backend: Backend) -> Carrier:
-    return NcclCarrier(comm, backend, backend.xp.cuda, load_nccl())
-
-
-def _gpu(backend: Backend) -> str:
-    """Returns what tells the GPU of this rank from that of any other; "" on a CPU."""
-    if backend.name == "cpu":
-        return ""
-    bus = backend.xp.cuda.runtime.deviceGetPCIBusId(backend.device_id)
-    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{machine} {bus}"
-
-
-def _cards(comm: Communicator, card: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = np.frombuffer(json.dumps(card).encode(), np.uint8)
-    gathered = comm.allgatherv(rows, call="gpu_transport")
-    return [json.loads(part.tobytes()) for part in gathered.by_rank()]

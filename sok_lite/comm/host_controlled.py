@@ -1,4 +1,5 @@
-"""A carrier whose control goes by the communicator, through the host, and only payload does not."""
+"""A transport whose control goes by the communicator, through the host, and only payload does
+not."""
 
 from abc import abstractmethod
 from contextlib import suppress
@@ -6,17 +7,17 @@ from contextlib import suppress
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.comm.carrier import (
+from sok_lite.comm.gpu_transport import (
     FAILED,
     NUM_WORDS,
-    Carrier,
     Check,
     Counts,
+    GpuTransport,
 )
 from sok_lite.comm.protocol import CommunicatorError
 
 
-class HostControlledCarrier(Carrier):
+class HostControlledTransport(GpuTransport):
     """Tells counts and calls by collectives of the host, which compare the calls of all ranks.
 
     What a subclass carries has arrived when it returns. A rank that dies meanwhile is its matter.

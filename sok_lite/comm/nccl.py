@@ -20,14 +20,14 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.comm.alarm import Alarm
-from sok_lite.comm.carrier import (
+from sok_lite.comm.gpu_transport import (
     CALL,
     FAILED,
     NUM_WORDS,
     TURN,
-    Carrier,
     Check,
     Counts,
+    GpuTransport,
 )
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
@@ -56,7 +56,7 @@ class Message(NamedTuple):
     came: np.ndarray
 
 
-class NcclCarrier(Carrier):
+class NcclTransport(GpuTransport):
     """One rank of an NCCL communicator, beside a communicator that brought the ranks together."""
 
     name = "nccl"

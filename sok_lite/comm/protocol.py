@@ -18,7 +18,7 @@ import numpy as np
 from sok_lite.comm.header import LONGEST_CALL, Header
 
 if TYPE_CHECKING:
-    from sok_lite.comm.carrier import Carrier
+    from sok_lite.comm.gpu_transport import GpuTransport
 
 # One line per collective on standard error; the way to see which rank is ahead in a deadlock.
 TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
@@ -77,7 +77,7 @@ class Communicator(ABC):
 
     Rows are NumPy arrays of bool, (u)int8 to (u)int64 or float16 to float64, of any strides; their
     dtype and trailing shape must be equal on all ranks. bfloat16 rows travel as uint16, GPU arrays
-    by the `carrier`, or through the host (`Backend.to_host`). What is returned belongs to the
+    by the `transport`, or through the host (`Backend.to_host`). What is returned belongs to the
     caller, but for one case: with a single rank it may be the argument itself.
 
     Wrong arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
@@ -89,7 +89,7 @@ class Communicator(ABC):
       size: number of processes.
       local_rank: number of this process among those of the same machine.
       turn: number of collectives so far; equal on all ranks whenever one has been completed.
-      carrier: what carries arrays of a GPU without the host; None: they go by the host.
+      transport: what carries arrays of a GPU without the host; None: they go by the host.
       shares_memory: whether ranks of one machine pass rows through memory, also where there are
         ranks on other machines.
     """
@@ -101,7 +101,7 @@ class Communicator(ABC):
         self.size = size
         self.local_rank = local_rank
         self.turn = 0
-        self.carrier: Carrier | None = None
+        self.gpu_transport: GpuTransport | None = None
         self._process = os.getpid()
         self._failure: str | None = None
         # Two collectives of one rank at once would take each other's messages.

@@ -22,7 +22,7 @@ from sok_lite.engine.files.key_value_files import (
     open_shards,
     write_shard,
 )
-from sok_lite.engine.files.key_value_names import Place, find_shards
+from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
 from sok_lite.engine.table.exclusive import alone
 
 _SLOTS = 1 << 16  # places of an index that are read together
@@ -89,7 +89,7 @@ def save(
     """
     source = source_of(holder)
     numbers = range(source.num_shards) if only is None else [only]
-    places = [Place(i + 1, source.num_shards, rank, size) for i in numbers]
+    places = [ShardPlace(i + 1, source.num_shards, rank, size) for i in numbers]
     bases = [place.base(source.layout.name) for place in places]  # checks the rank
     if file_name_list is not None:
         if len(file_name_list) != len(bases):
@@ -133,7 +133,7 @@ def load(
     Args:
       only: the number of the one shard that takes its keys of them; None: all do.
     """
-    Place(rank=rank, size=size).base("")  # checks the rank
+    ShardPlace(rank=rank, size=size).base("")  # checks the rank
     source_of(holder)
 
     def run(source: Source, folder: str) -> None:
@@ -141,7 +141,7 @@ def load(
         if bases is None and load_entire_dir:
             bases = find_shards(folder, name)
         if bases is None and only is not None:
-            bases = [Place(only + 1, source.num_shards, rank, size).base(name)]
+            bases = [ShardPlace(only + 1, source.num_shards, rank, size).base(name)]
         if bases is None:
             try:
                 bases = find_shards(folder, name, size, rank)
@@ -159,7 +159,7 @@ def load(
 
 def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: int) -> Any:
     """Reads what is of this process; see `Variable.load_from_file_system_with_restore_function`."""
-    Place(rank=rank, size=size).base("")  # checks the rank
+    ShardPlace(rank=rank, size=size).base("")  # checks the rank
     source_of(holder)
 
     def run(source: Source, folder: str) -> None:

@@ -8,8 +8,8 @@ import tensorflow as tf
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.minimize import check_any, gradients_of
+from sok_lite.bridge.optimizers.patched import know_api, train_for
 from sok_lite.bridge.optimizers.settings import family_of
-from sok_lite.bridge.optimizers.stock import know_api, train_for
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.slots import SlotTrainable, SlotVariable
 from sok_lite.dynamic_embedding.trainable import API, TrainableWrapper

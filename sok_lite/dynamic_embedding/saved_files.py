@@ -16,7 +16,7 @@ from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.engine.files.key_value_files import checksums, make_layout, open_shards, write_shard
-from sok_lite.engine.files.key_value_names import Place, find_places, group_sizes
+from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
 from sok_lite.engine.files.key_value_states import read_states, states_path, write_states
 from sok_lite.engine.table.content import (
     Content,
@@ -69,7 +69,7 @@ class VariableFiles:
         owners = source.owners(keys, shards) if shards > 1 else None
         written = []
         for index in range(shards):
-            place = Place(index + 1, shards, rank, size)
+            place = ShardPlace(index + 1, shards, rank, size)
             is_here = slice(None) if owners is None else owners == index
             piece = keys[is_here], values[is_here]
             buffer_size = self._saver.config.buffer_size
@@ -149,7 +149,7 @@ def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool
     return any(None in found or found == list(expected) for found in by_rank.values())
 
 
-def _part(source: Source, folder: str, places: Sequence[Place]) -> Content:
+def _part(source: Source, folder: str, places: Sequence[ShardPlace]) -> Content:
     """Reads what one process has saved; of files without states nothing is known of the keys."""
     layout = source.layout
     shards = open_shards(folder, layout, file_name_list=[p.base(layout.name) for p in places])

@@ -36,7 +36,7 @@ from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
 
 
-class Rows(NamedTuple):
+class RowOptions(NamedTuple):
     """What a variable tells a table about its rows, in place of a `default_value`.
 
     Attributes:
@@ -80,7 +80,7 @@ class HashTable(TableVariable, SaveableObject):
         "Hold it in a layer of de.keras.layers, and use de.keras.models.save_model(model, path); "
         "or tf.train.Checkpoint. For serving alone there is sok_lite.export_serving."
     )
-    instead_of_own_step = "Train it with de.DynamicEmbeddingOptimizer in a loop of your own."
+    instead_of_custom_step = "Train it with de.DynamicEmbeddingOptimizer in a loop of your own."
     instead_of_partitions = "Look each up by itself."
     # A saver of TF1 is told of the table itself: see `save_with_graph`.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
@@ -99,9 +99,9 @@ class HashTable(TableVariable, SaveableObject):
         self.key_dtype, self.value_dtype = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
         check_dtypes(self.key_dtype, self.value_dtype)
         rows = default_value
-        if not isinstance(rows, Rows):
+        if not isinstance(rows, RowOptions):
             values = array_of(default_value)
-            rows = Rows(max(1, values.size), values.reshape(-1))
+            rows = RowOptions(max(1, values.size), values.reshape(-1))
         self.files = rows.files
         initializer = initial_value(
             rows.initializer, rows.dim, self.value_dtype, rows.row_shape, name

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.local_lookup import local_lookup
-from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers, trains_for
+from sok_lite.bridge.optimizers.patched import patch_optimizers, trains_for
 from sok_lite.bridge.sparse_matrix import clipped
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
@@ -46,7 +46,7 @@ class TrainableWrapper(TableVariable):
         "Hold it in a layer of de.keras.layers, and use de.keras.models.save_model(model, path); "
         "or tf.train.Checkpoint. For serving alone there is sok_lite.export_serving."
     )
-    instead_of_own_step = (
+    instead_of_custom_step = (
         "Hold it in a layer of de.keras.layers, and compile the model with "
         "de.DynamicEmbeddingOptimizer(optimizer)."
     )
@@ -69,7 +69,7 @@ class TrainableWrapper(TableVariable):
         name: str | None = None,
         trainable: bool | None = None,
     ) -> None:
-        train_with_stock_optimizers()  # an optimizer that Keras loads is to train it, too
+        patch_optimizers()  # an optimizer that Keras loads is to train it, too
         self.params = params
         self.max_norm = max_norm
         self._ids = ids

@@ -32,7 +32,7 @@ from sok_lite.dynamic_embedding.saved_files import VariableFiles
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.shards import Shard
 from sok_lite.dynamic_embedding.slots import SlotVariable, slots_of
-from sok_lite.dynamic_embedding.tables import Rows
+from sok_lite.dynamic_embedding.tables import RowOptions
 from sok_lite.dynamic_embedding.trainable import ShadowVariable
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.dtypes import key_dtype as engine_key_dtype
@@ -146,7 +146,9 @@ class Variable(tf.__internal__.tracking.Trackable):
         self.rows = self.kv_creator.create(
             self.key_dtype,
             self.value_dtype,
-            Rows(self.dim, initializer, owner_rule(partitioner, engine_keys), saved, row_shape),
+            RowOptions(
+                self.dim, initializer, owner_rule(partitioner, engine_keys), saved, row_shape
+            ),
             name,
             checkpoint,
             int(init_size / self.shard_num) * self.shard_num,

@@ -26,7 +26,7 @@ class BackwardContext(NamedTuple):
         number of that lookup, 0 if it inserted none.
       keys: (m,) int64, the keys that this rank was asked, `pooling.route.num_received` of each
         part; they may repeat.
-      rows: (m,) uint32, their row numbers, or absent.
+      rows: (m,) uint32, their row numbers, or NO_ROW.
     """
 
     pooling: PoolingContext

@@ -10,7 +10,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch, ShardedTable
 from sok_lite.engine.pieces import OutputBuffer, Pieces, contiguous, dtypes_of, shapes_of
-from sok_lite.engine.pooling import coefficients_of, combining, combining_weight_grad
+from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.segments import Terms, cut, group, segment_sums
 from sok_lite.engine.sent_gradients import send_sums
@@ -41,7 +41,7 @@ def pool(
     actions = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
         pooling = (its_inverse, splits[i], batch.weights[i], batch.combiners[i])
-        actions.append([combining(backend, source, *pooling, pooled[i], starts[i])[1]])
+        actions.append([plan_combine(backend, source, *pooling, pooled[i], starts[i])[1]])
     publish(*actions)
     return pooled
 
@@ -126,7 +126,7 @@ def _weight_grads(
     for i, (_, weights, combiner) in enumerate(parts):
         if weights is not None:
             way = (pooling.sources[i], inverses[i], splits[i], weights, combiner, starts[i])
-            results[i], action = combining_weight_grad(backend, out_grads[i], *way)
+            results[i], action = plan_combine_weight_grad(backend, out_grads[i], *way)
             actions.append([action])
     return results, actions
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.carrier import Carrier, Check
+from sok_lite.comm.gpu_transport import Check, GpuTransport
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_failure
@@ -86,8 +86,8 @@ class Route:
 
         To be called when the device has used them, before a table changes by them.
         """
-        if self.comm.carrier is not None:
-            self.comm.carrier.check(self.lookup)
+        if self.comm.gpu_transport is not None:
+            self.comm.gpu_transport.check(self.lookup)
 
     @property
     def numbers(self) -> np.ndarray:
@@ -172,9 +172,9 @@ def send_keys(
             tables = np.repeat(np.arange(num_tables, dtype=np.int32), sizes)
             labels += backend.from_host(tables)
         groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
-    if comm.carrier is None:
+    if comm.gpu_transport is None:
         return _keys_by_host(backend, comm, keys, groups, num_tables, tag, check)
-    return _keys_carried(comm.carrier, backend, comm, keys, sizes, groups, tag, check)
+    return _keys_carried(comm.gpu_transport, backend, comm, keys, sizes, groups, tag, check)
 
 
 def _keys_by_host(
@@ -209,7 +209,7 @@ def _keys_by_host(
 
 
 def _keys_carried(
-    carrier: Carrier,
+    transport: GpuTransport,
     backend: Backend,
     comm: Communicator,
     keys: Array,
@@ -219,7 +219,7 @@ def _keys_carried(
     check: Check | None,
 ) -> tuple[Array, Route]:
     """Sends control, and then keys as rows of 8 bytes: none of them is seen by the host."""
-    counts = carrier.counts(SEND_KEYS, groups.offsets, len(sizes), tag, check)
+    counts = transport.counts(SEND_KEYS, groups.offsets, len(sizes), tag, check)
     with failure_known_to_all(comm):
         row_bytes = [keys.itemsize] * len(sizes)
         sent = RowMessage.of(backend, counts.sent, row_bytes, groups.order)
@@ -228,7 +228,7 @@ def _keys_carried(
         recv_keys = backend.xp.empty(int(counts.received.sum()), np.int64)
         way = (counts.sent, counts.received, groups.order)
         route = Route(backend, comm, *way, comm.turn)
-    received = carrier.keys(message, sent.splits, came.splits)
+    received = transport.keys(message, sent.splits, came.splits)
     with failure_known_to_all(comm):
         came.unpack(received, cut(recv_keys, route.num_received))
         return recv_keys, route
@@ -294,9 +294,9 @@ def _trip(
     code = zlib.crc32(repr([(dim, dtype.str) for dim, dtype in formats]).encode())
     call = f"{name} of lookup {route.lookup}, formats {code:08x}"
     message, splits = sent.packed(rows), (sent.splits, came.splits)
-    carrier = route.comm.carrier
-    if carrier is not None:
-        received = carrier.rows(call, message, *splits)
+    transport = route.comm.gpu_transport
+    if transport is not None:
+        received = transport.rows(call, message, *splits)
     else:
         answer = route.comm.alltoallv(backend.to_host(message), *splits, call=call)
         received = backend.from_host(answer.rows)

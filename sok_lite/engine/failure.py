@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from sok_lite.comm.carrier import LONGEST_REASON_BYTES
+from sok_lite.comm.gpu_transport import LONGEST_REASON_BYTES
 from sok_lite.comm.header import LONGEST_CALL
 from sok_lite.comm.protocol import Communicator, CommunicatorError
 
@@ -67,10 +67,10 @@ def _telling_failure(comm: Communicator) -> Iterator[None]:
         text = f"no call, after {type(error).__name__}: {error}"
         call = text.encode("ascii", "replace")[:LONGEST_CALL].decode()
         with suppress(CommunicatorError):
-            if comm.carrier is None:
+            if comm.gpu_transport is None:
                 comm.barrier(call)
             else:
-                comm.carrier.fail(call)
+                comm.gpu_transport.fail(call)
         raise
 
 
@@ -123,8 +123,8 @@ def reason_in(part: np.ndarray) -> str | None:
 def _send_reason(comm: Communicator, reason: str) -> None:
     if comm.size == 1:
         return
-    if comm.carrier is not None:
-        comm.carrier.refuse(SEND_KEYS, reason)
+    if comm.gpu_transport is not None:
+        comm.gpu_transport.refuse(SEND_KEYS, reason)
         return
     text = reason.encode()[:LONGEST_REASON_BYTES]
     words = np.frombuffer(text.ljust(-(-len(text) // 8) * 8), np.int64)

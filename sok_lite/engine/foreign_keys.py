@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.update_rows import ResolvedUpdates, Updates
 
 
@@ -45,7 +45,7 @@ def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: Ra
     doubtful = [
         i
         for i, (of_gradient, count) in enumerate(
-            zip(updates.of_gradients, by_row.num_absent, strict=True)
+            zip(updates.of_gradients, by_row.num_without_row, strict=True)
         )
         if count and not of_gradient
     ]
@@ -53,7 +53,7 @@ def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: Ra
         xp = table.backend.xp
         if not table.owner.is_strict:
             continue
-        keys = all_keys[rows == np.uint32(ABSENT)]
+        keys = all_keys[rows == np.uint32(NO_ROW)]
         owners = table.owner.owners(keys, rank_info.size, table.key_dtype, xp)
         foreign = owners != rank_info.rank
         count = int(foreign.sum())

@@ -1,8 +1,8 @@
 """One optimizer step for rows of several tables by a function that gets the rows and their states.
 
 For optimizers that no kernel follows. Slower than an update rule: rows and states are copied twice,
-and each table and state is a launch of its own. What the rows of a step, absent keys and states are
-is the same as of `update.UpdateStep`, but that keys without a row are inserted before the
+and each table and state is a launch of its own. What the rows of a step, missing keys and states
+are is the same as of `update.UpdateStep`, but that keys without a row are inserted before the
 function is called, and stay if it raises.
 """
 
@@ -19,7 +19,7 @@ from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.rule import counting_nonfinite
 from sok_lite.engine.rows.state_owner import Kinds, States
-from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
@@ -30,7 +30,7 @@ from sok_lite.engine.update_rows import (
     ResolvedUpdates,
     Update,
     Updates,
-    plan_marking,
+    plan_mark_seen,
     resolve_rows,
     touch,
 )
@@ -116,16 +116,16 @@ class GatheredStep(HeldStep["_Computed | None"]):
             return
         by_row, held, states, stepped, more, refused = ready
         left_out = [
-            table._counting(not_updated=count)
+            table._plan_count(not_updated=count)
             for table, count, insert in zip(*by_row[::4], by_row.inserts, strict=True)
             if count and not insert
         ]
         touch(by_row)
-        noting = plan_marking(by_row)
+        noting = plan_mark_seen(by_row)
         writing = [
             action
             for table, *of_table in zip(held.tables, held.rows, states, stepped, strict=True)
-            for action in _writing(table.store, *of_table)
+            for action in _plan_write(table.store, *of_table)
         ]
         num_nonfinite = self._options.num_nonfinite
         counting = [
@@ -159,7 +159,7 @@ class _Computed(NamedTuple):
 
 
 def _with_rows_inserted(updates: ResolvedUpdates) -> ResolvedUpdates:
-    """Returns updates after the insertion of absent keys, where the tables take any."""
+    """Returns updates after the insertion of missing keys, where the tables take any."""
     inserting = [i for i, insert in enumerate(updates.inserts) if insert]
     if not inserting:
         return updates
@@ -170,25 +170,25 @@ def _with_rows_inserted(updates: ResolvedUpdates) -> ResolvedUpdates:
     pairs = zip(some.tables, sizes, strict=True)
     requests = [LookupRequest(table, size, unique_keys=True) for table, size in pairs]
     lookup = batched(requests)._replace(is_lookup=False)
-    num_absent = look_up_batch(backend, keys, rows, lookup)
-    all_rows, all_absent = list(updates.rows), list(updates.num_absent)
-    for i, its_rows, count in zip(inserting, cut(rows, sizes), num_absent, strict=True):
-        all_rows[i], all_absent[i] = its_rows, count
-    return updates._replace(rows=all_rows, num_absent=all_absent)
+    num_without_row = look_up_batch(backend, keys, rows, lookup)
+    all_rows, all_without_row = list(updates.rows), list(updates.num_without_row)
+    for i, its_rows, count in zip(inserting, cut(rows, sizes), num_without_row, strict=True):
+        all_rows[i], all_without_row[i] = its_rows, count
+    return updates._replace(rows=all_rows, num_without_row=all_without_row)
 
 
 def _held(updates: ResolvedUpdates) -> ResolvedUpdates:
     """Returns updates without the keys that have no row."""
-    lacking = [i for i, count in enumerate(updates.num_absent) if count]
+    lacking = [i for i, count in enumerate(updates.num_without_row) if count]
     if not lacking:
         return updates
     parts = [list(updates.keys), list(updates.rows), list(updates.grads)]
     for i in lacking:
-        held = updates.tables[i].backend.xp.flatnonzero(updates.rows[i] != np.uint32(ABSENT))
+        held = updates.tables[i].backend.xp.flatnonzero(updates.rows[i] != np.uint32(NO_ROW))
         for part in parts:
             part[i] = part[i][held]
     keys, rows, grads = parts
-    return updates._replace(keys=keys, rows=rows, grads=grads, num_absent=[0] * len(keys))
+    return updates._replace(keys=keys, rows=rows, grads=grads, num_without_row=[0] * len(keys))
 
 
 def _gathered(table: EmbeddingTable, rows: Array, grads: Array, states: States) -> Gathered:
@@ -198,8 +198,11 @@ def _gathered(table: EmbeddingTable, rows: Array, grads: Array, states: States) 
     return Gathered(table, values, grads, read)
 
 
-def _writing(store: RowStore, rows: Array, states: States, went: Stepped) -> list[Action]:
+def _plan_write(store: RowStore, rows: Array, states: States, went: Stepped) -> list[Action]:
     return [
-        store.writing(rows, store.to_storage(went.rows)),
-        *(store.writing(rows, values, states[name].name) for name, values in went.states.items()),
+        store.plan_write(rows, store.to_storage(went.rows)),
+        *(
+            store.plan_write(rows, values, states[name].name)
+            for name, values in went.states.items()
+        ),
     ]

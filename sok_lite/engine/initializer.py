@@ -82,7 +82,7 @@ class Initializer:
         """Returns the row that every key starts with; None: they start with rows of their own."""
         return (self.a,) * dim if self.kind == "constant" else None
 
-    def filling(
+    def plan_fill(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
         """Prepares to write the initial values of rows into the `value` column.
@@ -90,13 +90,13 @@ class Initializer:
         Args:
           backend: where the arrays live.
           store: the row store.
-          rows: (n,) uint32, distinct; absent ones are skipped. They are read when the action is
+          rows: (n,) uint32, distinct; NO_ROW is skipped. They are read when the action is
             taken.
           keys: (n,) int64, the key of each row.
           table_seed: 64 bits that stand for the seed and the table's name.
         """
         if self._is_row(store.row_dtype):
-            return self._as_row(store.dim).filling(backend, store, rows, keys, table_seed)
+            return self._as_row(store.dim).plan_fill(backend, store, rows, keys, table_seed)
         name = f"init_{self.kind}_{store.row_dtype.suffix}"
         column = store.column("value").pointers
         place = (column, store.chunk_shift, store.dim, rows)
@@ -104,10 +104,10 @@ class Initializer:
         return backend.prepared(name, len(rows), *place, *source, *self._scalars(), len(rows))
 
     def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
-        """Writes the initial values of rows into the `value` column; see `filling`."""
-        self.filling(backend, store, rows, keys, table_seed)()
+        """Writes the initial values of rows into the `value` column; see `plan_fill`."""
+        self.plan_fill(backend, store, rows, keys, table_seed)()
 
-    def drawing(
+    def plan_draw(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -124,20 +124,20 @@ class Initializer:
           out: (n, dim) storage, C-contiguous.
           keys: (n,) int64.
           table_seed: 64 bits that stand for the seed and the table's name.
-          rows: (n,) uint32; a key whose row is not absent is skipped; None: none is.
+          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
         """
         n, dim = out.shape
         if self._is_row(row_dtype):
-            return self._as_row(dim).drawing(backend, row_dtype, out, keys, table_seed, rows)
+            return self._as_row(dim).plan_draw(backend, row_dtype, out, keys, table_seed, rows)
         source = () if self.kind == "constant" else (keys, as_i64(table_seed))
         words = out.reshape(-1).view(np.uint8)
         name = f"draw_{self.kind}_{row_dtype.suffix}"
         return backend.prepared(name, n, words, dim, rows, *source, *self._scalars(), n)
 
     def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
-        """Returns the initial values of keys, (n, dim) float32; see `drawing`."""
+        """Returns the initial values of keys, (n, dim) float32; see `plan_draw`."""
         out = backend.xp.empty((len(keys), dim), dtype=np.float32)
-        self.drawing(backend, row_dtype("float32"), out, keys, table_seed)()
+        self.plan_draw(backend, row_dtype("float32"), out, keys, table_seed)()
         return out
 
     def _is_row(self, row_dtype: RowDtype) -> bool:

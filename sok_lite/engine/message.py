@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part
+from sok_lite.backend.base import Work
 from sok_lite.backend.publish import publish
-from sok_lite.comm.carrier import no_lookup, other_lookup
+from sok_lite.comm.gpu_transport import no_lookup, other_lookup
 from sok_lite.comm.protocol import Communicator, CommunicatorError, split_offsets
 from sok_lite.engine.failure import reason_in
 
@@ -116,7 +116,7 @@ class RowMessage(NamedTuple):
         for t, (array, n) in enumerate(zip(arrays, self.num_rows, strict=True)):
             if array.size:
                 place = (order, first, self.ways, t, size)
-                parts.append(Part(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
+                parts.append(Work(n, (_bytes(array), self.row_bytes[t], *place, content, n)))
             first += n
         publish(self.backend.joined(kernel, parts))
 

@@ -113,5 +113,5 @@ def _renamed(table: EmbeddingTable, name: str, kind: str) -> str:
             f"State {name!r} of table {table.name!r} belongs together with one that is called "
             f"{kind!r} already. Rename or drop that one first."
         )
-    publish(table.store.renaming(column, kind))
+    publish(table.store.plan_rename(column, kind))
     return column.name

@@ -25,7 +25,7 @@ from sok_lite.engine.rows.state_owner import (
 )
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.dumped import forgetting
+from sok_lite.engine.table.dumped import plan_forget
 
 
 class StateRequest(NamedTuple):
@@ -125,7 +125,7 @@ def _taken_over(request: StateRequest) -> States | None:
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
         warn_if_several_fit(table.name, store.state_groups, kinds)
-        publish(store.giving(states.values(), StateOwner.of(optimizer)))
+        publish(store.plan_give(states.values(), StateOwner.of(optimizer)))
     return states
 
 
@@ -153,7 +153,7 @@ def _copied(request: StateRequest, others: States) -> States:
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
     store.copy_states(others, columns)
     # An increment would have the rows that change from now on alone: the next dump is a whole one.
-    publish([*store.giving(columns, StateOwner.of(optimizer)), *forgetting(table)])
+    publish([*store.plan_give(columns, StateOwner.of(optimizer)), *plan_forget(table)])
     _keep(store, others)  # the next one that is new has the next, or begins anew
     return {column.state: column for column in columns}
 
@@ -162,7 +162,7 @@ def _keep(store: RowStore, states: States) -> None:
     """Notes that states which a restore may have brought are no optimizer's but their own."""
     owner = next(iter(states.values())).owner
     if owner.is_restored:
-        publish(store.giving(states.values(), StateOwner(owner.reference)))
+        publish(store.plan_give(states.values(), StateOwner(owner.reference)))
 
 
 def _num_optimizers(store: RowStore) -> int:

@@ -25,7 +25,7 @@ class OwnerLookup:
       sizes: how many each part has.
       rows: (m,) uint32, row numbers, once they were looked up.
       row_epochs: of the table of each part, by then.
-      num_absent: of the table of each part, how many of its keys have no row.
+      num_without_row: of the table of each part, how many of its keys have no row.
       stamps: of the table of each part, the number of the lookup; 0: it inserts nothing.
       sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
         key; None of the others.
@@ -51,7 +51,7 @@ class OwnerLookup:
         self.rows = backend.xp.empty(keys.size, np.uint32)
         num_parts = len(sizes)
         self.row_epochs = [0] * num_parts
-        self.num_absent = [0] * num_parts
+        self.num_without_row = [0] * num_parts
         self.stamps = [0] * num_parts
         self.sources: list[Array | None] = [None] * num_parts
         self._numbers_of = batch.layout.numbers_of
@@ -150,19 +150,19 @@ class OwnerLookup:
             rows = self._backend.xp.empty(keys.size, np.uint32)
 
         def found() -> None:
-            num_absent = look_up_batch(self._backend, keys, rows, lookup, check=self._check)
+            num_without_row = look_up_batch(self._backend, keys, rows, lookup, check=self._check)
             if not is_ordered:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.row_epochs = [table.row_epoch for table in self._tables]
-            if True in lookup.inserts or any(num_absent):
-                of_tables = (self._numbers_of, num_absent, lookup.tables, lookup.inserts)
+            if True in lookup.inserts or any(num_without_row):
+                of_tables = (self._numbers_of, num_without_row, lookup.tables, lookup.inserts)
                 for numbers, absent, table, insert in zip(*of_tables, strict=True):
                     stamp = table.clock.now if insert else 0
                     for i in numbers:
-                        self.num_absent[i], self.stamps[i] = absent, stamp
-            keep(num_absent)
+                        self.num_without_row[i], self.stamps[i] = absent, stamp
+            keep(num_without_row)
             for table in [table for table in lookup.tables if not table.keeps_every_key]:
                 table._report_refused()
 
@@ -176,20 +176,20 @@ class OwnerLookup:
     def _read_none(self, _: Sequence[int]) -> None:
         """Keeps no row: several ranks have them already."""
 
-    def _read_weighted(self, num_absent: Sequence[int]) -> None:
+    def _read_weighted(self, num_without_row: Sequence[int]) -> None:
         """Keeps the rows of parts with weights, which the gradients by those need."""
         batch = self._batch
         if not [weights for weights in batch.weights if weights is not None]:
             return
         keys, rows, readings = cut(self.keys, self.sizes), cut(self.rows, self.sizes), []
-        for numbers, absent in zip(self._numbers_of, num_absent, strict=True):
+        for numbers, absent in zip(self._numbers_of, num_without_row, strict=True):
             for i in numbers:
                 if batch.weights[i] is not None:
                     table = self._tables[i]
                     source = table.store.output(self.sizes[i])
-                    actions = [table.store.reading(rows[i], source)]
+                    actions = [table.store.plan_read(rows[i], source)]
                     if absent and batch.missing[i] == "initial":
-                        actions.append(table.drawing(source, keys[i], rows[i]))
+                        actions.append(table.plan_draw(source, keys[i], rows[i]))
                     self.sources[i] = source
                     readings.append(actions)
         publish(*readings)

@@ -1,9 +1,9 @@
 """Pooling of looked-up rows over the ids of a ragged row, and the gradients of it.
 
-`combining` goes from unique rows (u, dim) to one row per ragged row (batch, dim). The way back is
-`coefficients_of`, and sums over duplicates. Sums are taken in a fixed order, so a run repeats bit
-for bit, on any number of threads. They go in pieces of 32 items, so that a long sum is as exact as
-a short one.
+`plan_combine` goes from unique rows (u, dim) to one row per ragged row (batch, dim). The way back
+is `coefficients_of`, and sums over duplicates. Sums are taken in a fixed order, so a run repeats
+bit for bit, on any number of threads. They go in pieces of 32 items, so that a long sum is as exact
+as a short one.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I32, I64, Part
+from sok_lite.backend.base import F32, I32, I64, Work
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pieces import Pieces, addresses_of
@@ -45,7 +45,7 @@ def normalise_combiner(combiner: object) -> str:
     )
 
 
-def combining(
+def plan_combine(
     backend: Backend,
     source: Array,
     inverse: Array,
@@ -132,7 +132,7 @@ def coefficients_of(
     return index, coefficients
 
 
-def combining_weight_grad(
+def plan_combine_weight_grad(
     backend: Backend,
     out_grads: Array,
     source: Array,
@@ -142,12 +142,12 @@ def combining_weight_grad(
     combiner: str,
     first: int = 0,
 ) -> tuple[Array, Action]:
-    """Prepares the gradient of `combining` by its weights.
+    """Prepares the gradient of `plan_combine` by its weights.
 
     Args:
       out_grads: (batch, dim) float32.
       inverse: None: item j is source[j], and `first` 0.
-      The others, Raises: as of `combining`.
+      The others, Raises: as of `plan_combine`.
 
     Returns:
       ((n,) float32, the action).
@@ -186,7 +186,7 @@ def wrong_splits(
     """
     count = backend.xp.zeros(1, np.int64)
     parts = [
-        Part(len(splits), (splits, count, int(n), len(splits)))
+        Work(len(splits), (splits, count, int(n), len(splits)))
         for splits, n in zip(row_splits, num_items, strict=True)
     ]
     publish(backend.joined("splits_count_wrong", parts))

@@ -53,14 +53,14 @@ class RowInitializer:
         """Returns the row that every key starts with."""
         return self.values
 
-    def filling(
+    def plan_fill(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
         """Prepares to write the row into the `value` column; see GivesFirstRows."""
         source = backend.xp.zeros(rows.size, np.int32)
-        return store.writing(rows, self._stored(backend, store.row_dtype), source=source)
+        return store.plan_write(rows, self._stored(backend, store.row_dtype), source=source)
 
-    def drawing(
+    def plan_draw(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -121,7 +121,7 @@ class MatrixInitializer:
                 "Received: a matrix."
             )
 
-    def filling(
+    def plan_fill(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
         """Prepares to write the rows into the `value` column; see GivesFirstRows."""
@@ -131,7 +131,7 @@ class MatrixInitializer:
         source = (keys, as_i64(table_seed), matrix, len(self._matrix))
         return backend.prepared(f"init_matrix_{suffix}", len(rows), *place, *source, len(rows))
 
-    def drawing(
+    def plan_draw(
         self,
         backend: Backend,
         row_dtype: RowDtype,

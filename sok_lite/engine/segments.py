@@ -51,8 +51,8 @@ class Missing(NamedTuple):
     """Which items have no row.
 
     Attributes:
-      rows: (n,) uint32, the row number of each item, or absent.
-      counts: (T,) on the host, how many are absent of each table.
+      rows: (n,) uint32, the row number of each item, or NO_ROW.
+      counts: (T,) on the host, how many have none of each table.
     """
 
     rows: Array
@@ -347,12 +347,12 @@ def gather_rows(backend: Backend, x: Array, index: Array) -> Array:
     Returns:
       (n, dim) of x's dtype.
     """
-    out, action = gathering(backend, x, index)
+    out, action = plan_gather(backend, x, index)
     action()
     return out
 
 
-def gathering(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
+def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
     """Prepares `gather_rows`; returns what it will give, and the action."""
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
     suffix, words = as_words(x)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import ShardedTable
 from sok_lite.engine.exchange import Route, send_grads
@@ -45,5 +45,5 @@ def send_sums(
 
 def _convert(backend: Backend, kernel: str, arrays: Sequence[tuple[Array, Array]]) -> None:
     """Writes the elements of arrays into others, all in one launch."""
-    parts = [Part(source.size, (source, out, source.size)) for source, out in arrays]
+    parts = [Work(source.size, (source, out, source.size)) for source, out in arrays]
     publish(joined_launches([(backend, kernel, part) for part in parts]))

@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
@@ -31,7 +31,7 @@ from sok_lite.engine.pooling_context import (
     pack_pooling,
     unpack_pooling,
 )
-from sok_lite.engine.segments import cut, dedup, gathering, group, segment_sums
+from sok_lite.engine.segments import cut, dedup, group, plan_gather, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
 from sok_lite.engine.static_table import StaticTable
 
@@ -223,7 +223,7 @@ def _count_outside(tables: Sequence[StaticTable], keys: Sequence[Array], count: 
     """Adds to a count (1,) int64 the row numbers that tables have not, by one launch."""
     parts = []
     for table, its_keys in zip(tables, keys, strict=True):
-        part = Part(len(its_keys), (its_keys, table.num_rows, count, len(its_keys)))
+        part = Work(len(its_keys), (its_keys, table.num_rows, count, len(its_keys)))
         parts.append((table.backend, "keys_count_outside", part))
     publish(joined_launches(parts))
 
@@ -275,7 +275,7 @@ def _rows_of_keys(
     actions = []
     for i, is_wanted in enumerate(are_wanted):
         if is_wanted:
-            results[i], action = gathering(backend, rows[i], numbers[i])
+            results[i], action = plan_gather(backend, rows[i], numbers[i])
             actions.append([action])
     publish(*actions)
     return results

@@ -23,12 +23,12 @@ from sok_lite.engine.optimizers.rule import (
     check_step,
     check_trained,
     counting_nonfinite,
+    plan_update,
     rule_step,
-    updating,
 )
 from sok_lite.engine.pieces import chosen, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.rows.state_owner import Kinds, States
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable
@@ -38,7 +38,7 @@ from sok_lite.engine.table.new_keys import LookupRequest
 from sok_lite.engine.update_rows import (
     ResolvedUpdates,
     Updates,
-    plan_marking,
+    plan_mark_seen,
     resolve_rows,
     touch,
 )
@@ -142,9 +142,9 @@ class UpdateStep(HeldStep["_Steps | None"]):
         if True in inserts:
             others = steps.some([i for i, insert in enumerate(inserts) if not insert])
         rows_of_others = _of_rows(others, rounding)
-        launches = [*plan_marking(others.resolved), *updating(rows_of_others, num_nonfinite)]
+        launches = [*plan_mark_seen(others.resolved), *plan_update(rows_of_others, num_nonfinite)]
         left_out = [
-            table._counting(not_updated=count)
+            table._plan_count(not_updated=count)
             for table, count in zip(*others.resolved[::4], strict=True)
             if count
         ]
@@ -288,7 +288,7 @@ def raise_if_nonfinite(updates: ResolvedUpdates) -> None:
     """Raises NonFiniteGradientError if a row that is to be updated has a NaN or an infinity."""
     backend = updates.tables[0].backend
     counts = backend.xp.zeros(len(updates.tables), np.int64)
-    # Keys that are to be inserted count as well. `rows` says which count, absent ones do not.
+    # Keys that are to be inserted count as well. `rows` says which count, NO_ROW does not.
     rows = [
         None if inserts else its_rows
         for its_rows, inserts in zip(updates.rows, updates.inserts, strict=True)
@@ -302,7 +302,7 @@ def raise_if_nonfinite(updates: ResolvedUpdates) -> None:
     of_tables = (updates.tables, updates.keys, rows, backend.to_host(counts).tolist())
     for table, keys, its_rows, count in zip(*of_tables, strict=True):
         if count:
-            held = keys.size if its_rows is None else int((its_rows != np.uint32(ABSENT)).sum())
+            held = keys.size if its_rows is None else int((its_rows != np.uint32(NO_ROW)).sum())
             raise NonFiniteGradientError(
                 f"{count} of {held} gradient rows of table {table.name!r} have a NaN or an "
                 "infinity; nothing was changed. Clip the gradients or lower the learning rate, or "

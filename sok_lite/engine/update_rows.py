@@ -83,9 +83,9 @@ class ResolvedUpdates(NamedTuple):
     Attributes:
       tables: the tables.
       keys: (u,) int64, distinct.
-      rows: (u,) uint32, their row numbers, or absent.
+      rows: (u,) uint32, their row numbers, or NO_ROW.
       grads: (u, dim) float32.
-      num_absent: how many have no row.
+      num_without_row: how many have no row.
       are_seen: whether all of them count as seen by the last lookup of the table, as far as that is
         known.
     """
@@ -94,13 +94,13 @@ class ResolvedUpdates(NamedTuple):
     keys: Sequence[Array]
     rows: Sequence[Array]
     grads: Sequence[Array]
-    num_absent: Sequence[int]
+    num_without_row: Sequence[int]
     are_seen: Sequence[bool]
 
     @property
     def inserts(self) -> list[bool]:
         """Of each, whether there are keys without a row that are to get one."""
-        pairs = zip(self.tables, self.num_absent, strict=True)
+        pairs = zip(self.tables, self.num_without_row, strict=True)
         return [count > 0 and table.inserts_for_updates for table, count in pairs]
 
     def some(self, numbers: Sequence[int]) -> "ResolvedUpdates":
@@ -117,7 +117,7 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
 
     Args:
       marks: whether keys that are looked for may count as seen by the last lookup at once, though
-        the step may fail yet; else only `plan_marking` lets them.
+        the step may fail yet; else only `plan_mark_seen` lets them.
     """
     backend = updates.tables[0].backend
     # Looked at once for each update: another thread may make a gradient of its table meanwhile.
@@ -125,7 +125,7 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
     known, n = _known(updates, sizes), len(sizes)
     rows: dict[int, Array] = {}  # of those that are known by now
     are_seen = [False] * n
-    is_any_absent = False
+    is_any_without_row = False
     doubtful: list[int] = []
     if False in updates.of_gradients:
         doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
@@ -133,11 +133,11 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
     likely = [i for i in doubtful if known[i] is not None]
     if likely:
         counts = backend.xp.zeros(len(likely) + 1, np.int64)
-        num_others, num_absent = counts[:-1], counts[-1:]
+        num_others, num_without_row = counts[:-1], counts[-1:]
         sought, its_known = updates.some(likely), [known[i] for i in likely]
-        found = _recalled(sought, its_known, num_others, num_absent)
+        found = _recalled(sought, its_known, num_others, num_without_row)
         *counted, absent = _read(backend, counts)
-        is_any_absent = absent > 0
+        is_any_without_row = absent > 0
         last = _are_last(sought, its_known)
         for i, its_rows, others, is_last in zip(likely, found, counted, last, strict=True):
             if others == 0:
@@ -163,16 +163,16 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
         found = _recalled(sought, its_known, stamps=stamps)
     else:
         total = backend.xp.zeros(1, np.int64)
-        found = _recalled(sought, its_known, num_absent=total, stamps=stamps)
-        is_any_absent |= _read(backend, total)[0] > 0
+        found = _recalled(sought, its_known, num_without_row=total, stamps=stamps)
+        is_any_without_row |= _read(backend, total)[0] > 0
     if rows:
         rows |= zip(unknown, found, strict=True)
         found = [rows[i] for i in range(n)]
     for i, stamp in zip(unknown, stamps, strict=True):
         are_seen[i] = stamp > 0
-    num_absent_of = _num_absent(updates, known) if is_any_absent else [0] * n
+    num_without_row_of = _num_without_row(updates, known) if is_any_without_row else [0] * n
     return ResolvedUpdates(
-        updates.tables, updates.keys, found, updates.grads, num_absent_of, are_seen
+        updates.tables, updates.keys, found, updates.grads, num_without_row_of, are_seen
     )
 
 
@@ -194,7 +194,7 @@ def touch(updates: ResolvedUpdates) -> None:
             updates.tables[i]._seen(updates.keys[i])
 
 
-def plan_marking(updates: ResolvedUpdates) -> list[Action]:
+def plan_mark_seen(updates: ResolvedUpdates) -> list[Action]:
     """Prepares to count the keys of updates as seen by the last lookups, where they are not yet."""
     if False not in updates.are_seen:
         return []
@@ -202,7 +202,7 @@ def plan_marking(updates: ResolvedUpdates) -> list[Action]:
     columns = (updates.tables, updates.keys, updates.are_seen, updates.inserts)
     for table, keys, are_seen, inserts in zip(*columns, strict=True):
         if not (are_seen or inserts or table.sees_updates):
-            launch = table._marking(keys).launch
+            launch = table.mark_seen_search(keys).launch
             parts.append((table.backend, launch.kernel, launch.part))
     return joined_launches(parts)
 
@@ -244,7 +244,7 @@ def _recalled(
     updates: Updates,
     known: Sequence[Known],
     num_others: Array | None = None,
-    num_absent: Array | None = None,
+    num_without_row: Array | None = None,
     stamps: Sequence[int] | None = None,
 ) -> Sequence[Array]:
     """Returns the row numbers of keys, by one launch.
@@ -253,7 +253,7 @@ def _recalled(
       known: what is known of the keys of each.
       num_others: (len(updates),) int64, grows by the keys of each that are not those known; None:
         not wanted.
-      num_absent: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
+      num_without_row: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
         those of all; None: not wanted.
       stamps: of each, the number of the lookup by which keys count as seen that are not known; 0,
         or None for all: none do.
@@ -271,7 +271,7 @@ def _recalled(
         0
         if count is None
         else address(count) + (8 * np.arange(count.size) if count.size > 1 else 0)
-        for count in (num_others, num_absent)
+        for count in (num_others, num_without_row)
     ]
     of_known = [
         (0, 0) if each is None else (each[0].key_addresses[each[1]], each[0].row_addresses[each[1]])
@@ -285,17 +285,17 @@ def _recalled(
         *(addresses_of(backend, results, U32), *counts, np.array(sizes, np.int64)),
     ]
     kernels = [(table.backend, "recall_rows") for table in tables]
-    arrays = (updates, known, rows, num_others, num_absent)
+    arrays = (updates, known, rows, num_others, num_without_row)
     for launch in joined_column_launches(kernels, sizes, columns, arrays):
         launch()
     return results
 
 
-def _num_absent(updates: Updates, known: Sequence[Known]) -> list[int]:
+def _num_without_row(updates: Updates, known: Sequence[Known]) -> list[int]:
     """Returns how many keys of each update have no row. It waits."""
     backend = updates.tables[0].backend
     counts = backend.xp.zeros(len(known), np.int64)
-    _recalled(updates, known, num_absent=counts)
+    _recalled(updates, known, num_without_row=counts)
     return _read(backend, counts)
 
 

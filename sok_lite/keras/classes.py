@@ -19,7 +19,7 @@ from sok_lite.bridge.keras.classes import (
 from sok_lite.bridge.keras.ranks import AllRanksPart, check_ranks
 from sok_lite.bridge.keras.saving import keep_tables
 from sok_lite.bridge.keras.steps import count_by_rows
-from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.bridge.optimizers.patched import patch_optimizers
 from sok_lite.keras.checkpoint import CheckpointPart
 from sok_lite.keras.expire import ExpirePart
 from sok_lite.keras.features import Feature
@@ -88,7 +88,7 @@ def _classes_of(package: Any) -> SimpleNamespace:
     )
 
 
-train_with_stock_optimizers()
+patch_optimizers()
 for _told in (
     *(keep_tables, help_callbacks, share_in_copies, check_ranks, resume_fit, count_by_rows),
     look_up_together,

@@ -23,7 +23,7 @@ from sok_lite.keras.features import Feature, rows_of
 CALLS = "call"  # of functional models, whose class has no public name
 
 
-class _Place(NamedTuple):
+class _CallSite(NamedTuple):
     """Where the graph of a model calls a layer.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Prepared(NamedTuple):
 
 
 # Of each layer, where it is called: Keras has no public name for that.
-_places: "weakref.WeakKeyDictionary[Any, list[_Place]]" = weakref.WeakKeyDictionary()
+_places: "weakref.WeakKeyDictionary[Any, list[_CallSite]]" = weakref.WeakKeyDictionary()
 # Layers that look up what they are called with, and nothing else.
 _plain: set[type] = set()
 _calling = threading.local()
@@ -79,7 +79,7 @@ def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
       is_plain: whether nothing else was given.
     """
     if all(hasattr(each, "_keras_history") for each in inputs):
-        place = _Place([weakref.ref(each) for each in inputs], is_plain)
+        place = _CallSite([weakref.ref(each) for each in inputs], is_plain)
         _places.setdefault(layer, []).append(place)
 
 
@@ -116,7 +116,7 @@ def _looking_up(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
         _calling.prepared = outer
 
 
-def _shared(model: Any) -> list[tuple[Any, _Place]]:
+def _shared(model: Any) -> list[tuple[Any, _CallSite]]:
     """Returns the layers of a model that get inputs of the model as they are, and how."""
     inputs = {id(each) for each in model.inputs}
     found = []
@@ -129,7 +129,7 @@ def _shared(model: Any) -> list[tuple[Any, _Place]]:
 
 
 def _prepared(
-    shared: Sequence[tuple[Any, _Place]], values: Mapping[int, Any], training: Any
+    shared: Sequence[tuple[Any, _CallSite]], values: Mapping[int, Any], training: Any
 ) -> dict[int, _Prepared]:
     """Looks up for layers, if there are several.
 

@@ -28,7 +28,7 @@ class TableWeight(TableVariable):
     instead_of_value = "Use layer(keys) for some rows and table.export() for all."
     instead_of_write = "Use table.assign(keys, rows)."
     instead_of_copy = "Make another layer of table.get_config(), and set_weights(get_weights())."
-    instead_of_own_step = (
+    instead_of_custom_step = (
         "Compile the model with an optimizer of the Keras that the layer is of, and keep the table "
         "or its layer where Keras finds it: in an attribute of a layer or model, or in a list or "
         "dict of one."
@@ -37,9 +37,9 @@ class TableWeight(TableVariable):
         "Save to a path that ends in .keras or .weights.h5; for serving, use "
         "sok_lite.export_serving."
     )
-    trained_by_stock = True
+    trained_by_patched = True
     averages_over_ranks = True
-    kept_by_layer = True
+    tracked_as_weight = True
     is_frozen = False
     _shown: Any = None  # the rows where `showing_rows` is open
     regularizer = None  # Keras 3 asks each weight of a model for it

@@ -4,7 +4,7 @@
 `training_mode`, or by `kv_variable_ops.IS_TRAINING`: an IS_TRAINING of this package does nothing.
 """
 
-from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.bridge.optimizers.patched import patch_optimizers
 from sok_lite.kv_variable import training as train
 from sok_lite.kv_variable.embedding_ops import (
     embedding_lookup,
@@ -72,4 +72,4 @@ __all__ = [
     "use_tfplus_embedding_ops",
 ]
 
-train_with_stock_optimizers()
+patch_optimizers()

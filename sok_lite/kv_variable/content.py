@@ -62,7 +62,7 @@ class Lookups(NamedTuple):
     Attributes:
       stamps: (n,) uint32, number of the lookup that last saw each key; 0: none did.
       sighting_stamps: (m,) of the keys without a row.
-      facts: as of `saved.Part`.
+      facts: as of `saved.SavedPart`.
     """
 
     stamps: np.ndarray

@@ -152,7 +152,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     """
 
     kind = "KvVariable"
-    trained_by_stock = True
+    trained_by_patched = True
     instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
     instead_of_write = (
         "Use the variable's scatter_add and the like, or insert_kv_embedding. After patch_tf() "
@@ -160,7 +160,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     )
     instead_of_copy = "Make another one, and assign() this one to it."
     instead_of_save = "Use sok_lite.export_serving for a model that is to be served."
-    instead_of_own_step = "Hold it in a layer that lists it among its weights."
+    instead_of_custom_step = "Hold it in a layer that lists it among its weights."
     instead_of_partitions = "Look each up by itself."
 
     # TFPlus' optimizers set how many states lie in a row of theirs. Here each lies in its own.

@@ -100,7 +100,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
         return self.value()
 
     def gradient_source(self) -> tf.Tensor:
-        guard.refuse_own_step(self)
+        guard.refuse_custom_step(self)
         count = len(self)
 
         @custom_gradient

@@ -20,7 +20,7 @@ _RANK = re.compile(r"\.rank-(\d+)-of-(\d+)")
 _KEYS = re.compile(r"(.+?)(?:/part_\d+)?:0-keys")
 
 
-class Place(NamedTuple):
+class PartPlace(NamedTuple):
     """Where a part of what was saved of a variable is.
 
     Attributes:
@@ -128,7 +128,7 @@ def _without_temporary(path: str) -> str:
     return re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", path)
 
 
-def places_of(path: str, name: str) -> list[Place]:
+def places_of(path: str, name: str) -> list[PartPlace]:
     """Returns where a variable is in a checkpoint, and in those of the other ranks that saved.
 
     Args:
@@ -173,7 +173,7 @@ def names_in(path: str) -> list[str]:
     return sorted({match[1] for tensor in tensors if (match := _KEYS.fullmatch(tensor))})
 
 
-def _places_in(path: str, name: str) -> list[Place]:
+def _places_in(path: str, name: str) -> list[PartPlace]:
     reader = tf.train.load_checkpoint(path)
     part = re.compile(re.escape(name) + r"(?:/part_(\d+))?:0-keys")
     found = {
@@ -185,7 +185,7 @@ def _places_in(path: str, name: str) -> list[Place]:
         found = {None: found[None]}
     places = []
     for number in sorted(found, key=lambda number: int(number or 0)):
-        place = Place(path, reader, found[number], None)
+        place = PartPlace(path, reader, found[number], None)
         if place.has("facts"):
             place = place._replace(facts=facts_of(place.tensor("facts"), f"{name!r} in {path!r}"))
         places.append(place)
@@ -204,7 +204,7 @@ def _places_in(path: str, name: str) -> list[Place]:
 
 
 def check_forms(
-    places: list[Place], key_type: tf.DType, dtype: tf.DType, dim: int, name: str
+    places: list[PartPlace], key_type: tf.DType, dtype: tf.DType, dim: int, name: str
 ) -> None:
     """Raises ValueError where what was saved does not fit a variable."""
     expected = saved_dtypes(key_type, dtype)
@@ -244,7 +244,7 @@ class Read(NamedTuple):
     deleted: np.ndarray
 
 
-def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) -> Read:
+def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: str) -> Read:
     """Reads the keys of a variable that this rank owns; see `read_all`."""
     whole = read_all(places, table.row_dtype, threshold, table.clock.read(), name)
     are_own = owns(table, *ranks())
@@ -253,7 +253,7 @@ def read(places: list[Place], table: EmbeddingTable, threshold: int, name: str) 
 
 
 def read_all(
-    places: list[Place], row_dtype: RowDtype, threshold: int, now: float, name: str
+    places: list[PartPlace], row_dtype: RowDtype, threshold: int, now: float, name: str
 ) -> Read:
     """Reads what was saved of a variable, the keys of all ranks.
 

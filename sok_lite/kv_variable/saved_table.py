@@ -19,7 +19,7 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import select
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.content import changed, put, taken
-from sok_lite.kv_variable.saved_files import Place, Read, check_forms, places_of, ranks, read
+from sok_lite.kv_variable.saved_files import PartPlace, Read, check_forms, places_of, ranks, read
 from sok_lite.kv_variable.saved_tensors import Facts, encoded
 from sok_lite.kv_variable.share import Share
 
@@ -202,7 +202,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         tensor = "keys" if places[0].facts is None else "delete_keys"
         return f"{places[0].prefix}-{tensor}"
 
-    def _places(self, path: str, name: str) -> list[Place]:
+    def _places(self, path: str, name: str) -> list[PartPlace]:
         places = places_of(path, name)
         check_forms(places, self.key_type, self.dtype, self.dimension, name)
         return places

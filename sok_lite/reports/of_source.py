@@ -64,7 +64,7 @@ def _ages(source: Source) -> Histogram | None:
     if "stamps" not in source.columns or not facts.get("spans", {}).get("numbers"):
         return None
     spans, clock = Spans.of(facts["spans"], facts["num_lookups"]), Clock()
-    publish(clock.restarting(facts["num_lookups"], spans))
+    publish(clock.plan_restart(facts["num_lookups"], spans))
     ages = CountingAges(spans.ends[-1])
     for stamps in source.read("stamps"):
         ages.add_times(clock.times_of(stamps))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import build, get_backend, local_ranks
-from sok_lite.backend.base import Part
+from sok_lite.backend.base import Work
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
 from sok_lite.backend.publish import publish
 from sok_lite.engine.segments import gather_rows, segment_sum
@@ -48,7 +48,7 @@ def test_a_launch_of_several_parts_does_each_with_its_own_arguments(backend, num
         backend = CpuBackend(num_threads=3)
         backend.grain = 1
     parts = [
-        Part(len(each), (each, last, len(each))) for each, last in zip(arrays, lasts, strict=True)
+        Work(len(each), (each, last, len(each))) for each, last in zip(arrays, lasts, strict=True)
     ]
     launches = backend.joined("last_occurrence", parts)
     assert len(launches) == (1 if backend.name == "cpu" or num_parts < 1400 else 2)
@@ -61,7 +61,7 @@ def test_a_launch_of_several_parts_does_each_with_its_own_arguments(backend, num
 def test_a_counter_of_one_part_is_not_that_of_another(backend):
     flags = [backend.xp.ones(size, np.int32) for size in (3, 0, 70, 1, 64)]
     counts = backend.xp.zeros((5, 1), np.int64)
-    parts = [Part(len(each), (each, counts[i], len(each))) for i, each in enumerate(flags)]
+    parts = [Work(len(each), (each, counts[i], len(each))) for i, each in enumerate(flags)]
     publish(backend.joined("count_flags", parts))
     assert backend.to_host(counts).reshape(-1).tolist() == [3, 0, 70, 1, 64]
 
@@ -69,7 +69,7 @@ def test_a_counter_of_one_part_is_not_that_of_another(backend):
 def test_parts_of_no_items_are_no_launch(backend):
     nothing = backend.xp.zeros(0, np.int32)
     assert backend.joined("count_flags", []) == []
-    assert backend.joined("count_flags", [Part(0, (nothing, None, 0))] * 3) == []
+    assert backend.joined("count_flags", [Work(0, (nothing, None, 0))] * 3) == []
 
 
 def test_launches_from_several_python_threads_at_once():
@@ -174,7 +174,7 @@ def test_arrays_of_unusual_kinds_are_read_as_any(tmp_path):
 def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place():
     backend = get_backend("cpu")
     x, index = np.zeros((3, 2), np.uint32), np.zeros(3, np.int32)
-    good = Part(3, (x, 2, index, x.copy(), 3))
+    good = Work(3, (x, 2, index, x.copy(), 3))
     for i, wrong, message in [
         (1, 2.5, "Argument 1 .* an int of 64 bits. Received: 2.5"),
         (1, 1 << 63, "Argument 1 .* an int of 64 bits. Received: 9223372036854775808"),
@@ -187,10 +187,10 @@ def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place():
         arguments = [*good.arguments]
         arguments[i] = wrong
         with pytest.raises(TypeError, match=message):
-            backend.joined("dense_gather_u32", [good, Part(3, arguments), good])
+            backend.joined("dense_gather_u32", [good, Work(3, arguments), good])
     chunks, rows = np.zeros(1, np.uint64), np.zeros(1, np.uint32)
     with pytest.raises(TypeError, match="Argument 4 .* a float of 32 bits. Received: 'x'"):
-        backend.joined("rows_fill", [Part(1, (chunks, 0, 1, rows, "x", 1))])
+        backend.joined("rows_fill", [Work(1, (chunks, 0, 1, rows, "x", 1))])
 
 
 def test_the_smallest_numbers_are_not_taken_for_zero(backend):

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sok_lite.backend.publish import NOTHING, Launch, publish, setting
+from sok_lite.backend.publish import NOTHING, Launch, plan_set, publish
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table
@@ -39,7 +39,7 @@ class Thing:
 def test_actions_are_taken_in_order():
     thing, seen = Thing(), []
     publish(
-        [*setting(thing, count=1, name="a"), NOTHING, *(partial(seen.append, i) for i in "xyz")]
+        [*plan_set(thing, count=1, name="a"), NOTHING, *(partial(seen.append, i) for i in "xyz")]
     )
     assert (thing.count, thing.name, seen) == (1, "a", ["x", "y", "z"])
     publish([])

@@ -193,8 +193,8 @@ SLOW = {
     ),
     "  u64 best = sok_tile_min(lowest);": "  sched_yield();\n  u64 best = sok_tile_min(lowest);",
     "        i64 seen = 0;\n": "        i64 seen = 0;\n        sched_yield();\n",
-    "    slot->row = SOK_ABSENT;\n    sok_store(&slot->stamp": (
-        "    slot->row = SOK_ABSENT;\n    sched_yield();\n    sok_store(&slot->stamp"
+    "    slot->row = SOK_NO_ROW;\n    sok_store(&slot->stamp": (
+        "    slot->row = SOK_NO_ROW;\n    sched_yield();\n    sok_store(&slot->stamp"
     ),
 }
 RELEASE = "sok_store_release(&slot->key, key);"
@@ -204,9 +204,9 @@ CAME_SINCE = "sok_load(&taken->stamp) == (u32)stamp"
 # What each fault changes in kernels/hkv/hkv.cu.
 PLAIN_KEY = {RELEASE: "slot->key = key;"}
 KEY_FIRST = {
-    "    slot->row = SOK_ABSENT;\n    sok_store(&slot->stamp": (
+    "    slot->row = SOK_NO_ROW;\n    sok_store(&slot->stamp": (
         "    if (!is_reserved) sok_store(&slot->key, key);\n    usleep(50);\n"
-        "    slot->row = SOK_ABSENT;\n    sok_store(&slot->stamp"
+        "    slot->row = SOK_NO_ROW;\n    sok_store(&slot->stamp"
     ),
 }
 CLAIM_IN_TWO_STEPS = {

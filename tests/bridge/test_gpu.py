@@ -165,7 +165,7 @@ def test_the_gpu_is_shared_before_ranks_can_talk(config, monkeypatch, uninitiali
     monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
     monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(1))
     monkeypatch.setattr(job, "make_communicator", make)
-    monkeypatch.setattr(job, "choose_carrier", lambda *_: "")
+    monkeypatch.setattr(job, "choose_transport", lambda *_: "")
     sok.init("horovod")
 
 

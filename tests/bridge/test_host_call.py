@@ -210,6 +210,7 @@ def test_the_package_has_one_door_to_python():
     assert {file for file, _, _ in places("numpy_function")} == {"row_gradient.py"}
 
 
+@pytest.mark.full_only("makes each call of the package")
 @pytest.mark.usefixtures("initialised", "play")
 def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
     (on_gpu,) = (

@@ -79,6 +79,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.full_only("tests/engine/test_interrupts.py is the smoke")
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
 def test_signals_in_eager_calls(kind):
     count = 20 if QUICK else 100

@@ -477,6 +477,7 @@ except NotImplementedError as error:
 """
 
 
+@pytest.mark.full_only("a process for each Keras")
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 def test_keras_is_not_imported_and_may_come_later(package, tmp_path):
     pytest.importorskip(package)

@@ -52,7 +52,7 @@ def test_what_does_not_fit_has_status_1_and_says_what_would_help():
 def test_the_parts_of_a_plan_add_up_and_are_within_the_room():
     status, found = described(*BIG[1:], "1400")
     (table,) = found["tables"]
-    parts = ("near_rows", "near_states", "slots", "heat", "near_spare")
+    parts = ("near_rows", "near_states", "slots", "access_counts", "near_spare")
     assert status == 0 and found["near_bytes"] == sum(table[f"{part}_bytes"] for part in parts)
     assert 0.99 * found["near_limit_bytes"] < found["near_bytes"] <= found["near_limit_bytes"]
     assert found["far_bytes"] <= found["far_limit_bytes"] == int(1400 * 0.9 * GIB / 8)

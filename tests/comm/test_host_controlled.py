@@ -1,4 +1,4 @@
-"""Carriers whose control goes by the host: no rank is left waiting in what carries."""
+"""Transports whose control goes by the host: no rank is left waiting in what carries."""
 
 import copy
 import threading
@@ -8,7 +8,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, run_ranks
-from sok_lite.comm.host_controlled import HostControlledCarrier
+from sok_lite.comm.host_controlled import HostControlledTransport
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.exchange import send_keys
 from tests.support.exchange_facts import FACTS, rule_of
@@ -17,7 +17,7 @@ from tests.support.shortage import Shortage
 SIZE = 3
 
 
-class Meeting(HostControlledCarrier):
+class Meeting(HostControlledTransport):
     """Threads hand messages to each other where all meet; it knows nothing of calls, as MPI."""
 
     name, what = "meeting", "threads that meet"
@@ -36,7 +36,7 @@ class Meeting(HostControlledCarrier):
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
 def test_round_trip(fact):
     def program(comm):
-        comm.carrier = Meeting(comm, get_backend("cpu"))
+        comm.gpu_transport = Meeting(comm, get_backend("cpu"))
         fact(comm, get_backend("cpu"))
 
     run_ranks(SIZE, program)
@@ -45,8 +45,8 @@ def test_round_trip(fact):
 def test_a_rank_without_memory_for_keys_lets_no_other_wait():
     def program(comm):
         backend = copy.copy(get_backend("cpu"))
-        comm.carrier = Meeting(comm, backend)
-        counts, shortage = comm.carrier.counts, Shortage(backend, at=1, for_good=True)
+        comm.gpu_transport = Meeting(comm, backend)
+        counts, shortage = comm.gpu_transport.counts, Shortage(backend, at=1, for_good=True)
 
         def counted(*args):
             result = counts(*args)
@@ -54,7 +54,7 @@ def test_a_rank_without_memory_for_keys_lets_no_other_wait():
             return result
 
         if comm.rank == 1:
-            comm.carrier.counts = counted
+            comm.gpu_transport.counts = counted
         error = MemoryError if comm.rank == 1 else CommunicatorError
         with pytest.raises(error, match="rank 1: no call" if comm.rank != 1 else None):
             send_keys(backend, comm, np.arange(9), [9], ["int64"], [rule_of("mod", SIZE)])

@@ -105,7 +105,7 @@ def rows_of(comm):
     """Sends 4 rows to each rank; gives those that came."""
     splits = np.full(comm.size, 4)
     message = np.full((4 * comm.size, 2), comm.rank + 1, np.int64)
-    return comm.carrier.rows("rows", message, splits, splits)
+    return comm.gpu_transport.rows("rows", message, splits, splits)
 
 
 def test_rows_that_nobody_waits_for_are_poison(monkeypatch):
@@ -147,7 +147,7 @@ def test_rows_that_change_while_they_are_sent_are_found(monkeypatch):
 
     def program(comm):
         monkeypatch.setattr(nccl_stand_in._Part, "note", noted)
-        comm.carrier.rows("rows", message, np.full(2, 4), np.full(2, 4))
+        comm.gpu_transport.rows("rows", message, np.full(2, 4), np.full(2, 4))
 
     with pytest.raises(AssertionError, match="wrote what was being sent"):
         run_ranks_by_nccl(2, program)
@@ -158,11 +158,11 @@ def test_other_arrays_are_refused_before_anything_is_sent():
         """An array of another backend."""
 
     def program(comm):
-        carrier, one_each = comm.carrier, np.ones(2, np.int64)
+        transport, one_each = comm.gpu_transport, np.ones(2, np.int64)
         before = comm.turn
         for message in ([1, 2], np.float64(1)):
             with pytest.raises(TypeError, match="'nccl' transport takes arrays of the cpu backend"):
-                carrier.rows("rows", message, one_each, one_each)
+                transport.rows("rows", message, one_each, one_each)
         assert comm.turn == before
         trip(comm)
 
@@ -237,8 +237,8 @@ def test_all_go_on_where_nccl_fails_in_the_call_that_is_aborted():
     world = World(3)
 
     def program(comm):
-        carrier = comm.carrier
-        travel = carrier._travel
+        transport = comm.gpu_transport
+        travel = transport._travel
 
         def late(messages):
             travel(messages)
@@ -246,12 +246,12 @@ def test_all_go_on_where_nccl_fails_in_the_call_that_is_aborted():
                 time.sleep(0.1)
                 raise nccl_stand_in.NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
 
-        carrier._travel = late
+        transport._travel = late
         if comm.rank == 1:
-            fail = carrier._alarm.fail
-            carrier._alarm.fail = lambda reason: (time.sleep(0.3), fail(reason))
+            fail = transport._alarm.fail
+            transport._alarm.fail = lambda reason: (time.sleep(0.3), fail(reason))
         fail_between_trips(comm, 1)
-        carrier._travel = travel
+        transport._travel = travel
         trip(comm)
 
     run_ranks_by_nccl(3, program, world=world)
@@ -277,12 +277,12 @@ def test_a_rank_that_dies_lets_no_other_wait(size, when):
     told = []
 
     def program(comm):
-        carrier = comm.carrier
+        transport = comm.gpu_transport
         comm.barrier()
         if comm.rank == size - 1:
             if when == "counts":
                 raise Death
-            original = carrier._travel
+            original = transport._travel
 
             def fatal(messages):
                 program.left -= 1
@@ -291,7 +291,7 @@ def test_a_rank_that_dies_lets_no_other_wait(size, when):
                 return original(messages)
 
             program.left = {"keys": 1, "return_rows": 2, "send_grads": 3}[when]
-            carrier._travel = fatal
+            transport._travel = fatal
         try:
             (received,), route = send(CPU, comm, [KEYS], ["int64"])
             route.check()
@@ -305,7 +305,7 @@ def test_a_rank_that_dies_lets_no_other_wait(size, when):
     def dying(comm):
         # As a process dies: its sockets close before anybody can say why.
         if comm.rank == size - 1:
-            comm.carrier._watching = lambda turn=None: _nothing()
+            comm.gpu_transport._watching = lambda turn=None: _nothing()
             try:
                 program(comm)
             except Death:
@@ -325,7 +325,7 @@ def test_a_rank_that_breaks_off_before_its_keys_lets_no_other_wait(then, monkeyp
 
     def program(comm):
         if comm.rank == 1:
-            monkeypatch.setattr(comm.carrier, "keys", interrupted)
+            monkeypatch.setattr(comm.gpu_transport, "keys", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 trip(comm)
             if then == "leaves":
@@ -345,11 +345,11 @@ def test_keys_of_a_rank_that_dies_reach_no_table(backend):
     def program(comm):
         table = new_table(backend)
         arrays = on(backend, KEYS, np.arange(len(KEYS) + 1))
-        carrier = comm.carrier
-        travel, check = carrier._travel, carrier.check
+        transport = comm.gpu_transport
+        travel, check = transport._travel, transport.check
 
         def last(messages):
-            carrier._travel = dies if comm.rank == 1 else waits
+            transport._travel = dies if comm.rank == 1 else waits
             return travel(messages)  # control goes
 
         def dies(messages):
@@ -361,12 +361,12 @@ def test_keys_of_a_rank_that_dies_reach_no_table(backend):
             has_launched.set()  # on a GPU the host goes on, and is held up by what reads the keys
 
         def checked(turn):
-            assert carrier._alarm.wait(30)
+            assert transport._alarm.wait(30)
             check(turn)
 
-        carrier._travel, carrier.check = last, checked
+        transport._travel, transport.check = last, checked
         if comm.rank == 1:
-            carrier._watching = lambda turn=None: _nothing()
+            transport._watching = lambda turn=None: _nothing()
         with pytest.raises(KeyError if comm.rank == 1 else CommunicatorError):
             forward_parts(backend, comm, [Part(table, *arrays, None, "sum")])
         assert table.size == 0
@@ -386,12 +386,12 @@ def test_what_nccl_finds_later_ends_all_ranks():
     def program(comm):
         route = trip(comm)
         if comm.rank == 1:
-            comm.carrier._nccl.failure = RuntimeError("a link is down")
+            comm.gpu_transport._nccl.failure = RuntimeError("a link is down")
         with pytest.raises(CommunicatorError, match="NCCL failed on rank 1: a link is down"):
             if comm.rank != 0:
                 send_grads(route, [np.zeros((len(KEYS), 1), np.float32)])
             else:
-                assert comm.carrier._alarm.wait(30)  # it is busy with something else
+                assert comm.gpu_transport._alarm.wait(30)  # it is busy with something else
                 send_grads(route, [np.zeros((len(KEYS), 1), np.float32)])
 
     run_ranks_by_nccl(3, program)
@@ -414,7 +414,7 @@ def test_ranks_with_messages_of_other_lengths_raise_on_all_ranks():
         _, route = send(CPU, comm, [KEYS], ["int64"])
         route.check()
         rows = np.zeros((int(route.num_received[0]), 2 + 4 * comm.rank), np.float32)
-        alarm = comm.carrier._alarm
+        alarm = comm.gpu_transport._alarm
         begin = alarm.begin
         # Late: they have begun to wait on their GPUs.
         alarm.begin = lambda call: threading.Timer(0.2, begin, [call]).start()
@@ -435,7 +435,7 @@ def test_keys_that_were_lost_are_not_used_later():
             with pytest.raises(KeyError), failure_known_to_all(comm):
                 raise KeyError("lost")
         else:
-            assert comm.carrier._alarm.wait(30)
+            assert comm.gpu_transport._alarm.wait(30)
         with pytest.raises(CommunicatorError, match=r"lost|on their way"):
             route.check()
         with pytest.raises(CommunicatorError, match="on their way when a rank failed"):
@@ -451,7 +451,7 @@ def test_a_wait_for_a_rank_that_does_not_come_is_noted_and_ends(monkeypatch, cap
     def program(comm):
         trip(comm)
         if comm.rank == 1:
-            assert comm.carrier._alarm.wait(30)
+            assert comm.gpu_transport._alarm.wait(30)
         with pytest.raises(CommunicatorError, match=r"Rank 0 has waited \d s in send_keys"):
             trip(comm)
 
@@ -486,7 +486,7 @@ def test_messages_of_more_than_2_31_bytes_are_counted_right(monkeypatch):
     def program(comm):
         came = np.full(2, splits[comm.rank])
         message = np.zeros((int(splits.sum()), 2), np.int64)
-        assert len(comm.carrier.rows("rows", message, splits, came)) == came.sum()
+        assert len(comm.gpu_transport.rows("rows", message, splits, came)) == came.sum()
 
     run_ranks_by_nccl(2, program)
     large = {each for each in asked if each[2] > 2**31}
@@ -504,7 +504,7 @@ def test_ranks_that_share_a_gpu_are_refused_on_all_ranks():
         with pytest.raises(
             CommunicatorError, match=r"NCCL cannot connect rank \d: .*Duplicate GPU"
         ):
-            world.carrier(comm, CPU)
+            world.gpu_transport(comm, CPU)
 
     run_ranks(3, program)
 
@@ -515,6 +515,6 @@ def test_a_rank_that_nccl_refuses_lets_no_other_wait():
 
     def program(comm):
         with pytest.raises(CommunicatorError, match="NCCL cannot connect rank 2"):
-            world.carrier(comm, CPU)
+            world.gpu_transport(comm, CPU)
 
     run_ranks(3, program)

@@ -123,6 +123,7 @@ def sequential_without_input(keras, embedding):
     return keras.Sequential([embedding, mean(keras), head(keras)])
 
 
+@pytest.mark.full_only("tests/keras/test_fit.py is the smoke")
 @pytest.mark.parametrize("build", [sequential_without_input, subclassed])
 def test_fit_trains_a_model_that_has_no_weights_yet(keras, build):
     (ours, layer), (theirs, dense) = with_table(keras, build), with_dense(keras)
@@ -188,6 +189,7 @@ def test_only_training_inserts_keys(keras):
     assert int(layer.params.size()) == len(SEEN)
 
 
+@pytest.mark.full_only("tests/keras/test_fit.py is the smoke")
 def test_a_model_without_dense_weights_is_trained(keras):
     layer = de.keras.layers_for(keras).SquashedEmbedding(1, combiner="mean", initializer=0.0)
     ids = keras.Input([FIELDS], dtype="int64")
@@ -198,6 +200,7 @@ def test_a_model_without_dense_weights_is_trained(keras):
     assert int(model.optimizer.iterations) == 18
 
 
+@pytest.mark.full_only("tests/keras/test_together.py is the smoke")
 def test_several_layers_are_trained_together(keras):
     made = de.keras.layers_for(keras)
     ours = [made.Embedding(DIM, initializer=1.0, name=f"table_{i}") for i in range(2)]
@@ -315,6 +318,7 @@ def test_a_variable_that_no_layer_holds_is_refused_in_a_lookup(keras):
         fit(model)
 
 
+@pytest.mark.full_only("tests/keras/test_fit.py is the smoke")
 def test_a_frozen_layer_stays_as_it_is(keras):
     model, layer = with_table(keras)
     layer.trainable = False

@@ -123,6 +123,7 @@ def test_load_model_leaves_the_table_of_a_living_model_alone(keras, tmp_path):
         np.testing.assert_array_equal(rows_of(SimpleNamespace(params=table))[1], value)
 
 
+@pytest.mark.full_only("test_load_model_gives_a_model_that_trains_on is the smoke")
 def test_load_model_gives_a_model_of_a_class_that_trains_on(keras, tmp_path):
     made = de.keras.layers_for(keras)
 
@@ -177,6 +178,7 @@ def test_layers_that_a_class_makes_share_a_table_in_what_is_loaded(keras, tmp_pa
     check_goes_on(model, again, model.one, again.one)
 
 
+@pytest.mark.full_only("test_layers_that_a_class_makes_share_... is the smoke")
 @pytest.mark.parametrize("how", ["load_model", "a folder", "from_config"])
 def test_what_is_made_of_a_config_shares_the_tables_that_were_shared(keras, how, tmp_path):
     """Three towers, each with a layer of one name: two of one session and one of another."""
@@ -313,7 +315,7 @@ model.fit(np.load(sys.argv[3]), np.load(sys.argv[4]), verbose=0)
 """
 
 
-@pytest.mark.full_only("starts a process with Keras; the next is the smoke")
+@pytest.mark.full_only("a process for each program with Keras; the next is the smoke")
 def test_another_process_loads_a_model(keras, tmp_path):
     model, _ = trained(keras)
     files = [str(tmp_path / name) for name in ("m.keras", "out.npy", "x.npy", "y.npy")]
@@ -354,6 +356,7 @@ assert one is other
 """
 
 
+@pytest.mark.full_only("starts a process")
 @pytest.mark.parametrize("program", [FIRST_LOAD, LOAD_BY_DE], ids=["Keras'", "ours"])
 def test_the_first_thing_that_a_process_loads_shares_tables_or_says_so(keras, program, tmp_path):
     def tower(name):
@@ -586,6 +589,7 @@ def test_files_of_another_number_of_ranks_are_refused(keras, tmp_path):
         assert os.listdir(tmp_path) == ["m.keras"]
 
 
+@pytest.mark.full_only("tests/keras/test_callbacks.py is the smoke")
 @pytest.mark.parametrize("weights_only", [False, True], ids=["model", "weights"])
 def test_checkpoints_of_fit_have_the_tables(keras, weights_only, tmp_path):
     end = "weights.h5" if weights_only else "keras"

@@ -33,6 +33,7 @@ def filled(keys=KEYS, **arguments):
     return variable
 
 
+@pytest.mark.full_only("saves and serves in a process, 15 times")
 @pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32, tf.string])
 @pytest.mark.parametrize("value_dtype", [tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.int8])
 def test_keys_and_values_of_every_dtype(fresh, key_dtype, value_dtype, tmp_path):
@@ -237,6 +238,7 @@ def test_checkpoints_of_fit_are_served(fresh, keras, tmp_path):
     check_served(fresh, second, model)
 
 
+@pytest.mark.full_only("test_save_model_... is the smoke")
 def test_a_concrete_function_is_a_signature(fresh, keras, tmp_path):
     model = fit(keras, of_a_class(keras))
 
@@ -255,6 +257,7 @@ def test_a_concrete_function_is_a_signature(fresh, keras, tmp_path):
     check_served(fresh, tmp_path / "one", model)
 
 
+@pytest.mark.full_only("saves three models")
 @pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
 def test_what_cannot_be_served_leaves_no_folder(keras, save, tmp_path):
     save = getattr(de.keras.models, save)
@@ -277,6 +280,7 @@ def test_what_cannot_be_served_leaves_no_folder(keras, save, tmp_path):
     assert (tmp_path / "m" / "mine.txt").exists() and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.full_only("serves in three processes")
 def test_signatures_that_are_given_are_served(fresh, keras, tmp_path):
     model = trained(keras)
 

@@ -26,13 +26,13 @@ def test_initial_values_are_drawn_for_missing_keys_alone(make, monkeypatch):
     )
     variable.upsert(np.arange(1000), np.ones((1000, 2)))
     table, drawn = variable.rows.table, []
-    drawing = table.initializer.drawing
+    plan_draw = table.initializer.plan_draw
 
     def noted(backend, row_dtype, out, keys, seed, rows=None):
         drawn.append(keys.size if rows is None else int((rows == 2**32 - 1).sum()))
-        return drawing(backend, row_dtype, out, keys, seed, rows)
+        return plan_draw(backend, row_dtype, out, keys, seed, rows)
 
-    monkeypatch.setattr(type(table.initializer), "drawing", lambda _, *args: noted(*args))
+    monkeypatch.setattr(type(table.initializer), "plan_draw", lambda _, *args: noted(*args))
     variable.lookup(np.arange(1000))
     assert sum(drawn) == 0
     rows = variable.lookup([5, 5000, 7, 6000, 5000]).numpy()
@@ -205,6 +205,7 @@ except ValueError:
 GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS}
 
 
+@pytest.mark.full_only("tests/bridge/test_no_patches.py is the smoke")
 def test_importing_changes_nothing_of_tensorflow_and_keras():
     done = subprocess.run(
         [sys.executable, "-c", BEFORE + "first = facts()\n" + OWN],

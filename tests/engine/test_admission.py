@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table.admission import SightingCounter, drawing
+from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table.admission import SightingCounter, plan_draw
 from tests.support import reference
 from tests.support.helpers import new_table, sized
 
@@ -22,7 +22,7 @@ def drawn(backend, keys, ratio, seed, lookup):
     """Which keys are drawn, (n,) bool; the count must say how many."""
     xp = backend.xp
     chosen, count = xp.full(keys.size, 7, np.uint8), xp.zeros(1, np.int64)
-    drawing(backend, keys, ratio, seed, lookup, chosen, count)()
+    plan_draw(backend, keys, ratio, seed, lookup, chosen, count)()
     assert int(count[0]) == int(chosen.sum())
     return backend.to_host(chosen.view(bool))
 
@@ -41,14 +41,14 @@ def test_a_key_gets_a_row_at_its_kth_lookup(backend, threshold, n):
     for _ in range(9):
         # Repeated within a batch: that counts once.
         keys = [*rng.integers(0, n // 2 + 1, n).tolist(), *(reserved if n else [])]
-        values, rows, num_absent = table.lookup(np.array(keys, np.int64))
+        values, rows, num_without_row = table.lookup(np.array(keys, np.int64))
         held = {key for key, count in seen.items() if count >= threshold}
         seen.update(set(keys))
         enters = {key for key in set(keys) if seen[key] >= threshold}
         not_admitted += len(set(keys) - enters)
         expected = np.array([key in enters for key in keys], bool)
-        np.testing.assert_array_equal(backend.to_host(rows) != ABSENT, expected)
-        assert num_absent == (~expected).sum()
+        np.testing.assert_array_equal(backend.to_host(rows) != NO_ROW, expected)
+        assert num_without_row == (~expected).sum()
         np.testing.assert_array_equal(  # with a row or without: its first value
             backend.to_host(values), np.array([[key % 1000] * 2 for key in keys]).reshape(-1, 2)
         )
@@ -265,12 +265,12 @@ def test_a_filtered_key_gets_in_at_one_lookup_or_another(backend):
     keys = np.arange(20_000)
     waiting = 20_000
     for _ in range(5):
-        values, rows, num_absent = table.lookup(keys, filter_ratio=0.25)
+        values, rows, num_without_row = table.lookup(keys, filter_ratio=0.25)
         np.testing.assert_array_equal(backend.to_host(values)[:, 0], keys % 1000)
-        assert num_absent == 20_000 - table.size == (backend.to_host(rows) == ABSENT).sum()
+        assert num_without_row == 20_000 - table.size == (backend.to_host(rows) == NO_ROW).sum()
         spread = 5 * (waiting * 0.25 * 0.75) ** 0.5
-        assert abs(num_absent - 0.75 * waiting) < spread
-        waiting = num_absent
+        assert abs(num_without_row - 0.75 * waiting) < spread
+        waiting = num_without_row
     held = table.statistics()
     assert held.inserted_total == table.size
     table.lookup(keys)  # without the filter all get in
@@ -281,7 +281,7 @@ def test_the_filter_is_for_new_keys_only(backend):
     table = new_table(backend, 2, "hybrid")
     table.find_or_insert(np.arange(100))
     rows = table.find_or_insert(np.arange(200), filter_ratio=0.0)
-    rows = backend.to_host(rows) != ABSENT
+    rows = backend.to_host(rows) != NO_ROW
     assert rows[:100].all() and not rows[100:].any()
     assert table.statistics().not_admitted_total == 100
 

@@ -93,11 +93,11 @@ def test_clocks_that_tick_together_tick_as_each_would(time, seed):
         time.now += rng.choice([0.01, 0.4, 3.0, -0.2], p=[0.7, 0.2, 0.05, 0.05])
         which = np.flatnonzero(rng.random(3) < 0.7)
         some = [clocks[i] for i in which]
-        together = Clock.ticking_alike(some)
+        together = Clock.plan_tick_alike(some)
         for i in which:
             twins[i].tick()
         if together is None:
-            together = [action for clock in some for action in clock.ticking()]
+            together = [action for clock in some for action in clock.plan_tick()]
             have_ticked_alike.add(False)
         else:
             have_ticked_alike.add(True)
@@ -120,9 +120,9 @@ def test_a_clock_that_needs_more_does_not_tick_with_others(time, change):
     clocks = [Clock(), Clock()]
     for clock in clocks:
         clock.tick()
-    assert len(Clock.ticking_alike(clocks)) == 2
+    assert len(Clock.plan_tick_alike(clocks)) == 2
     vars(clocks[1]).update(change)
-    assert Clock.ticking_alike(clocks) is None
+    assert Clock.plan_tick_alike(clocks) is None
 
 
 def test_after_a_restart_everything_counts_as_seen_then(time):
@@ -226,7 +226,7 @@ def test_spans_survive_as_text(time, n):
     saved = json.loads(json.dumps(clock.spans._asdict()))
     time.now += 500
     other.tick()
-    publish(other.restarting(clock.now, Spans.of(saved, clock.now)))
+    publish(other.plan_restart(clock.now, Spans.of(saved, clock.now)))
     assert other.now == n
     numbers = np.arange(n + 1)
     if n:

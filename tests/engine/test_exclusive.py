@@ -89,7 +89,7 @@ def test_a_child_is_told_of_a_table_that_another_thread_was_using():
     taken.wait()
     try:
         assert "forked while a table was in use" in in_child(lambda: table.lookup([1]))
-        assert in_child(lambda: other.lookup([1]).num_absent) == "0"
+        assert in_child(lambda: other.lookup([1]).num_without_row) == "0"
     finally:
         done.set()
         thread.join()
@@ -195,7 +195,7 @@ def test_a_child_cannot_write_the_rows_of_its_parents_far_file(tmp_path):
         assert "far_path, a file of the process that made it" in in_child(work)
     np.testing.assert_array_equal(table.export()[1], before)
     # What a child makes itself it may use.
-    assert in_child(lambda: new_table(BACKEND).lookup([1]).num_absent) == "0"
+    assert in_child(lambda: new_table(BACKEND).lookup([1]).num_without_row) == "0"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 14, 15, 16, 19, 34, 300])
@@ -286,7 +286,7 @@ def test_a_full_index_is_reported_and_not_searched_for_ever(backend):
     with pytest.raises(RuntimeError, match="find no slot, though only 0 of 64 are in use"):
         index.insert(keys, rows, 1)
     assert not index.entries().keys.size
-    publish(index.inserting(keys, rows, 1))
+    publish(index.plan_insert(keys, rows, 1))
     with pytest.raises(RuntimeError, match="is corrupt: 936 keys found no free slot"):
         index.check()
     found = backend.to_host(index.find(backend.from_host(np.arange(5000))).rows)

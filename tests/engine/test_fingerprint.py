@@ -33,6 +33,7 @@ def test_no_strings_have_no_fingerprints():
     assert (result.shape, result.dtype) == ((0,), np.int64)
 
 
+@pytest.mark.full_only("makes an operation of TensorFlow for each length")
 @pytest.mark.filterwarnings("error")
 def test_every_length_is_as_tensorflow_has_it():
     tf = pytest.importorskip("tensorflow")

@@ -240,7 +240,7 @@ def test_memory_goes_back_to_the_system():
             index.insert(keys, rows, 1)
         full = resident() - before
         assert index.num_bytes < 1.1 * full, (index.num_bytes, full)
-        for action in index.erasing(keys[1000:]):
+        for action in index.plan_erase(keys[1000:]):
             action()
         index.clean()
         few = resident() - before

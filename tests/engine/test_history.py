@@ -10,7 +10,7 @@ from sok_lite.comm import SingleCommunicator, run_ranks
 from sok_lite.engine import lookup
 from sok_lite.engine.gathered_update import GatheredStep, Stepped
 from sok_lite.engine.optimizers import SGD, Adagrad
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import clock
 from sok_lite.engine.table.content import restore, take
@@ -51,11 +51,11 @@ def test_every_occurrence_counts(backend, threshold, n):
         keys = np.minimum(rng.geometric(0.1, n), n) - n // 3
         keys = np.array([*keys.tolist(), *RESERVED[: n % 3], *RESERVED[: n % 2]], np.int64)
         keys = rng.permutation(keys)
-        values, rows, num_absent = table.lookup(keys)
+        values, rows, num_without_row = table.lookup(keys)
         seen.update(keys.tolist())
         enters = np.array([seen[key] >= threshold for key in keys.tolist()], bool)
-        np.testing.assert_array_equal(backend.to_host(rows) != ABSENT, enters)
-        assert num_absent == (~enters).sum()
+        np.testing.assert_array_equal(backend.to_host(rows) != NO_ROW, enters)
+        assert num_without_row == (~enters).sum()
         first = np.array([[key % 1000] * 2 for key in keys.tolist()]).reshape(-1, 2)
         np.testing.assert_array_equal(backend.to_host(values), first)
         assert_counts(table, seen)

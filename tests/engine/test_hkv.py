@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.conftest import QUICK
@@ -205,7 +205,7 @@ def test_evicted_rows_start_anew_with_their_states(backend):
     table = full_table(backend, slots=64)
     table.store.ensure_state("m", 0.5)
     rows = table.find_or_insert(np.arange(200))
-    rows = rows[rows != np.uint32(ABSENT)]
+    rows = rows[rows != np.uint32(NO_ROW)]
     table.store.write(rows, backend.xp.full((rows.size, 2), 9, np.float32), column="m")
     row_epoch = table.row_epoch
     keys = np.arange(1000, 1010)
@@ -262,7 +262,7 @@ def test_the_surplus_of_a_batch_is_refused_and_gets_its_first_value(backend):
     assert (watch.refused, watch.evicted, watch.table.size) == (24, 10, 16)
     watch.check()
     found = watch.table.lookup(keys, insert=False, missing="zeros")
-    assert found.num_absent == 48
+    assert found.num_without_row == 48
     # The next lookup of the same keys finds 16 of them and may not evict them for the others.
     held = backend.to_host(watch.table.export()[0]).tolist()
     watch.lookup(keys)
@@ -342,10 +342,10 @@ def test_refusal_may_be_an_error_after_the_rest_is_done(backend, operation):
 
 def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
     class Fails(KeyInitializer):
-        def filling(self, *args):
+        def plan_fill(self, *args):
             if failing:
                 raise ZeroDivisionError
-            return super().filling(*args)
+            return super().plan_fill(*args)
 
     table = full_table(backend, slots=16)
     table.initializer = Fails()

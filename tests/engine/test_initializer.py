@@ -10,7 +10,7 @@ from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.row_initializer import MatrixInitializer, RowInitializer
-from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.table import make_table
 from tests.support import reference_initializer
 
@@ -80,7 +80,7 @@ def test_rows_of_a_table_get_the_same_values_rounded(backend, initializer, dtype
     store = RowStore(backend, 33, row_dtype(dtype))
     rows = backend.to_host(store.allocate(1500))[np.random.default_rng(1).permutation(1500)[:1000]]
     given = rows.copy()
-    given[::7] = ABSENT  # skipped
+    given[::7] = NO_ROW  # skipped
     initializer.fill(backend, store, backend.from_host(given), backend.from_host(keys), SEED)
     values = draw(backend, initializer, keys, 33)
     values[::7] = 0
@@ -219,7 +219,7 @@ def test_keys_spread_over_the_rows_of_a_matrix(backend):
     taken = []
     for seed in (SEED, SEED + 1):
         out = backend.xp.empty((8000, 1), np.float32)
-        initializer.drawing(backend, row_dtype("float32"), out, keys, seed)()
+        initializer.plan_draw(backend, row_dtype("float32"), out, keys, seed)()
         taken.append(backend.to_host(out)[:, 0])
     counts = np.bincount(taken[0].astype(int))
     assert counts.shape == (4,) and abs(counts - 2000).max() < 5 * np.sqrt(8000 * 3 / 16)
@@ -240,22 +240,22 @@ def test_a_matrix_that_does_not_fit_is_refused():
 
 
 def check_given_rows(backend, initializer, dtype, dim, n, expected):
-    """Compares what `filling` and `drawing` write, with rows that they skip, and without."""
+    """Compares what `plan_fill` and `plan_draw` write, with rows that they skip, and without."""
     format_of, keys = row_dtype(dtype), backend.from_host(some_keys(n))
     store = RowStore(backend, dim, format_of)
     rows = backend.to_host(store.allocate(n))[::-1]
     given = rows.copy()
-    given[::7] = ABSENT
-    initializer.filling(backend, store, backend.from_host(given), keys, SEED)()
+    given[::7] = NO_ROW
+    initializer.plan_fill(backend, store, backend.from_host(given), keys, SEED)()
     kept = expected.copy()
     kept[::7] = 0
     np.testing.assert_array_equal(backend.to_host(store.read(backend.from_host(rows))), kept)
     nines = np.full((n, dim), 9, format_of.storage)
     out = backend.from_host(nines.copy())
-    initializer.drawing(backend, format_of, out, keys, SEED, backend.from_host(given))()
+    initializer.plan_draw(backend, format_of, out, keys, SEED, backend.from_host(given))()
     nines[::7] = expected[::7]
     np.testing.assert_array_equal(backend.to_host(out), nines)
-    initializer.drawing(backend, format_of, out, keys, SEED)()
+    initializer.plan_draw(backend, format_of, out, keys, SEED)()
     np.testing.assert_array_equal(backend.to_host(out), expected)
 
 

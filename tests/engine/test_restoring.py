@@ -17,7 +17,7 @@ from sok_lite.engine.table import content as content_module
 from sok_lite.engine.table import near_rows, restoring
 from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.table.restoring import restore as restore_saved
-from sok_lite.engine.table.saved import Part, Rows, Saved
+from sok_lite.engine.table.saved import Saved, SavedPart, SavedRows
 from tests.conftest import QUICK
 from tests.support.helpers import new_table
 from tests.support.index_entries import entries_of
@@ -53,7 +53,7 @@ def rows_of(keys, number):
     return (100 * number + numbers_of(keys, number)[:, None] + np.arange(DIM)).astype(np.float32)
 
 
-class File(Rows):
+class File(SavedRows):
     """Keys and rows of a number; the state is there or not."""
 
     def __init__(self, keys, number, step, has_state):
@@ -72,7 +72,7 @@ class File(Rows):
         return self.pieces(rows_of(self.keys, self.number) * (-1 if name == "m" else 1), wanted)
 
 
-class Made(File, Part):
+class Made(File, SavedPart):
     """A part whose last keys have their rows in older files."""
 
     def __init__(self, keys, number, step, has_state, later, older, sighted):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine import segments
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import (
     Missing,
     Terms,
@@ -140,7 +140,7 @@ def test_equal_keys_of_different_tables_are_different(backend, sizes, distinct):
 def test_items_that_have_a_row_are_left_out(backend, sizes, part):
     keys, begin = some_keys(sizes, 20)
     takes_part = np.random.default_rng(1).random(keys.size) < part
-    rows = np.where(takes_part, np.uint32(ABSENT), np.uint32(7))
+    rows = np.where(takes_part, np.uint32(NO_ROW), np.uint32(7))
     counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
     result = dedup(backend, *on(backend, keys), begin, Missing(*on(backend, rows), counts))
     assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
@@ -153,7 +153,7 @@ def test_keys_that_do_not_repeat_are_numbered_as_they_come(backend, sizes, part)
     rng = np.random.default_rng(2)
     keys = np.concatenate([rng.permutation(n) - n // 2 for n in sizes]).astype(np.int64)
     takes_part = rng.random(keys.size) < part
-    rows = np.where(takes_part, np.uint32(ABSENT), np.uint32(7))
+    rows = np.where(takes_part, np.uint32(NO_ROW), np.uint32(7))
     counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
     missing = Missing(*on(backend, rows), counts)
     result = dedup(backend, *on(backend, keys), begin, missing, repeat=False)

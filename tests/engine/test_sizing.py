@@ -50,7 +50,7 @@ def test_an_hbm_table_takes_what_is_planned(dim, dtype, optimizer, num_keys):
     assert found.near_bytes == plan.near_rows + plan.near_states
     assert plan.near_rows == num_keys * dim * ITEM[dtype]
     assert abs(found.index_bytes - plan.slots) <= 64  # the slots of the two reserved keys
-    assert (found.far_bytes, plan.far, plan.heat) == (0, 0, 0)
+    assert (found.far_bytes, plan.far, plan.access_counts) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
@@ -69,16 +69,16 @@ def test_a_hybrid_table_takes_what_is_planned(dim, dtype, optimizer, num_keys, s
     for measured, planned in (
         (found.near_bytes, plan.near_rows + plan.near_states),
         (found.far_bytes, plan.far_rows + plan.far_states),
-        (found.index_bytes, plan.slots + plan.heat),
+        (found.index_bytes, plan.slots + plan.access_counts),
     ):
         assert measured == pytest.approx(planned, rel=0.05)
 
 
-def test_a_hybrid_table_of_one_tier_has_no_heat():
+def test_a_hybrid_table_of_one_tier_counts_no_accesses():
     row, capacity = row_of(4, "float32", "sgd"), sizing.max_capacity_for(5000)
     found = filled("hybrid", 5000, 4, "float32", "sgd", max_capacity=capacity)
     plan = sizing.hybrid_bytes(5000, row, capacity, None)
-    assert (found.near_bytes, plan.heat, plan.far) == (plan.near_rows, 0, 0)
+    assert (found.near_bytes, plan.access_counts, plan.far) == (plan.near_rows, 0, 0)
     assert found.index_bytes == pytest.approx(plan.slots, rel=0.05)
 
 

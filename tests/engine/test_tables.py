@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
 from tests.conftest import QUICK
 from tests.support.helpers import KeyInitializer, first_row, new_table, run_threads, sized
@@ -106,7 +106,7 @@ def test_find_says_which_keys_are_absent_and_changes_nothing(backend, var_type, 
     for each in (table, oracle):
         each.find_or_insert(keys[::2])
     lookups, scores = table.num_lookups, backend.to_host(table.scores(keys))
-    found = backend.to_host(table.find(keys)) != ABSENT
+    found = backend.to_host(table.find(keys)) != NO_ROW
     np.testing.assert_array_equal(found, oracle.contains(keys))
     np.testing.assert_array_equal(backend.to_host(table.contains(keys)), oracle.contains(keys))
     assert table.num_lookups == lookups
@@ -134,13 +134,13 @@ def test_a_lookup_that_must_not_insert_changes_nothing(backend, var_type, n, mis
     lookups, row_epoch = table.num_lookups, table.row_epoch
     scores = backend.to_host(table.scores(keys))
     asked = np.concatenate([keys, keys + 10_000])
-    values, rows, num_absent = table.lookup(asked, insert=False, missing=missing)
+    values, rows, num_without_row = table.lookup(asked, insert=False, missing=missing)
     default = first_row(4) if missing == "initial" else lambda key: np.zeros(4, np.float32)
     expected = np.array([oracle.rows.get(int(key), default(key)) for key in asked]).reshape(-1, 4)
     np.testing.assert_array_equal(backend.to_host(values), expected)
     held = oracle.contains(asked)
-    np.testing.assert_array_equal(backend.to_host(rows) != ABSENT, held)
-    assert num_absent == (~held).sum()
+    np.testing.assert_array_equal(backend.to_host(rows) != NO_ROW, held)
+    assert num_without_row == (~held).sum()
     assert (table.num_lookups, table.row_epoch) == (lookups, row_epoch)
     np.testing.assert_array_equal(backend.to_host(table.scores(keys)), scores)
     assert_same(backend, table, oracle)
@@ -277,7 +277,7 @@ def test_erase_tells_stale_row_numbers_by_the_generation(backend, var_type):
     assert table.row_epoch == row_epoch
     assert table.erase([3, 3, 77]) == 1
     assert table.row_epoch != row_epoch
-    assert host_rows(backend, table, [3]) == [ABSENT]
+    assert host_rows(backend, table, [3]) == [NO_ROW]
 
 
 def test_erased_rows_are_used_again_with_fresh_values_and_states(backend, var_type):
@@ -650,10 +650,10 @@ def test_an_error_for_want_of_memory_says_how_much(backend, var_type, monkeypatc
 
 def test_an_initializer_that_raises_costs_no_rows(backend, var_type):
     class Fails(KeyInitializer):
-        def filling(self, *args):
+        def plan_fill(self, *args):
             if failing:
                 raise ZeroDivisionError
-            return super().filling(*args)
+            return super().plan_fill(*args)
 
     failing = True
     table = make_table(var_type, backend, 4, initializer=Fails(), **OPTIONS[var_type])
@@ -871,9 +871,9 @@ def test_a_lookup_copies_wherever_the_output_lies(backend, var_type, dim, dtype,
         out = memory[offset : offset + keys.size * dim].reshape(keys.size, dim)
         expected = np.repeat((keys % 1000).astype(storage)[:, None], dim, axis=1)
         for insert in (False, True):
-            values, rows, num_absent = table.lookup(keys, out=out, insert=insert)
+            values, rows, num_without_row = table.lookup(keys, out=out, insert=insert)
             np.testing.assert_array_equal(backend.to_host(values), expected)
-            assert num_absent == (backend.to_host(rows) == ABSENT).sum()
+            assert num_without_row == (backend.to_host(rows) == NO_ROW).sum()
         out[:] = 1
         table.lookup(keys + 1000, out=out, insert=False, missing="zeros")
         assert (backend.to_host(out) == 0).all()

@@ -27,6 +27,7 @@ def rounded_table(backend, keys, grads, *, name="t", dtype="bfloat16", steps=(1,
     return table
 
 
+@pytest.mark.full_only("120 steps on 1,000 rows; test_stochastic... is the smoke")
 @pytest.mark.parametrize("dtype, ulp", [("bfloat16", 2.0**-7), ("float16", 2.0**-10)])
 def test_steps_below_half_an_ulp_count_on_average_if_rounding_is_stochastic(backend, dtype, ulp):
     n, dim, num_steps, share = 1000, 5, 60, 1 / 32

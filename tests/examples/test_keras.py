@@ -29,6 +29,7 @@ def two_tower(*launcher):
     return run([*launcher, sys.executable, script, "--rows", "6000", "--epochs", "5"])
 
 
+@pytest.mark.full_only("trains for 8 s")
 def test_two_towers_find_the_items_of_a_genre():
     result = two_tower()
     assert result["auc"] > 0.95

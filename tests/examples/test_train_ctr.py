@@ -107,6 +107,7 @@ def test_the_tables_are_the_same_with_one_and_with_two_ranks(one_rank, two_ranks
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
+@pytest.mark.full_only("trains the example on two ranks: half a minute")
 def test_every_rank_holds_the_keys_it_owns(two_ranks):
     for part in range(2):
         with np.load(two_ranks.workdir / f"part_{part}_of_2.npz") as arrays:
@@ -207,6 +208,7 @@ def test_a_bad_data_file_ends_all_ranks_with_its_line(tmp_path):
     assert "RESULT" not in done.stdout
 
 
+@pytest.mark.full_only("starts a process for each option")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

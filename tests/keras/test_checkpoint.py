@@ -107,6 +107,7 @@ def within(keras, act):
     return Within()
 
 
+@pytest.mark.full_only("fits three models once more")
 def test_an_epoch_that_a_callback_stops_goes_on_within(keras, sk, tmp_path):
     whole = made(keras, sk)
     fit(whole)
@@ -136,6 +137,7 @@ def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_
         fit(three, sk.Checkpoint(tmp_path, every=1, keep=99))
 
 
+@pytest.mark.full_only("fits three models once more")
 def test_a_resume_that_is_broken_off_leaves_later_fits_whole(keras, sk, tmp_path):
     with pytest.raises(Stop):
         fit(made(keras, sk), stopping(keras, STEPS + 3), sk.Checkpoint(tmp_path, every=2))
@@ -147,6 +149,7 @@ def test_a_resume_that_is_broken_off_leaves_later_fits_whole(keras, sk, tmp_path
     assert again.optimizer.iterations == before + STEPS
 
 
+@pytest.mark.full_only("fits three models once more")
 def test_keys_expire_as_without_a_stop(keras, sk, tmp_path):
     whole = made(keras, sk)
     fit(whole, sk.Expire(num_lookups=1, every=2), epochs=2)
@@ -241,6 +244,7 @@ def test_a_save_that_was_broken_off_is_no_checkpoint(keras, sk, tmp_path):
     assert names == ["step-0000000003", "step-0000000006"]
 
 
+@pytest.mark.full_only("resumes from each of them")
 def test_so_many_are_kept_and_each_is_whole(keras, sk, tmp_path):
     model = made(keras, sk)
     fit(model, sk.Checkpoint(tmp_path, every=1, keep=2), epochs=2)
@@ -266,6 +270,7 @@ def test_increments_are_added_to_a_whole_one(keras, sk, tmp_path):
     assert [found[n].extra["sok_lite.keras"]["steps"] for n in sorted(found)] == [3, 6]
 
 
+@pytest.mark.full_only("fits three models once more")
 def test_a_second_fit_trains_on(keras, sk, tmp_path):
     """With a checkpoint that is its own, and after `restore` in a next process."""
     model, checkpoint = made(keras, sk), sk.Checkpoint(tmp_path)

@@ -251,6 +251,7 @@ def test_early_stopping_rolls_back(keras, sk):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.full_only("tests/ranks/test_keras_fit.py has a backup too")
 def test_backup_and_restore_goes_on_after_a_fault(keras, sk, tmp_path):
     class Fault(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -115,6 +115,7 @@ def test_its_numbers_are_those_of_a_dense_variable_and_come_back(tmp_path):
     assert "AS BEFORE" in output_of(f"SCRIPT = '''{SCRIPT}'''" + TWO_LINES + ORACLE, tmp_path)
 
 
+@pytest.mark.full_only("starts a process; the script of the document is the smoke")
 def test_a_patch_is_taken_back(tmp_path):
     program = """
 import tensorflow.compat.v1  # which replaces tf.compat by itself

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.bridge.optimizers.patched import patch_optimizers
 from sok_lite.kv_variable import training
 from tests.support import reference_updates
 from tests.support.modes import MODES
-from tests.support.stock_rows import DIM, KEYS, filled, rows_of, starts
+from tests.support.patched_rows import DIM, KEYS, filled, rows_of, starts
 
 v1 = tf.compat.v1
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
-train_with_stock_optimizers()
+patch_optimizers()
 
 REQUIRED = inspect.Parameter.empty
 # Of TFPlus' documents and sources: names and defaults, in order.

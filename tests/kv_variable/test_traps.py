@@ -207,8 +207,8 @@ for name in kv.__all__:
     getattr(kv, name)
 print("LOADED", *changes(first, facts()))
 """
-# By these an optimizer as it comes trains tables: see bridge/optimizers/stock.py. The others keep a
-# table from being left out without a word: see bridge/keras/guard.py.
+# By these an optimizer as it comes trains tables: see bridge/optimizers/patched.py. The others keep
+# a table from being left out without a word: see bridge/keras/guard.py.
 GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS}
 
 

@@ -72,6 +72,7 @@ def test_each_rank_goes_on_with_what_it_had(comm, folder, keras, sk, options):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
+@pytest.mark.full_only("fits three models once more")
 def test_one_rank_goes_on_with_what_all_had(comm, folder, keras, sk, monkeypatch):
     model = made(keras, sk)
     fit(model, sk, sk.Checkpoint(folder / "all"))

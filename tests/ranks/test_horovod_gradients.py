@@ -52,6 +52,7 @@ class Model:
         return tape, loss
 
 
+@pytest.mark.full_only("traces for 7 s")
 def test_a_gradient_that_horovod_has_gathered_raises_and_changes_nothing(comm, run):
     model = Model(comm, f"gathered {run is eagerly}")
     inner = keras.optimizers.SGD(1.0)

@@ -275,6 +275,7 @@ def test_saved_by_all_ranks(comm, keras, sk, folder):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.full_only("tests/ranks/test_dump_load.py is the smoke")
 def test_tables_are_dumped_by_all_ranks(comm, keras, sk, folder):
     model, table = with_table(comm, keras, sk)
     model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=[sk.AllRanks()])
@@ -287,6 +288,7 @@ def test_tables_are_dumped_by_all_ranks(comm, keras, sk, folder):
     np.testing.assert_array_equal(*(part["states"] for part in parts))
 
 
+@pytest.mark.full_only("saves and serves a model")
 def test_what_ranks_have_trained_is_served(comm, keras, sk, folder):
     model, _ = with_table(comm, keras, sk)
     dense, _, layers = with_dense(comm, keras)
@@ -367,6 +369,7 @@ def test_metrics_are_those_of_one_rank_on_all_data(comm, once, keras, sk):
     assert sizes == {"keys": [NUM_KEYS], "new_keys": [0], "evicted": [0]}  # of all ranks
 
 
+@pytest.mark.full_only("test_metrics_are_those_of_one_rank_... is the smoke")
 def test_a_metric_of_a_model_that_the_first_batch_builds_keeps_its_own_rank(comm, once, keras, sk):
     """tf_keras counts its variables among the weights of the model."""
     _, table = with_table(comm, keras, sk)
@@ -434,6 +437,7 @@ def test_a_metric_that_is_no_sum_is_a_mean_over_ranks(comm, keras, sk):
     assert found["most"] == pytest.approx((comm.size + 1) / 2)
 
 
+@pytest.mark.full_only("traces a step for each of two models")
 def test_a_step_without_rows_leaves_what_no_gradient_changes(comm, once, keras, sk):
     keras.utils.set_random_seed(3)
     table, ids = sk.Table("normed", DIM), keras.Input([FIELDS], dtype="int64")
@@ -481,6 +485,7 @@ def test_data_that_does_not_fit_is_an_error_on_all_ranks(comm):
 # ---- backups and checkpoints ---------------------------------------------------------------------
 
 
+@pytest.mark.full_only("tests/ranks/test_checkpoint.py is the smoke")
 def test_a_backup_of_all_ranks_goes_on_as_if_nothing_had_been(comm, once, keras, sk, folder):
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import sok_lite.keras
 from sok_lite.bridge import job
+from sok_lite.comm import launched_ranks
 from tests.support.dense_rows import dense_rows
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 30, 4, 8
@@ -27,6 +28,12 @@ X = {
 Y = RNG.normal(size=(N, 1)).astype(np.float32)
 ROWS = {name: RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32) for name in X}
 KERNEL = RNG.normal(size=(2 * DIM, 1)).astype(np.float32)
+
+
+def on_one_rank_in_quick(line):
+    """Two ranks take 5 to 14 s for a line: in quick all run on one, and `fit` on two as well."""
+    is_alone = launched_ranks() == 1
+    return line if is_alone else pytest.mark.full_only("one rank is the smoke")(line)
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +146,7 @@ def test_fit(kit):
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_evaluate(kit):
     models = kit.both(metrics=["mae"])
     kit.fit(models)
@@ -154,6 +162,7 @@ def test_evaluate(kit):
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_predict(kit):
     models = kit.both()
     kit.fit(models)
@@ -163,6 +172,7 @@ def test_predict(kit):
     np.testing.assert_allclose(models[0].predict(unknown, verbose=0), np.tile(bias, (N, 1)))
 
 
+@on_one_rank_in_quick
 def test_a_loaded_model_trains_on(kit):
     models = kit.both()
     kit.fit(models)
@@ -184,6 +194,7 @@ with np.load(sys.argv[2]) as x:
 """
 
 
+@on_one_rank_in_quick
 def test_a_new_process_loads(kit):
     """Of one rank, whatever ranks have saved."""
     models = kit.both()
@@ -201,6 +212,7 @@ def test_a_new_process_loads(kit):
     kit.comm.barrier("wait for rank 0")
 
 
+@on_one_rank_in_quick
 def test_a_clone(kit):
     models = kit.both()
     kit.fit(models)
@@ -214,6 +226,7 @@ def test_a_clone(kit):
     kit.check(clones)
 
 
+@on_one_rank_in_quick
 def test_early_stopping(kit):
     models = kit.both()
 
@@ -227,6 +240,7 @@ def test_early_stopping(kit):
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_model_checkpoint(kit):
     models = kit.both()
     path = kit.path("best.weights.h5")
@@ -238,6 +252,7 @@ def test_model_checkpoint(kit):
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_mixed_precision(kit):
     kit.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
@@ -248,6 +263,7 @@ def test_mixed_precision(kit):
     kit.check(models, atol=0.03)  # of bfloat16, whose sums go over ranks in another order
 
 
+@on_one_rank_in_quick
 def test_gradient_accumulation(kit):
     """Ten batches, three of a step: the last one waits for two more."""
     if kit.keras.__name__ == "tf_keras":
@@ -263,6 +279,7 @@ def test_gradient_accumulation(kit):
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_learning_rate_scheduler(kit):
     models = kit.both()
 
@@ -273,6 +290,7 @@ def test_learning_rate_scheduler(kit):
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_a_train_step_of_a_programs_own(kit):
     class Own(kit.keras.Model):
         def train_step(self, data):
@@ -289,12 +307,14 @@ def test_a_train_step_of_a_programs_own(kit):
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_several_outputs(kit):
     models = kit.both(num_outputs=2, loss=["mse", "mae"])
     kit.fit(models, y=(Y, -Y))
     kit.check(models)
 
 
+@on_one_rank_in_quick
 def test_two_models_that_share_a_table(kit):
     made = [kit.layers(kit.tables()), kit.dense()]
     first, second = ([kit.model(layers) for layers in made] for _ in range(2))

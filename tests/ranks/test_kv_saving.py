@@ -188,6 +188,7 @@ def test_deltas_of_ranks(comm, folder):
         kv.disable_delta_export()
 
 
+@pytest.mark.full_only("starts sessions")
 def test_a_monitored_session_of_each_rank(comm, folder):
     def trained(batches):
         graph = Trained(2)

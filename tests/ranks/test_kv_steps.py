@@ -1,4 +1,4 @@
-"""Steps of stock optimizers on KvVariables over several ranks, in sessions and eagerly."""
+"""Steps of patched optimizers on KvVariables over several ranks, in sessions and eagerly."""
 
 import numpy as np
 import pytest

@@ -141,6 +141,7 @@ def test_a_row_for_each_key(comm, mode):
     np.testing.assert_array_equal(total, expected)
 
 
+@pytest.mark.full_only("runs a session for 7 s")
 def test_a_session_looks_both_kinds_up_in_one_order_on_all_ranks(comm):
     """Rows, gradients and a step of both; then what is of one kind alone."""
     with tf.Graph().as_default():

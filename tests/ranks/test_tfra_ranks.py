@@ -232,6 +232,7 @@ def test_a_rank_that_cannot_save_tells_the_others(comm, keras, folder):
     de.keras.models.de_hvd_save_model(model, path)
 
 
+@pytest.mark.full_only("tests/ranks/test_keras_matrix.py has a checkpoint of fit")
 def test_checkpoints_of_fit_are_decided_by_the_first_rank(comm, keras, folder):
     layer = de.keras.layers_for(keras).HvdAllToAllEmbedding(DIM, name="table")
     model = model_of(keras, layer)

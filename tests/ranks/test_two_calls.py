@@ -62,6 +62,7 @@ def test_two_calls_of_one_session_run_in_one_order_on_all_ranks(comm, has_order)
                 np.testing.assert_array_equal(keys, held(comm, ids))
 
 
+@pytest.mark.full_only("runs sessions for 5 s")
 def test_calls_of_one_session_need_no_thread_each(comm):
     """Nine lookups and their gradients, in a session of two threads where Horovod tells."""
     count = 9

@@ -413,6 +413,7 @@ def test_the_rows_of_many_tables_have_the_mean_that_was_asked_for():
     np.testing.assert_allclose(counts, expected, atol=6 * np.sqrt(expected.max()))
 
 
+@pytest.mark.full_only("starts a system in each of its processes")
 def test_a_system_that_dies_ends_the_benchmark(tmp_path):
     peer = tmp_path / "bin" / "python"
     peer.parent.mkdir()
@@ -673,7 +674,7 @@ def test_a_peer_that_fails_is_an_error(tmp_path):
 def test_steps_by_a_rule_and_steps_of_its_own_are_measured(mode):
     pytest.importorskip("tf_keras")
     args = ("--tables", 1, 2, "--rows", 50, "--dim", 3, "--rounds", 1, *mode)
-    results, _ = run("bench_own_step.py", *args)
+    results, _ = run("bench_fallback_step.py", *args)
     families = ("Keras 3", "tf_keras", "legacy", "TF1")
     assert {(r["family"], r["tables"]) for r in results} == {
         (f, n) for f in families for n in (1, 2)

@@ -88,6 +88,7 @@ def test_what_cannot_be_imported_is_no_build(monkeypatch, tmp_path):
         build_horovod.check_import()
 
 
+@pytest.mark.full_only("set-up imports it as well")
 def test_what_is_installed_here_can_be_imported():
     if importlib.util.find_spec("horovod") is None:
         pytest.skip(f"no Horovod in {sys.prefix}")

@@ -86,6 +86,7 @@ def said(word, *arguments):
     return [json.loads(rest) for first, _, rest in lines if first == word]
 
 
+@pytest.mark.full_only("runs random programs")
 def test_random_programs_find_nothing():
     ((text, counts),) = said("CLEAN")
     assert text == ""

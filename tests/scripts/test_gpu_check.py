@@ -90,6 +90,7 @@ def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files, jo
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.full_only("waits for a limit of time")
 def test_a_stage_ends_after_its_time_and_names_what_it_left_out(files):
     limits = {"SOK_LITE_TEST_S": "500", "SOK_LITE_STAGE_S": "6", "SOK_LITE_JOBS": "1"}
     done = check("tests", *files, **limits)

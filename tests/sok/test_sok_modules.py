@@ -46,6 +46,7 @@ def test_other_names_are_an_attribute_too(name, member):
     assert run.returncode == 0, run.stderr[-3000:]
 
 
+@pytest.mark.full_only("a process for each module")
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_imported_first(name):
     code = (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from tests.support.reference import ScoredTable
 
 
@@ -53,7 +53,7 @@ class Watched:
         rows = self.backend.to_host(self.table.find_or_insert(array(keys), scores=scores))
         by_key = None if given is None else dict(zip(keys, given, strict=True))
         after = self.settle(keys, before, None, new_row=self.oracle.first_row, given=by_key)
-        assert rows.tolist() == [after[key].row if key in after else ABSENT for key in keys]
+        assert rows.tolist() == [after[key].row if key in after else NO_ROW for key in keys]
 
     def insert(self, keys, values, scores=None, *, report=True):
         before = self.begin()

@@ -14,7 +14,7 @@ import pytest
 from sok_lite.backend.nvrtc import Nvrtc
 from sok_lite.comm import CommunicatorError
 from sok_lite.engine.dtypes import as_words
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update_rows import Update
 from tests.support.simt.backend import is_simulated
@@ -26,15 +26,15 @@ class KeyInitializer:
     def check(self, row_dtype, dim):
         pass
 
-    def filling(self, backend, store, rows, keys, table_seed):
+    def plan_fill(self, backend, store, rows, keys, table_seed):
         values = self.values(backend, keys, store.dim, table_seed)
-        return store.writing(rows, store.to_storage(values))
+        return store.plan_write(rows, store.to_storage(values))
 
-    def drawing(self, backend, row_dtype, out, keys, table_seed, rows=None):
+    def plan_draw(self, backend, row_dtype, out, keys, table_seed, rows=None):
         n, dim = out.shape
         values = row_dtype.to_storage(backend.xp, self.values(backend, keys, dim, table_seed))
         if rows is not None:
-            at = backend.xp.flatnonzero(rows == np.uint32(ABSENT))
+            at = backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
             return partial(operator.setitem, out, at, values[at])
         (suffix, words), each = as_words(values), backend.xp.arange(n, dtype=np.int32)
         return backend.prepared(f"dense_gather_{suffix}", n, words, dim, each, as_words(out)[1], n)

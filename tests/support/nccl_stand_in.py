@@ -19,7 +19,7 @@ import numpy as np
 
 from sok_lite.backend import Backend, get_backend
 from sok_lite.comm import Communicator, run_ranks
-from sok_lite.comm.nccl import NcclCarrier
+from sok_lite.comm.nccl import NcclTransport
 from tests.support.simt import device
 
 POISON = 0xA5
@@ -58,10 +58,10 @@ class World:
         self._lock = threading.Lock()
         self.sessions: dict[bytes, _Session] = {}
 
-    def carrier(self, comm: Communicator, backend: Backend) -> NcclCarrier:
-        """Returns the carrier of a rank. Every rank must call it."""
+    def gpu_transport(self, comm: Communicator, backend: Backend) -> NcclTransport:
+        """Returns the transport of a rank. Every rank must call it."""
         cuda = _Cuda(self, comm.rank)
-        return NcclCarrier(comm, backend, cuda, cuda.nccl)
+        return NcclTransport(comm, backend, cuda, cuda.nccl)
 
     def delay(self) -> None:
         with self._lock:
@@ -347,13 +347,13 @@ def run_ranks_by_nccl(size, fn, backend=None, world=None, timeout=60.0):
     backend = backend or get_backend("cpu")
 
     def program(comm):
-        comm.carrier = world.carrier(comm, backend)
+        comm.gpu_transport = world.gpu_transport(comm, backend)
         try:
             result = fn(comm)
         except BaseException:
             die(comm)
             raise
-        comm.carrier.leave()
+        comm.gpu_transport.leave()
         return result
 
     results = run_ranks(size, program, timeout)
@@ -363,4 +363,4 @@ def run_ranks_by_nccl(size, fn, backend=None, world=None, timeout=60.0):
 
 def die(comm):
     """Does what the end of a rank's process does: its sockets close, and it says nothing."""
-    comm.carrier._alarm.cut()
+    comm.gpu_transport._alarm.cut()

@@ -46,8 +46,8 @@ sok.lookup_sparse(table, tf.ragged.constant([[1]], dtype=tf.int64))
 sok.OptimizerWrapper(keras.optimizers.Adam(0.1))
 third = facts()
 print("AFTER", *changes(second, third))
-from sok_lite.bridge.optimizers import stock
-stock.train_with_stock_optimizers()
+from sok_lite.bridge.optimizers import patched
+patched.patch_optimizers()
 print("STOCK", *sorted(set(changes(third, facts()))))
 import sok_lite.keras, sok_lite.dynamic_embedding, sok_lite.kv_variable
 from sok_lite.bridge.keras import hooks
@@ -71,6 +71,6 @@ OF_MODELS = [
     *("compile", "evaluate", "fit", "get_state_tree", "load_weights", "make_train_function"),
     *("predict", "save", "save_weights", "set_state_tree", "train_step"),
 ]
-# Have optimizers train tables that ask for it: see bridge/optimizers/stock.py. What it does around
-# `compile` and `make_train_function` changes neither once more.
+# Have optimizers train tables that ask for it: see bridge/optimizers/patched.py. What it does
+# around `compile` and `make_train_function` changes neither once more.
 OF_OPTIMIZERS = ["apply", "apply_gradients", "build", "compile_from_config", "get_compile_config"]

@@ -3,16 +3,16 @@
 from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.pooling import (
     coefficients_of,
-    combining,
-    combining_weight_grad,
     normalise_combiner,
+    plan_combine,
+    plan_combine_weight_grad,
 )
 from sok_lite.engine.segments import Terms, group, segment_sums
 
 
 def combine(backend, source, inverse, row_splits, weights, combiner, out=None):
-    """Pools rows, (batch, dim) float32; see `combining`."""
-    out, action = combining(backend, source, inverse, row_splits, weights, combiner, out)
+    """Pools rows, (batch, dim) float32; see `plan_combine`."""
+    out, action = plan_combine(backend, source, inverse, row_splits, weights, combiner, out)
     action()
     return out
 
@@ -33,7 +33,7 @@ def combine_grad(
 
 def combine_weight_grad(backend, out_grads, source, inverse, row_splits, weights, combiner):
     """Returns the gradient of `combine` by its weights, (n,) float32."""
-    result, action = combining_weight_grad(
+    result, action = plan_combine_weight_grad(
         backend, out_grads, source, inverse, row_splits, weights, combiner
     )
     action()

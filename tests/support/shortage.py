@@ -13,7 +13,7 @@ import numpy as np
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.far_file import FarFile
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from tests.support.fault_bench import Bench
 from tests.support.fault_cases import CASES
 from tests.support.fault_facts import Findings, check_after_fault, expected, first_line, ready
@@ -213,7 +213,7 @@ def until_it_is_full(kind, limit, spare):
     assert (rows == (keys % 1000).astype(np.float32)[:, None]).all(), "rows are wrong"
     more = np.arange(-5000, -4000)
     assert (table.lookup(more).values[:, 0] == more % 1000).all()
-    assert (table.find(more) != np.uint32(ABSENT)).all()
+    assert (table.find(more) != np.uint32(NO_ROW)).all()
     audit(table)
     assert successes, "there was no memory for anything"
     print(successes, failures)

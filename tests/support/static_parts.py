@@ -22,7 +22,7 @@ class Rows(StaticPart):
         columns = {name: rows.copy() for name, rows in self.columns.items()}
         return lambda column, first, last: columns[column][first:last]
 
-    def assigning(self, columns):
+    def plan_assign(self, columns):
         return [partial(self.columns.update, columns)]
 
 

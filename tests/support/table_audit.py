@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.rows.tiers import _NOT_HELD
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.exclusive import alone
@@ -21,9 +21,9 @@ _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take
 
 
 class Tiers(NamedTuple):
-    """What a store of two tiers knows of its rows: heat (m,) uint8, keys (m,) int64."""
+    """What a store of two tiers knows of its rows: counts (m,) uint8, keys (m,) int64."""
 
-    heat: np.ndarray
+    counts: np.ndarray
     keys: np.ndarray
 
 
@@ -52,7 +52,7 @@ def tiers_of(table):
     if table.store.near_rows is None or not hasattr(table, "tiers"):
         return None
     host = table.backend.to_host
-    return Tiers(host(table.tiers._heat), host(table.tiers._keys))
+    return Tiers(host(table.tiers._counts), host(table.tiers._keys))
 
 
 def marks_of(index):
@@ -222,7 +222,7 @@ def _audit_slots(index, held, what):
 
 def _audit_rows(table, held):
     rows, keys, num_rows = held.rows, held.keys, table.store.num_rows
-    absent = keys[rows == np.uint32(ABSENT)]
+    absent = keys[rows == np.uint32(NO_ROW)]
     assert not absent.size, f"keys in the index have no row: {_some(absent)}"
     beyond = keys[rows >= num_rows]
     assert not beyond.size, f"keys have rows beyond {num_rows}: {_some(beyond)}"
@@ -288,20 +288,20 @@ def _audit_tiers(table, held):
     tiers = tiers_of(table)
     if tiers is None:
         return
-    assert tiers.heat.size == tiers.keys.size, (
-        f"the tiers have {tiers.heat.size} heats and {tiers.keys.size} keys"
+    assert tiers.counts.size == tiers.keys.size, (
+        f"the tiers have {tiers.counts.size} counts and {tiers.keys.size} keys"
     )
     if held.rows.size:
-        assert held.rows.max() < tiers.heat.size, "the tiers do not know a row that is held"
-    cold = held.keys[tiers.heat[held.rows] == _NOT_HELD]
+        assert held.rows.max() < tiers.counts.size, "the tiers do not know a row that is held"
+    cold = held.keys[tiers.counts[held.rows] == _NOT_HELD]
     assert not cold.size, f"the tiers take rows for free that keys hold: {_some(cold)}"
     named = tiers.keys[held.rows]
     at = np.flatnonzero(named != held.keys)
     wrong = (f"row {held.rows[i]} is of {held.keys[i]}, not of {named[i]}" for i in at[:6])
     assert not at.size, f"the tiers name other keys for {at.size} rows: {_some(wrong)}"
-    hot = np.flatnonzero(tiers.heat != _NOT_HELD)
-    warm = np.setdiff1d(hot, held.rows, assume_unique=True)
-    assert not warm.size, f"the tiers take rows for held that are free: {_some(warm)}"
+    hot = np.flatnonzero(tiers.counts != _NOT_HELD)
+    counted = np.setdiff1d(hot, held.rows, assume_unique=True)
+    assert not counted.size, f"the tiers take rows for held that are free: {_some(counted)}"
 
 
 def _audit_seen(table, held):

@@ -76,7 +76,7 @@ _NOT_ON_GPU = {
     *("test_gradient_refusals", "test_saved_parts", "test_small_tables", "test_sok_document"),
     *("test_sok_modules", "test_strategies", "test_tf_private", "test_without_v2"),
     # They read the tables of the engine as NumPy arrays.
-    *("test_checkpoint", "test_stock_optimizers"),
+    *("test_checkpoint", "test_patched_optimizers"),
     # What it asks for is the CPU's backend.
     "test_it_lives_on_the_chosen_backend",
     # For a GPU the gradients are joined into one tensor.

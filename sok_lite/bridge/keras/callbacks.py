@@ -17,7 +17,7 @@ from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.keras.held import kept_tables, names_of
 from sok_lite.bridge.keras.saving import check_path, refuse_several_ranks
-from sok_lite.bridge.keras.training import has_own_step
+from sok_lite.bridge.keras.training import has_custom_step
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
 
@@ -74,7 +74,7 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
     """
     optimizer = getattr(model, "optimizer", None)
     is_trained = any(table.trainable for table in tables)
-    if optimizer is not None and has_own_step(model) and is_trained:
+    if optimizer is not None and has_custom_step(model) and is_trained:
         refuse_unsupported(inner_of(optimizer))
     orbax = getattr(package.callbacks, "OrbaxCheckpoint", ())
     for callback in callbacks:

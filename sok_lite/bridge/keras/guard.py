@@ -53,9 +53,9 @@ def watch() -> bool:
     return is_new
 
 
-def refuse_own_step(variable: Any) -> None:
+def refuse_custom_step(variable: Any) -> None:
     """Raises in a lookup that Keras' own training step makes, if it would not train the table."""
-    training.refuse_own_step(variable, watch())
+    training.refuse_custom_step(variable, watch())
 
 
 def refuse_clone() -> None:

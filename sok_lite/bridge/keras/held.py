@@ -59,7 +59,7 @@ def kept_tables(root: Any) -> list[Any]:
 
 def is_kept(table: Any) -> bool:
     """Whether the layer that holds a table keeps it among its weights."""
-    return getattr(type(table), "kept_by_layer", False)
+    return getattr(type(table), "tracked_as_weight", False)
 
 
 def optimizers_in(model: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from sok_lite.bridge.keras.running import caller_among
 # ranks' losses, "sum" where gradients of dense variables are summed and those of tables are not.
 OVER_RANKS = "_sok_lite_over_ranks"
 
-_in_own_step = threading.local()
+_in_custom_step = threading.local()
 _step_codes: set[CodeType] = set()
 
 
@@ -35,13 +35,13 @@ def watch_steps(model: Any) -> None:
     hooks.around(model, "make_train_function", hooks.checking, check_training)
 
 
-def refuse_own_step(variable: Any, is_new: bool) -> None:
+def refuse_custom_step(variable: Any, is_new: bool) -> None:
     """Raises in a lookup that Keras' own training step makes, if it would not train the table.
 
     Args:
       is_new: whether a Keras is first seen here: it may be within the step already.
     """
-    model = getattr(_in_own_step, "model", None)
+    model = getattr(_in_custom_step, "model", None)
     if is_new and model is None:
         frame = caller_among(_step_codes)
         model = None if frame is None else frame.f_locals.get("self")
@@ -55,7 +55,7 @@ def check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
     held = [table for _, table in tables_in(model)]
-    if has_own_step(model):
+    if has_custom_step(model):
         tables = [table for table in held if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
         if left_out:
@@ -66,7 +66,7 @@ def check_training(model: Any, force: bool = False) -> None:
             vars(optimizer)[OVER_RANKS] = "mean"
 
 
-def has_own_step(model: Any) -> bool:
+def has_custom_step(model: Any) -> bool:
     """Whether a model trains by Keras' own training step."""
     return hooks.is_theirs(model.train_step)
 
@@ -107,7 +107,7 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
     raise NotImplementedError(
         f"Keras' own training step would leave {names_of(tables)} untrained: it updates the "
         f"weights that Keras knows, and a {tables[0].kind} is none of them. "
-        f"{tables[0].instead_of_own_step} A table that is not to be trained is made with "
+        f"{tables[0].instead_of_custom_step} A table that is not to be trained is made with "
         "trainable=False, or is in a layer that is frozen. For evaluate() and predict() alone, "
         "compile(optimizer=None) or set model.trainable = False before."
     )
@@ -120,9 +120,9 @@ def _compiling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _in_step(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    outer = getattr(_in_own_step, "model", None)
-    _in_own_step.model = self
+    outer = getattr(_in_custom_step, "model", None)
+    _in_custom_step.model = self
     try:
         return call(self, *args, **kwargs)
     finally:
-        _in_own_step.model = outer
+        _in_custom_step.model = outer

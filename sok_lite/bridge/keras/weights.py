@@ -1,6 +1,7 @@
 """Tables among the weights of a Keras layer or model: what `get_weights` and its like do with them.
 
-A table that its layer keeps (`kept_by_layer`) is listed among the weights. Keras would ask it for a
+A table that its layer keeps (`tracked_as_weight`) is listed among the weights. Keras would ask it
+for a
 dense array, and would leave any other table out without a word: that is refused by name.
 """
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action, setting
+from sok_lite.backend.publish import Action, plan_set
 from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.loss_scale import inner_of, scales_loss
@@ -46,9 +46,9 @@ class KeptGradients:
     def __init__(self) -> None:
         self.gradients: list[KeptGradient] = []
 
-    def dropping(self) -> list[Action]:
+    def plan_drop(self) -> list[Action]:
         """Prepares to forget them, when their step is taken."""
-        return setting(self, gradients=[])
+        return plan_set(self, gradients=[])
 
 
 def num_batches(optimizer: Any) -> int:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from sok_lite.bridge import tf_private
-from sok_lite.bridge.optimizers.copies import LISTS_OF_ALL, is_variable
+from sok_lite.bridge.optimizers.clones import LISTS_OF_ALL, is_variable
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.legacy import LEGACY

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sok_lite.engine.optimizers import UpdateRule
 
 
-class OwnStep(NamedTuple):
+class FallbackStep(NamedTuple):
     """The step of an optimizer that no rule follows, and takes it itself.
 
     Attributes:
@@ -46,7 +46,7 @@ class Settings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Copying:
+class Cloning:
     """How the optimizers of a family are copied, and a copy made to update variables.
 
     Attributes:
@@ -85,7 +85,7 @@ class Family:
       iterations: the optimizer's own step counter, or None.
       learning_rate: of the step after `iterations` steps.
       has_decay: whether the optimizers may have a `weight_decay`, and `_use_weight_decay`.
-      copying: how they are copied, for those that no rule follows.
+      cloning: how copies of them are made, for those that no rule follows.
       slots: how the optimizers keep slots, "by variable" or "by name"; None: they have none.
       slot_names: of a rule, what the family calls a state by another name.
       clips_in_turn: whether the optimizers clip by value and then by norm, and 0 is a limit; others
@@ -97,7 +97,7 @@ class Family:
     iterations: Callable[[Any], Any]
     learning_rate: Callable[[Any, Any], Any]
     has_decay: bool
-    copying: Copying
+    cloning: Cloning
     slots: str | None = None
     slot_names: Mapping[type[UpdateRule], Mapping[str, str]] = field(default_factory=dict)
     clips_in_turn: bool = False

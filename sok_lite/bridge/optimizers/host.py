@@ -25,7 +25,7 @@ from sok_lite.bridge.joined import (
     shapes_of,
 )
 from sok_lite.bridge.optimizers.accumulation import KeptGradient
-from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive, live_tables
@@ -128,7 +128,7 @@ class StepHost:
 
     def __init__(
         self,
-        settings: Settings | OwnStep,
+        settings: Settings | FallbackStep,
         owner: Any,
         optimizer: Any,
         variables: Sequence[TableVariable],
@@ -174,10 +174,10 @@ class StepHost:
         if owner is not None:
             owner.kept.gradients = [*owner.kept.gradients, *kept]
 
-    def dropping(self) -> list[Action]:
+    def plan_drop(self) -> list[Action]:
         """Prepares to forget what was kept, when its step is taken."""
         owner = self._owner()
-        return [] if owner is None else owner.kept.dropping()
+        return [] if owner is None else owner.kept.plan_drop()
 
     def _mean(
         self, updates: Updates, batches: int, rule: Callable[[bool], UpdateRule | None]

@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.copies import config_of, made_anew
-from sok_lite.bridge.optimizers.family import Copying, Family, Settings
+from sok_lite.bridge.optimizers.clones import config_of, made_anew
+from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
 from sok_lite.engine import optimizers as rules
 
 
@@ -164,7 +164,7 @@ def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
     copy.apply_gradients(pairs)
 
 
-_COPYING = Copying(
+_CLONING = Cloning(
     numbers=lambda o: {},
     config=config_of,
     make=_made,
@@ -181,5 +181,5 @@ KERAS3 = Family(
     lambda o: o.iterations,
     _learning_rate,
     has_decay=True,
-    copying=_COPYING,
+    cloning=_CLONING,
 )

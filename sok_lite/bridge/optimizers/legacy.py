@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.copies import config_of, made_anew
-from sok_lite.bridge.optimizers.family import Copying, Family, Settings
+from sok_lite.bridge.optimizers.clones import config_of, made_anew
+from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
 from sok_lite.bridge.optimizers.tf_keras import variable
 from sok_lite.engine import optimizers as rules
 
@@ -143,7 +143,7 @@ def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
     copy.apply_gradients(pairs)
 
 
-_COPYING = Copying(
+_CLONING = Cloning(
     numbers=_numbers,
     config=config_of,
     make=_made,
@@ -160,7 +160,7 @@ LEGACY = Family(
     _iterations,
     _learning_rate,
     has_decay=False,
-    copying=_COPYING,
+    cloning=_CLONING,
     slots="by variable",
     slot_names={
         rules.RMSprop: {"mean_grad": "mg"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.family import Family, OwnStep, Settings
+from sok_lite.bridge.optimizers.family import FallbackStep, Family, Settings
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.legacy import LEGACY
 from sok_lite.bridge.optimizers.tf_keras import TF_KERAS
@@ -36,11 +36,11 @@ def family_of(optimizer: Any) -> Family:
     )
 
 
-def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
+def settings_of(optimizer: Any, family: Family) -> Settings | FallbackStep:
     """Returns the rule of an optimizer and its settings, the learning rate not included.
 
     Returns:
-      Settings; an OwnStep where no rule is known to do what the optimizer does.
+      Settings; an FallbackStep where no rule is known to do what the optimizer does.
 
     Raises:
       NotImplementedError: it does something to gradients or variables that cannot be done row by
@@ -52,7 +52,7 @@ def settings_of(optimizer: Any, family: Family) -> Settings | OwnStep:
     has_decay = decay is not None and decay is not False
     if name is None:
         _refuse_own_clipping(optimizer)
-        own = OwnStep(optimizer, family, family.copying.numbers(optimizer))
+        own = FallbackStep(optimizer, family, family.cloning.numbers(optimizer))
         return own._replace(decays=optimizer._use_weight_decay) if has_decay else own
     settings = family.settings[name](optimizer)
     if not has_decay:

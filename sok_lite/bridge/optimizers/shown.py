@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sok_lite.bridge import tf_private
-from sok_lite.bridge.optimizers.family import Family, OwnStep, Settings
+from sok_lite.bridge.optimizers.family import FallbackStep, Family, Settings
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.slots import kinds_of, own_names, state_name
 from sok_lite.bridge.slot import SlotView
@@ -38,14 +38,14 @@ def view_of(optimizer: Any, variable: TableVariable, name: str) -> SlotView:
 def show_slots(
     optimizer: Any,
     family: Family,
-    settings: Settings | OwnStep,
+    settings: Settings | FallbackStep,
     variables: Iterable[TableVariable],
 ) -> None:
     """Puts the states of variables where an optimizer has slots, if it is of a kind that has any.
 
     Only attributes of this one optimizer change, and none where a copy of it takes the step.
     """
-    if family.slots is None or isinstance(settings, OwnStep):
+    if family.slots is None or isinstance(settings, FallbackStep):
         return
     names = own_names(settings, family)
     for variable in variables:

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.optimizers.family import Family, OwnStep, Settings
-from sok_lite.bridge.optimizers.own_step import Carried, Now, own_steps
+from sok_lite.bridge.optimizers.fallback_step import CarriedState, Now, fallback_steps
+from sok_lite.bridge.optimizers.family import FallbackStep, Family, Settings
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine import optimizers as rules
 from sok_lite.engine.optimizers import UpdateRule
@@ -59,22 +59,22 @@ def _is_known(value: Any) -> bool:
     return is_plain or (tf.executing_eagerly() and not tf.is_symbolic_tensor(value))
 
 
-def kinds_of(settings: Settings | OwnStep, table: EmbeddingTable) -> Kinds:
+def kinds_of(settings: Settings | FallbackStep, table: EmbeddingTable) -> Kinds:
     """Returns the states of the rows of a table, before the first update as well."""
     if isinstance(settings, Settings):
         return {name: (table.dim, initial) for name, initial in rule_of(settings).states.items()}
-    steps = own_steps(settings)
+    steps = fallback_steps(settings)
     with tf.init_scope():
         steps.know(settings.optimizer, now_of(settings), [table])
     return steps.kinds(table)
 
 
-def carried_of(settings: OwnStep) -> Carried:
+def carried_of(settings: FallbackStep) -> CarriedState:
     """Returns what goes on from step to step of an optimizer that takes its steps itself."""
-    return own_steps(settings).carried
+    return fallback_steps(settings).carried
 
 
-def begin(settings: OwnStep, stochastic_rounding: bool) -> Carried:
+def begin(settings: FallbackStep, stochastic_rounding: bool) -> CarriedState:
     """Tries an optimizer out that takes its steps itself, unless a TF1 graph is outside.
 
     Returns:
@@ -89,7 +89,7 @@ def begin(settings: OwnStep, stochastic_rounding: bool) -> Carried:
             "updates them, and what it gives is rounded to nearest. Leave out "
             "`stochastic_rounding`, or make the table of tf.float32."
         )
-    steps = own_steps(settings)
+    steps = fallback_steps(settings)
     with tf.init_scope():
         if tf.executing_eagerly():
             steps.try_out(settings.optimizer, now_of(settings))
@@ -97,16 +97,16 @@ def begin(settings: OwnStep, stochastic_rounding: bool) -> Carried:
 
 
 @tf.autograph.experimental.do_not_convert
-def now_of(settings: OwnStep) -> Now:
+def now_of(settings: FallbackStep) -> Now:
     """Returns what a trial step is taken with."""
     rate = settings.family.learning_rate(settings.optimizer, 0)
     numbers = {name: float(value) for name, value in settings.numbers.items()}
     return Now(1, 0.0 if rate is None else float(rate), numbers)
 
 
-def state_name(settings: Settings | OwnStep, name: str) -> str:
+def state_name(settings: Settings | FallbackStep, name: str) -> str:
     """Returns the rule's name of a state that may have the framework's; others as they are."""
-    if isinstance(settings, OwnStep):
+    if isinstance(settings, FallbackStep):
         return name
     for rule in settings.rule.__mro__:
         if name in _FRAMEWORKS_NAMES.get(rule, {}):
@@ -114,14 +114,14 @@ def state_name(settings: Settings | OwnStep, name: str) -> str:
     return name
 
 
-def own_names(settings: Settings | OwnStep, family: Family) -> list[str]:
+def own_names(settings: Settings | FallbackStep, family: Family) -> list[str]:
     """Returns the names of the states as the optimizers of a family have them.
 
     No setting is evaluated, for it may be a tensor of a graph. Only of a momentum does it matter to
     the states whether there is any: what is no plain number is.
     """
-    if isinstance(settings, OwnStep):
-        return own_steps(settings).state_names
+    if isinstance(settings, FallbackStep):
+        return fallback_steps(settings).state_names
     numbers = {
         name: value if isinstance(value, (int, float)) else 0.5
         for name, value in settings.numbers.items()
@@ -133,7 +133,7 @@ def own_names(settings: Settings | OwnStep, family: Family) -> list[str]:
 
 
 def create_slots(
-    optimizer: Any, settings: Settings | OwnStep, variables: Sequence[TableVariable]
+    optimizer: Any, settings: Settings | FallbackStep, variables: Sequence[TableVariable]
 ) -> None:
     """Makes the states of the rows of variables now, as the first update would."""
     if not variables:

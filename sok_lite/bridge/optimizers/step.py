@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend.publish import setting
+from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.optimizers.accumulation import KeptGradients
-from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
+from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.host import (
     NonFiniteRows,
     RuleHost,
@@ -21,8 +22,7 @@ from sok_lite.bridge.optimizers.host import (
     joined_gradients,
     keys_kind,
 )
-from sok_lite.bridge.optimizers.order import StepOrder, Turn, dense_checks, keep_alive
-from sok_lite.bridge.optimizers.own_step import OwnStepHost
+from sok_lite.bridge.optimizers.step_lock import LockedStep, StepLock, dense_checks, keep_alive
 from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
 from sok_lite.bridge.tf_private import FuncGraph
 from sok_lite.bridge.variable import TableVariable
@@ -63,7 +63,7 @@ class RowOptimizer(tf.Module):
             self.iterations = tf.Variable(
                 first_step, dtype=tf.int64, trainable=False, name="sok_iterations"
             )
-        self._order = StepOrder()
+        self._lock = StepLock()
         # The step that rows have taken and `iterations` may not know of; 0: it knows of all.
         self._taken = SimpleNamespace(step=0)
 
@@ -88,12 +88,12 @@ class RowOptimizer(tf.Module):
             self._counted(self._taken.step)
 
     @contextmanager
-    def _turn(self) -> Iterator[Turn]:
-        """Gives one step at a time its turn, after what an interrupted one has left uncounted."""
-        with self._order.turn() as turn:
+    def _locked(self) -> Iterator[LockedStep]:
+        """Lets one step at a time go on, after what an interrupted one has left uncounted."""
+        with self._lock.hold() as step:
             self._catch_up()
             try:
-                yield turn
+                yield step
             finally:
                 self._catch_up()
 
@@ -101,7 +101,7 @@ class RowOptimizer(tf.Module):
         self,
         pairs: Pairs,
         dense: Sequence[tuple[Any, Any]],
-        settings: Callable[[Any], tuple[Settings | OwnStep, Any]],
+        settings: Callable[[Any], tuple[Settings | FallbackStep, Any]],
         dense_step: Callable[[], Any] | None,
         *,
         optimizer: Any = None,
@@ -112,7 +112,7 @@ class RowOptimizer(tf.Module):
         also: Callable[[], list[Any]] = list,
         name: str | None = None,
     ) -> Any:
-        """Takes one step on rows and dense variables, in its turn, and counts it.
+        """Takes one step on rows and dense variables, one step at a time, and counts it.
 
         Args:
           pairs: of tables; may be empty.
@@ -133,7 +133,7 @@ class RowOptimizer(tf.Module):
         Returns:
           In a TF1 graph, a branch or a loop of one the operation; else what `dense_step` returns.
         """
-        with self._turn() as turn:
+        with self._locked() as locked:
             so_far = self.iterations if count is None else count
             if so_far is None:  # nothing in the step depends on its number
                 so_far = tf.constant(0, tf.int64)
@@ -152,16 +152,16 @@ class RowOptimizer(tf.Module):
                 taken = step if go is None or counts_skipped else tf.where(go, step, step - 1)
                 counted = [self._counted(taken), *also()]
             if count is not None and tf.inside_function():
-                turn.last.append(tf.convert_to_tensor(count))  # counted on by now
-            turn.last += operations(*counted, done)
+                locked.last.append(tf.convert_to_tensor(count))  # counted on by now
+            locked.last += operations(*counted, done)
         if tf.executing_eagerly() or isinstance(graph_of_function(), FuncGraph):
             return done
-        return tf.group(*operations(update, done, *counted, turn.end), name=name)
+        return tf.group(*operations(update, done, *counted, locked.end), name=name)
 
     def _update(
         self,
         pairs: Pairs,
-        settings: Settings | OwnStep,
+        settings: Settings | FallbackStep,
         learning_rate: Any,
         step: tf.Tensor,
         optimizer: Any = None,
@@ -204,8 +204,8 @@ class RowOptimizer(tf.Module):
                 if dense_step is not None:
                     rows_step.prepare()
                     done = dense_step()
-                actions = setting(self._taken, step=number)
-                rows_step.commit(actions + self.kept.dropping() if batches > 1 else actions)
+                actions = plan_set(self._taken, step=number)
+                rows_step.commit(actions + self.kept.plan_drop() if batches > 1 else actions)
                 return done
 
             return None, on_device(backend, take)
@@ -222,7 +222,7 @@ class RowOptimizer(tf.Module):
                 return ()
             plain = np.asarray(values).tolist()
             rows_step = host.step(plain, np.asarray(step).item(), given, batches)
-            rows_step.commit(host.dropping() if batches > 1 else ())
+            rows_step.commit(host.plan_drop() if batches > 1 else ())
             return ()
 
         update = host_call(run, [step, stacked, *inputs, *rows_move], [], backend, what)
@@ -250,10 +250,10 @@ def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tu
     return pairs, dense
 
 
-def _host(settings: Settings | OwnStep, *arguments: Any) -> StepHost:
+def _host(settings: Settings | FallbackStep, *arguments: Any) -> StepHost:
     if isinstance(settings, Settings):
         return RuleHost(settings, *arguments)
-    return OwnStepHost(settings, *arguments)
+    return FallbackStepHost(settings, *arguments)
 
 
 def operations(*results: Any) -> list[Any]:

@@ -13,4 +13,4 @@ def variable(rows: Any, name: str) -> tf.Variable:
     return tf.Variable(rows, name=name)
 
 
-TF_KERAS = replace(KERAS3, name="tf_keras", copying=replace(KERAS3.copying, variable=variable))
+TF_KERAS = replace(KERAS3, name="tf_keras", cloning=replace(KERAS3.cloning, variable=variable))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.copies import CannotStepError, variables_in
-from sok_lite.bridge.optimizers.family import Copying, Family, Settings
+from sok_lite.bridge.optimizers.clones import CannotStepError, variables_in
+from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
 from sok_lite.bridge.optimizers.tf_keras import variable
 from sok_lite.engine import optimizers as rules
 
@@ -189,7 +189,7 @@ def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
     return next((name for name in names if copy.get_slot(variable, name) is own), None)
 
 
-_COPYING = Copying(
+_CLONING = Cloning(
     numbers=_numbers,
     config=lambda o: {},
     make=_made,
@@ -207,7 +207,7 @@ V1 = Family(
     lambda o: None,
     _learning_rate,
     has_decay=False,
-    copying=_COPYING,
+    cloning=_CLONING,
     slots="by name",
     slot_names={
         rules.RMSprop: {"mean_grad": "mg"},

@@ -18,7 +18,7 @@ from sok_lite.bridge.optimizers.accumulation import (
     num_batches,
 )
 from sok_lite.bridge.optimizers.changes import changes_of
-from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.gradients import changed
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
 from sok_lite.bridge.optimizers.minimize import check_any, gradients_of
@@ -54,13 +54,13 @@ class WrappedOptimizer(RowOptimizer):
         self._family = family_of(inner)
         self.optimizer = optimizer
         settings = self._settings()  # refuses what it cannot follow
-        if isinstance(settings, OwnStep):
+        if isinstance(settings, FallbackStep):
             self._carried = begin(settings, stochastic_rounding)
         super().__init__(on_nonfinite, stochastic_rounding, self._first_step(inner, settings))
         self.optimizer = optimizer
         self._shown = Shown()
 
-    def _first_step(self, inner: Any, settings: Settings | OwnStep) -> int | None:
+    def _first_step(self, inner: Any, settings: Settings | FallbackStep) -> int | None:
         """Returns how many steps there were; None: this object need not count them."""
         iterations = self._family.iterations(inner)
         return 0 if iterations is None or not tf.executing_eagerly() else int(iterations)
@@ -116,10 +116,10 @@ class WrappedOptimizer(RowOptimizer):
         if batches > 1:
             go = is_last(self._inner)
 
-        def settings(count: Any) -> tuple[Settings | OwnStep, Any]:
+        def settings(count: Any) -> tuple[Settings | FallbackStep, Any]:
             rate = self._family.learning_rate(self._inner, count)
             settings = self._settings()
-            if isinstance(settings, OwnStep):
+            if isinstance(settings, FallbackStep):
                 self._carried = carried_of(settings)  # not that of what this is a copy of
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, 0.0 if rate is None else rate
@@ -148,7 +148,7 @@ class WrappedOptimizer(RowOptimizer):
         if not apart:
             return
         why = None
-        if isinstance(self._settings(), OwnStep):
+        if isinstance(self._settings(), FallbackStep):
             why = f"rows have no update rule for {type(self._inner).__name__}"
         elif loss_scale is not None:
             why = "a LossScaleOptimizer skips steps of all tables together"
@@ -238,7 +238,7 @@ class WrappedOptimizer(RowOptimizer):
         """The wrapped optimizer, but for a LossScaleOptimizer: that has one of its own."""
         return inner_of(self.optimizer)
 
-    def _settings(self) -> Settings | OwnStep:
+    def _settings(self) -> Settings | FallbackStep:
         """Returns the settings of a step, or who takes it."""
         return settings_of(self._inner, self._family)
 
@@ -248,7 +248,7 @@ class WrappedOptimizer(RowOptimizer):
         self._show_slots(settings, variables)
         create_slots(self._inner, settings, variables)
 
-    def _show_slots(self, settings: Settings | OwnStep, variables: list[Any]) -> None:
+    def _show_slots(self, settings: Settings | FallbackStep, variables: list[Any]) -> None:
         """Puts views of states where the wrapped optimizer has slots, once for each variable."""
         new = [variable for variable in variables if variable not in self._shown]
         if new:

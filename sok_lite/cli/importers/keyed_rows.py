@@ -16,7 +16,7 @@ from sok_lite.engine.files.source import Source
 from sok_lite.engine.table.content import one_of_each
 
 
-class Part(NamedTuple):
+class StoredRows(NamedTuple):
     """Keys and rows that are stored together.
 
     Attributes:
@@ -41,7 +41,7 @@ class Keyed(NamedTuple):
     key_type: str
     dtype: str
     dim: int
-    parts: Sequence[Part]
+    parts: Sequence[StoredRows]
 
     def all_keys(self) -> np.ndarray:
         """Returns the keys of all parts, one behind the other."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.cli.importers.keyed_rows import Keyed, Part
+from sok_lite.cli.importers.keyed_rows import Keyed, StoredRows
 from sok_lite.cli.importers.per_table import PerTable, chosen, of_table
 from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, tensor
 from sok_lite.cli.importers.tfra_slots import with_slots
@@ -115,7 +115,7 @@ def _keyed(reader: Any, path: str, name: str, prefixes: Sequence[str]) -> Keyed:
         raise ValueError(f"{path} is corrupt: the shards of table {name!r} differ: {forms}.")
     layout = make_layout(name, *forms.pop())
     parts = [
-        Part(
+        StoredRows(
             tensor(reader, f"{prefix}-keys"),
             np.ascontiguousarray(tensor(reader, f"{prefix}-values")).view(layout.value_storage),
         )

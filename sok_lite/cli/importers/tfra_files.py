@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sok_lite.cli.importers.keyed_rows import Keyed, Part
+from sok_lite.cli.importers.keyed_rows import Keyed, StoredRows
 from sok_lite.cli.importers.per_table import PerTable, chosen, number_of_table, of_table
 from sok_lite.cli.importers.tfra_slots import with_slots
 from sok_lite.engine.dtypes import row_dtype
@@ -25,7 +25,12 @@ from sok_lite.engine.files.key_value_files import (
     open_shards,
     write_shard,
 )
-from sok_lite.engine.files.key_value_names import Place, bases_by_prefix, file_prefix, find_shards
+from sok_lite.engine.files.key_value_names import (
+    ShardPlace,
+    bases_by_prefix,
+    file_prefix,
+    find_shards,
+)
 from sok_lite.engine.files.key_value_states import read_states, states_path
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.table.state_columns import State, states_of
@@ -96,7 +101,7 @@ def sources(
     if not found:
         raise FileNotFoundError(
             f"{folder!r} holds no files of keys and values. Expected some with names such as "
-            f"{Place().base('table')}-keys."
+            f"{ShardPlace().base('table')}-keys."
         )
     keyed, known = {}, {}
     for name in chosen(found, tables, folder, (key_type, dtype, dim, names)):
@@ -164,7 +169,7 @@ def write(
     for source, layout, column in layouts.values():
         rows = (row_dtype(source.dtype).to_storage(np, each) for each in source.read(column))
         pieces = zip(source.read("keys"), rows, strict=True)
-        write_shard(folder, layout, Place(), pieces)
+        write_shard(folder, layout, ShardPlace(), pieces)
 
 
 def _bases(
@@ -218,25 +223,27 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0  # open_shards names what is missing
 
 
-def _mapped(shard: StoredShard) -> Part:
+def _mapped(shard: StoredShard) -> StoredRows:
     layout, count = shard.layout, shard.count
     if not count:  # nobody can map an empty file
         none = np.empty((0, layout.dim), layout.value_storage)
-        return Part(np.empty(0, layout.key_storage), none)
+        return StoredRows(np.empty(0, layout.key_storage), none)
     keys = np.fromfile(f"{shard.base}-keys", layout.key_storage, count)
     shape = (count, layout.dim)
-    return Part(keys, np.memmap(f"{shard.base}-values", layout.value_storage, "r", shape=shape))
+    return StoredRows(
+        keys, np.memmap(f"{shard.base}-values", layout.value_storage, "r", shape=shape)
+    )
 
 
 def _states_beside(
-    folder: str, layout: Layout, bases: Sequence[str], parts: Sequence[Part]
+    folder: str, layout: Layout, bases: Sequence[str], parts: Sequence[StoredRows]
 ) -> list[tuple[State, Keyed]]:
     """Returns the states in the files of this package that are beside those of a table, if any."""
     by_process: dict[tuple[int, int], list[int]] = {}
     for i, base in enumerate(bases):
         rank, size = map(int, base.rpartition("_rank")[2].split("_size"))
         by_process.setdefault((rank, size), []).append(i)
-    rows: dict[int, list[Part]] = {}
+    rows: dict[int, list[StoredRows]] = {}
     kinds: list[list[State] | None] = []
     for process, places in by_process.items():
         sums = [checksums(folder, bases[i]) for i in places]
@@ -253,7 +260,7 @@ def _states_beside(
                     f"The states of {layout.name!r} in {folder!r} are corrupt: they are of "
                     f"{len(state.rows):,} keys, and there are {keys.size:,}."
                 )
-            rows.setdefault(number, []).append(Part(keys, state.rows))
+            rows.setdefault(number, []).append(StoredRows(keys, state.rows))
         kinds.append([state._replace(rows=None) for state in states])
     if any(kind != kinds[0] for kind in kinds):
         raise ValueError(

@@ -17,9 +17,9 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files.dump import Begun, begin, end, finish, with_parts, write_parts
 from sok_lite.engine.files.item import Named
 from sok_lite.engine.files.manifest import Shard
-from sok_lite.engine.files.part import Part, copied
 from sok_lite.engine.files.pending import add_pending, remove_pending
 from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.shard_content import ShardContent, copied
 
 
 class BackgroundDump:
@@ -29,7 +29,7 @@ class BackgroundDump:
     thread the files are written at once.
     """
 
-    def __init__(self, begun: Begun, parts: list[Part], chunk_bytes: int) -> None:
+    def __init__(self, begun: Begun, parts: list[ShardContent], chunk_bytes: int) -> None:
         self._begun, self._is_over, self._process = begun, False, os.getpid()
         self._shards: list[Shard] | None = None
         self._failure: BaseException | None = self._interruption()
@@ -44,7 +44,7 @@ class BackgroundDump:
         except RuntimeError:  # the system has no further thread: the caller's own writes
             self._thread.run()
 
-    def _write(self, parts: list[Part], chunk_bytes: int) -> None:
+    def _write(self, parts: list[ShardContent], chunk_bytes: int) -> None:
         try:
             self._shards, self._failure = write_parts(self._begun, parts, chunk_bytes), None
         except BaseException as error:
@@ -147,5 +147,5 @@ def dump_in_background(
     return made
 
 
-def _copies(parts: list[Part]) -> list[Part]:
+def _copies(parts: list[ShardContent]) -> list[ShardContent]:
     return [copied(part) for part in parts]

@@ -9,7 +9,7 @@ from sok_lite.engine.files.manifest import Shard
 from sok_lite.engine.files.shard import ShardReader
 
 
-class Rows(NamedTuple):
+class FileRows(NamedTuple):
     """Rows of one file.
 
     Attributes:
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 def rows_of(
     shard: Shard, readers: Sequence[ShardReader], keys: np.ndarray, at: np.ndarray
-) -> list[Rows]:
+) -> list[FileRows]:
     """Returns where the newest row of each key is.
 
     The newest file has all keys. An older one has a key's row if that has not changed since.
@@ -41,12 +41,12 @@ def rows_of(
       ValueError: a file is corrupt.
     """
     if shard.changed is None:
-        return [Rows(shard, readers[-1], at, np.arange(keys.size))]
+        return [FileRows(shard, readers[-1], at, np.arange(keys.size))]
     parts = list(reversed(list(zip(shard.chain, readers, strict=True))))
     held = (next(reader.rows("keys", iter([(0, part.num_rows)]))) for part, reader in parts)
     found = newest_rows(keys, held, readers[-1].corrupt)
     return [
-        Rows(part, reader, at, places)
+        FileRows(part, reader, at, places)
         for (part, reader), (at, places) in zip(parts, found, strict=True)
     ]
 
@@ -62,7 +62,7 @@ def newest_rows(
       corrupt: makes the error of a reason.
 
     Returns:
-      Of each file `Rows.at` and `Rows.places`.
+      Of each file `FileRows.at` and `FileRows.places`.
 
     Raises:
       ValueError: a key has no row.

@@ -31,7 +31,7 @@ from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content, as_saved, owned_by, owns, take
 from sok_lite.engine.table.exclusive import alone, holding
-from sok_lite.engine.table.restoring import preparing, publish_restored
+from sok_lite.engine.table.restoring import plan_restore, publish_restored
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"
@@ -215,7 +215,7 @@ def _taken(tables: Sequence[EmbeddingTable]) -> list[Content]:
 def _restoring(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
-    return preparing(table, as_saved(table, ordered))
+    return plan_restore(table, as_saved(table, ordered))
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:

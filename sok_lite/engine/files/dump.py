@@ -26,14 +26,14 @@ from sok_lite.engine.files.item import (
     Item,
     Named,
     forget_gone_optimizers,
-    held_by,
     items_of,
+    tables_of,
 )
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
-from sok_lite.engine.files.part import Part, write_part
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
+from sok_lite.engine.files.shard_content import ShardContent, write_part
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 
@@ -78,7 +78,7 @@ def dump(
     """
     begun = begin(path, tables, comm, extra, incremental)
 
-    def write(parts: list[Part]) -> list[Shard]:
+    def write(parts: list[ShardContent]) -> list[Shard]:
         return write_parts(begun, parts, chunk_bytes, report)
 
     finish(begun, lambda: with_parts(begun, chunk_bytes, write))
@@ -122,7 +122,7 @@ def begin(
     before: Mapping[str, Shard] = {}
     if incremental:
         names = [item.table.name for item in items]
-        before, reason = shards_to_continue(folder, held_by(items), names, comm)
+        before, reason = shards_to_continue(folder, tables_of(items), names, comm)
         if reason and comm.rank == 0:
             text = f"All is dumped into {folder}, and not only what has changed: {reason}."
             warnings.warn(text, RuntimeWarning, stacklevel=3)
@@ -156,7 +156,7 @@ def end(begun: Begun) -> None:
         sweep(begun.folder, begun.data)
 
 
-def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[Part]], T]) -> T:
+def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[ShardContent]], T]) -> T:
     """Calls a function of what this rank is to write, while the tables are held.
 
     Args:
@@ -164,16 +164,16 @@ def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[Part]], 
     """
     forget_gone_optimizers(begun.items)
 
-    def part(item: Item) -> Part:
+    def part(item: Item) -> ShardContent:
         name, comm = item.table.name, begun.comm
         file = f"{begun.data}/{manifest.file_name(name, comm.rank, comm.size)}"
         return item.part(begun.folder, file, comm, chunk_bytes, begun.before.get(name))
 
-    return holding(held_by(begun.items), lambda: function(list(map(part, begun.items))))
+    return holding(tables_of(begun.items), lambda: function(list(map(part, begun.items))))
 
 
 def write_parts(
-    begun: Begun, parts: Sequence[Part], chunk_bytes: int, report: Report | None = None
+    begun: Begun, parts: Sequence[ShardContent], chunk_bytes: int, report: Report | None = None
 ) -> list[Shard]:
     """Writes what this rank has for a checkpoint, which is on the disk then. No communication."""
     progress = Progress(report, sum(part.num_bytes for part in parts))

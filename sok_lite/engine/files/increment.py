@@ -16,7 +16,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.dumped import Dumped, recalled, remembering
+from sok_lite.engine.table.dumped import Dumped, plan_remember, recalled
 from sok_lite.engine.table.pieces import numbered_states, pieces
 
 
@@ -144,11 +144,11 @@ def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
     return next((tensor for state, tensor in known if state() is column), None)
 
 
-def remembering_file(table: EmbeddingTable, folder: str, shard: Shard) -> list[Action]:
+def plan_remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> list[Action]:
     """Prepares to remember that a file has what a table holds. Hold the table."""
     columns = [column for *_, column in numbered_states(table.store)]
     continued = shard.before[-1].file if shard.before else None
-    return remembering(table, folder, shard.file, columns, continued)
+    return plan_remember(table, folder, shard.file, columns, continued)
 
 
 def remember_load(
@@ -170,4 +170,4 @@ def remember_load(
         saved = [(state.group, state.name, state.dim, state.initial) for state in shard.states]
         if _fits(table, facts) and kinds[: len(saved)] == saved:
             columns = [column for *_, column in states[: len(saved)]]
-            publish(remembering(table, folder, shard.file, columns))
+            publish(plan_remember(table, folder, shard.file, columns))

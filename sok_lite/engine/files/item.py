@@ -7,19 +7,19 @@ from typing import Any, TypeAlias
 
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
-from sok_lite.engine.files.increment import remembering_file
+from sok_lite.engine.files.increment import plan_remember_file
 from sok_lite.engine.files.manifest import Shard, TableFacts
-from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.reading import saved_in
 from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.files.table_file import part_of
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.merging import merged
-from sok_lite.engine.table.restoring import preparing
+from sok_lite.engine.table.restoring import plan_restore
 
 
 class Item(ABC):
@@ -38,7 +38,7 @@ class Item(ABC):
     @abstractmethod
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
-    ) -> Part:
+    ) -> ShardContent:
         """Returns what this rank writes, as it is now. Hold the tables to its last array.
 
         Args:
@@ -71,10 +71,10 @@ class _TableItem(Item):
 
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
-    ) -> Part:
+    ) -> ShardContent:
         (table,) = self.held
         made = part_of(table, file, chunk_bytes, before)
-        publish(remembering_file(table, folder, made.shard))
+        publish(plan_remember_file(table, folder, made.shard))
         return made
 
     def actions(
@@ -84,7 +84,7 @@ class _TableItem(Item):
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
             saved = merged(table, saved, CHUNK_BYTES)
-        return preparing(table, saved)
+        return plan_restore(table, saved)
 
 
 # What programs name: a table, or a part of a static one.
@@ -108,12 +108,12 @@ def items_of(tables: Iterable[Any], what: str) -> list[Item]:
     return [table if isinstance(table, Item) else _TableItem(table) for table in tables]
 
 
-def held_by(items: Iterable[Item]) -> list[EmbeddingTable]:
+def tables_of(items: Iterable[Item]) -> list[EmbeddingTable]:
     """Returns the tables to hold while items are read or changed."""
     return [table for item in items for table in item.held]
 
 
 def forget_gone_optimizers(items: Iterable[Item]) -> None:
     """Drops the states of optimizers that are gone: they are not written."""
-    for table in held_by(items):
+    for table in tables_of(items):
         alone(table, partial(drop_orphaned_states, table))

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.engine.files.growing_file import GrowingFile
-from sok_lite.engine.files.key_value_names import Place, find_shards
+from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
 from sok_lite.engine.files.manifest import sync_path
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
@@ -128,7 +128,7 @@ class StoredShard:
 def write_shard(
     folder: str,
     layout: Layout,
-    place: Place,
+    place: ShardPlace,
     pieces: Iterable[tuple[Any, Any]],
     *,
     file_name: str | None = None,

@@ -22,7 +22,7 @@ _ENDINGS = ("-keys", "-values")
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardPlace:
     """Which shard of a variable.
 
     Attributes:
@@ -93,7 +93,7 @@ def find_shards(
 
 def find_places(
     folder: str, name: str, size: int | None = None, rank: int | None = None
-) -> list[Place]:
+) -> list[ShardPlace]:
     """Returns the places of a variable's files in a folder, by rank and then by index.
 
     Args:
@@ -111,13 +111,13 @@ def find_places(
             f"There is no folder {folder!r} to read variable {name!r} from. Name the folder that "
             "holds its files."
         )
-    groups: dict[int, set[Place]] = {}
+    groups: dict[int, set[ShardPlace]] = {}
     for place in _places(os.listdir(folder), name):
         groups.setdefault(place.size, set()).add(place)
     if not groups:
         raise FileNotFoundError(
             f"{folder!r} holds no files of variable {name!r}. Expected some with names such as "
-            f"{Place().base(name)}-keys. Name the files if they have other names."
+            f"{ShardPlace().base(name)}-keys. Name the files if they have other names."
         )
     if size is None:
         if len(groups) > 1:
@@ -140,7 +140,7 @@ def file_prefix(name: str) -> str:
     return name.replace("/", "_")
 
 
-def _places(file_names: Iterable[str], name: str) -> Iterable[Place]:
+def _places(file_names: Iterable[str], name: str) -> Iterable[ShardPlace]:
     """Yields the place of each file of the variable."""
     start = file_prefix(name)
     for file_name in file_names:
@@ -148,10 +148,10 @@ def _places(file_names: Iterable[str], name: str) -> Iterable[Place]:
             if file_name.startswith(start) and file_name.endswith(ending):
                 found = _SUFFIX.fullmatch(file_name[len(start) : -len(ending)])
                 if found:
-                    yield Place(*map(int, found.groups()))
+                    yield ShardPlace(*map(int, found.groups()))
 
 
-def _described(groups: dict[int, set[Place]]) -> str:
+def _described(groups: dict[int, set[ShardPlace]]) -> str:
     return ", ".join(
         f"size {size} with {len(places)} shard{'s' * (len(places) > 1)} of "
         f"{len({place.rank for place in places})} of its ranks"
@@ -160,8 +160,8 @@ def _described(groups: dict[int, set[Place]]) -> str:
 
 
 def _whole_group(
-    folder: str, name: str, size: int, places: set[Place], only: int | None
-) -> list[Place]:
+    folder: str, name: str, size: int, places: set[ShardPlace], only: int | None
+) -> list[ShardPlace]:
     """Returns the places of a group in order, if they are all there and of one save.
 
     Args:
@@ -169,7 +169,7 @@ def _whole_group(
     """
     ranks = range(size) if only is None else [only]
     places = {place for place in places if only in (None, place.rank)}
-    expected: list[Place] = []
+    expected: list[ShardPlace] = []
     for rank in ranks:
         counts = sorted({place.num_shards for place in places if place.rank == rank})
         if len(counts) > 1:
@@ -180,7 +180,9 @@ def _whole_group(
             )
         # One of a rank that wrote nothing, to have a name for what is missing.
         num_shards = counts[0] if counts else 1
-        expected += [Place(index, num_shards, rank, size) for index in range(1, num_shards + 1)]
+        expected += [
+            ShardPlace(index, num_shards, rank, size) for index in range(1, num_shards + 1)
+        ]
     missing = [place for place in expected if place not in places]
     if missing:
         raise FileNotFoundError(

@@ -16,7 +16,7 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import checked_items
 from sok_lite.engine.files.increment import remember_load
-from sok_lite.engine.files.item import Item, Named, held_by
+from sok_lite.engine.files.item import Item, Named, tables_of
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
@@ -81,7 +81,7 @@ def load(
         if mode == "replace":
             remember_load(folder, dynamic, found, comm)
 
-    dynamic = held_by(items)
+    dynamic = tables_of(items)
     holding(dynamic, give)
     return found.extra
 

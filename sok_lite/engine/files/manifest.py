@@ -57,7 +57,7 @@ class Shard(NamedTuple):
       rows, sighted: keys with a row; keys that were seen and have none yet.
       scores, slots: whether the file has those tensors.
       states: the optimizer states.
-      facts: as of `saved.Part`.
+      facts: as of `saved.SavedPart`.
       written: the file's size and checksums.
       changed: of how many keys, the first ones, an increment has rows and states; those of the
         others are in the files before. None: it is no increment, all rows are in the file.

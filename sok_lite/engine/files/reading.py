@@ -18,7 +18,7 @@ from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.content import owns
-from sok_lite.engine.table.saved import Owns, Part, Rows, Saved
+from sok_lite.engine.table.saved import Owns, Saved, SavedPart, SavedRows
 
 Convert = Callable[[np.ndarray], np.ndarray]
 
@@ -59,7 +59,7 @@ def saved_in(
     convert = _conversion(table, facts.dtype)
     # A key that several have is that of the lowest rank.
     return Saved.of(
-        [_FilePart(shard, opened, are_own, convert) for shard in shards_of(table, facts, comm)]
+        [_SavedFile(shard, opened, are_own, convert) for shard in shards_of(table, facts, comm)]
     )
 
 
@@ -67,7 +67,7 @@ def _place(comm: Communicator) -> tuple[int, int]:
     return comm.rank, comm.size
 
 
-class _FileRows(Rows):
+class _SavedFileRows(SavedRows):
     """The keys of a file that have a row there, and these.
 
     Args:
@@ -108,7 +108,7 @@ class _FileRows(Rows):
         return self._reader.apart().rows(tensor, iter(spans))
 
 
-class _FilePart(Part):
+class _SavedFile(SavedPart):
     """A file, and those that it continues."""
 
     def __init__(
@@ -123,7 +123,7 @@ class _FilePart(Part):
         self._num_keys, self._num_sighted = shard.rows, shard.sighted
         chains = {state.tensor: tensors_of_chain(shard, state.tensor) for state in shard.states}
         *older, self._rows = [
-            _FileRows(
+            _SavedFileRows(
                 *(opened(part), part.num_rows),
                 {tensor: names[i] for tensor, names in chains.items()},
                 convert,

@@ -14,7 +14,7 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.chain import Rows, rows_of, tensors_of_chain, whole_tensor
+from sok_lite.engine.files.chain import FileRows, rows_of, tensors_of_chain, whole_tensor
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
@@ -163,7 +163,7 @@ class CheckpointSource(Source):
         )
         widest = max(column.row_bytes for column in columns_of(self))
         self._piece_rows = max(1, CHUNK_BYTES // widest)
-        self._found: tuple[int, np.ndarray, list[Rows]] | None = None
+        self._found: tuple[int, np.ndarray, list[FileRows]] | None = None
         for shard in shards:
             for part in shard.chain:
                 open_shard(facts, part, folder)
@@ -207,7 +207,7 @@ class CheckpointSource(Source):
                 for (a, b), rows in zip(spans, reader.rows(tensor, ranges), strict=True):
                     yield rows[at[a:b] - at[a]]
 
-    def _rows(self, i: int, shard: Shard) -> tuple[np.ndarray, list[Rows]]:
+    def _rows(self, i: int, shard: Shard) -> tuple[np.ndarray, list[FileRows]]:
         """Returns the keys of a rank's part, and where their rows are."""
         if self._found is None or self._found[0] != i:
             readers = [open_shard(self._facts, part, self._folder) for part in shard.chain]

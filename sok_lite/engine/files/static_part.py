@@ -15,11 +15,11 @@ from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files.item import Item
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
-from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.reading import saved_in
+from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.files.table_file import NOT_WRITTEN, tensors_of
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table.choosing import Chooser, Chosen, Index, pieces_with
 
@@ -50,14 +50,14 @@ class StaticPart(Item):
         """
 
     @abstractmethod
-    def assigning(self, columns: Mapping[str, np.ndarray]) -> list[Action]:
+    def plan_assign(self, columns: Mapping[str, np.ndarray]) -> list[Action]:
         """Prepares to set all rows of columns, of the shapes and dtypes that `reading` gives."""
 
     # ---------------------------------------------------------------- as an item of a checkpoint
 
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
-    ) -> Part:
+    ) -> ShardContent:
         table, numbers = self.table, self.table.row_numbers(comm.rank, comm.size)
         states = tuple(
             StateFacts(f"states.{i}.{name}", name, table.dim, 0.0, 1)
@@ -67,7 +67,7 @@ class StaticPart(Item):
         shard = Shard(file, *sizes, states, {"num_lookups": 0}, NOT_WRITTEN)
         tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
         arrays = _arrays(self, self.reading(), numbers, chunk_bytes)
-        return Part(table.name, shard, tensors, arrays)
+        return ShardContent(table.name, shard, tensors, arrays)
 
     def actions(
         self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
@@ -111,7 +111,7 @@ class StaticPart(Item):
             initial, tensors = states[name].initial, states[name].tensors
             columns[name] = np.full(whole.shape, initial, np.float32)
             rows.write(columns[name], [(parts[i], tensor) for i, tensor in tensors.items()])
-        return self.assigning(columns)
+        return self.plan_assign(columns)
 
 
 class _RowNumbers:
@@ -123,7 +123,7 @@ class _RowNumbers:
 
     def __init__(self, table: StaticTable, numbers: range) -> None:
         self._backend, self._numbers, self.has_others = table.backend, numbers, False
-        self._order = table.backend.xp.full(len(numbers), ABSENT, np.uint32)
+        self._order = table.backend.xp.full(len(numbers), NO_ROW, np.uint32)
 
     def _places(self, keys: Array) -> tuple[Array, Array]:
         """Returns where keys are among the rows, and which are there at all."""
@@ -132,10 +132,10 @@ class _RowNumbers:
         return (keys - start) // step, is_there
 
     def find(self, keys: Array) -> Array:
-        """Returns which one each key was, (k,) uint32; ABSENT for another."""
+        """Returns which one each key was, (k,) uint32; NO_ROW for another."""
         xp = self._backend.xp
         at, is_there = self._places(keys)
-        found = xp.full(keys.size, ABSENT, np.uint32)
+        found = xp.full(keys.size, NO_ROW, np.uint32)
         found[is_there] = self._order[at[is_there]]
         return found
 
@@ -156,7 +156,7 @@ class _RowNumbers:
                 wanted = pieces_with(its_numbers)
                 for i, piece in zip(wanted, rows.read(tensor, wanted), strict=False):
                     order = host(its_numbers[i].as_array(self._backend))
-                    counts = order != np.uint32(ABSENT)
+                    counts = order != np.uint32(NO_ROW)
                     whole[places[order[counts]]] = piece[counts]
 
 

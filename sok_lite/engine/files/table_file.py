@@ -22,9 +22,9 @@ import numpy as np
 
 from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
-from sok_lite.engine.files.part import Part
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, Tensor, Written, dtype_of
+from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index import IndexEntries
@@ -86,7 +86,7 @@ def part_of(
     file: str,
     chunk_bytes: int = CHUNK_BYTES,
     before: Shard | None = None,
-) -> Part:
+) -> ShardContent:
     """Returns what is written of a table. Hold it, as `holding` does, to the last array.
 
     Args:
@@ -109,7 +109,7 @@ def part_of(
         num_slots = _num_slots(table, columns, chunk_bytes)
         shard, since = continuing(table, shard, before, columns, num_slots)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    return Part(table.name, shard, tensors, _arrays(table, held, since, chunk_bytes))
+    return ShardContent(table.name, shard, tensors, _arrays(table, held, since, chunk_bytes))
 
 
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:

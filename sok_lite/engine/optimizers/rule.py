@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I64, U32, Part, Words
+from sok_lite.backend.base import F32, I64, U32, Words, Work
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.pieces import addresses_of, chosen, shapes_of
@@ -165,7 +165,7 @@ class RowStep(NamedTuple):
       store: has the rows.
       states: of the rule, and maybe others.
       step: what to do with them.
-      rows: (u,) uint32, distinct; absent ones are skipped.
+      rows: (u,) uint32, distinct; NO_ROW is skipped.
       grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
       rounding: of float16 and bfloat16 rows; None: to nearest even. Rows of float32 and float64,
         and states, are never rounded further.
@@ -193,14 +193,14 @@ class RowStep(NamedTuple):
         """Returns where the rows of a state lie; None: the step has no such state."""
         return self.states[column].pointers if column in self.step.states else None
 
-    def part(self, num_nonfinite: Array) -> Part:
-        """Returns what the kernel works on; `num_nonfinite` as of `updating`."""
+    def part(self, num_nonfinite: Array) -> Work:
+        """Returns what the kernel works on; `num_nonfinite` as of `plan_update`."""
         num_rows = len(self.rows)
         states = map(self.pointers, self.step.rule.columns)
         columns = (self.store.column("value").pointers, *states)
         where = (*columns, self.store.chunk_shift, self.store.dim, self.rows, self.grads)
         how = (num_nonfinite, *self.noise, self.step.number, *self.step.scalars)
-        return Part(num_rows, (*where, *how, num_rows))
+        return Work(num_rows, (*where, *how, num_rows))
 
 
 class RowSteps(NamedTuple):
@@ -240,7 +240,7 @@ class RowSteps(NamedTuple):
         )
 
 
-def updating(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
+def plan_update(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
     """Returns the launches that take steps of different tables.
 
     Args:
@@ -260,7 +260,7 @@ def updating(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
     return [
         launch
         for kernel in dict.fromkeys(kernels)
-        for launch in _updating(*kernel, _of_kernel(steps, kernels, kernel), num_nonfinite)
+        for launch in _plan_update(*kernel, _of_kernel(steps, kernels, kernel), num_nonfinite)
     ]
 
 
@@ -271,7 +271,7 @@ def _of_kernel(steps: RowSteps, kernels: Sequence[Any], kernel: Any) -> RowSteps
     return steps.some([i for i, each in enumerate(kernels) if each == kernel])
 
 
-def _updating(
+def _plan_update(
     backend: Backend, kernel: str, half: bool, steps: RowSteps, num_nonfinite: Array
 ) -> list[Action]:
     words = store_words(steps.stores)
@@ -313,16 +313,16 @@ def _words(step: RuleStep) -> list[int]:
     return [step.number, *[x if type(x) is int else bits for x, bits in pairs]]
 
 
-def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -> tuple[str, Part]:
+def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -> tuple[str, Work]:
     """Returns the kernel that counts gradient rows with a NaN or an infinity, and its work.
 
     Args:
       grads: (u, dim) float32, C-contiguous.
-      rows: (u,) uint32; absent rows are not counted. None: every row counts.
+      rows: (u,) uint32; rows of NO_ROW are not counted. None: every row counts.
       num_nonfinite: (1,) int64, grows by them.
     """
     num_rows, dim = grads.shape
-    return "count_nonfinite", Part(num_rows, (rows, grads, dim, num_nonfinite, num_rows))
+    return "count_nonfinite", Work(num_rows, (rows, grads, dim, num_nonfinite, num_rows))
 
 
 def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -> Array:
@@ -354,14 +354,14 @@ def apply_rule(
     Args:
       table: a table, or anything with `backend` and `store`.
       rule: the update rule.
-      rows: (u,) uint32, distinct; absent ones are skipped.
+      rows: (u,) uint32, distinct; NO_ROW is skipped.
       grads: (u, dim) float32, one per row, already summed over duplicates.
       learning_rate: of this step, after any schedule.
       step: 1 for the first update.
       on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated all the same,
         and counted. "error": they raise before anything has changed, at the cost of one more pass
         over the gradients.
-      rounding: see `updating`.
+      rounding: see `plan_update`.
 
     Returns:
       The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the

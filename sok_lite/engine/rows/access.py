@@ -1,6 +1,6 @@
 """The kernels over rows: what is read from rows by number, and what is written to them.
 
-What changes rows that somebody holds comes in two forms: `swapping` prepares it, for a table that
+What changes rows that somebody holds comes in two forms: `plan_swap` prepares it, for a table that
 changes its index at the same time, and `swap` does it.
 """
 
@@ -37,7 +37,7 @@ class NewRows(NamedTuple):
     Attributes:
       number: (n,) int32, which new key an item has, from `first` on; -1: its key was not missing.
       first: the number of the first new key.
-      rows: (u,) uint32, row numbers, or absent; None: no key has one.
+      rows: (u,) uint32, row numbers, or NO_ROW; None: no key has one.
       values: (u, dim) storage, what a new key gives without a row; None: zeros.
     """
 
@@ -117,7 +117,7 @@ class RowAccess:
         """Copies rows out.
 
         Args:
-          rows: (n,) uint32; an absent one gives zeros.
+          rows: (n,) uint32; NO_ROW gives zeros.
           column: which column.
           out: (n, dim) C-contiguous, to write into; None: a new array.
 
@@ -128,40 +128,42 @@ class RowAccess:
           ValueError: `out` is not such an array.
         """
         out = self.output(int(rows.size), column, out)
-        self.reading(rows, out, column)()
+        self.plan_read(rows, out, column)()
         return out
 
-    def reading(self, rows: Array, out: Array, column: str = "value") -> Action:
-        """Prepares to copy rows (n,) into `out`, from `output`; an absent one gives zeros."""
+    def plan_read(self, rows: Array, out: Array, column: str = "value") -> Action:
+        """Prepares to copy rows (n,) into `out`, from `output`; NO_ROW gives zeros."""
         suffix, words = as_words(out)
         kernel = f"rows_read_{suffix}"
         return self._prepared(kernel, self.column(column), int(rows.size), rows, words)
 
-    def delivering(self, got: NewRows, rows: Array, out: Array | None, num_absent: Array) -> Action:
+    def plan_deliver(
+        self, got: NewRows, rows: Array, out: Array | None, num_without_row: Array
+    ) -> Action:
         """Prepares to give items whose keys were missing what these have got.
 
         Args:
           got: says what.
           rows: (n,) uint32, gets the row numbers of such items.
           out: (n, dim) from `output`, gets their rows; None: not wanted.
-          num_absent: (1,) int64, grows by such items without a row.
+          num_without_row: (1,) int64, grows by such items without a row.
         """
         col, n = self.column(), int(rows.size)
         words = None if out is None else as_words(out)[1]
         values = None if got.values is None else as_words(got.values)[1]
         kernel = f"rows_deliver_u{8 * col.dtype.itemsize}"
         where = (got.number, got.first, got.rows, values)
-        return self._prepared(kernel, col, n, *where, rows, words, num_absent)
+        return self._prepared(kernel, col, n, *where, rows, words, num_without_row)
 
     # ---------------------------------------------------------------- write
 
-    def writing(
+    def plan_write(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
     ) -> Action:
         """Prepares to copy rows in.
 
         Args:
-          rows: (n,) uint32, distinct; an absent one is skipped.
+          rows: (n,) uint32, distinct; NO_ROW is skipped.
           values: (m, dim) of the column's storage dtype, C-contiguous.
           source: (n,) int32, row i takes values[source[i]]; None: values[i].
         """
@@ -172,19 +174,19 @@ class RowAccess:
     def write(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
     ) -> None:
-        """Copies rows in; see `writing`."""
-        self.writing(rows, values, column, source)()
+        """Copies rows in; see `plan_write`."""
+        self.plan_write(rows, values, column, source)()
 
-    def adding(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
+    def plan_add(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
         """Prepares to add `scale * deltas` to value rows, which nothing may change until then.
 
         Args:
-          rows: (n,) uint32, distinct; an absent one is skipped.
+          rows: (n,) uint32, distinct; NO_ROW is skipped.
           deltas: (n, dim) of the dtype that rows are added in, C-contiguous. Integers wrap around.
           scale: of rows of integers a whole number.
         """
         if self.row_dtype.added_in != np.float32:
-            return self.writing(rows, self.read(rows) + self._scaled(deltas, scale))
+            return self.plan_write(rows, self.read(rows) + self._scaled(deltas, scale))
         kernel = f"rows_add_{self.row_dtype.suffix}"
         return self._prepared(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
 
@@ -197,23 +199,23 @@ class RowAccess:
         return deltas * np.array(int(scale) % (1 << 64), np.uint64).astype(deltas.dtype)[()]
 
     def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
-        """Adds `scale * deltas` to value rows; see `adding`."""
-        self.adding(rows, deltas, scale)()
+        """Adds `scale * deltas` to value rows; see `plan_add`."""
+        self.plan_add(rows, deltas, scale)()
 
-    def filling(self, state: str, rows: Array) -> Action:
-        """Prepares to set rows of a state column to its initial value; an absent one is skipped."""
+    def plan_fill(self, state: str, rows: Array) -> Action:
+        """Prepares to set rows of a state column to its initial value; NO_ROW is skipped."""
         col = self.column(state)
         return self._prepared("rows_fill", col, int(rows.size), rows, float(col.initial))
 
     def fill(self, state: str, rows: Array) -> None:
-        """Sets rows of a state column to its initial value; see `filling`."""
-        self.filling(state, rows)()
+        """Sets rows of a state column to its initial value; see `plan_fill`."""
+        self.plan_fill(state, rows)()
 
-    def swapping(self, rows: Array, others: Array) -> list[Action]:
+    def plan_swap(self, rows: Array, others: Array) -> list[Action]:
         """Prepares to exchange rows[i] and others[i] in every column.
 
         Args:
-          rows, others: (n,) uint32, all of them distinct and none absent.
+          rows, others: (n,) uint32, all of them distinct and none NO_ROW.
         """
         return [
             self._prepared(
@@ -223,8 +225,8 @@ class RowAccess:
         ]
 
     def swap(self, rows: Array, others: Array) -> None:
-        """Exchanges rows[i] and others[i] in every column; see `swapping`."""
-        publish(self.swapping(rows, others))
+        """Exchanges rows[i] and others[i] in every column; see `plan_swap`."""
+        publish(self.plan_swap(rows, others))
 
     def to_storage(self, values: Any) -> Array:
         """Returns an array-like of rows in the format of the value rows, as RowDtype says."""

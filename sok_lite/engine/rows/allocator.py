@@ -80,7 +80,7 @@ class RowNumbers(NamedTuple):
         return Claim(xp.empty(count, np.uint32), self, near, count - near - far)
 
     def releasing(self, xp: Any, rows: Array) -> "RowNumbers":
-        """Returns what is left when rows (n,) uint32 are given back, distinct and none absent."""
+        """Returns what is left when rows (n,) uint32 are given back, distinct and none NO_ROW."""
         num_freed = self.num_freed + int(rows.size)
         if not self.num_far:
             free_near = xp.concatenate([self.free_near, rows])
@@ -198,10 +198,10 @@ class RowNumbers(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Rows that are chosen, and are nobody's until `taking` says what is left.
+    """Rows that are chosen, and are nobody's until `left` says what is left.
 
     Attributes:
-      rows: (count,) uint32, memory for them, which `listing` writes: freed near ones, new ones,
+      rows: (count,) uint32, memory for them, which `plan_list` writes: freed near ones, new ones,
         freed far ones.
       before: what they were chosen from.
       near, fresh: how many of them are freed near ones and new ones.
@@ -217,7 +217,7 @@ class Claim(NamedTuple):
         """Those that were never handed out before."""
         return self.rows[self.near : self.near + self.fresh]
 
-    def listing(self, backend: Backend) -> Action:
+    def plan_list(self, backend: Backend) -> Action:
         """Prepares to write `rows`."""
         before, count = self.before, int(self.rows.size)
         return backend.prepared(
@@ -226,7 +226,7 @@ class Claim(NamedTuple):
             *(count - self.near - self.fresh, self.rows),
         )
 
-    def taking(self, count: int | None = None) -> RowNumbers:
+    def left(self, count: int | None = None) -> RowNumbers:
         """Returns what is left when the first `count` of the rows are taken; None: all."""
         count = int(self.rows.size) if count is None else count
         near, far = min(count, self.near), max(0, count - self.near - self.fresh)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, setting
+from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.slabs import Chunks
 
@@ -65,7 +65,7 @@ class Column:
             memory.append(far(chunks.far * self._chunk_bytes))
         return memory
 
-    def attaching(self, memory: list[Array]) -> list[Action]:
+    def plan_attach(self, memory: list[Array]) -> list[Action]:
         """Prepares to make memory part of the column."""
         addresses = [
             self._backend.address(part)
@@ -82,8 +82,8 @@ class Column:
         if addresses:
             # Nobody looks behind `num_chunks`.
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
-        place = setting(self, pointers=pointers, address=self._backend.address(pointers))
-        return [*place, *setting(self, num_chunks=end, _memory=[*self._memory, *memory])]
+        place = plan_set(self, pointers=pointers, address=self._backend.address(pointers))
+        return [*place, *plan_set(self, num_chunks=end, _memory=[*self._memory, *memory])]
 
     def give_back(self, rows: range) -> None:
         """Gives the memory of rows that nobody holds back to the system until it is touched."""

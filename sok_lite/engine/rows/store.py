@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.rows.access import RowAccess
 from sok_lite.engine.rows.allocator import Claim, RowNumbers
@@ -32,7 +32,7 @@ from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.slabs import Chunks, Slabs
 from sok_lite.engine.rows.state_owner import Kinds, SoleStates, StateGroups, StateOwner, States
 
-ABSENT = 0xFFFFFFFF  # the row number of a key that has no row; SOK_ABSENT in kernels/platform.cuh
+NO_ROW = 0xFFFFFFFF  # the row number of a key that has no row; SOK_NO_ROW in kernels/platform.cuh
 _PIECE = 1 << 16  # rows that are copied at once
 
 
@@ -94,7 +94,7 @@ class RowStore(RowAccess):
         self._groups: StateGroups | None = None
         self._sole: SoleStates | None = None
         self.near_rows = self._slabs.near_rows
-        self._first_far = ABSENT if self.near_rows is None else self.near_rows
+        self._first_far = NO_ROW if self.near_rows is None else self.near_rows
         self._far_file = None if far_path is None else FarFile(far_path)
         self.has_far_file = self._far_file is not None
         self._chunks = Chunks(0, 0)  # of every column
@@ -126,11 +126,11 @@ class RowStore(RowAccess):
         for column, parts in zip(columns, memory, strict=True):
             if column.initial != 0:
                 self._fill_memory(column, parts)
-            publish(column.attaching(parts))
+            publish(column.plan_attach(parts))
         self._give_back(columns, self.numbers.returned)
         # Not `__setitem__`: a first key makes a dict ask for memory.
         held = {**self._columns, **{column.name: column for column in columns}}
-        publish(setting(self, _columns=held, _groups=None, _far_bytes=far_bytes))
+        publish(plan_set(self, _columns=held, _groups=None, _far_bytes=far_bytes))
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -179,10 +179,10 @@ class RowStore(RowAccess):
             self._sole, self._groups = SoleStates.of(groups), groups
         return groups
 
-    def giving(self, columns: Iterable[Column], owner: StateOwner) -> list[Action]:
+    def plan_give(self, columns: Iterable[Column], owner: StateOwner) -> list[Action]:
         """Prepares to give free states to an owner."""
-        given = [action for column in columns for action in setting(column, owner=owner)]
-        return [*given, *setting(self, _groups=None)]
+        given = [action for column in columns for action in plan_set(column, owner=owner)]
+        return [*given, *plan_set(self, _groups=None)]
 
     def copy_states(self, states: States, columns: Iterable[Column]) -> None:
         """Writes the rows of states into columns that are called as they are, piece by piece."""
@@ -192,12 +192,12 @@ class RowStore(RowAccess):
             for column in columns:
                 self.write(rows, self.read(rows, states[column.state].name), column.name)
 
-    def renaming(self, column: Column, state: str) -> list[Action]:
+    def plan_rename(self, column: Column, state: str) -> list[Action]:
         """Prepares to have a state called otherwise."""
         name = self._unused(state)
         columns = {name if each is column else key: each for key, each in self._columns.items()}
-        renamed = setting(self, _columns=columns, _groups=None)
-        return [*setting(column, name=name, state=state), *renamed]
+        renamed = plan_set(self, _columns=columns, _groups=None)
+        return [*plan_set(column, name=name, state=state), *renamed]
 
     def drop_states(self, columns: Sequence[Column]) -> None:
         """Gives the memory of states back that nobody will use any more."""
@@ -205,7 +205,7 @@ class RowStore(RowAccess):
         left = {name: column for name, column in self._columns.items() if name not in gone}
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory
-        publish(setting(self, _columns=left, _groups=None))
+        publish(plan_set(self, _columns=left, _groups=None))
         for column in columns:
             column.discard()
 
@@ -277,26 +277,26 @@ class RowStore(RowAccess):
         return self.numbers.num_far
 
     def claim(self, count: int) -> Claim:
-        """Chooses `count` rows and makes memory for them. Nobody has them until `taking`.
+        """Chooses `count` rows and makes memory for them. Nobody has them until `plan_take`.
 
         Raises:
           MemoryError: no memory for them; the store is as it was.
         """
         self._regain(count)
         claim = self.numbers.claim(self.backend.xp, count)
-        self._grow(claim.taking().num_rows)
+        self._grow(claim.left().num_rows)
         return claim
 
-    def listing(self, claim: Claim) -> list[Action]:
+    def plan_list(self, claim: Claim) -> list[Action]:
         """Prepares to write which rows the last claim has, and the states of new ones."""
         return [
-            claim.listing(self.backend),
-            *(self.filling(name, claim.fresh_rows) for name in self._with_values),
+            claim.plan_list(self.backend),
+            *(self.plan_fill(name, claim.fresh_rows) for name in self._with_values),
         ]
 
-    def taking(self, claim: Claim, count: int | None = None) -> list[Action]:
+    def plan_take(self, claim: Claim, count: int | None = None) -> list[Action]:
         """Prepares to take the first `count` rows of the last claim; None: all."""
-        return setting(self, numbers=claim.taking(count))
+        return plan_set(self, numbers=claim.left(count))
 
     def allocate(self, count: int) -> Array:
         """Takes `count` rows: near ones as long as there are any, freed ones before new ones.
@@ -308,7 +308,7 @@ class RowStore(RowAccess):
           MemoryError: no memory for them; the store is as it was.
         """
         claim = self.claim(count)
-        publish([*self.listing(claim), *self.taking(claim)])
+        publish([*self.plan_list(claim), *self.plan_take(claim)])
         return claim.rows
 
     def free_near(self, count: int) -> Array:
@@ -317,10 +317,10 @@ class RowStore(RowAccess):
         free = self.numbers.free_near
         return free[max(0, int(free.size) - count) :]
 
-    def exchanging_free(self, near: Array, far: Array) -> list[Action]:
+    def plan_exchange_free(self, near: Array, far: Array) -> list[Action]:
         """Prepares to free far rows (m,) in place of what `free_near` returned."""
         numbers = self.numbers.exchanging(self.backend.xp, int(near.size), far)
-        return setting(self, numbers=numbers)
+        return plan_set(self, numbers=numbers)
 
     def reserve(self, count: int) -> None:
         """Makes sure that `count` rows can be taken later without running out of memory.
@@ -331,9 +331,9 @@ class RowStore(RowAccess):
         self._grow(self.num_rows + max(0, count - self.numbers.num_free))
 
     def _grow(self, num_rows: int) -> None:
-        if num_rows > ABSENT:
+        if num_rows > NO_ROW:
             raise MemoryError(
-                f"A table holds at most {ABSENT:,} rows on one rank. Received: "
+                f"A table holds at most {NO_ROW:,} rows on one rank. Received: "
                 f"{self.num_rows:,} rows and {num_rows - self.num_rows:,} more. Use more ranks."
             )
         num_chunks = (num_rows + (1 << self.chunk_shift) - 1) >> self.chunk_shift
@@ -351,26 +351,28 @@ class RowStore(RowAccess):
             chunks = self._slabs.more(self._chunks, least, room, spare=False)
             made = self._new_memory(columns, chunks)
         memory, far_bytes = made
-        attaching = [column.attaching(parts) for column, parts in zip(columns, memory, strict=True)]
+        attaching = [
+            column.plan_attach(parts) for column, parts in zip(columns, memory, strict=True)
+        ]
         before = self._chunks
         total = Chunks(before.near + chunks.near, before.far + chunks.far)
         publish(
             [
                 *itertools.chain.from_iterable(attaching),
-                *setting(self, _chunks=total, _far_bytes=far_bytes),
+                *plan_set(self, _chunks=total, _far_bytes=far_bytes),
             ]
         )
 
-    def releasing(self, rows: Array) -> list[Action]:
-        """Prepares to give rows back, distinct and none absent; their states begin anew."""
+    def plan_release(self, rows: Array) -> list[Action]:
+        """Prepares to give rows back, distinct and none NO_ROW; their states begin anew."""
         return [
-            *(self.filling(name, rows) for name in self.state_names),
-            *setting(self, numbers=self.numbers.releasing(self.backend.xp, rows)),
+            *(self.plan_fill(name, rows) for name in self.state_names),
+            *plan_set(self, numbers=self.numbers.releasing(self.backend.xp, rows)),
         ]
 
     def release(self, rows: Array) -> None:
-        """Gives rows back; see `releasing`."""
-        publish(self.releasing(rows))
+        """Gives rows back; see `plan_release`."""
+        publish(self.plan_release(rows))
 
     def give_back(self) -> None:
         """Gives memory of rows that nobody holds back, after some were released; it may find none.
@@ -388,7 +390,7 @@ class RowStore(RowAccess):
                 self.clear()
             elif self.backend.gives_back:
                 blocks = numbers.empty_blocks(shift, not self.has_far_file)
-                publish(setting(self, numbers=numbers.returning(blocks, shift)))
+                publish(plan_set(self, numbers=numbers.returning(blocks, shift)))
                 self._give_back(self._columns.values(), blocks)
 
     @staticmethod
@@ -406,23 +408,23 @@ class RowStore(RowAccess):
         publish(
             [
                 # Its pages come with the first touch, full of zeros.
-                *(self.filling(name, rows) for name in self._with_values for rows in listed),
-                *setting(self, numbers=self.numbers.regaining(xp, blocks, listed)),
+                *(self.plan_fill(name, rows) for name in self._with_values for rows in listed),
+                *plan_set(self, numbers=self.numbers.regaining(xp, blocks, listed)),
             ]
         )
 
-    def clearing(self) -> list[Action]:
+    def plan_clear(self) -> list[Action]:
         """Prepares to give all rows and their memory back. The state columns stay, empty."""
         columns = {name: column.emptied() for name, column in self._columns.items()}
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
         numbers = RowNumbers.none(self.backend.xp, self._first_far)
-        memory = setting(self, _columns=columns, _groups=None, _chunks=Chunks(0, 0), _far_bytes=0)
-        return [*memory, *setting(self, numbers=numbers)]
+        memory = plan_set(self, _columns=columns, _groups=None, _chunks=Chunks(0, 0), _far_bytes=0)
+        return [*memory, *plan_set(self, numbers=numbers)]
 
     def clear(self) -> None:
         """Gives all rows and their memory back. The state columns stay, empty."""
-        publish(self.clearing())
+        publish(self.plan_clear())
         self.trim()
 
     def trim(self) -> None:

@@ -1,13 +1,13 @@
-"""Which rows of a store are worth being near: sightings per row, and rows that change places.
+"""Which rows of a store are worth being near: access counts, and rows that change places.
 
-Every lookup warms its rows by one, and every so often all rows cool down by half: the heat of a row
-is about how many of the last lookups saw it, the older the less. Then the hottest far rows change
-places with the coldest near ones.
+Every lookup counts an access of each of its rows, and every so often all counts are halved: the
+count of a row is about how many of the last lookups saw it, the older the less. Then the far rows
+with the most accesses, the hot ones, change places with the near rows that have the least.
 
-* A far row must be hotter than the near one by more than chance explains. Sightings are about
+* A far row must have more accesses than the near one by more than chance explains. They are about
   Poisson numbers, so the difference of two equal rows has the standard deviation of the root of
   their sum. Without this, rows that are all alike would move for ever.
-* Sightings are counted until there are half as many as rows. Then a pass walks through all rows:
+* Accesses are counted until there are half as many as rows. Then a pass walks through all rows:
   its share of a lookup stays the same however large the table is.
 * Passes that move little are followed by rests in which nothing is counted. So keys that are all
   alike, and hot keys that stay the same, cost little. A change of the hot keys is seen after the
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.rows.store import RowStore
 
-_NOT_HELD = 255  # the heat of a row that nobody holds; SOK_NOT_HELD in kernels/rows.cu
+_NOT_HELD = 255  # the count of a row that nobody holds; SOK_NOT_HELD in kernels/rows.cu
 # Between two passes. In a table that is small beside a batch a key is seen once a lookup, whatever
 # its share: a few lookups must pass before the hot can differ from the cold.
 _MIN_LOOKUPS = 8
@@ -40,11 +40,11 @@ _MOST_REST = 4
 # 1.0 moves 5 % of the rows looked up when all keys are alike, 1.5 moves 0.4 % and 2.0 hardly any,
 # at 0.993, 0.991 and 0.974 of the best share of lookups served near.
 _MARGIN = 1.5
-# The least heat that exceeds 0 by the margin: colder far rows need not be looked at.
-_LEAST_HEAT = 4
+# The least count that exceeds 0 by the margin: far rows with less need not be looked at.
+_LEAST_COUNT = 4
 _SCAN = 1 << 22  # rows whose positions are listed at a time
-HEAT_BYTES = 9  # of a row: its heat, and the key that holds it
-HEAT_GROWTH = 2  # room for rows grows by this part of what there is
+ACCESS_COUNT_BYTES = 9  # of a row: its count, and the key that holds it
+ACCESS_COUNT_GROWTH = 2  # room for rows grows by this part of what there is
 
 
 class Moved(NamedTuple):
@@ -60,7 +60,7 @@ class Moved(NamedTuple):
 
 
 class RowTiers:
-    """The heat of every row of a store of two tiers, and the key that holds it.
+    """The access counts of the rows of a store of two tiers, and the key that holds each.
 
     The table must hold its lock around every method.
 
@@ -73,21 +73,21 @@ class RowTiers:
         self._store = store
         self._backend: Backend = store.backend
         self.num_moved = self.num_passes = 0
-        self._heat: Array
+        self._counts: Array
         self._keys: Array
         self._calm_passes = self._lookups = self._looked_up = self._rest = 0
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows, after the store did."""
-        publish(self.clearing())
+        publish(self.plan_clear())
 
-    def clearing(self) -> list[Action]:
+    def plan_clear(self) -> list[Action]:
         """Prepares to forget all rows."""
         xp = self._backend.xp
-        return setting(
+        return plan_set(
             self,
-            _heat=xp.empty(0, np.uint8),
+            _counts=xp.empty(0, np.uint8),
             _keys=xp.empty(0, np.int64),
             _calm_passes=0,  # in a row, that moved little
             _lookups=0,  # those counted
@@ -97,8 +97,8 @@ class RowTiers:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the heat and the keys."""
-        return int(self._heat.nbytes + self._keys.nbytes)
+        """Memory of the counts and the keys."""
+        return int(self._counts.nbytes + self._keys.nbytes)
 
     # ---------------------------------------------------------------- what the table says
 
@@ -108,96 +108,96 @@ class RowTiers:
         Raises:
           MemoryError: nothing has changed.
         """
-        if self._store.near_rows is None or num_rows <= self._heat.size:
+        if self._store.near_rows is None or num_rows <= self._counts.size:
             return
         xp = self._backend.xp
-        size = max(num_rows, self._heat.size + self._heat.size // HEAT_GROWTH)
-        heat = xp.full(size, _NOT_HELD, np.uint8)
+        size = max(num_rows, self._counts.size + self._counts.size // ACCESS_COUNT_GROWTH)
+        counts = xp.full(size, _NOT_HELD, np.uint8)
         keys = xp.zeros(size, np.int64)
-        heat[: self._heat.size] = self._heat
+        counts[: self._counts.size] = self._counts
         keys[: self._keys.size] = self._keys
-        publish(setting(self, _heat=heat, _keys=keys))
+        publish(plan_set(self, _counts=counts, _keys=keys))
 
-    def assigning(self, rows: Array, keys: Array) -> list[Action]:
+    def plan_assign(self, rows: Array, keys: Array) -> list[Action]:
         """Prepares to say that rows belong to keys from now on, after `reserve`.
 
         Args:
-          rows: (n,) uint32, distinct; an absent one is skipped.
+          rows: (n,) uint32, distinct; NO_ROW is skipped.
           keys: (n,) int64.
         """
         if self._store.near_rows is None:
             return []
         n = int(rows.size)
-        return [self._backend.prepared("rows_assign", n, self._heat, self._keys, rows, keys, n)]
+        return [self._backend.prepared("rows_assign", n, self._counts, self._keys, rows, keys, n)]
 
     def assigned(self, rows: Array, keys: Array) -> None:
-        """Says that rows belong to keys from now on; see `assigning`.
+        """Says that rows belong to keys from now on; see `plan_assign`.
 
         Raises:
           MemoryError: nothing has changed.
         """
         self.reserve(self._store.num_rows)
-        publish(self.assigning(rows, keys))
+        publish(self.plan_assign(rows, keys))
 
-    def heat(self) -> Array | None:
-        """Returns the heat of the rows, (num_rows or more,) uint8; None: nobody counts."""
+    def access_counts(self) -> Array | None:
+        """Returns the counts of the rows, (num_rows or more,) uint8; None: nobody counts."""
         if not self._store.num_far_rows:
             return None
         self.reserve(self._store.num_rows)
-        return self._heat
+        return self._counts
 
     @property
     def is_counting(self) -> bool:
-        """Whether a lookup is to warm the rows that it finds."""
+        """Whether a lookup is to count the rows that it finds."""
         return self._rest <= 0
 
-    def touching(self, num_rows: int, new_rows: Array | None = None) -> list[Action]:
-        """Prepares to say that a lookup saw rows, after it has warmed those that it found.
+    def plan_score_update(self, num_rows: int, new_rows: Array | None = None) -> list[Action]:
+        """Prepares to say that a lookup saw rows, after it has counted those that it found.
 
         Args:
           num_rows: that it found, each once.
-          new_rows: (n,) uint32, distinct, of keys that it has inserted; absent ones are skipped.
+          new_rows: (n,) uint32, distinct, of keys that it has inserted; NO_ROW is skipped.
         """
         n = 0 if new_rows is None else int(new_rows.size)
         if self._rest > 0:
-            return setting(self, _rest=self._rest - num_rows - n)
+            return plan_set(self, _rest=self._rest - num_rows - n)
         if not self._store.num_far_rows:
             return []
         self.reserve(self._store.num_rows)
         return [
-            self._backend.prepared("rows_warm", n, self._heat, new_rows, n),
-            *setting(self, _lookups=self._lookups + 1, _looked_up=self._looked_up + num_rows + n),
+            self._backend.prepared("rows_count_access", n, self._counts, new_rows, n),
+            *plan_set(self, _lookups=self._lookups + 1, _looked_up=self._looked_up + num_rows + n),
         ]
 
     def touched(self, rows: Array) -> None:
-        """Warms rows (n,) uint32, distinct, and says that a lookup saw them."""
-        publish(self.touching(0, rows))
+        """Counts rows (n,) uint32, distinct, and says that a lookup saw them."""
+        publish(self.plan_score_update(0, rows))
 
-    def releasing(self, rows: Array) -> list[Action]:
-        """Prepares to say that nobody holds rows (n,) any more, none absent."""
+    def plan_release(self, rows: Array) -> list[Action]:
+        """Prepares to say that nobody holds rows (n,) any more, none NO_ROW."""
         if self._store.near_rows is None:
             return []
         n = int(rows.size)
-        return [self._backend.prepared("rows_assign", n, self._heat, self._keys, rows, None, n)]
+        return [self._backend.prepared("rows_assign", n, self._counts, self._keys, rows, None, n)]
 
     def released(self, rows: Array) -> None:
-        """Says that nobody holds rows (n,) any more, none absent."""
-        publish(self.releasing(rows))
+        """Says that nobody holds rows (n,) any more, none NO_ROW."""
+        publish(self.plan_release(rows))
 
     # ---------------------------------------------------------------- what the table asks
 
     def seen_lately(self) -> tuple[int, int] | None:
-        """Returns the heat of all near rows together, and of all rows; None: all are near."""
+        """Returns the accesses of all near rows together, and of all rows; None: all are near."""
         num_near = self._store.near_rows
         if num_near is None or not self._store.num_far_rows:
             return None
-        num_rows = min(self._store.num_rows, int(self._heat.size))
+        num_rows = min(self._store.num_rows, int(self._counts.size))
         near = total = 0
         for first in range(0, num_rows, _SCAN):
-            heat = self._heat[first : min(first + _SCAN, num_rows)]
-            heat = heat * (heat != np.uint8(_NOT_HELD))
-            total += int(heat.sum(dtype=np.int64))
-            near += int(heat[: max(0, num_near - first)].sum(dtype=np.int64))
+            counts = self._counts[first : min(first + _SCAN, num_rows)]
+            counts = counts * (counts != np.uint8(_NOT_HELD))
+            total += int(counts.sum(dtype=np.int64))
+            near += int(counts[: max(0, num_near - first)].sum(dtype=np.int64))
         return near, total
 
     @property
@@ -209,7 +209,8 @@ class RowTiers:
         )
 
     def rebalance(self, moving: Callable[[Moved], list[Action]] = lambda moved: []) -> Moved | None:
-        """Moves hot rows near and cold ones far, and cools all. Near rows must not be in use.
+        """Moves hot rows near and cold ones far, and halves all counts. Near rows must not be in
+        use.
 
         Args:
           moving: prepares what else must change as the rows move: the row numbers of the keys, and
@@ -223,13 +224,13 @@ class RowTiers:
         """
         self.num_passes += 1
         moved = self._promote(moving) if self._store.near_rows else None
-        num_rows = min(self._store.num_rows, self._heat.size)
+        num_rows = min(self._store.num_rows, self._counts.size)
         moved_little = moved is None or moved.rows.size < 2 * _LITTLE * self._looked_up
         calm_passes = min(self._calm_passes + 1, _MOST_REST) if moved_little else 0
-        cool = self._backend.prepared("rows_cool", num_rows, self._heat, num_rows)
+        halve = self._backend.prepared("rows_halve_accesses", num_rows, self._counts, num_rows)
         rest = calm_passes * self._looked_up
-        period = setting(self, _calm_passes=calm_passes, _lookups=0, _looked_up=0, _rest=rest)
-        publish([cool, *period])
+        period = plan_set(self, _calm_passes=calm_passes, _lookups=0, _looked_up=0, _rest=rest)
+        publish([halve, *period])
         return moved
 
     # ---------------------------------------------------------------- inside
@@ -239,17 +240,17 @@ class RowTiers:
         num_near = store.near_rows
         assert num_near is not None
         # As uint8 a row that is not held wraps round to 255: it is the last to be moved anywhere.
-        coldness = np.uint8(_NOT_HELD - 1) - self._heat[num_near : store.num_rows]
-        hot = xp.flatnonzero(coldness <= np.uint8(_NOT_HELD - 1 - _LEAST_HEAT))
+        coldness = np.uint8(_NOT_HELD - 1) - self._counts[num_near : store.num_rows]
+        hot = xp.flatnonzero(coldness <= np.uint8(_NOT_HELD - 1 - _LEAST_COUNT))
         count = min(int(hot.size), num_near)
         if count == 0:
             return None
         far = (hot[lowest(xp, coldness[hot], count)] + num_near).astype(np.uint32)
         free = store.free_near(count)
         num_free = int(free.size)
-        near = lowest(xp, self._heat[:num_near], count - num_free).astype(np.uint32)
+        near = lowest(xp, self._counts[:num_near], count - num_free).astype(np.uint32)
         # A free near row is a gain without a loss; the place of another one must be worth it.
-        pays = self._exceeds(xp.take(self._heat, far[num_free:]), xp.take(self._heat, near))
+        pays = self._exceeds(xp.take(self._counts, far[num_free:]), xp.take(self._counts, near))
         near = xp.concatenate([free, near[pays]])
         far, freed = xp.concatenate([far[:num_free], far[num_free:][pays]]), far[:num_free]
         n = int(far.size)
@@ -259,26 +260,26 @@ class RowTiers:
             xp.concatenate([xp.take(self._keys, far), xp.take(self._keys, near[num_free:])]),
             xp.concatenate([near, far[num_free:]]),
         )
-        swap_heat = self._backend.prepared(
-            "rows_swap_heat", n, self._heat, self._keys, near, far, n
+        swap_accesses = self._backend.prepared(
+            "rows_swap_accesses", n, self._counts, self._keys, near, far, n
         )
         publish(
             [
-                *store.exchanging_free(free, freed),
-                *store.swapping(near, far),
-                swap_heat,
-                *setting(self, num_moved=self.num_moved + int(moved.rows.size)),
+                *store.plan_exchange_free(free, freed),
+                *store.plan_swap(near, far),
+                swap_accesses,
+                *plan_set(self, num_moved=self.num_moved + int(moved.rows.size)),
                 *moving(moved),
             ]
         )
         return moved
 
     @staticmethod
-    def _exceeds(far_heat: Array, near_heat: Array) -> Array:
+    def _exceeds(far_accesses: Array, near_accesses: Array) -> Array:
         """Returns where far rows are hotter than near ones by the margin; never where not held."""
-        far_heat, near_heat = far_heat.astype(np.int32), near_heat.astype(np.int32)
-        more = far_heat - near_heat
-        return (more > 0) & (more * more > _MARGIN**2 * (far_heat + near_heat + 1))
+        far_accesses, near_accesses = far_accesses.astype(np.int32), near_accesses.astype(np.int32)
+        more = far_accesses - near_accesses
+        return (more > 0) & (more * more > _MARGIN**2 * (far_accesses + near_accesses + 1))
 
 
 def lowest(xp: Any, values: Array, count: int) -> Array:

@@ -9,12 +9,12 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.index import IndexEntries
 
 
-def drawing(
+def plan_draw(
     backend: Backend,
     keys: Array,
     ratio: float,
@@ -47,8 +47,8 @@ class Sightings(NamedTuple):
     Attributes:
       keys: that were seen.
       stamp: number of the lookup that saw them.
-      known: the new count of those that were seen before; ABSENT: it stays.
-      first: the count of those that were not; ABSENT: of no such key.
+      known: the new count of those that were seen before; NO_ROW: it stays.
+      first: the count of those that were not; NO_ROW: of no such key.
       stamps: the stamp, for each of them.
     """
 
@@ -85,7 +85,7 @@ class SightingCounter:
         """Memory of the counters."""
         return self._index.num_bytes
 
-    def counting(
+    def plan_count(
         self,
         keys: Array,
         stamp: int,
@@ -106,11 +106,11 @@ class SightingCounter:
           given: (n,) uint64, sightings of each key, of which at least one counts; None: one.
 
         Returns:
-          (what was counted, for `noting`; the actions that count it).
+          (what was counted, for `plan_note`; the actions that count it).
         """
         xp, n = self._backend.xp, int(keys.size)
         self._index.clean()
-        search = self._index.searching(keys, into=(xp.empty(n, np.uint32), None))
+        search = self._index.plan_search(keys, into=(xp.empty(n, np.uint32), None))
         sightings = Sightings(keys, stamp, *(xp.empty(n, np.uint32) for _ in range(3)))
         count = self._backend.prepared(
             *("admission_count", n, search.rows, given, self.threshold, stamp, admitted),
@@ -118,11 +118,11 @@ class SightingCounter:
         )
         return sightings, [search.launch, count]
 
-    def noting(self, sightings: Sightings, num_first: int) -> list[Action]:
+    def plan_note(self, sightings: Sightings, num_first: int) -> list[Action]:
         """Prepares to note sightings.
 
         Args:
-          sightings: what `counting` has counted.
+          sightings: what `plan_count` has counted.
           num_first: how many of the keys were not seen before.
 
         Raises:
@@ -131,8 +131,8 @@ class SightingCounter:
         keys, stamp, known, first, stamps = sightings
         self._index.make_room(num_first)
         return [
-            *self._index.updating(keys, rows=known, stamps=stamps),
-            *self._index.inserting(keys, first, stamp, num_first),
+            *self._index.plan_update(keys, rows=known, stamps=stamps),
+            *self._index.plan_insert(keys, first, stamp, num_first),
         ]
 
     def count(self, keys: Array, stamp: int) -> Array:
@@ -143,53 +143,53 @@ class SightingCounter:
         """
         xp = self._backend.xp
         admitted, counts = xp.ones(int(keys.size), np.uint8), xp.zeros(2, np.int64)
-        sightings, actions = self.counting(keys, stamp, admitted, counts)
+        sightings, actions = self.plan_count(keys, stamp, admitted, counts)
         publish(actions)
-        publish(self.noting(sightings, int(counts[1])))
+        publish(self.plan_note(sightings, int(counts[1])))
         return admitted.view(bool)
 
     def of(self, keys: Array) -> Array:
         """Returns the counts of keys, (n,) uint32; 0 for one that is not counted."""
         xp, n = self._backend.xp, int(keys.size)
-        search = self._index.searching(keys, into=(xp.empty(n, np.uint32), None))
+        search = self._index.plan_search(keys, into=(xp.empty(n, np.uint32), None))
         publish([search.launch])
-        return xp.where(search.rows == np.uint32(ABSENT), np.uint32(0), search.rows)
+        return xp.where(search.rows == np.uint32(NO_ROW), np.uint32(0), search.rows)
 
     def stamps(self, keys: Array) -> Array:
         """Returns the number of the lookup that last saw each key, (n,) uint32; 0 for one that is
         not counted."""
         return self._index.stamps(keys)
 
-    def forgetting_those(self, keys: Array, rows: Array, num_forgotten: Array) -> Action:
+    def plan_forget_those(self, keys: Array, rows: Array, num_forgotten: Array) -> Action:
         """Prepares to forget the counts of keys that have a row now. `forgot` must follow, when it
         is known how many.
 
         Args:
           keys: (n,) int64, distinct.
-          rows: (n,) uint32; a key whose row is absent is not forgotten.
+          rows: (n,) uint32; a key whose row is NO_ROW is not forgotten.
           num_forgotten: (1,) int64, grows by those that are.
         """
-        return self._index.erasing_held(keys, rows, num_forgotten)
+        return self._index.plan_erase_held(keys, rows, num_forgotten)
 
     def forgot(self, count: int) -> list[Action]:
         """Returns the actions that note how many keys were forgotten."""
         return self._index.erased(count)
 
-    def forgetting(self, keys: Array) -> list[Action]:
+    def plan_forget(self, keys: Array) -> list[Action]:
         """Prepares to forget the counts of distinct keys (n,) int64, such as have a row now."""
         self._index.clean()
-        is_counted = self._index.find(keys).rows != np.uint32(ABSENT)
-        return self._index.erasing(keys[is_counted])
+        is_counted = self._index.find(keys).rows != np.uint32(NO_ROW)
+        return self._index.plan_erase(keys[is_counted])
 
-    def forgetting_before(self, stamp: int) -> list[Action]:
+    def plan_forget_before(self, stamp: int) -> list[Action]:
         """Prepares to forget the counts of keys that no lookup from number `stamp` on has seen."""
         self._index.clean()
         held = self._index.entries()
-        return self._index.erasing(held.keys[held.stamps < stamp])
+        return self._index.plan_erase(held.keys[held.stamps < stamp])
 
-    def ageing(self) -> list[Action]:
+    def plan_age(self) -> list[Action]:
         """Prepares to halve the numbers of all lookups, as the table does."""
-        return self._index.ageing()
+        return self._index.plan_age()
 
     def export(self) -> tuple[Array, Array, Array]:
         """Returns the keys, (n,) int64 in no order, their counts and their stamps, (n,) uint32."""
@@ -215,11 +215,11 @@ class SightingCounter:
         """
         self._index.make_room(int(keys.size))
         self._index.insert(keys, counts, 0)
-        publish(self._index.updating(keys, stamps=stamps))
+        publish(self._index.plan_update(keys, stamps=stamps))
 
-    def clearing(self) -> list[Action]:
+    def plan_clear(self) -> list[Action]:
         """Prepares to forget all counts."""
-        return self._index.clearing()
+        return self._index.plan_clear()
 
     def emptied(self) -> "SightingCounter":
         """Returns a counter like this one that has seen nothing."""

@@ -18,7 +18,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import is_integer
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import dedup, last_of_each, unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.insertion import Inserts, NewKeys
@@ -43,7 +43,7 @@ class EmbeddingTable(Inserts):
 
     @exclusive
     def find(self, keys: Any) -> Array:
-        """Returns the row number of every key, (n,) uint32; ABSENT where it has none.
+        """Returns the row number of every key, (n,) uint32; NO_ROW where it has none.
 
         It changes nothing but the counters: no key is inserted and none counts as seen.
         """
@@ -55,7 +55,7 @@ class EmbeddingTable(Inserts):
     @exclusive
     def contains(self, keys: Any) -> Array:
         """Returns whether each key has a row, (n,) bool. It changes nothing."""
-        return self._find(self._keys(keys)).rows != np.uint32(ABSENT)
+        return self._find(self._keys(keys)).rows != np.uint32(NO_ROW)
 
     @exclusive
     def scores(self, keys: Any) -> Array:
@@ -83,7 +83,7 @@ class EmbeddingTable(Inserts):
           filter_ratio: chance of a key without a row to get one this time.
 
         Returns:
-          (n,) uint32; ABSENT for a key that was refused or not admitted.
+          (n,) uint32; NO_ROW for a key that was refused or not admitted.
 
         Raises:
           MemoryError: no memory for the new keys; the table is as it was.
@@ -131,7 +131,7 @@ class EmbeddingTable(Inserts):
         column = self.store.column(name)
         state = self.store.read(rows, name)
         if column.initial != 0:
-            state[rows == np.uint32(ABSENT)] = column.initial
+            state[rows == np.uint32(NO_ROW)] = column.initial
         return state
 
     def _row_numbers(self, keys: Array) -> Array:
@@ -179,9 +179,9 @@ class EmbeddingTable(Inserts):
         request = LookupRequest(
             *(self, whole.end, [whole], insert, missing, filter_ratio, unique_keys, given),
         )
-        num_absent = look_up(self.backend, keys, rows, request)
+        num_without_row = look_up(self.backend, keys, rows, request)
         self._report_refused()
-        return Lookup(whole.out, rows, num_absent)
+        return Lookup(whole.out, rows, num_without_row)
 
     @changing
     def lookup_and_evict(
@@ -229,8 +229,8 @@ class EmbeddingTable(Inserts):
         self._check_rows(keys, values)
         distinct, inverse = unique(self.backend, keys)
         last = last_of_each(self.backend, inverse, int(distinct.size))
-        search = self._marking(distinct)
-        publish([search.launch, self.store.writing(search.rows, values, source=last)])
+        search = self.mark_seen_search(distinct)
+        publish([search.launch, self.store.plan_write(search.rows, values, source=last)])
 
     @changing
     def assign_state(self, name: str, keys: Any, values: Any) -> None:
@@ -260,8 +260,8 @@ class EmbeddingTable(Inserts):
                 f"{distinct.size} keys, which have no row. Assign their rows first."
             )
         last = last_of_each(self.backend, inverse, int(distinct.size))
-        writing = self.store.writing(found.rows, values, name, source=last)
-        publish([self._marking(distinct).launch, writing])
+        writing = self.store.plan_write(found.rows, values, name, source=last)
+        publish([self.mark_seen_search(distinct).launch, writing])
 
     @changing
     def accumulate(self, keys: Any, deltas: Any, scale: float = 1.0) -> None:
@@ -282,8 +282,8 @@ class EmbeddingTable(Inserts):
             )
         keys = self._keys(keys)
         distinct, summed = self._summed(keys, self._checked_deltas(keys, deltas))
-        adding = self.store.adding(self._find(distinct).rows, summed, scale)
-        publish([self._marking(distinct).launch, adding])
+        adding = self.store.plan_add(self._find(distinct).rows, summed, scale)
+        publish([self.mark_seen_search(distinct).launch, adding])
 
     @changing
     def accum_or_assign(self, keys: Any, values: Any, is_found: Any) -> None:
@@ -315,13 +315,13 @@ class EmbeddingTable(Inserts):
         distinct, inverse = unique(self.backend, keys)
         # One lookup sees all keys, so that those to insert evict none of those to add to.
         found = self._seen(distinct)
-        is_held = xp.take(found.rows != np.uint32(ABSENT), inverse)
+        is_held = xp.take(found.rows != np.uint32(NO_ROW), inverse)
         if bool((flags & is_held).all()):  # most often
-            publish([self.store.adding(found.rows, self._sums(deltas, inverse, len(distinct)))])
+            publish([self.store.plan_add(found.rows, self._sums(deltas, inverse, len(distinct)))])
             return
         add, put = xp.flatnonzero(flags & is_held), xp.flatnonzero(~flags & ~is_held)
         add_keys, summed = self._summed(keys[add], deltas[add])
-        adding = self.store.adding(self._find(add_keys).rows, summed)
+        adding = self.store.plan_add(self._find(add_keys).rows, summed)
         if put.size == 0:
             publish([adding])
             return
@@ -348,7 +348,7 @@ class EmbeddingTable(Inserts):
         distinct, inverse = unique(self.backend, keys)
         last = last_of_each(self.backend, inverse, int(distinct.size))
         self._check_assignable(scores)
-        publish(self._scoring(distinct, self.backend.xp.take(scores, last)))
+        publish(self._plan_scores(distinct, self.backend.xp.take(scores, last)))
 
     @changing
     def reserve(self, num_keys: int) -> None:

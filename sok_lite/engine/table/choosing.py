@@ -8,8 +8,8 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.rows.store import ABSENT
-from sok_lite.engine.table.saved import Part, Rows
+from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table.saved import SavedPart, SavedRows
 
 _log = logging.getLogger("sok_lite")
 
@@ -35,13 +35,13 @@ class Numbers(NamedTuple):
         return Numbers(int(counts.size), bits, rows)
 
     def as_array(self, backend: Backend) -> Array:
-        """Returns the row numbers of all keys, (k,) uint32, ABSENT where one does not count."""
+        """Returns the row numbers of all keys, (k,) uint32, NO_ROW where one does not count."""
         xp, rows = backend.xp, self.rows
         if isinstance(rows, range):
             rows = xp.arange(rows.start, rows.stop, dtype=np.uint32)
         if self.counts is None:
             return rows
-        numbers = xp.full(self.size, ABSENT, np.uint32)
+        numbers = xp.full(self.size, NO_ROW, np.uint32)
         bits = np.unpackbits(self.counts, count=self.size).view(bool)
         numbers[backend.from_host(bits)] = rows
         return numbers
@@ -51,7 +51,7 @@ class Index(NamedTuple):
     """Where keys get row numbers.
 
     Attributes:
-      find: returns those of keys (k,) int64, which may repeat: (k,) uint32, ABSENT for others.
+      find: returns those of keys (k,) int64, which may repeat: (k,) uint32, NO_ROW for others.
       insert: gives keys (k,) int64 the rows from `first` on. They are distinct and not there.
     """
 
@@ -68,11 +68,11 @@ class Chosen(NamedTuple):
       older: of each of `part.older` the same.
     """
 
-    part: Part
+    part: SavedPart
     numbers: list[Numbers]
     older: list[list[Numbers]]
 
-    def rows(self) -> Iterator[tuple[Rows, list[Numbers]]]:
+    def rows(self) -> Iterator[tuple[SavedRows, list[Numbers]]]:
         """Yields what has rows, and the row number of each."""
         yield self.part, self.numbers[: self.part.num_with_rows]
         yield from zip(self.part.older, self.older, strict=True)
@@ -101,16 +101,16 @@ class Chooser:
         device = self._backend.from_host(keys)
         return self._key_dtype.to_int64(self._backend.xp, device, whose)
 
-    def choose(self, part: Part) -> Chosen:
+    def choose(self, part: SavedPart) -> Chosen:
         """Inserts the keys of a part that count."""
         return Chosen(part, [self._numbers(part, keys) for keys in part.read("keys")], [])
 
-    def _numbers(self, part: Part, keys: Array) -> Numbers:
+    def _numbers(self, part: SavedPart, keys: Array) -> Numbers:
         xp, is_own = self._backend.xp, None
         if part.owns is not None:
             is_own = self._backend.from_host(part.owns(self._backend.to_host(keys)))
         keys, first = self.keys(keys), self.num_rows
-        counts = are_first(xp, keys) & (self._index.find(keys) == np.uint32(ABSENT))
+        counts = are_first(xp, keys) & (self._index.find(keys) == np.uint32(NO_ROW))
         num_new = int(xp.count_nonzero(counts))
         if num_new < keys.size and not part.may_repeat:
             is_repeat = ~counts if is_own is None else ~counts & is_own
@@ -140,7 +140,7 @@ class Chooser:
             for keys in file.read("keys"):
                 keys = self.keys(keys)
                 numbers = self._index.find(keys)
-                is_held = numbers != np.uint32(ABSENT)
+                is_held = numbers != np.uint32(NO_ROW)
                 at = xp.where(is_held, numbers, np.uint32(0)).astype(np.int64)
                 is_wanted = is_held & xp.take(is_left, at) if self.num_rows else is_held
                 is_wanted &= are_first(xp, keys)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.table.index import LAST_STAMP
 
 # A time of long ago is known to this part of how long ago it was. So few spans suffice: some 3,300
@@ -90,28 +90,28 @@ class Clock:
         """Returns the time, in seconds since 1970. Lookups that are ahead of it count as of now."""
         now = time.time()
         if now < self._last_time:
-            publish(self._putting_back(now))
+            publish(self._plan_put_back(now))
         return now
 
-    def _putting_back(self, now: float) -> list[Action]:
+    def _plan_put_back(self, now: float) -> list[Action]:
         """Prepares to let lookups be no later than a time: those that were are in one span."""
         at = bisect_left(self._times, now)
         is_ahead = at < len(self._times)
         times = [*self._times[:at], now] if is_ahead else self._times
         numbers = self._numbers[: at + 1]
         ends = [min(end, now) for end in self._all_ends()[: len(times) - 1]]
-        return setting(self, _last_time=now, _numbers=numbers, _times=times, _ends=ends)
+        return plan_set(self, _last_time=now, _numbers=numbers, _times=times, _ends=ends)
 
-    def ticking(self) -> list[Action]:
+    def plan_tick(self) -> list[Action]:
         """Prepares to begin the lookup of number `now + 1`."""
         at = self.read()
         last = {"now": self.now + 1, "_last_time": at}
         if self._times and at - self._times[-1] < 1.0:
             return [partial(self.__dict__.update, last)]  # by one action: many tables tick at once
         if len(self._times) >= _MAX_SPANS:
-            publish(self._joining_spans(at))
+            publish(self._plan_join_spans(at))
         # Not appended: a list that grows allocates.
-        return setting(
+        return plan_set(
             self,
             **last,
             _numbers=[*self._numbers, self.now + 1],
@@ -120,8 +120,8 @@ class Clock:
         )
 
     @staticmethod
-    def ticking_alike(clocks: "Sequence[Clock]") -> list[Action] | None:
-        """Does what `ticking` does for each of several, where all go on with their last span.
+    def plan_tick_alike(clocks: "Sequence[Clock]") -> list[Action] | None:
+        """Does what `plan_tick` does for each of several, where all go on with their last span.
 
         Returns:
           None: one does not, or is full.
@@ -140,14 +140,14 @@ class Clock:
 
     def tick(self) -> int:
         """Begins a lookup and returns its number."""
-        publish(self.ticking())
+        publish(self.plan_tick())
         return self.now
 
     def _all_ends(self) -> list[float]:
         """Returns when the last lookup of each span was."""
         return [*self._ends, self._last_time] if self._times else []
 
-    def _joining_spans(self, now: float) -> list[Action]:
+    def _plan_join_spans(self, now: float) -> list[Action]:
         numbers: list[int] = []
         times: list[float] = []
         ends: list[float] = []
@@ -158,7 +158,7 @@ class Clock:
                 numbers.append(number)
                 times.append(first)
                 ends.append(last)
-        return setting(self, _numbers=numbers, _times=times, _ends=ends[:-1])
+        return plan_set(self, _numbers=numbers, _times=times, _ends=ends[:-1])
 
     def first_since(self, at: float) -> int:
         """Returns the number of the first lookup since a time, or of an earlier one: by up to a
@@ -188,7 +188,7 @@ class Clock:
         if not self._numbers:
             return np.zeros(numbers.shape)
         at = np.searchsorted(np.array(self._numbers, np.int64), numbers.astype(np.int64), "right")
-        # What was before the first span counts as of when that began: see `restarting`.
+        # What was before the first span counts as of when that began: see `plan_restart`.
         times = np.array([self._times[0], *self._all_ends()])[at]
         return np.where(numbers == 0, 0.0, np.minimum(times, time.time()))
 
@@ -197,7 +197,7 @@ class Clock:
         """When there were lookups."""
         return Spans([*self._numbers], [*self._times], self._all_ends())
 
-    def restarting(self, now: int, spans: Spans | None = None) -> list[Action]:
+    def plan_restart(self, now: int, spans: Spans | None = None) -> list[Action]:
         """Prepares to go on counting after another number.
 
         Args:
@@ -208,16 +208,16 @@ class Clock:
             spans = Spans([now + 1], [at], [at])
         numbers, times, ends = spans
         last = {"_last_time": ends[-1], "_ends": ends[:-1]}
-        return setting(self, now=now, _numbers=numbers, _times=times, **last)
+        return plan_set(self, now=now, _numbers=numbers, _times=times, **last)
 
     def restart(self, now: int) -> None:
         """Goes on counting after another number; what was before counts as of this time."""
-        publish(self.restarting(now))
+        publish(self.plan_restart(now))
 
-    def halving(self) -> list[Action]:
+    def plan_halve(self) -> list[Action]:
         """Prepares to halve the number of every lookup, as the stamps of keys are halved."""
-        return setting(self, now=self.now >> 1, _numbers=[number >> 1 for number in self._numbers])
+        return plan_set(self, now=self.now >> 1, _numbers=[number >> 1 for number in self._numbers])
 
     def halve(self) -> None:
-        """Halves the number of every lookup; see `halving`."""
-        publish(self.halving())
+        """Halves the number of every lookup; see `plan_halve`."""
+        publish(self.plan_halve())

@@ -22,7 +22,7 @@ from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.table.pieces import outline
-from sok_lite.engine.table.saved import Owns, Part, Saved
+from sok_lite.engine.table.saved import Owns, Saved, SavedPart
 from sok_lite.engine.table.state_columns import State, columns_of, side_by_side, states_of
 
 _log = logging.getLogger("sok_lite")
@@ -40,10 +40,10 @@ class Content(NamedTuple):
       keys: (n,) of the table's key type, distinct, ascending.
       values: (n, dim) of the row's storage dtype.
       states: of all optimizers, rows (n, dim) float32.
-      columns: what is known of each key, (n,) by name; see `saved.Part`.
+      columns: what is known of each key, (n,) by name; see `saved.SavedPart`.
       sighted_keys: (m,) int64, distinct, ascending.
       sighted: what is known of each of those, (m,) by name.
-      facts: as of `saved.Part`; {}: a codec knows none.
+      facts: as of `saved.SavedPart`; {}: a codec knows none.
     """
 
     keys: np.ndarray
@@ -128,10 +128,10 @@ def as_saved(table: EmbeddingTable, contents: Sequence[Content]) -> Saved:
     Raises:
       ValueError: one contradicts itself.
     """
-    return Saved.of([_ContentPart(table, content) for content in contents])
+    return Saved.of([_SavedContent(table, content) for content in contents])
 
 
-class _ContentPart(Part):
+class _SavedContent(SavedPart):
     """A content, read in pieces."""
 
     def __init__(self, table: EmbeddingTable, content: Content) -> None:
@@ -313,7 +313,7 @@ def _joined_columns(
     }
 
 
-class _Place(NamedTuple):
+class _NumberedState(NamedTuple):
     """A state of a part, by its place there."""
 
     tensor: int
@@ -323,9 +323,9 @@ class _Place(NamedTuple):
     group: int | None
 
 
-def _placed_states(content: Content) -> list[_Place]:
+def _placed_states(content: Content) -> list[_NumberedState]:
     states = enumerate(content.states)
-    return [_Place(i, s.name, s.dim, s.initial, s.group) for i, s in states]
+    return [_NumberedState(i, s.name, s.dim, s.initial, s.group) for i, s in states]
 
 
 def _joined_states(parts: Sequence[Content], kept: np.ndarray) -> list[State]:

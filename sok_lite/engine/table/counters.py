@@ -11,7 +11,7 @@ class Count(IntEnum):
     """A counter, by its place among those of a table. Kernels take several that are neighbours."""
 
     MISSING = 0  # keys without a row, one that repeats each time
-    SEEN = 1  # keys that were found, each once, where there are scores or heat
+    SEEN = 1  # keys that were found, each once, where there are scores or access counts
     WRONG_SPLITS = 2  # row splits that do not fit the keys
     ADMITTED = 3  # new keys that may have a row
     FIRST_SEEN = 4  # new keys whose sightings are counted from now on
@@ -20,7 +20,7 @@ class Count(IntEnum):
     PLACED = 7  # new keys that got a slot
     EVICTED = 8  # keys that lost theirs
     FORGOTTEN = 9  # keys whose sightings are counted no more
-    ABSENT = 10  # items whose keys were missing and have no row afterwards
+    NO_ROW = 10  # items whose keys were missing and have no row afterwards
     LOGGED = 11  # keys that lost their slot and were in the log of removals before
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.det_index import DetIndex
-from sok_lite.engine.table.dumped import forgetting
+from sok_lite.engine.table.dumped import plan_forget
 from sok_lite.engine.table.insertion import NewKeys, WithRows
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
@@ -82,9 +82,11 @@ class DetTable(EmbeddingTable):
         claim, placed = self._room_for(n), xp.empty(n, np.int64)
         rows, num_refused = claim.rows, 0
         for has_new_seed in (False, True):
-            place = index.placing(new.keys, new.stamp, placed, counter(counters, Count.REFUSED))
-            undo = [*index.taking_back(new.keys, placed), *setting(self, _unfinished=None)]
-            undoing = setting(self, _unfinished=partial(publish, undo))
+            place = index.plan_reserve(
+                new.keys, new.stamp, placed, counter(counters, Count.REFUSED)
+            )
+            undo = [*index.plan_take_back(new.keys, placed), *plan_set(self, _unfinished=None)]
+            undoing = plan_set(self, _unfinished=partial(publish, undo))
             counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
             if counted[Count.REFUSED] == num_refused:
                 break
@@ -97,20 +99,20 @@ class DetTable(EmbeddingTable):
             GIVE,
             [
                 *before,
-                *self.store.listing(claim),
+                *self.store.plan_list(claim),
                 self._content(new, rows),
-                *self.store.taking(claim),
-                index.giving_rows(placed, rows),
-                *setting(index, size=index.size + n),
-                self._counting(inserted=n),
+                *self.store.plan_take(claim),
+                index.plan_commit(placed, rows),
+                *plan_set(index, size=index.size + n),
+                self._plan_count(inserted=n),
                 *after(rows),
-                *setting(self, _unfinished=None),
+                *plan_set(self, _unfinished=None),
             ],
         )
 
     def _scores(self, keys: Array) -> Array:
         return self.index.stamps(keys).astype(np.uint64)
 
-    def _scoring(self, keys: Array, scores: Any) -> list[Action]:
+    def _plan_scores(self, keys: Array, scores: Any) -> list[Action]:
         stamps = scores.astype(np.uint32)
-        return [*self.index.updating(keys, stamps=stamps), *forgetting(self)]
+        return [*self.index.plan_update(keys, stamps=stamps), *plan_forget(self)]

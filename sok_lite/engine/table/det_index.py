@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.base import Work
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.index import LINE, Index, IndexEntries
 
@@ -68,26 +68,26 @@ class DetIndex(Index):
             open_slots = most - self.size - count
             self._rebuild(max(open_slots, _MIN_RECLAIM_FACTOR * self.capacity), open_slots)
 
-    def inserting(
+    def plan_insert(
         self, keys: Array, rows: Array, stamp: int, count: int | None = None
     ) -> list[Action]:
         """Prepares to insert distinct keys that are not there, after `make_room`.
 
         Args:
           keys: (n,) int64.
-          rows: (n,) uint32, their row numbers; a key whose row is absent is skipped.
+          rows: (n,) uint32, their row numbers; a key whose row is NO_ROW is skipped.
           stamp: number of the lookup that they come with.
           count: how many are not skipped; None: all.
         """
         n = int(keys.size)
         counts = (self._counts, self._counts[1:])
         insert = self._prepared("det_insert", n, stamp, keys, rows, _ALL_LINES, None, *counts, n)
-        return [insert, *setting(self, size=self.size + (n if count is None else count))]
+        return [insert, *plan_set(self, size=self.size + (n if count is None else count))]
 
-    def placing(self, keys: Array, stamp: int, placed: Array, num_refused: Array) -> Action:
+    def plan_reserve(self, keys: Array, stamp: int, placed: Array, num_refused: Array) -> Action:
         """Prepares to give slots to distinct keys that are not there, after `make_room`.
 
-        They are not found before `giving_rows`; the caller changes `size`.
+        They are not found before `plan_commit`; the caller changes `size`.
 
         Args:
           keys: (n,) int64.
@@ -99,13 +99,13 @@ class DetIndex(Index):
         to = (placed, self._counts, num_refused)
         return self._prepared("det_insert", n, stamp, keys, None, MOST_LINES, *to, n)
 
-    def taking_back(self, keys: Array, placed: Array) -> list[Action]:
-        """Prepares to undo `placing` of keys. It can be done again."""
+    def plan_take_back(self, keys: Array, placed: Array) -> list[Action]:
+        """Prepares to undo `plan_reserve` of keys. It can be done again."""
         n = int(keys.size)
         erase = self._prepared("det_erase", n, keys, None, placed, self._counts, None, n)
-        return [erase, *setting(self, _num_erased=self._num_erased + n)]
+        return [erase, *plan_set(self, _num_erased=self._num_erased + n)]
 
-    def giving_rows(self, placed: Array, rows: Array) -> Action:
+    def plan_commit(self, placed: Array, rows: Array) -> Action:
         """Prepares to give rows (n,) uint32 to keys that were all placed."""
         n = int(rows.size)
         return self.backend.prepared("det_give_rows", n, placed, rows, n)
@@ -132,14 +132,14 @@ class DetIndex(Index):
         xp, n = self.backend.xp, int(keys.size)
         for has_new_seed in (False, True):
             placed, num_refused = xp.empty(n, np.int64), xp.zeros(1, np.int64)
-            self.placing(keys, stamp, placed, num_refused)()
+            self.plan_reserve(keys, stamp, placed, num_refused)()
             if not int(num_refused[0]):
                 break
-            publish(self.taking_back(keys, placed))
+            publish(self.plan_take_back(keys, placed))
             if has_new_seed:
                 raise self.error_of_chosen_keys()
             self.take_new_seed()
-        publish([self.giving_rows(placed, rows), *setting(self, size=self.size + n)])
+        publish([self.plan_commit(placed, rows), *plan_set(self, size=self.size + n)])
 
     def check(self) -> None:
         """Raises RuntimeError if keys have found the index full, which has room by its counters."""
@@ -151,11 +151,11 @@ class DetIndex(Index):
                 "table from a checkpoint, and please report this."
             )
 
-    def updating(
+    def plan_update(
         self, keys: Array, rows: Array | None = None, stamps: Array | None = None
     ) -> list[Action]:
         """Prepares to write row numbers or stamps (n,) uint32 of distinct keys; a missing key is
-        skipped, and one whose new row is absent."""
+        skipped, and one whose new row is NO_ROW."""
         n = int(keys.size)
         return [self._prepared("det_update", n, keys, rows, stamps, n)]
 
@@ -165,18 +165,18 @@ class DetIndex(Index):
         self._launch("det_stamps", n, keys, stamps, n)
         return stamps
 
-    def erasing(self, keys: Array) -> list[Action]:
+    def plan_erase(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
         erase = self._prepared("det_erase", n, keys, None, None, self._counts, None, n)
         return [erase, *self.erased(n)]
 
-    def erasing_held(self, keys: Array, rows: Array, num_erased: Array) -> Action:
+    def plan_erase_held(self, keys: Array, rows: Array, num_erased: Array) -> Action:
         """Prepares to erase distinct keys. `erased` must follow, when it is known how many.
 
         Args:
           keys: (n,) int64; one that is not there is skipped.
-          rows: (n,) uint32; a key whose row is absent here is skipped.
+          rows: (n,) uint32; a key whose row is NO_ROW here is skipped.
           num_erased: (1,) int64, grows by those that are erased.
         """
         n = int(keys.size)
@@ -186,15 +186,15 @@ class DetIndex(Index):
         """Returns the actions that note how many keys were erased.
 
         Args:
-          num_inserted: how many were inserted that `inserting` was not told of.
+          num_inserted: how many were inserted that `plan_insert` was not told of.
         """
         size = self.size - count + num_inserted
-        return setting(self, size=size, _num_erased=self._num_erased + count)
+        return plan_set(self, size=size, _num_erased=self._num_erased + count)
 
     def erase(self, keys: Array) -> None:
         """Erases distinct keys; a missing one is skipped."""
-        held = self.find(keys).rows != np.uint32(ABSENT)
-        publish(self.erasing(keys[held]))
+        held = self.find(keys).rows != np.uint32(NO_ROW)
+        publish(self.plan_erase(keys[held]))
         self.clean()
 
     def clean(self) -> None:
@@ -206,10 +206,10 @@ class DetIndex(Index):
                 self._resize(self._slots_for(_SHRINKS_TO * self.size), grows=False)
         self._rebuild(_MAX_RECLAIM_FACTOR * self.capacity, -self.capacity)
 
-    def clearing(self) -> list[Action]:
+    def plan_clear(self) -> list[Action]:
         counts = self.backend.xp.zeros(3, np.int64)
-        none_erased = setting(self, _num_erased=0, _num_reused=0, _counts=counts)
-        return [*super().clearing(), *none_erased]
+        none_erased = plan_set(self, _num_erased=0, _num_reused=0, _counts=counts)
+        return [*super().plan_clear(), *none_erased]
 
     def reserve(self, num_keys: int) -> None:
         self._grow(num_keys)
@@ -257,12 +257,12 @@ class DetIndex(Index):
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0])
-            parts.append(Part(n, (slots, n, *where, *self._reserved(), counts)))
+            parts.append(Work(n, (slots, n, *where, *self._reserved(), counts)))
         # At once: it writes nothing that is in use, and may leave keys out.
         publish(self.backend.joined("det_move", parts))
         if int(counts[1]):
             return None
-        return setting(self, _counts=self._counts + counts)
+        return plan_set(self, _counts=self._counts + counts)
 
     def _rebuild(self, limit: float, allowed: float) -> None:
         """Rids segments of erased slots.

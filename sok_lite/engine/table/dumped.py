@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from sok_lite.backend.publish import Action, setting
+from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.rows.column import Column
 
 # Of so many folders.
@@ -52,7 +52,7 @@ def recalled(table: Remembers, file: str) -> Dumped | None:
     return next((dumped for dumped in table.dumps if dumped.file == file), None)
 
 
-def remembering(
+def plan_remember(
     table: Remembers,
     folder: str,
     file: str,
@@ -70,9 +70,9 @@ def remembering(
     states = tuple(weakref.ref(column) for column in columns)
     new = Dumped(folder, file, table.num_lookups, states)
     kept = [old for old in table.dumps if old.folder != folder or old.file == continued]
-    return setting(table, dumps=(new, *kept)[:_MOST])
+    return plan_set(table, dumps=(new, *kept)[:_MOST])
 
 
-def forgetting(table: Remembers) -> list[Action]:
+def plan_forget(table: Remembers) -> list[Action]:
     """Prepares to forget all of it."""
-    return setting(table, dumps=())
+    return plan_set(table, dumps=())

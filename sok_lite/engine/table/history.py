@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import publish, setting
+from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.dtypes import is_integer
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.export import Exports
 from sok_lite.engine.table.index import CHUNK_SLOTS
@@ -106,7 +106,7 @@ class History(Exports):
         """
         if self.removals is None:
             log = RemovalLog(self.backend, self.key_dtype, self.name, self.num_lookups)
-            publish(setting(self, removals=log))
+            publish(plan_set(self, removals=log))
 
     @exclusive
     def removed_since(self, number: int) -> Array:
@@ -128,7 +128,7 @@ class History(Exports):
                 f"Received: number={number:,}. What is there now, `export` tells."
             )
         keys = log.keys_since(number)
-        return self._sorted_keys(keys[self._find(keys).rows == np.uint32(ABSENT)])
+        return self._sorted_keys(keys[self._find(keys).rows == np.uint32(NO_ROW)])
 
     @changing
     def forget_removals(self, *, before: int) -> None:

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import SightingCounter, drawing
+from sok_lite.engine.table.admission import SightingCounter, plan_draw
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
-from sok_lite.engine.table.dumped import forgetting
+from sok_lite.engine.table.dumped import plan_forget
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.engine.table.index import Warming
+from sok_lite.engine.table.index import AccessCounts
 from sok_lite.engine.table.insertion import Admission, NewKeys, WithRows
 from sok_lite.engine.table.results import Evicted, GivesFirstRows
 from sok_lite.engine.table.stages import GIVE, PLACE, Stage, Stages
@@ -76,7 +76,7 @@ class HkvTable(EmbeddingTable):
       options: the fields of HkvOptions.
 
     Attributes:
-      tiers: which rows are hot. A lookup that may insert warms its rows and, every so often,
+      tiers: which rows are hot. A lookup that may insert counts its rows and, every so often,
         moves hot rows near first: then `row_epoch` changes.
     """
 
@@ -202,8 +202,8 @@ class HkvTable(EmbeddingTable):
     def _rebalance(self) -> None:
         self.tiers.rebalance(
             lambda moved: [
-                *self.index.updating(moved.keys, rows=moved.rows),
-                *self._renewing(),
+                *self.index.plan_update(moved.keys, rows=moved.rows),
+                *self._plan_renew(),
             ]
         )
 
@@ -211,15 +211,15 @@ class HkvTable(EmbeddingTable):
         if self.tiers.is_due:
             self._rebalance()
 
-    def _warming(self) -> Warming | None:
-        heat = self.tiers.heat()
-        return None if heat is None else Warming(heat, self.tiers.is_counting)
+    def _access_counts(self) -> AccessCounts | None:
+        counts = self.tiers.access_counts()
+        return None if counts is None else AccessCounts(counts, self.tiers.is_counting)
 
-    def _touching(self, num_seen: int, new_rows: Array | None) -> list[Action]:
-        return self.tiers.touching(num_seen, new_rows)
+    def _plan_score_update(self, num_seen: int, new_rows: Array | None) -> list[Action]:
+        return self.tiers.plan_score_update(num_seen, new_rows)
 
-    def _releasing(self, rows: Array) -> list[Action]:
-        return [*self.tiers.releasing(rows), *super()._releasing(rows)]
+    def _plan_release(self, rows: Array) -> list[Action]:
+        return [*self.tiers.plan_release(rows), *super()._plan_release(rows)]
 
     # ---------------------------------------------------------------- what the index decides
 
@@ -248,9 +248,9 @@ class HkvTable(EmbeddingTable):
             # Both buckets of a key can be full before the table is: then it grows early rather
             # than lose a key.
             placed = index.unplaced(n)
-            undo = [index.taking_back(new.keys, placed), *setting(self, _unfinished=None)]
-            undoing = setting(self, _unfinished=partial(publish, undo))
-            place = self._placing(new, placed, counters, may_evict=False)
+            undo = [index.plan_take_back(new.keys, placed), *plan_set(self, _unfinished=None)]
+            undoing = plan_set(self, _unfinished=partial(publish, undo))
+            place = self._plan_reserve(new, placed, counters, may_evict=False)
             counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
             if counted[Count.REFUSED] == num_refused:
                 yield from self._giving_rows(new, claim, placed, before, after, counters)
@@ -285,9 +285,11 @@ class HkvTable(EmbeddingTable):
         scores = xp.where(scores < given, ~np.uint64(0), scores)
         return new._replace(scores=scores, are_scores=False)
 
-    def _placing(self, new: NewKeys, placed: Placed, counters: Array, *, may_evict: bool) -> Action:
+    def _plan_reserve(
+        self, new: NewKeys, placed: Placed, counters: Array, *, may_evict: bool
+    ) -> Action:
         num_refused = counter(counters, Count.REFUSED)
-        return self.index.placing(
+        return self.index.plan_reserve(
             *(new.keys, new.stamp, new.scores, placed, num_refused),
             may_evict=may_evict,
             given_is_score=new.are_scores,
@@ -307,21 +309,21 @@ class HkvTable(EmbeddingTable):
         done = (self.backend.xp.empty(n, np.uint32), counter(counters, Count.USED, Count.EVICTED))
         actions = [
             *before,
-            *self.store.listing(claim),
+            *self.store.plan_list(claim),
             self._content(new, rows),
-            *self.store.taking(claim),
-            index.giving_rows(placed, rows, *done, one_each=True),
-            *self.tiers.assigning(rows, new.keys),
-            *setting(index, size=index.size + n),
-            self._counting(inserted=n),
+            *self.store.plan_take(claim),
+            index.plan_commit(placed, rows, *done, one_each=True),
+            *self.tiers.plan_assign(rows, new.keys),
+            *plan_set(index, size=index.size + n),
+            self._plan_count(inserted=n),
             *after(rows),
         ]
         if self.sightings is None:
-            yield Stage(GIVE, [*actions, *setting(self, _unfinished=None)])
+            yield Stage(GIVE, [*actions, *plan_set(self, _unfinished=None)])
         else:
             num_forgotten = counter(counters, Count.FORGOTTEN)
-            forget = self.sightings.forgetting_those(new.keys, rows, num_forgotten)
-            settling = setting(self, _unfinished=partial(self._settle_sightings, num_forgotten))
+            forget = self.sightings.plan_forget_those(new.keys, rows, num_forgotten)
+            settling = plan_set(self, _unfinished=partial(self._settle_sightings, num_forgotten))
             counted = yield Stage(GIVE, [*actions, forget, *settling], is_counted=True)
             publish(self._forgot(counted[Count.FORGOTTEN]))
         self._finish()
@@ -349,32 +351,32 @@ class HkvTable(EmbeddingTable):
         if self.removals is not None:
             num_again = counter(counters, Count.LOGGED)
             those = (placed.evicted_keys, placed.evicted_rows, new.stamp)
-            logging = self.removals.noting_evicted(*those, min(n, index.size), num_again)
+            logging = self.removals.plan_note_evicted(*those, min(n, index.size), num_again)
         if evicted is not None:
             last_values = store.output(n)
-            reading = [store.reading(placed.evicted_rows, last_values)]
+            reading = [store.plan_read(placed.evicted_rows, last_values)]
         if self.sightings is not None:
             num_forgotten = counter(counters, Count.FORGOTTEN)
-            forgetting = [self.sightings.forgetting_those(new.keys, rows, num_forgotten)]
+            forgetting = [self.sightings.plan_forget_those(new.keys, rows, num_forgotten)]
         actions = [
-            *setting(self, _unfinished=partial(self._settle, eviction)),
+            *plan_set(self, _unfinished=partial(self._settle, eviction)),
             *before,
-            *store.listing(claim),
-            *store.taking(claim),
-            self._placing(new, placed, counters, may_evict=True),
+            *store.plan_list(claim),
+            *store.plan_take(claim),
+            self._plan_reserve(new, placed, counters, may_evict=True),
             *logging,
             *reading,
-            *(store.filling(state, placed.evicted_rows) for state in store.state_names),
-            index.giving_rows(placed, claim.rows, rows, counts, one_each=False),
+            *(store.plan_fill(state, placed.evicted_rows) for state in store.state_names),
+            index.plan_commit(placed, claim.rows, rows, counts, one_each=False),
             self._content(new, rows),
-            *self.tiers.assigning(rows, new.keys),
+            *self.tiers.plan_assign(rows, new.keys),
             *after(rows),
             *forgetting,
         ]
         self._settle(eviction, (yield Stage(GIVE, actions, is_counted=True)))
         self._finish()
         if evicted is not None:
-            has_evicted = placed.evicted_rows != np.uint32(ABSENT)
+            has_evicted = placed.evicted_rows != np.uint32(NO_ROW)
             evicted.append(
                 Evicted(
                     placed.evicted_keys[has_evicted],
@@ -403,11 +405,11 @@ class HkvTable(EmbeddingTable):
         used = min(counted[Count.USED], int(eviction.claim.rows.size))
         publish(
             [
-                *self.store.taking(eviction.claim, used),
-                *setting(self.index, size=eviction.size + num_placed - num_evicted),
+                *self.store.plan_take(eviction.claim, used),
+                *plan_set(self.index, size=eviction.size + num_placed - num_evicted),
                 partial(self._counts.update, counts),
-                *(self._renewing() if num_evicted else ()),
-                *setting(self, refused=(num_refused, num_keys)),
+                *(self._plan_renew() if num_evicted else ()),
+                *plan_set(self, refused=(num_refused, num_keys)),
                 *(self.removals.noted(num_evicted, counted[Count.LOGGED]) if self.removals else ()),
                 *self._forgot(counted[Count.FORGOTTEN]),
             ]
@@ -419,7 +421,7 @@ class HkvTable(EmbeddingTable):
 
     def _forgot(self, count: int) -> list[Action]:
         forgot = [] if self.sightings is None else self.sightings.forgot(count)
-        return [*forgot, *setting(self, _unfinished=None)]
+        return [*forgot, *plan_set(self, _unfinished=None)]
 
     def _begin(self) -> None:
         super()._begin()
@@ -464,9 +466,9 @@ class HkvTable(EmbeddingTable):
         if not self.index.has_scores:
             super()._check_assignable(scores)
 
-    def _scoring(self, keys: Array, scores: Array) -> list[Action]:
-        forgotten = [] if self.index.has_scores else forgetting(self)
-        return [*self.index.updating(keys, scores=scores), *forgotten]
+    def _plan_scores(self, keys: Array, scores: Array) -> list[Action]:
+        forgotten = [] if self.index.has_scores else plan_forget(self)
+        return [*self.index.plan_update(keys, scores=scores), *forgotten]
 
     def _may_turn_away(self, filter_ratio: float) -> bool:
         return filter_ratio < 1.0 or self.sightings is not None
@@ -484,31 +486,31 @@ class HkvTable(EmbeddingTable):
         if filter_ratio < 1.0:
             count = counter(counters, Count.ADMITTED) if sightings is None else None
             draw = (keys, filter_ratio, self._table_seed, lookup, admitted, count)
-            actions.append(drawing(backend, *draw))
+            actions.append(plan_draw(backend, *draw))
         if sightings is None:
             return Admission(actions, lambda counted: [])
         counts = counter(counters, Count.ADMITTED, Count.FIRST_SEEN)
         given = given if self.counts_repeats else None
-        seen, counting = sightings.counting(keys, lookup, admitted, counts, given)
+        seen, counting = sightings.plan_count(keys, lookup, admitted, counts, given)
         return Admission(
             [*actions, *counting],
-            lambda counted: sightings.noting(seen, counted[Count.FIRST_SEEN]),
+            lambda counted: sightings.plan_note(seen, counted[Count.FIRST_SEEN]),
         )
 
-    def _clearing(self) -> list[Action]:
-        actions = [*super()._clearing(), *self.tiers.clearing()]
+    def _plan_clear(self) -> list[Action]:
+        actions = [*super()._plan_clear(), *self.tiers.plan_clear()]
         if self.sightings is not None:
-            actions += self.sightings.clearing()
+            actions += self.sightings.plan_clear()
         return actions
 
-    def _forgetting(self, keys: Array) -> list[Action]:
-        return [] if self.sightings is None else self.sightings.forgetting(keys)
+    def _plan_forget(self, keys: Array) -> list[Action]:
+        return [] if self.sightings is None else self.sightings.plan_forget(keys)
 
-    def _forgetting_before(self, stamp: int) -> list[Action]:
-        return [] if self.sightings is None else self.sightings.forgetting_before(stamp)
+    def _plan_forget_before(self, stamp: int) -> list[Action]:
+        return [] if self.sightings is None else self.sightings.plan_forget_before(stamp)
 
-    def _ageing(self) -> list[Action]:
+    def _plan_age(self) -> list[Action]:
         return [
-            *super()._ageing(),
-            *([] if self.sightings is None else self.sightings.ageing()),
+            *super()._plan_age(),
+            *([] if self.sightings is None else self.sightings.plan_age()),
         ]

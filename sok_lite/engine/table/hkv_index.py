@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.base import Work
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import seed_after
 from sok_lite.engine.table.directory import Directory, Segment, Sizes, scaled
@@ -31,7 +31,7 @@ class Placed(NamedTuple):
     Attributes:
       slots: (n,) int64, the address of its slot; 0 for a refused key.
       evicted_keys, evicted_rows, evicted_scores: (n,) int64, uint32, uint64: what was in the slot;
-        row ABSENT where it was free.
+        row NO_ROW where it was free.
     """
 
     slots: Array
@@ -97,7 +97,7 @@ class HkvIndex(Index):
         """The most keys that can still come without eviction."""
         return self.max_capacity + 2 - self.size
 
-    def scoring(self, refreshes: bool = True) -> tuple[int, int]:
+    def score_rule(self, refreshes: bool = True) -> tuple[int, int]:
         # Of kCustomized they change only where somebody gives others.
         strategy = self.strategy if refreshes else "kCustomized"
         return STRATEGIES.index(strategy), self.epoch
@@ -122,7 +122,7 @@ class HkvIndex(Index):
             xp.empty(num_keys, np.uint64),
         )
 
-    def placing(
+    def plan_reserve(
         self,
         keys: Array,
         stamp: int,
@@ -135,10 +135,10 @@ class HkvIndex(Index):
     ) -> Action:
         """Prepares to give slots to distinct keys that are not there.
 
-        `giving_rows` gives them row numbers, and the caller changes `size`.
+        `plan_commit` gives them row numbers, and the caller changes `size`.
 
         Args:
-          given: (n,) uint64, as in `searching`.
+          given: (n,) uint64, as in `plan_search`.
           placed: gets what becomes of the keys.
           num_refused: (1,) int64, grows by the keys that are refused.
           may_evict: whether a key takes the place of another where both its buckets are full; else
@@ -147,7 +147,7 @@ class HkvIndex(Index):
             score is below all that it could evict is refused.
         """
         n = int(keys.size)
-        strategy, epoch = self.scoring()
+        strategy, epoch = self.score_rule()
         if given_is_score and given is not None:
             strategy = STRATEGIES.index("kCustomized")
         may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
@@ -156,19 +156,19 @@ class HkvIndex(Index):
             *(given, keys, *placed, num_refused, n),
         )
 
-    def taking_back(self, keys: Array, placed: Placed) -> Action:
-        """Prepares to undo `placing` of keys that have evicted none and have no rows yet."""
+    def plan_take_back(self, keys: Array, placed: Placed) -> Action:
+        """Prepares to undo `plan_reserve` of keys that have evicted none and have no rows yet."""
         n = int(keys.size)
         return self._prepared("hkv_erase", n, keys, placed.slots, n)
 
-    def giving_rows(
+    def plan_commit(
         self, placed: Placed, spare: Array, rows: Array, counts: Array, *, one_each: bool
     ) -> Action:
         """Prepares to give row numbers to keys that were placed.
 
         Args:
           spare: (m,) uint32, rows that nobody holds, at least as many as free slots were taken.
-          rows: (n,) uint32, gets the row number of each key, or ABSENT.
+          rows: (n,) uint32, gets the row number of each key, or NO_ROW.
           counts: (3,) int64, grow by the spare rows used, the keys placed and those evicted.
           one_each: key i gets spare[i], for m = n keys that have evicted none; else those who need
             one use up the first ones, in no order.
@@ -179,7 +179,7 @@ class HkvIndex(Index):
             *(spare, int(spare.size), int(one_each), rows, counts, n),
         )
 
-    def updating(
+    def plan_update(
         self,
         keys: Array,
         rows: Array | None = None,
@@ -206,11 +206,11 @@ class HkvIndex(Index):
         self._launch("hkv_stamps", n, keys, out, n)
         return out
 
-    def erasing(self, keys: Array) -> list[Action]:
+    def plan_erase(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
         erase = self._prepared("hkv_erase", n, keys, None, n)
-        return [erase, *setting(self, size=self.size - n)]
+        return [erase, *plan_set(self, size=self.size - n)]
 
     def clean(self) -> None:
         """Gives memory back where a fraction of it would do for the keys that are left."""
@@ -248,10 +248,10 @@ class HkvIndex(Index):
         if other.insert_all(held.keys, most):
             return False
         scores = held.scores if self._is_scored else None
-        publish(other.updating(held.keys, held.rows, scores, held.stamps))
+        publish(other.plan_update(held.keys, held.rows, scores, held.stamps))
         num_rehashes = self.num_rehashes + len(self._directory.segments)
         publish(
-            setting(
+            plan_set(
                 self,
                 _directory=other._directory,
                 _side=other._side,
@@ -262,8 +262,8 @@ class HkvIndex(Index):
         )
         return True
 
-    def clearing(self) -> list[Action]:
-        return [*super().clearing(), *setting(self, _capacity=self._init_slots)]
+    def plan_clear(self) -> list[Action]:
+        return [*super().plan_clear(), *plan_set(self, _capacity=self._init_slots)]
 
     def reserve(self, num_keys: int) -> None:
         self.make_room(max(0, num_keys - self.size))
@@ -348,8 +348,8 @@ class HkvIndex(Index):
             placed, n = self.unplaced(int(at.size)), int(at.size)
             counts = xp.zeros(3, np.int64)
             rows, spare = xp.empty(n, np.uint32), (at + first).astype(np.uint32)
-            self.placing(keys[at], 1, None, placed, xp.zeros(1, np.int64), may_evict=False)()
-            self.giving_rows(placed, spare, rows, counts, one_each=True)()
+            self.plan_reserve(keys[at], 1, None, placed, xp.zeros(1, np.int64), may_evict=False)()
+            self.plan_commit(placed, spare, rows, counts, one_each=True)()
             self.size += int(counts[1])
             at = at[placed.slots == 0]
             if at.size == 0 or 2 * self._capacity > most or self.is_sparse(int(at.size)):
@@ -411,7 +411,7 @@ class HkvIndex(Index):
             )
         # The last two do not hold their key: they are in use where they have a row.
         self._side[2 * (slots[begin:] - num_slots) + 1] = 0
-        publish([*self.updating(keys, rows), *setting(self, size=self.size + int(keys.size))])
+        publish([*self.plan_update(keys, rows), *plan_set(self, size=self.size + int(keys.size))])
 
     def begin_from(self, capacity: int) -> None:
         """Takes the capacity of another index, whose slots it has, and grows if it began larger."""
@@ -438,7 +438,7 @@ class HkvIndex(Index):
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0]) // self.bucket
-            parts.append(Part(n, (slots, n, *where, *self._reserved())))
+            parts.append(Work(n, (slots, n, *where, *self._reserved())))
         return self.backend.joined("hkv_move", parts)
 
     def _capacity_for(self, num_keys: int, capacity: int) -> int:
@@ -456,7 +456,7 @@ class HkvIndex(Index):
         is_crowded = capacity > self._directory.densest
         if num_slots > self._directory.num_slots or is_crowded:
             self._resize(num_slots)
-        publish(setting(self, _capacity=capacity))
+        publish(plan_set(self, _capacity=capacity))
 
 
 def capacity_for(num_keys: int, capacity: int, max_capacity: int, max_load_factor: float) -> int:

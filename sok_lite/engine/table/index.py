@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.base import Part
-from sok_lite.backend.publish import Action, Launch, publish, setting
+from sok_lite.backend.base import Work
+from sok_lite.backend.publish import Action, Launch, plan_set, publish
 from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.rows.access import Copying
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.segmented import Segmented
 
 # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
 LINE = kernel_defines().get("SOK_LINE", 4)
-# The largest stamp. Lookups are counted up to it; see `Index.ageing`.
+# The largest stamp. Lookups are counted up to it; see `Index.plan_age`.
 LAST_STAMP = 0xFFFFFFFF
 
 
@@ -31,22 +31,22 @@ CHUNK_SLOTS = 1 << 20
 
 
 class Found(NamedTuple):
-    """Row numbers (n,) uint32, ABSENT where there is none, and how many are absent."""
+    """Row numbers (n,) uint32, NO_ROW where there is none, and how many have none."""
 
     rows: Array
     num_missing: int
 
 
-class Warming(NamedTuple):
-    """The heat of rows, which a lookup may add to.
+class AccessCounts(NamedTuple):
+    """How often rows were accessed lately, to which a lookup may add.
 
     Attributes:
-      heat: (num_rows,) uint8; see engine/rows/tiers.py.
-      warms: whether rows that are found get warmer.
+      counts: (num_rows,) uint8; see engine/rows/tiers.py.
+      is_counting: whether a lookup counts the rows that it finds.
     """
 
-    heat: Array
-    warms: bool
+    counts: Array
+    is_counting: bool
 
 
 class Search(NamedTuple):
@@ -56,7 +56,8 @@ class Search(NamedTuple):
       launch: makes it; it writes the others.
       rows: (n,) uint32.
       counts: (2,) int64: the keys that are missing; those that are found, each once, where there
-        are scores or heat, which a key that repeats changes once. None: they are not counted.
+        are scores or access counts, which a key that repeats changes once. None: they are not
+        counted.
     """
 
     launch: Launch
@@ -75,7 +76,7 @@ class Search(NamedTuple):
         return Found(self.rows, int(self.counts[0]))
 
 
-class Place(NamedTuple):
+class IndexAddress(NamedTuple):
     """Where an index is, as kernels take it; see kernels/slots.cuh.
 
     Attributes:
@@ -122,7 +123,7 @@ class Index(Segmented):
     """
 
     bucket = 0
-    _place: Place | None = None  # as it was last asked for
+    _place: IndexAddress | None = None  # as it was last asked for
     _place_words: list[int] | None = None  # the same for kernels; see `place_words`
 
     @property
@@ -152,7 +153,7 @@ class Index(Segmented):
         keys = slots[:, 0]
         reserved = self._reserved()
         # Where a key has no row yet, it is being inserted: until then it is not there.
-        has_row = slots.view(np.uint32)[:, 2] != np.uint32(ABSENT)
+        has_row = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
         at = self.backend.xp.flatnonzero((keys != reserved[0]) & (keys != reserved[1]) & has_row)
         return self._read(slots, scores, at, keys[at], number)
 
@@ -162,7 +163,7 @@ class Index(Segmented):
         slots, scores = self._side[:4].reshape(2, 2), None
         if self._is_scored:
             scores = self._side[4:].view(np.uint64)
-        is_held = slots.view(np.uint32)[:, 2] != np.uint32(ABSENT)
+        is_held = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
         numbers = xp.arange(number, number + 2)
         at = xp.flatnonzero(is_held & (numbers >= first) & (numbers < end))
         # They do not hold their key: it is known from their place.
@@ -204,7 +205,7 @@ class Index(Segmented):
         """
 
     @abstractmethod
-    def erasing(self, keys: Array) -> list[Action]:
+    def plan_erase(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys (n,) int64 that are all there."""
 
     @abstractmethod
@@ -215,13 +216,13 @@ class Index(Segmented):
     def clean(self) -> None:
         """Gives back what erased keys have left, where it is worth it."""
 
-    def clearing(self) -> list[Action]:
+    def plan_clear(self) -> list[Action]:
         """Returns the actions that remove every key and give the memory back.
 
         Raises:
           MemoryError: no memory for the empty index.
         """
-        return setting(
+        return plan_set(
             self,
             _directory=self._new_directory(self._init_slots),
             _side=self._new_side(),
@@ -232,8 +233,8 @@ class Index(Segmented):
         )
 
     def clear(self) -> None:
-        """Removes every key and gives the memory back. Raises as `clearing` does."""
-        publish(self.clearing())
+        """Removes every key and gives the memory back. Raises as `plan_clear` does."""
+        publish(self.plan_clear())
 
     @abstractmethod
     def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
@@ -242,12 +243,12 @@ class Index(Segmented):
     def _launch(self, kernel: str, num_items: int, *args: object) -> None:
         self._prepared(kernel, num_items, *args)()
 
-    def place(self) -> Place:
+    def place(self) -> IndexAddress:
         """Returns where it is, until it grows."""
         place, directory = self._place, self._directory
         if place is None or place.directory is not directory.table:
             self._place_words = None
-            self._place = place = Place(
+            self._place = place = IndexAddress(
                 directory.table,
                 directory.hashing,
                 self._side,
@@ -263,7 +264,7 @@ class Index(Segmented):
         words = [address(place.directory), place.hashing, address(place.side), *place[3:]]
         self._place_words = words
 
-    def scoring(self, refreshes: bool = True) -> tuple[int, int]:
+    def score_rule(self, refreshes: bool = True) -> tuple[int, int]:
         """Returns how scores are kept: the number of the strategy, and the epoch.
 
         Args:
@@ -271,12 +272,12 @@ class Index(Segmented):
         """
         return 0, 0
 
-    def searching(
+    def plan_search(
         self,
         keys: Array,
         stamp: int = 0,
         given: Array | None = None,
-        warming: Warming | None = None,
+        accesses: AccessCounts | None = None,
         copying: Copying | None = None,
         into: tuple[Array, Array | None] | None = None,
         refreshes: bool = True,
@@ -289,7 +290,7 @@ class Index(Segmented):
             0: nothing is written.
           given: (n,) uint64, the same for all items of a key: increments (kLfu, kEpochLfu) or
             scores (kCustomized).
-          warming: of the rows that are found; None: they have no heat.
+          accesses: of the rows that are found; None: they are not counted.
           copying: copies the rows that are found; None: does not.
           into: memory for `rows` and `counts` of the search, which are zeros; None: new memory.
           refreshes: whether scores change; if not, it is only kept when the keys were seen.
@@ -297,37 +298,37 @@ class Index(Segmented):
         xp, n = self.backend.xp, int(keys.size)
         rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(2, np.int64))
         pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
-        note = self.noting(stamp, warming, refreshes)
+        note = self.seen_arguments(stamp, accesses, refreshes)
         arguments = (
             *(*self.place(), *note[:3], given, *note[3:]),
             *(pointers, shift, row_bytes, keys, rows, out, counts, n),
         )
-        return Search(Launch(self.backend, "find", Part(n, arguments)), rows, counts)
+        return Search(Launch(self.backend, "find", Work(n, arguments)), rows, counts)
 
-    def noting(
-        self, stamp: int, warming: Warming | None, refreshes: bool = True
+    def seen_arguments(
+        self, stamp: int, accesses: AccessCounts | None, refreshes: bool = True
     ) -> tuple[Any, ...]:
         """Returns what a kernel takes that notes which keys a lookup has seen."""
-        heat, warms = (None, False) if warming is None or not stamp else warming
-        return stamp, *self.scoring(refreshes), heat, int(warms)
+        counts, is_counting = (None, False) if accesses is None or not stamp else accesses
+        return stamp, *self.score_rule(refreshes), counts, int(is_counting)
 
     def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
-        """Finds keys; see `searching`."""
-        return self.searching(keys, stamp, given).run()
+        """Finds keys; see `plan_search`."""
+        return self.plan_search(keys, stamp, given).run()
 
-    def ageing(self) -> list[Action]:
+    def plan_age(self) -> list[Action]:
         """Returns the actions that halve every stamp, so that counting can go on."""
         ages = self._has_aging_scores()
         slots = [(segment.slots, segment.scores) for segment in self._directory.segments]
         beside = (self._side[:4], self._side[4:].view(np.uint64) if self._is_scored else None)
         parts = [
-            Part(int(some.size) // 2, (some, scores if ages else None, int(some.size) // 2))
+            Work(int(some.size) // 2, (some, scores if ages else None, int(some.size) // 2))
             for some, scores in (*slots, beside)
         ]
         return self.backend.joined("slots_age", parts)
 
     def aged(self, scores: Array) -> Array:
-        """Returns scores (n,) uint64 as `ageing` makes them."""
+        """Returns scores (n,) uint64 as `plan_age` makes them."""
         return scores >> np.uint64(1)
 
     def _has_aging_scores(self) -> bool:

@@ -9,11 +9,11 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.rows.allocator import Claim
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import last_of_each, segment_sum, unique
 from sok_lite.engine.table.counters import new_counters
-from sok_lite.engine.table.dumped import forgetting
-from sok_lite.engine.table.index import Found, Search, Warming
+from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.index import AccessCounts, Found, Search
 from sok_lite.engine.table.removal import Removes
 from sok_lite.engine.table.stages import Stages, run
 from sok_lite.engine.typed_sums import sum_of_each
@@ -23,7 +23,7 @@ class NewKeys(NamedTuple):
     """Keys that are to be inserted.
 
     Attributes:
-      keys: (n,) int64, distinct and absent.
+      keys: (n,) int64, distinct and missing.
       stamp: number of the lookup that they come with.
       scores: (n,) uint64, what the caller gave for them; None: nothing.
       are_scores: whether those are the scores to have, whatever the strategy.
@@ -46,11 +46,11 @@ class Admission(NamedTuple):
 
     Attributes:
       actions: write which, and count them.
-      noting: of what was counted, prepares to note what was seen, along with the insertion.
+      plan_note: of what was counted, prepares to note what was seen, along with the insertion.
     """
 
     actions: list[Action]
-    noting: Callable[[list[int]], list[Action]]
+    plan_note: Callable[[list[int]], list[Action]]
 
 
 # Prepares what is to follow when new keys have their rows, (n,) uint32.
@@ -75,7 +75,7 @@ class Inserts(Removes):
 
         Args:
           before: actions to be taken along, in front; none of the index, which may grow first.
-          after: prepares those to be taken when the keys have their rows; ABSENT if refused.
+          after: prepares those to be taken when the keys have their rows; NO_ROW if refused.
           counters: of this table, see engine/table/counters.py.
           evicted: grows by what was evicted; None: it is not wanted.
         """
@@ -96,7 +96,7 @@ class Inserts(Removes):
         """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
 
     @abstractmethod
-    def _scoring(self, keys: Array, scores: Array) -> list[Action]:
+    def _plan_scores(self, keys: Array, scores: Array) -> list[Action]:
         """Prepares to write the scores (n,) uint64 of distinct keys; a missing one is skipped."""
 
     def _report_refused(self, evicted: list[Any] | None = None) -> None:
@@ -115,7 +115,7 @@ class Inserts(Removes):
         counters: Array,
         given: Array | None,
     ) -> Admission:
-        """Prepares to decide which of some distinct absent keys get a row now.
+        """Prepares to decide which of some distinct missing keys get a row now.
 
         Args:
           keys: (n,) int64.
@@ -134,7 +134,7 @@ class Inserts(Removes):
         """Called before any row number of a lookup is known."""
         return None
 
-    def _touching(self, num_seen: int, new_rows: Array | None) -> list[Action]:
+    def _plan_score_update(self, num_seen: int, new_rows: Array | None) -> list[Action]:
         """Prepares to note how many rows a lookup saw, beside new ones (n,) uint32."""
         return []
 
@@ -159,27 +159,28 @@ class Inserts(Removes):
 
     # ---------------------------------------------------------------- a lookup
 
-    def _warming(self) -> Warming | None:
-        """The heat of the rows, which a lookup that may insert adds to; None: they have none."""
+    def _access_counts(self) -> AccessCounts | None:
+        """How often rows were accessed, to which a lookup that may insert adds; None: not
+        counted."""
         return None
 
-    def _beginning_lookup(self) -> list[Action]:
+    def _plan_begin_lookup(self) -> list[Action]:
         """Prepares to begin a lookup that may insert. Its number is that of the last one and 1."""
         if self.clock.is_full:
-            publish(self._ageing())
-        return self.clock.ticking()
+            publish(self._plan_age())
+        return self.clock.plan_tick()
 
     def _seen(self, keys: Array) -> Found:
         """Begins a lookup that may insert, and finds keys, which count as seen by it."""
-        ticking = self._beginning_lookup()
-        search = self.index.searching(keys, self.clock.now + 1, warming=self._warming())
+        ticking = self._plan_begin_lookup()
+        search = self.index.plan_search(keys, self.clock.now + 1, accesses=self._access_counts())
         publish([search.launch, *ticking])
         return search.found
 
-    def _marking(self, keys: Array) -> Search:
+    def mark_seen_search(self, keys: Array) -> Search:
         """Prepares to find keys whose rows are to change: they count as seen by the last lookup."""
         into = (self.backend.xp.empty(int(keys.size), np.uint32), None)
-        return self.index.searching(keys, self.clock.now, into=into, refreshes=False)
+        return self.index.plan_search(keys, self.clock.now, into=into, refreshes=False)
 
     def _count_found(self, num_items: int, num_missing: int) -> None:
         counts = self._counts
@@ -190,10 +191,10 @@ class Inserts(Removes):
             found=counts["found"] + num_items - num_missing, missed=counts["missed"] + num_missing
         )
 
-    def _ageing(self) -> list[Action]:
+    def _plan_age(self) -> list[Action]:
         """Prepares to halve the number of every lookup, so that counting can go on."""
-        log = [] if self.removals is None else self.removals.ageing()
-        return [*self.index.ageing(), *log, *self.clock.halving(), *forgetting(self)]
+        log = [] if self.removals is None else self.removals.plan_age()
+        return [*self.index.plan_age(), *log, *self.clock.plan_halve(), *plan_forget(self)]
 
     # ---------------------------------------------------------------- a write
 
@@ -213,15 +214,15 @@ class Inserts(Removes):
                 # They were given by the numbers that lookups have before they are halved.
                 given = self.index.aged(given)
         rows, num_missing = self._seen(distinct)
-        actions = [self.store.writing(rows, values, source=last)]
+        actions = [self.store.plan_write(rows, values, source=last)]
 
         def scoring(_: Array | None = None) -> list[Action]:
-            return [] if given is None else self._scoring(distinct, given)
+            return [] if given is None else self._plan_scores(distinct, given)
 
         if num_missing == 0:
             publish([*actions, *scoring()])
             return
-        at = self.backend.xp.flatnonzero(rows == np.uint32(ABSENT))
+        at = self.backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
         new_scores = None if given is None else given[at]
         new = NewKeys(distinct[at], self.clock.now, new_scores, True, values, last[at])
         self._insert(new, actions, scoring, evicted)
@@ -268,6 +269,6 @@ class Inserts(Removes):
     def _content(self, new: NewKeys, rows: Array) -> Action:
         """Prepares to write what the rows (n,) uint32 of new keys begin with."""
         if new.values is not None:
-            return self.store.writing(rows, new.values, source=new.source)
+            return self.store.plan_write(rows, new.values, source=new.source)
         seed = self._table_seed
-        return self.initializer.filling(self.backend, self.store, rows, new.keys, seed)
+        return self.initializer.plan_fill(self.backend, self.store, rows, new.keys, seed)

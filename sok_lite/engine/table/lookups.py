@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part, joined_column_launches, joined_launches
+from sok_lite.backend.base import Work, joined_column_launches, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.rows.access import store_words
@@ -136,9 +136,9 @@ def look_up_batch(
     inserting = list(compress(tables, lookup.inserts))
     for table in [table for table in inserting if not table.keeps_every_key]:
         table._before_lookup()
-    beginning = Clock.ticking_alike([table.clock for table in inserting])
+    beginning = Clock.plan_tick_alike([table.clock for table in inserting])
     if beginning is None:
-        beginning = [action for table in inserting for action in table._beginning_lookup()]
+        beginning = [action for table in inserting for action in table._plan_begin_lookup()]
     # 0 of a lookup that inserts nothing, and notes nothing.
     stamps = [
         table.clock.now + 1 if insert else 0
@@ -146,9 +146,9 @@ def look_up_batch(
     ]
     counters = new_counters(backend, len(tables))
     if lookup.columns is None:
-        finding = _finding(keys, rows, lookup.requests(), stamps, counters)
+        finding = _plan_find(keys, rows, lookup.requests(), stamps, counters)
     else:
-        finding = _finding_and_pooling(backend, keys, rows, lookup, stamps, counters)
+        finding = _plan_find_and_pool(backend, keys, rows, lookup, stamps, counters)
     publish([*beginning, *finding])
     found = backend.to_host(counters)
     if check is not None:
@@ -165,7 +165,7 @@ def look_up_batch(
     if [table for table in inserting if not table.keeps_every_key]:
         of_tables = zip(tables, lookup.inserts, missing, seen, strict=True)
         touching = [
-            table._touching(num_seen, None)
+            table._plan_score_update(num_seen, None)
             for table, insert, num_missing, num_seen in of_tables
             if insert and not num_missing and not table.keeps_every_key
         ]
@@ -194,7 +194,7 @@ def _with_occurrences(backend: Backend, keys: Array, lookup: BatchedLookup) -> B
     return lookup._replace(requests=lambda: requests, columns=None)
 
 
-def _finding(
+def _plan_find(
     keys: Array,
     rows: Array,
     requests: Sequence[LookupRequest],
@@ -207,7 +207,7 @@ def _finding(
       stamps: number of this lookup for each table; 0: it inserts nothing, and notes nothing.
     """
     sizes = [each.size for each in requests]
-    parts: list[tuple[Backend, str, Part]] = []
+    parts: list[tuple[Backend, str, Work]] = []
     for each, its_keys, its_rows, stamp, counts in zip(
         requests, cut(keys, sizes), cut(rows, sizes), stamps, counters, strict=True
     ):
@@ -217,14 +217,14 @@ def _finding(
 
 def _finding_of(
     request: LookupRequest, keys: Array, rows: Array, stamp: int, counts: Array
-) -> list[tuple[Backend, str, Part]]:
+) -> list[tuple[Backend, str, Work]]:
     table, outputs = request.table, request.outputs
     backend = table.backend
-    warming = table._warming() if stamp else None
+    accesses = table._access_counts() if stamp else None
     is_pooled = bool(outputs) and outputs[0].row_splits is not None
     copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
-    find = table.index.searching(
-        keys, stamp, request.given, warming, copying, (rows, counts)
+    find = table.index.plan_search(
+        keys, stamp, request.given, accesses, copying, (rows, counts)
     ).launch
     parts = [(backend, find.kernel, find.part)]
     if is_pooled:
@@ -232,7 +232,7 @@ def _finding_of(
         kernel = f"pool_{table.row_dtype.suffix}"
         for output in outputs:
             batch, arguments = _pooled(output, rows, counts)
-            parts.append((backend, kernel, Part(batch, (*where, *arguments))))
+            parts.append((backend, kernel, Work(batch, (*where, *arguments))))
     return parts
 
 
@@ -244,7 +244,7 @@ def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any,
     return batch, (rows, *how, output.out, counts, num_items, batch)
 
 
-def _finding_and_pooling(
+def _plan_find_and_pool(
     backend: Backend,
     keys: Array,
     rows: Array,
@@ -264,11 +264,11 @@ def _finding_and_pooling(
     notes[:, 0] = stamps
     arrays = [keys, rows, counters, columns.arrays]
     for i in [i for i, table in enumerate(tables) if not table.keeps_every_key]:
-        _, strategy, epoch, heat, warms = tables[i].index.noting(
-            stamps[i], tables[i]._warming() if stamps[i] else None
+        _, strategy, epoch, counts, is_counting = tables[i].index.seen_arguments(
+            stamps[i], tables[i]._access_counts() if stamps[i] else None
         )
-        arrays.append(heat)
-        notes[i, 1:] = strategy, epoch, 0 if heat is None else address(heat), warms
+        arrays.append(counts)
+        notes[i, 1:] = strategy, epoch, 0 if counts is None else address(counts), is_counting
     indexes = place_words([table.index for table in tables])
     stores = store_words([table.store for table in tables])
     counts = address(counters) + counters.strides[0] * np.arange(num_tables)

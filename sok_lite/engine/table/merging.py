@@ -7,12 +7,12 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.rows.column import Column
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.joined import JoinedState, without_slots
 from sok_lite.engine.table.pieces import ENTRY_BYTES, outline, pieces, sighted_pieces
-from sok_lite.engine.table.saved import Part, Saved
+from sok_lite.engine.table.saved import Saved, SavedPart
 
 # Strategies whose scores do not say when a key was looked up: they mean the same in all tables.
 _TIMELESS = ("kLfu", "kCustomized")
@@ -41,10 +41,10 @@ def merged(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
     return Saved([*others, own], [own, *others], states, dict(own.facts))
 
 
-class _Assigned(Part):
+class _Assigned(SavedPart):
     """A part that was saved, whose keys the table's last lookup has seen."""
 
-    def __init__(self, table: EmbeddingTable, part: Part, keeps_scores: bool) -> None:
+    def __init__(self, table: EmbeddingTable, part: SavedPart, keeps_scores: bool) -> None:
         self._table, self._part, self._keeps_scores = table, part, keeps_scores
         self.num_keys, self.states, self.facts = part.num_keys, part.states, part.facts
         self.num_with_rows, self.older, self.owns = part.num_with_rows, part.older, part.owns
@@ -57,7 +57,7 @@ class _Assigned(Part):
         xp, device, host = table.backend.xp, table.backend.from_host, table.backend.to_host
         for keys in self._part.read("keys"):
             whole = table.key_dtype.to_int64(xp, device(keys), f"keys of {table.name!r}")
-            is_known = table.index.find(whole).rows != np.uint32(ABSENT)
+            is_known = table.index.find(whole).rows != np.uint32(NO_ROW)
             if self.owns is not None:
                 is_known &= device(self.owns(host(keys)))
             num_known += int(xp.count_nonzero(is_known))
@@ -84,7 +84,7 @@ class _Assigned(Part):
 _STATE = "state"  # a state may be called "keys": its tensor is (this, its column)
 
 
-class _Own(Part):
+class _Own(SavedPart):
     """What a table holds, of which the keys stay that were not saved."""
 
     may_repeat = True

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.choosing import Chosen
-from sok_lite.engine.table.saved import Part
+from sok_lite.engine.table.saved import SavedPart
 
 _BITS = 16  # of a score that are looked at in one pass
 
 # Gives the scores of the keys of a part, in its pieces, unsigned.
-Scores = Callable[[Part], Iterator[Array]]
+Scores = Callable[[SavedPart], Iterator[Array]]
 
 
 def near_first(
@@ -34,7 +34,7 @@ def near_first(
         for i, its_scores in enumerate(scores(chosen.part)):
             if len(chosen.numbers[i].rows) == 0:
                 continue
-            counts = chosen.numbers[i].as_array(backend) != np.uint32(ABSENT)
+            counts = chosen.numbers[i].as_array(backend) != np.uint32(NO_ROW)
             is_near = counts & (its_scores > least)
             equal = xp.flatnonzero(counts & (its_scores == least))[:num_equal]
             num_equal -= int(equal.size)
@@ -61,7 +61,7 @@ def _least(
                     continue
                 some = backend.to_host(piece).astype(np.uint64, copy=False)
                 if numbers.counts is not None:
-                    some = some[backend.to_host(numbers.as_array(backend)) != ABSENT]
+                    some = some[backend.to_host(numbers.as_array(backend)) != NO_ROW]
                 some = some >> np.uint64(shift)
                 some = some[some >> np.uint64(_BITS) == found] & digits
                 counts += np.bincount(some.astype(np.int64), minlength=counts.size)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Part, joined_launches
+from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
@@ -124,7 +124,7 @@ class _New:
         self.num_seen = 0
         self.counters: Array
 
-    def drawing(self) -> list[Action]:
+    def plan_draw(self) -> list[Action]:
         """Prepares to write `values`, where they are wanted."""
         request, table = self.request, self.request.table
         if request.missing != "initial" or not request.outputs:
@@ -133,9 +133,9 @@ class _New:
             return []
         # Now: there may be no memory for them when it is known which keys get no row.
         self.values = table.store.output(int(self.keys.size))
-        return [table.drawing(self.values, self.keys)]
+        return [table.plan_draw(self.values, self.keys)]
 
-    def inserting(self) -> Stages:
+    def plan_insert(self) -> Stages:
         """Gives the keys rows, as far as that is asked, and writes what they belong to."""
         request, table = self.request, self.request.table
         if not request.insert:
@@ -157,22 +157,22 @@ class _New:
             spread = (self.place, new_rows, all_rows, n)
             actions.append(table.backend.prepared("admission_spread", n, *spread))
         got = NewRows(self.number, self.first, all_rows, self.values)
-        num_absent = counter(self.counters, Count.ABSENT)
+        num_without_row = counter(self.counters, Count.NO_ROW)
         is_pooled = False
         for output in self.request.outputs:
             if output.row_splits is not None:
                 is_pooled = True
-                actions.append(self._pooling_again(output, got, num_absent))
+                actions.append(self._plan_pool_again(output, got, num_without_row))
         if not is_pooled:
             out = self.request.outputs[0].out if self.request.outputs else None
-            actions.append(table.store.delivering(got, self.rows, out, num_absent))
+            actions.append(table.store.plan_deliver(got, self.rows, out, num_without_row))
         if self.request.then is not None:
             actions += self.request.then()
         if self.request.insert:
-            actions += table._touching(self.num_seen, new_rows)
+            actions += table._plan_score_update(self.num_seen, new_rows)
         return actions
 
-    def _pooling_again(self, output: Output, got: NewRows, num_absent: Array) -> Action:
+    def _plan_pool_again(self, output: Output, got: NewRows, num_without_row: Array) -> Action:
         """Prepares to pool anew the rows that have a key that was missing."""
         table, first, end = self.request.table, output.first, output.end
         *where, _ = table.store.place()
@@ -180,7 +180,7 @@ class _New:
         values = None if got.values is None else got.values.view(np.uint8).reshape(-1)
         arguments = (
             *(*where, got.number[first:end], got.first, got.rows, values),
-            *(*how, self.rows[first:end], output.out, num_absent, batch),
+            *(*how, self.rows[first:end], output.out, num_without_row, batch),
         )
         return table.backend.prepared(f"pool_again_{table.row_dtype.suffix}", batch, *arguments)
 
@@ -215,16 +215,16 @@ def complete(
     repeat = not all(requests[i].unique_keys for i in tables)
     distinct = dedup(backend, keys, found.begin, Missing(rows, num_missing), repeat)
     new = _new_keys(tables, rows, requests, found, distinct)
-    publish(*(each.drawing() for each in new.values()))
+    publish(*(each.plan_draw() for each in new.values()))
     _admit(backend, found.counters, new)
-    inserting = {i: each.inserting() for i, each in new.items()}
+    inserting = {i: each.plan_insert() for i, each in new.items()}
     counted = run(backend, found.counters, inserting, extra_actions)
     # Where nobody has counted, none was refused: those not admitted are left.
     if any(each.place is not None and i not in counted for i, each in new.items()):
         counted = dict(enumerate(backend.to_host(found.counters).tolist()))
     for i, each in new.items():
         if each.request.insert:
-            num_missing[i] = counted[i][Count.ABSENT] if i in counted else 0
+            num_missing[i] = counted[i][Count.NO_ROW] if i in counted else 0
     return num_missing
 
 
@@ -283,8 +283,8 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
         each.place, each.source = xp.empty(n, np.int32), xp.empty(count, np.int32)
         admitted = (each.place, each.admitted, each.source)
         arguments = (keys, its_mask, its_sums, before, *admitted, n)
-        listing.append((table.backend, "admission_list", Part(n, arguments)))
-        each.noting = [*admission.noting(counted[i]), table._counting(not_admitted=n - count)]
+        listing.append((table.backend, "admission_list", Work(n, arguments)))
+        each.noting = [*admission.plan_note(counted[i]), table._plan_count(not_admitted=n - count)]
         before += count
     publish(joined_launches(listing))
     for each in choosing.values():

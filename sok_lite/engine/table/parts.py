@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, setting
+from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
-from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
@@ -22,7 +22,7 @@ from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
 MAX_DIM = 1 << 28
 # One rank has as many row numbers.
-MAX_KEYS = ABSENT
+MAX_KEYS = NO_ROW
 
 COUNTERS = (
     *("found", "missed", "inserted", "evicted", "refused", "not_admitted", "not_updated"),
@@ -301,24 +301,24 @@ class TableParts(Exclusive, ABC):
             raise ValueError(f"scores must not be negative. Received: {int(scores.min())}.")
         return xp.ascontiguousarray(scores, dtype=np.uint64)
 
-    def drawing(self, out: Array, keys: Array, rows: Array | None = None) -> Action:
+    def plan_draw(self, out: Array, keys: Array, rows: Array | None = None) -> Action:
         """Prepares to write what rows begin with.
 
         Args:
           out: (n, dim) from `store.output`.
           keys: (n,) int64.
-          rows: (n,) uint32; a key whose row is not absent is skipped; None: none is.
+          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
         """
         seed = self._table_seed
-        return self.initializer.drawing(self.backend, self.row_dtype, out, keys, seed, rows)
+        return self.initializer.plan_draw(self.backend, self.row_dtype, out, keys, seed, rows)
 
     # ---------------------------------------------------------------- counters
 
-    def _counting(self, **more: int) -> Action:
+    def _plan_count(self, **more: int) -> Action:
         """Prepares to add to counters."""
         counts = {name: self._counts[name] + count for name, count in more.items()}
         return partial(self._counts.update, counts)
 
-    def _renewing(self) -> list[Action]:
+    def _plan_renew(self) -> list[Action]:
         """Prepares what follows whenever row numbers handed out before may be stale."""
-        return setting(self, row_epoch=self.row_epoch + 1, last_gradient=None)
+        return plan_set(self, row_epoch=self.row_epoch + 1, last_gradient=None)

@@ -25,7 +25,7 @@ class Outline(NamedTuple):
       has_scores: whether there are scores beside the stamps.
       has_slots: whether the numbers of the slots say anything; see `HkvIndex.is_regular`.
       states: the optimizer states: number of the group, name, column.
-      facts: as of `saved.Part`.
+      facts: as of `saved.SavedPart`.
     """
 
     num_keys: int
@@ -79,7 +79,7 @@ def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:
 
 
 def facts_of(table: EmbeddingTable) -> dict[str, Any]:
-    """Returns the facts of a table, as of `saved.Part`: values that JSON knows."""
+    """Returns the facts of a table, as of `saved.SavedPart`: values that JSON knows."""
     facts: dict[str, Any] = {
         "num_lookups": table.num_lookups,
         "spans": table.clock.spans._asdict(),

@@ -12,7 +12,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.engine.remote_update import RemoteStep
 from sok_lite.engine.rows.state_owner import Kinds, kinds_of
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import Exclusive
 from sok_lite.engine.table.results import Lookup
@@ -137,7 +137,7 @@ class RemoteTable(Exclusive):
         if at.size:
             rows = self.as_rows(values)[inverse[at]]
             given[self.backend.from_host(at)] = self.backend.from_host(rows)
-        numbers = np.where(found, np.uint32(0), np.uint32(ABSENT))
+        numbers = np.where(found, np.uint32(0), np.uint32(NO_ROW))
         return Lookup(given, self.backend.from_host(numbers), len(found) - len(at))
 
     def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> None:

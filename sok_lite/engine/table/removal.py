@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action, publish, setting
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import unique
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.history import History
@@ -22,7 +22,7 @@ class Removes(History):
     def erase(self, keys: Any) -> int:
         """Removes keys with their rows and optimizer states; returns how many were there."""
         distinct, _ = unique(self.backend, self._keys(keys))
-        return self._erase(distinct, self._forgetting(distinct))
+        return self._erase(distinct, self._plan_forget(distinct))
 
     @exclusive
     def erase_if(self, predicate: Predicate) -> int:
@@ -70,7 +70,7 @@ class Removes(History):
         else:
             oldest = max(0, self.clock.now - int(num_lookups or 0) + 1)
         doomed = self._keys_where(lambda stamps: stamps < oldest)
-        return self._erase(doomed, self._forgetting_before(oldest))
+        return self._erase(doomed, self._plan_forget_before(oldest))
 
     def erase_below(self, cutoff: float) -> int:
         """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
@@ -87,7 +87,7 @@ class Removes(History):
         Raises:
           MemoryError: no memory for the empty index; the table is as it was.
         """
-        publish(self._clearing())
+        publish(self._plan_clear())
         self._finish()
 
     # ---------------------------------------------------------------- inside
@@ -97,15 +97,15 @@ class Removes(History):
         """Erases distinct keys, once a predicate has been asked: that may use the table."""
         return self._erase(keys, [])
 
-    def _clearing(self) -> list[Action]:
+    def _plan_clear(self) -> list[Action]:
         """Prepares to remove every key."""
-        removed = [] if self.removals is None else self._logging(self.index.entries().keys)
+        removed = [] if self.removals is None else self._plan_log(self.index.entries().keys)
         return [
             *removed,
-            *self.index.clearing(),
-            *self.store.clearing(),
-            *setting(self, _counts=dict.fromkeys(COUNTERS, 0)),
-            *self._renewing(),
+            *self.index.plan_clear(),
+            *self.store.plan_clear(),
+            *plan_set(self, _counts=dict.fromkeys(COUNTERS, 0)),
+            *self._plan_renew(),
         ]
 
     def _erase(self, keys: Array, forgetting: list[Action]) -> int:
@@ -115,18 +115,18 @@ class Removes(History):
           forgetting: actions to be taken along.
         """
         found = self._find(keys).rows
-        held = self.backend.xp.flatnonzero(found != np.uint32(ABSENT))
+        held = self.backend.xp.flatnonzero(found != np.uint32(NO_ROW))
         count = int(held.size)
         if count == 0:
             publish(forgetting)
             return 0
         publish(
             [
-                *self._logging(keys[held]),
-                *self.index.erasing(keys[held]),
-                *self._releasing(found[held]),
-                self._counting(erased=count),
-                *self._renewing(),
+                *self._plan_log(keys[held]),
+                *self.index.plan_erase(keys[held]),
+                *self._plan_release(found[held]),
+                self._plan_count(erased=count),
+                *self._plan_renew(),
                 *forgetting,
             ]
         )
@@ -134,18 +134,18 @@ class Removes(History):
         self.store.give_back()
         return count
 
-    def _logging(self, keys: Array) -> list[Action]:
+    def _plan_log(self, keys: Array) -> list[Action]:
         """Prepares to note distinct keys that lose their rows, where there is a log."""
-        return [] if self.removals is None else self.removals.noting(keys, self.clock.now)
+        return [] if self.removals is None else self.removals.plan_note(keys, self.clock.now)
 
-    def _releasing(self, rows: Array) -> list[Action]:
+    def _plan_release(self, rows: Array) -> list[Action]:
         """Prepares to give rows back."""
-        return self.store.releasing(rows)
+        return self.store.plan_release(rows)
 
-    def _forgetting(self, keys: Array) -> list[Action]:
+    def _plan_forget(self, keys: Array) -> list[Action]:
         """Prepares to forget what else is known of distinct keys."""
         return []
 
-    def _forgetting_before(self, stamp: int) -> list[Action]:
+    def _plan_forget_before(self, stamp: int) -> list[Action]:
         """Prepares to forget what else is known of keys that no lookup from `stamp` on has seen."""
         return []

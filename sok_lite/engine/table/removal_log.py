@@ -3,9 +3,9 @@
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
 
 
@@ -35,23 +35,23 @@ class RemovalLog:
         """Memory of the log."""
         return self._index.num_bytes
 
-    def noting(self, keys: Array, stamp: int) -> list[Action]:
+    def plan_note(self, keys: Array, stamp: int) -> list[Action]:
         """Prepares to note distinct keys (n,) int64 that are removed after lookup `stamp`.
 
         Raises:
           MemoryError: no memory for them; the log is as it was.
         """
         xp, index = self._backend.xp, self._index
-        is_new = index.find(keys).rows == np.uint32(ABSENT)
+        is_new = index.find(keys).rows == np.uint32(NO_ROW)
         new, again = keys[is_new], keys[~is_new]
         index.make_room(int(new.size))
         rows = xp.zeros(int(new.size), np.uint32)
         return [
-            *index.updating(again, stamps=xp.full(int(again.size), stamp, np.uint32)),
-            *index.inserting(new, rows, stamp),
+            *index.plan_update(again, stamps=xp.full(int(again.size), stamp, np.uint32)),
+            *index.plan_insert(new, rows, stamp),
         ]
 
-    def noting_evicted(
+    def plan_note_evicted(
         self, keys: Array, rows: Array, stamp: int, most: int, num_again: Array
     ) -> list[Action]:
         """Prepares to note keys that a kernel will have evicted. `noted` must follow, when it is
@@ -59,7 +59,7 @@ class RemovalLog:
 
         Args:
           keys: (n,) int64, distinct where they count.
-          rows: (n,) uint32; a key whose row is absent does not count.
+          rows: (n,) uint32; a key whose row is NO_ROW does not count.
           stamp: number of the lookup that evicts them.
           most: no more of them will count.
           num_again: (1,) int64, grows by the keys that the log has already.
@@ -68,8 +68,8 @@ class RemovalLog:
           MemoryError: no memory for them; the log is as it was.
         """
         self._index.make_room(most)
-        again = self._index.erasing_held(keys, rows, num_again)
-        return [again, *self._index.inserting(keys, rows, stamp, 0)]
+        again = self._index.plan_erase_held(keys, rows, num_again)
+        return [again, *self._index.plan_insert(keys, rows, stamp, 0)]
 
     def noted(self, num_evicted: int, num_again: int) -> list[Action]:
         """Returns the actions that note how many keys were evicted, and were in the log before."""
@@ -83,13 +83,13 @@ class RemovalLog:
     def forget(self, before: int) -> None:
         """Forgets the keys that were removed before lookup `before` began, and not since."""
         held = self._index.entries()
-        erasing = self._index.erasing(held.keys[held.stamps < before])
-        publish([*erasing, *setting(self, since=max(self.since, before))])
+        erasing = self._index.plan_erase(held.keys[held.stamps < before])
+        publish([*erasing, *plan_set(self, since=max(self.since, before))])
         self._index.clean()
 
-    def ageing(self) -> list[Action]:
+    def plan_age(self) -> list[Action]:
         """Prepares to halve the numbers of all lookups, as the table does."""
-        return [*self._index.ageing(), *setting(self, since=self.since >> 1)]
+        return [*self._index.plan_age(), *plan_set(self, since=self.since >> 1)]
 
     def emptied(self, since: int) -> "RemovalLog":
         """Returns an empty log of the same table, from a lookup on."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.rows.state_owner import (
     Kinds,
     StateOwner,
@@ -21,20 +21,20 @@ from sok_lite.engine.rows.state_owner import (
     restored,
     warn_if_several_fit,
 )
-from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import SightingCounter
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chosen, are_first, pieces_with
 from sok_lite.engine.table.clock import Spans
-from sok_lite.engine.table.dumped import forgetting
+from sok_lite.engine.table.dumped import plan_forget
 from sok_lite.engine.table.exclusive import changing_alone
 from sok_lite.engine.table.filling import AnyIndex, Filled, filled
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.near_rows import near_first
 from sok_lite.engine.table.parts import COUNTERS
-from sok_lite.engine.table.saved import Part, Saved
+from sok_lite.engine.table.saved import Saved, SavedPart
 
 _TAKEN = 1 << 20  # rows that are taken at once
 
@@ -58,20 +58,20 @@ def restore(table: EmbeddingTable, saved: Saved) -> None:
         itself. The table is as it was.
       MemoryError: no memory for keys and rows; the table is as it was.
     """
-    changing_alone(table, lambda: publish_restored([table], [preparing(table, saved)]))
+    changing_alone(table, lambda: publish_restored([table], [plan_restore(table, saved)]))
 
 
 def publish_restored(
     tables: Sequence[EmbeddingTable], prepared: Sequence[Sequence[Action]]
 ) -> None:
-    """Gives tables what `preparing` has made for each, all of them together."""
+    """Gives tables what `plan_restore` has made for each, all of them together."""
     old = [table.store for table in tables]  # kept: nothing of it is given back while it publishes
     publish([action for actions in prepared for action in actions])
     for store in old:
         store.close_far()
 
 
-def preparing(table: EmbeddingTable, saved: Saved) -> list[Action]:
+def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
     """Prepares what `restore` does, for `publish_restored`. Hold the table from before it on.
 
     Raises:
@@ -88,10 +88,10 @@ def preparing(table: EmbeddingTable, saved: Saved) -> list[Action]:
             f"as it was.{size} ({error})"
         ) from error
     counts = dict.fromkeys(COUNTERS, 0)
-    clock = table.clock.restarting(*times)
+    clock = table.clock.plan_restart(*times)
     log = None if table.removals is None else table.removals.emptied(times[0])
-    renewed = setting(table, _counts=counts, row_epoch=table.row_epoch + 1, removals=log)
-    return [*actions, *clock, *renewed, *forgetting(table)]
+    renewed = plan_set(table, _counts=counts, row_epoch=table.row_epoch + 1, removals=log)
+    return [*actions, *clock, *renewed, *plan_forget(table)]
 
 
 def _times(table: EmbeddingTable, facts: dict[str, Any]) -> tuple[int, Spans | None]:
@@ -120,12 +120,12 @@ def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
     for chosen in made.parts:  # now that all keys have the rows that they keep
         chooser.choose_older(chosen)
     _write_rows(table, saved, made, store)
-    actions = setting(table, index=index, store=store)
+    actions = plan_set(table, index=index, store=store)
     if isinstance(table, HkvTable):
         counter = None if table.sightings is None else table.sightings.emptied()
         if counter is not None:
             _restore_sightings(counter, saved, made)
-        actions += setting(table, tiers=tiers, sightings=counter)
+        actions += plan_set(table, tiers=tiers, sightings=counter)
     return actions
 
 
@@ -143,7 +143,7 @@ class _Scoring:
             index.epoch = int(saved.facts["epoch"]) if is_same else table.index.epoch
             self._has_scores = is_same and index.has_scores and saved.has_scores
 
-    def _read(self, part: Part) -> Iterator[tuple[Array, Array | None]]:
+    def _read(self, part: SavedPart) -> Iterator[tuple[Array, Array | None]]:
         """Yields the stamps of a piece's keys, and their scores, None where stamps are these."""
         index = self._index
         scores = part.read("scores") if self._has_scores else None
@@ -161,7 +161,7 @@ class _Scoring:
         """Of what `hottest` yields."""
         return 64 if isinstance(self._index, HkvIndex) and self._index.has_scores else 32
 
-    def hottest(self, part: Part) -> Iterator[Array]:
+    def hottest(self, part: SavedPart) -> Iterator[Array]:
         """Yields what says which keys of a piece are to have near rows: the highest, unsigned."""
         for stamps, scores in self._read(part):
             yield stamps if scores is None else scores
@@ -177,14 +177,14 @@ class _Scoring:
             rows = numbers.as_array(table.backend)
             keys = table.key_dtype.to_int64(self._xp, self._device(keys))
             if numbers.counts is not None:
-                counts = rows != np.uint32(ABSENT)
+                counts = rows != np.uint32(NO_ROW)
                 keys, rows, stamps = keys[counts], rows[counts], stamps[counts]
                 scores = None if scores is None else scores[counts]
             if isinstance(index, HkvIndex):
                 tiers.assigned(rows, keys)
-                publish(index.updating(keys, rows, scores, stamps))
+                publish(index.plan_update(keys, rows, scores, stamps))
             else:
-                publish(index.updating(keys, rows, stamps))
+                publish(index.plan_update(keys, rows, stamps))
 
 
 def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowStore) -> None:
@@ -206,7 +206,7 @@ def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowSto
         free, given = fitting(store.state_groups, kinds), restored(store.state_groups, kinds)
         warn_if_several_fit(table.name, store.state_groups, kinds)
         if free is not None:
-            publish(store.giving(free.values(), owner))
+            publish(store.plan_give(free.values(), owner))
         elif given:
             store.copy_states(
                 given[copied.count(kinds) % len(given)], store.add_states(kinds, owner)
@@ -238,7 +238,7 @@ def _restore_sightings(counter: SightingCounter, saved: Saved, made: Filled) -> 
                 wanted = device(part.owns(host(keys)))
             keys = made.chooser.keys(keys)
             wanted &= are_first(xp, keys) & (counter.of(keys) == 0)
-            wanted &= made.new_index.find(keys).rows == np.uint32(ABSENT)
+            wanted &= made.new_index.find(keys).rows == np.uint32(NO_ROW)
             counts, stamps = (device(each)[wanted] for each in numbers)
             stamps = xp.where(stamps == 0, now, xp.minimum(stamps, now))
             counter.restore(keys[wanted], counts, stamps)

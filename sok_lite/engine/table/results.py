@@ -20,12 +20,12 @@ class Lookup(NamedTuple):
     Attributes:
       values: (n, dim) of the table's storage dtype.
       rows: (k,) uint32, the row number of each key: good until the table's row_epoch changes.
-      num_absent: how many of the keys have no row.
+      num_without_row: how many of the keys have no row.
     """
 
     values: Array
     rows: Array
-    num_absent: int
+    num_without_row: int
 
 
 class KnownRows(NamedTuple):
@@ -33,7 +33,7 @@ class KnownRows(NamedTuple):
 
     Attributes:
       keys: of each (u,) int64, not to be written any more.
-      rows: of each (u,) uint32, their row numbers, or absent.
+      rows: of each (u,) uint32, their row numbers, or NO_ROW.
       row_epochs: of each, when it gave the row numbers.
       are_complete: of each, whether all of its keys had one, which is known; if not, some may have
         had none.
@@ -156,7 +156,7 @@ class Statistics(_Numbers):
       erased_total: keys that were removed, by `erase`, `expire` and the like.
       rehashes_total: how many segments of the index were written anew; a small one has one.
       mean_probe, longest_probe: lines of slots that a search for a held key reads.
-      index_bytes: memory of the index, and of what else is kept by key: sightings, heat.
+      index_bytes: memory of the index, and of what else is kept by key: sightings, access counts.
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
       near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
         handed out included, by tier. On a CPU untouched pages of it cost nothing.
@@ -183,15 +183,15 @@ class GivesFirstRows(Protocol):
     def check(self, row_dtype: RowDtype, dim: int) -> None:
         """Raises ValueError if rows of that format and length cannot begin as it says."""
 
-    def filling(
+    def plan_fill(
         self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
     ) -> Action:
         """Prepares to write the initial values of rows (n,) of keys (n,) int64.
 
-        The row numbers are read when the action is taken; an absent one is skipped.
+        The row numbers are read when the action is taken; NO_ROW is skipped.
         """
 
-    def drawing(
+    def plan_draw(
         self,
         backend: Backend,
         row_dtype: RowDtype,
@@ -202,5 +202,5 @@ class GivesFirstRows(Protocol):
     ) -> Action:
         """Prepares to write the initial values of keys (n,) int64 into `out`, (n, dim) storage.
 
-        A key whose row (n,) uint32 is not absent is skipped.
+        A key whose row (n,) uint32 is not NO_ROW is skipped.
         """

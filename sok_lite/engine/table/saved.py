@@ -22,7 +22,7 @@ from sok_lite.engine.table.joined import (
 Owns: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
-class Rows(ABC):
+class SavedRows(ABC):
     """Keys and their rows, in pieces."""
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Rows(ABC):
         """
 
 
-class Part(Rows):
+class SavedPart(SavedRows):
     """A part of what was saved: all keys of it, and the rows of the first pieces of them, or all.
 
     Attributes:
@@ -60,13 +60,13 @@ class Part(Rows):
     columns: Collection[str]
     facts: Mapping[str, Any]
     num_with_rows: int | None = None
-    older: Sequence[Rows] = ()
+    older: Sequence[SavedRows] = ()
     owns: Owns | None = None
     may_repeat: bool = False
 
     @abstractmethod
     def read(self, name: str, wanted: Collection[int] | None = None) -> Iterator[Array]:
-        """Yields a column as `Rows.read` does, or what is known of the keys.
+        """Yields a column as `SavedRows.read` does, or what is known of the keys.
 
         Args:
           name: also one of `columns`: "stamps", (k,) uint32, the number of the lookup that last saw
@@ -89,16 +89,16 @@ class Saved(NamedTuple):
       parts: of a key that several have the first counts; each is on the host or the table's device.
       sighted: the parts, in the order in which they count for keys without a row.
       states: those of all parts.
-      facts: of all parts, as of `Part`.
+      facts: of all parts, as of `SavedPart`.
     """
 
-    parts: Sequence[Part]
-    sighted: Sequence[Part]
+    parts: Sequence[SavedPart]
+    sighted: Sequence[SavedPart]
     states: Sequence[JoinedState]
     facts: dict[str, Any]
 
     @staticmethod
-    def of(parts: Sequence[Part]) -> "Saved":
+    def of(parts: Sequence[SavedPart]) -> "Saved":
         """Returns what parts are together; see `joined.py`. There is one at least."""
         states = joined_states([part.states for part in parts])
         facts = joined_facts([dict(part.facts) for part in parts])

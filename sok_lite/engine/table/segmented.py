@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish, setting
+from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import new_seed, seed_after
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import (
     Directory,
     Segment,
@@ -161,7 +161,7 @@ class Segmented(ABC):
         if moved is None:
             return None
         num_rehashes = self.num_rehashes + len(segments)
-        publish([*moved, *setting(self, _directory=directory, num_rehashes=num_rehashes)])
+        publish([*moved, *plan_set(self, _directory=directory, num_rehashes=num_rehashes)])
         return made
 
     def _new_directory(self, num_slots: int) -> Directory:
@@ -186,5 +186,5 @@ class Segmented(ABC):
     def _new_side(self) -> Array:
         """Returns the slots of the reserved keys, and their scores, which hold nothing."""
         side = self.backend.xp.zeros(6 if self._is_scored else 4, np.int64)
-        side[1:4:2] = ABSENT  # and stamp 0
+        side[1:4:2] = NO_ROW  # and stamp 0
         return side

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sok_lite.backend import Backend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.slabs import FAR_GROWTH, NEAR_GROWTH
-from sok_lite.engine.rows.tiers import HEAT_BYTES, HEAT_GROWTH
+from sok_lite.engine.rows.tiers import ACCESS_COUNT_BYTES, ACCESS_COUNT_GROWTH
 from sok_lite.engine.table import det_index, hkv_index
 from sok_lite.engine.table.directory import segment_bytes
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
@@ -45,9 +45,9 @@ class TableBytes(NamedTuple):
     Attributes:
       near_rows, near_states, far_rows, far_states: of rows and optimizer states, by tier.
       slots: of the index.
-      heat: of what says which rows are hot, where there are two tiers.
-      near_spare, far_spare: at most so much more is set aside, for the next rows and their heat. On
-        a CPU it costs nothing before it is used.
+      access_counts: of what says which rows are hot, where there are two tiers.
+      near_spare, far_spare: at most so much more is set aside, for the next rows and their counts.
+        On a CPU it costs nothing before it is used.
     """
 
     near_rows: int
@@ -55,14 +55,14 @@ class TableBytes(NamedTuple):
     far_rows: int
     far_states: int
     slots: int
-    heat: int
+    access_counts: int
     near_spare: int
     far_spare: int
 
     @property
     def near(self) -> int:
         """Of all that is near, spare included."""
-        kept = self.near_rows + self.near_states + self.slots + self.heat
+        kept = self.near_rows + self.near_states + self.slots + self.access_counts
         return kept + self.near_spare
 
     @property
@@ -106,9 +106,10 @@ def hybrid_bytes(
     num_slots = hkv_index.slots_for(num_keys, capacity, *limits, Backend.segment_slots)
     index = segment_bytes(num_slots, has_scores)
     near = num_keys if near_rows is None else min(num_keys, near_rows)
-    far, heat = num_keys - near, 0 if near_rows is None else num_keys * HEAT_BYTES
+    far = num_keys - near
+    access_counts = 0 if near_rows is None else num_keys * ACCESS_COUNT_BYTES
     return TableBytes(
-        *(near * row.row, near * row.states, far * row.row, far * row.states, index, heat),
-        near * row.total // NEAR_GROWTH + heat // HEAT_GROWTH,
+        *(near * row.row, near * row.states, far * row.row, far * row.states, index, access_counts),
+        near * row.total // NEAR_GROWTH + access_counts // ACCESS_COUNT_GROWTH,
         far * row.total // FAR_GROWTH,
     )

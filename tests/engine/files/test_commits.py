@@ -151,6 +151,7 @@ def test_a_part_that_nobody_has_is_an_error(backend, left):
     assert [content(table) for table in going_on[0].tables] == before
 
 
+@pytest.mark.full_only("a commit for each message in which a rank may die")
 @pytest.mark.parametrize(("late", "on_disk"), [(0, False), (2, False), (2, True)])
 def test_whenever_a_rank_dies_there_is_a_whole_commit(backend, tmp_path, late, on_disk):
     """Rank 1 dies in its 1st, 2nd, ... message of a commit; the others go on together.

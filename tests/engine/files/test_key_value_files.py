@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite.engine.files.key_value_files import Layout, make_layout, open_shards, write_shard
-from sok_lite.engine.files.key_value_names import Place, find_shards
+from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
 
 LAYOUT = make_layout("user/emb", "int64", "float32", 2)
 BASE = "user_emb_mht_1of1_rank0_size1"
@@ -30,7 +30,7 @@ def rows_of(keys, layout):
 def write(folder, keys, layout=LAYOUT, place=None, **options):
     keys = np.asarray(keys, layout.key_dtype)
     pieces = [(keys, rows_of(keys, layout))]
-    return write_shard(str(folder), layout, place or Place(), pieces, **options)
+    return write_shard(str(folder), layout, place or ShardPlace(), pieces, **options)
 
 
 def read(folder, layout=LAYOUT, buffer_size=1000, **options):
@@ -48,7 +48,7 @@ def contents(folder):
 
 def test_the_bytes_of_a_shard(tmp_path):
     pieces = [(np.int64([1, -2]), np.float32([[1.5, -0.25], [0, 2]]))]
-    assert write_shard(str(tmp_path), LAYOUT, Place(2, 3, 1, 4), pieces) == 2
+    assert write_shard(str(tmp_path), LAYOUT, ShardPlace(2, 3, 1, 4), pieces) == 2
     base = "user_emb_mht_2of3_rank1_size4"
     keys = bytes.fromhex("0100000000000000 feffffffffffffff")
     values = bytes.fromhex("0000c03f 000080be 00000000 00000040")
@@ -77,7 +77,7 @@ def test_a_bfloat16_is_its_two_bytes(tmp_path):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     layout = make_layout("v", "int32", "bfloat16", 1)
     values = np.array([[1.5], [-2.0]], ml_dtypes.bfloat16)
-    write_shard(str(tmp_path), layout, Place(), [(np.int32([7, 8]), values)])
+    write_shard(str(tmp_path), layout, ShardPlace(), [(np.int32([7, 8]), values)])
     base = tmp_path / "v_mht_1of1_rank0_size1"
     assert base.with_name(f"{base.name}-keys").read_bytes() == struct.pack("<2i", 7, 8)
     assert base.with_name(f"{base.name}-values").read_bytes() == bytes.fromhex("c03f 00c0")
@@ -115,7 +115,7 @@ def test_what_was_written_is_read(tmp_path_factory, data):
                 (np.array(part, layout.key_dtype), rows_of(part, layout))
                 for part in (keys[:cut], keys[cut:])
             ]
-            place = Place(index, num_shards, rank, size)
+            place = ShardPlace(index, num_shards, rank, size)
             buffer_size = data.draw(st.integers(1, 50))
             count = write_shard(str(folder), layout, place, pieces, buffer_size=buffer_size)
             assert count == len(keys)
@@ -180,7 +180,7 @@ def test_a_write_that_fails_leaves_the_files_as_they_were(tmp_path, append):
         raise RuntimeError("the table is gone")
 
     with pytest.raises(RuntimeError, match="the table is gone"):
-        write_shard(str(tmp_path), LAYOUT, Place(), pieces(), append_to_file=append)
+        write_shard(str(tmp_path), LAYOUT, ShardPlace(), pieces(), append_to_file=append)
     assert contents(tmp_path) == before
 
 
@@ -217,8 +217,8 @@ def test_a_process_killed_between_two_names_leaves_what_is_refused(tmp_path, num
 
 @pytest.mark.parametrize("ending", ["keys", "values"])
 def test_a_changed_byte_is_found_before_anything_is_read(tmp_path, ending):
-    write(tmp_path, [1, 2], place=Place(rank=0, size=2))
-    write(tmp_path, [3, 4], place=Place(rank=1, size=2))
+    write(tmp_path, [1, 2], place=ShardPlace(rank=0, size=2))
+    write(tmp_path, [3, 4], place=ShardPlace(rank=1, size=2))
     path = tmp_path / f"user_emb_mht_1of1_rank1_size2-{ending}"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -338,7 +338,7 @@ def test_what_files_cannot_hold_is_refused(key_dtype, value_dtype, dim, text):
 )
 def test_a_piece_of_another_form_is_refused(tmp_path, piece):
     with pytest.raises(ValueError, match=r"keys \(m,\) of int64 and rows \(m, 2\) of float32"):
-        write_shard(str(tmp_path), LAYOUT, Place(), [piece])
+        write_shard(str(tmp_path), LAYOUT, ShardPlace(), [piece])
     assert contents(tmp_path) == {}
 
 
@@ -352,7 +352,7 @@ def touch(folder, *names):
 
 
 def test_shards_come_by_rank_and_index_as_numbers(tmp_path):
-    expected = [Place(index, 2, rank, 11).base("v") for rank in range(11) for index in (1, 2)]
+    expected = [ShardPlace(index, 2, rank, 11).base("v") for rank in range(11) for index in (1, 2)]
     touch(tmp_path, *expected)
     touch(tmp_path, "v2_mht_1of1_rank0_size3", "v_m_mht_1of1_rank0_size2", "v_mht_1of2")
     touch(tmp_path, "v_mht_1of1_rank0_size3_old")
@@ -360,8 +360,8 @@ def test_shards_come_by_rank_and_index_as_numbers(tmp_path):
 
 
 def test_of_several_groups_one_must_be_named(tmp_path):
-    touch(tmp_path, *(Place(rank=rank, size=2).base("v") for rank in range(2)))
-    touch(tmp_path, Place().base("v"))
+    touch(tmp_path, *(ShardPlace(rank=rank, size=2).base("v") for rank in range(2)))
+    touch(tmp_path, ShardPlace().base("v"))
     described = "size 1 with 1 shard of 1 of its ranks, size 2 with 2 shards of 2 of its ranks"
     with pytest.raises(ValueError, match=f"several groups .*: {described}"):
         find_shards(str(tmp_path), "v")
@@ -417,7 +417,7 @@ def test_named_files_are_read_in_the_order_they_are_named(tmp_path):
 @pytest.mark.parametrize("place", [(0, 1, 0, 1), (2, 1, 0, 1), (1, 1, 1, 1), (1, 1, -1, 1)])
 def test_a_shard_that_cannot_be_has_no_name(place):
     with pytest.raises(ValueError, match="an index from 1 to num_shards"):
-        Place(*place).base("v")
+        ShardPlace(*place).base("v")
 
 
 def test_a_layout_tells_the_types_of_the_files():

@@ -28,7 +28,7 @@ from sok_lite.engine.optimizers import (
     UpdateRule,
 )
 from sok_lite.engine.optimizers.rule import apply_rule, count_nonfinite
-from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.store import NO_ROW, RowStore
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 from tests.support import reference_updates
 
@@ -152,7 +152,7 @@ def test_untouched_rows_keep_values_and_states(backend):
 
 def test_absent_rows_are_skipped(backend):
     table, rows = new_table(backend, np.zeros((4, 5), np.float32))
-    numbers = np.array([rows[0], ABSENT, rows[2], ABSENT], np.uint32)
+    numbers = np.array([rows[0], NO_ROW, rows[2], NO_ROW], np.uint32)
     grads = np.full((4, 5), np.arange(1, 5)[:, None], np.float32)
     bad = apply_rule(table, SGD(), backend.from_host(numbers), backend.from_host(grads), 1.0, 1)
     np.testing.assert_array_equal(read(table, rows)[:, 0], [-1, 0, -3, 0])
@@ -218,7 +218,7 @@ def test_rows_with_nonfinite_gradients_are_counted(backend, bad_value, dim):
     device_grads = backend.from_host(grads)
     assert int(count_nonfinite(backend, device_grads)) == 33
     numbers = rows.copy()
-    numbers[bad_rows[:3]] = ABSENT
+    numbers[bad_rows[:3]] = NO_ROW
     numbers = backend.from_host(numbers)
     assert int(count_nonfinite(backend, device_grads, numbers)) == 30
     assert int(apply_rule(table, SGD(), numbers, device_grads, 0.1, 1)) == 30

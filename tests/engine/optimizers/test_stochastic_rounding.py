@@ -7,7 +7,7 @@ from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.optimizers.rule import StochasticRounding, apply_rule
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 from tests.support import reference_rounding
 
@@ -174,7 +174,7 @@ def test_stochastic_rounding_leaves_float32_rows_alone(backend):
 
 def test_absent_rows_are_skipped_where_rounding_is_stochastic(backend):
     table, rows = new_table(backend, np.zeros((3, 5), np.float32), "bfloat16")
-    numbers = np.array([rows[0], ABSENT, rows[2]], np.uint32)
+    numbers = np.array([rows[0], NO_ROW, rows[2]], np.uint32)
     rounding = StochasticRounding(backend.from_host(some_keys(3)), 1)
     grads = backend.from_host(np.ones((3, 5), np.float32))
     apply_rule(table, SGD(), backend.from_host(numbers), grads, 1.0, 1, rounding=rounding)

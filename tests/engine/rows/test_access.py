@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.rows.helpers import new_store
 
 
@@ -50,7 +50,7 @@ def test_memory_that_does_not_fit_is_not_read_into(backend):
 def test_an_absent_row_reads_zeros_and_is_not_written(backend):
     store = new_store(backend)
     rows = backend.to_host(store.allocate(2))
-    some = backend.from_host(np.array([rows[0], ABSENT, rows[1]], np.uint32))
+    some = backend.from_host(np.array([rows[0], NO_ROW, rows[1]], np.uint32))
     store.write(some, backend.from_host(np.full((3, 3), 7, np.float32)))
     store.add(some, backend.from_host(np.ones((3, 3), np.float32)), scale=2.0)
     expected = [[9, 9, 9], [0, 0, 0], [9, 9, 9]]

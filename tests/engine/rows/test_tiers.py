@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.rows.store import ABSENT, RowStore
+from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
 from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized
@@ -40,7 +40,7 @@ class DictTable:
         return self.backend.from_host(np.array(numbers, dtype))
 
     def rows(self, keys):
-        return self.array([self.row_of.get(key, ABSENT) for key in keys], np.uint32)
+        return self.array([self.row_of.get(key, NO_ROW) for key in keys], np.uint32)
 
     def write(self, keys, columns=None):
         """Writes a number of its own into every row of some columns."""
@@ -185,7 +185,7 @@ def test_heat_is_bounded_and_cools(backend):
         assert not table.rebalance()
     lookup(table, [2], 12)  # against 254 / 2^7 = 1
     assert table.rebalance() == {1: 1, 2: 0}
-    assert not table.rebalance()  # heat moves with its row
+    assert not table.rebalance()  # a count moves with its row
 
 
 def test_hot_rows_take_near_rows_that_were_freed(backend):
@@ -226,7 +226,7 @@ def test_a_table_that_fits_near_pays_nothing(backend):
     assert table.store.num_far_rows == 0
 
 
-def test_a_store_without_tiers_has_no_heat(backend):
+def test_a_store_without_tiers_counts_no_accesses(backend):
     table = DictTable(backend, None)
     table.insert(range(100))
     lookup(table, range(100), 20)
@@ -433,7 +433,7 @@ def test_keys_take_over_the_heat_of_nobody_when_others_are_evicted(backend):
         hot = np.arange(40) + 1000 * (step // 40)
         keys = np.unique(np.concatenate([hot, rng.integers(10_000, 10**6, 40)]))
         lookup = table.lookup(keys)
-        held = backend.to_host(lookup.rows) != ABSENT
+        held = backend.to_host(lookup.rows) != NO_ROW
         values = backend.to_host(lookup.values)[:, 0]
         np.testing.assert_array_equal(values[held], keys[held] % 1000)
         if step % 40 == 39:
@@ -557,10 +557,10 @@ def test_a_hybrid_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_p
 def test_a_repeated_key_warms_its_row_once_a_lookup(backend, strategy):
     table = hybrid(backend, 32, evict_strategy=strategy)
     table.find_or_insert(np.arange(200))
-    before = backend.to_host(table.tiers._heat[:200]).astype(int)
+    before = backend.to_host(table.tiers._counts[:200]).astype(int)
     looked_up = table.tiers._looked_up
     rows = backend.to_host(table.find_or_insert([7] * 50 + [9] * 3))
-    after = backend.to_host(table.tiers._heat[:200]).astype(int)
+    after = backend.to_host(table.tiers._counts[:200]).astype(int)
     assert (after - before).sum() == 2
     assert (after - before)[rows[0]] == (after - before)[rows[-1]] == 1
     assert table.tiers._looked_up == looked_up + 2

@@ -69,6 +69,7 @@ def test_all_kernels_are_loaded_at_once(monkeypatch):
     assert sorted(loaded) == sorted((path.stem, form) for path in kernel_files() for form in (0, 1))
 
 
+@pytest.mark.full_only("compiles kernels several times")
 def test_kernels_are_compiled_for_each_gpu_and_each_choice_of_tunables(compiled, monkeypatch):
     """They share a cache, and one taken for another computes something else or does not load."""
     wanted = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import sources
-from sok_lite.engine.rows.store import ABSENT
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import Terms, dedup, group, segment_sums, unique
 from tests.support.helpers import first_row, new_table, with_segments
 from tests.support.simt import compiler, runtime
@@ -110,9 +110,9 @@ def days_of_a_full_table(backend, dim, seed):
         keys = rng.choice(5000, 200, replace=False)
         rows = backend.to_host(table.find_or_insert(keys))
         np.testing.assert_array_equal(backend.to_host(table.find(keys)), rows)
-        held = keys[rows != ABSENT]
+        held = keys[rows != NO_ROW]
         assert len(held) > 100
-        assert len(set(rows[rows != ABSENT].tolist())) == len(held)
+        assert len(set(rows[rows != NO_ROW].tolist())) == len(held)
         found = backend.to_host(table.lookup(held, insert=False, missing="zeros").values)
         np.testing.assert_array_equal(found, np.array([first(key) for key in held.tolist()]))
         assert table.size <= 256

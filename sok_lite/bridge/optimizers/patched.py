@@ -28,11 +28,11 @@ from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import guard, held, hooks
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.all_ranks import averaged, summed
-from sok_lite.bridge.optimizers.family import Family, OwnStep
-from sok_lite.bridge.optimizers.here import DenseStep, StepsHere
+from sok_lite.bridge.optimizers.family import FallbackStep, Family
 from sok_lite.bridge.optimizers.keras3 import KERAS3
 from sok_lite.bridge.optimizers.loss_scale import build, inner_of, scales_loss
 from sok_lite.bridge.optimizers.minimize import check_any
+from sok_lite.bridge.optimizers.per_graph import DenseStep, PerGraphSteps
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.slots import begin
 from sok_lite.bridge.optimizers.tf_keras import TF_KERAS
@@ -67,7 +67,7 @@ _apis: dict[str, Callable[..., Any]] = {}  # see `know_api`
 _of_thread = threading.local()
 
 
-def train_with_stock_optimizers() -> None:
+def patch_optimizers() -> None:
     """Has all optimizers train tables that ask for it, those of a Keras imported later too."""
     global _do_train
     if not _do_train:
@@ -100,9 +100,9 @@ def train_for(api: str, optimizer: Any, **said: Any) -> None:
     """
     inner, family = inner_of(optimizer), family_of(optimizer)
     settings = settings_of(inner, family_of(inner))
-    if isinstance(settings, OwnStep):
+    if isinstance(settings, FallbackStep):
         begin(settings, stochastic_rounding=False)
-    train_with_stock_optimizers()
+    patch_optimizers()
     _wrap_class(type(optimizer), family)
     vars(inner).setdefault(_APIS, {})[api] = said
 
@@ -292,7 +292,7 @@ def _as_keras_knows(optimizer: Any) -> Any:
 def _is_ours(variable: Any, optimizer: Any) -> bool:
     """Whether an optimizer that is given a variable's gradient trains a table by it."""
     return isinstance(variable, TableVariable) and (
-        variable.trained_by_stock or variable.is_trained_by(optimizer)
+        variable.trained_by_patched or variable.is_trained_by(optimizer)
     )
 
 
@@ -360,7 +360,7 @@ def _take(
     steps = vars(optimizer).get(_STEPS)
     if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
         more = vars(inner_of(optimizer)).get(_OPTIONS, {})
-        steps = vars(optimizer)[_STEPS] = StepsHere(optimizer, dense_step, **more)
+        steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **more)
     return _told(ours, steps.take(pairs, **options))
 
 

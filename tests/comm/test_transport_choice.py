@@ -7,11 +7,11 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import (
     TRANSPORTS,
     CommunicatorError,
-    Way,
+    TransportKind,
     checked_transport,
-    choose_carrier,
-    gpu_transport,
+    choose_transport,
     run_ranks,
+    transport_choice,
 )
 from tests.support import nccl_stand_in
 from tests.support.nccl_stand_in import World
@@ -28,10 +28,12 @@ def gpus(backend, monkeypatch):
     world = World(2)
     # Each costs seconds of a compiler where the GPU is simulated.
     monkeypatch.setattr(type(backend), "load_kernels", lambda self: None)
-    monkeypatch.setattr(gpu_transport, "nccl_unavailable", lambda: None)
-    monkeypatch.setattr(gpu_transport, "_nccl", world.carrier)
-    monkeypatch.setattr(gpu_transport, "_cards", _as_if_each_had_its_gpu(gpu_transport._cards))
-    monkeypatch.setattr(gpu_transport, "_gpu", lambda backend: "a GPU")
+    monkeypatch.setattr(transport_choice, "nccl_unavailable", lambda: None)
+    monkeypatch.setattr(transport_choice, "_nccl", world.gpu_transport)
+    monkeypatch.setattr(
+        transport_choice, "_cards", _as_if_each_had_its_gpu(transport_choice._cards)
+    )
+    monkeypatch.setattr(transport_choice, "_gpu", lambda backend: "a GPU")
     return backend
 
 
@@ -43,14 +45,14 @@ def _as_if_each_had_its_gpu(cards):
 
 
 def failing_on_rank_1(world, reason):
-    """Returns what makes carriers, but for rank 1, which fails when it has connected."""
+    """Returns what makes transports, but for rank 1, which fails when it has connected."""
 
     def make(comm, backend):
-        carrier = world.carrier(comm, backend)
+        transport = world.gpu_transport(comm, backend)
         if comm.rank == 1:
-            carrier.leave()
+            transport.leave()
             raise CommunicatorError(reason)
-        return carrier
+        return transport
 
     return make
 
@@ -58,26 +60,26 @@ def failing_on_rank_1(world, reason):
 @pytest.mark.parametrize("transport", ["auto", "nccl"])
 def test_nccl_is_taken_where_all_ranks_have_it(gpus, transport):
     def program(comm):
-        assert choose_carrier(comm, gpus, transport) == "NCCL, from GPU to GPU"
-        assert comm.carrier.name == "nccl"
-        comm.carrier.leave()
+        assert choose_transport(comm, gpus, transport) == "NCCL, from GPU to GPU"
+        assert comm.gpu_transport.name == "nccl"
+        comm.gpu_transport.leave()
 
     run_ranks(2, program)
 
 
 def test_horovod_goes_before_a_communicator_beside_it(gpus):
     def by_horovod(comm, backend):
-        carrier = world.carrier(comm, backend)
-        carrier.what = "Horovod's"
-        return carrier
+        transport = world.gpu_transport(comm, backend)
+        transport.what = "Horovod's"
+        return transport
 
     def program(comm):
         for lacking, expected in ((None, "Horovod's"), ("no Horovod", "NCCL, from GPU to GPU")):
             mine = lacking if comm.rank == 1 else None
-            ways = {"horovod": Way(lambda _, mine=mine: mine, by_horovod)}
-            assert choose_carrier(comm, gpus, "auto", ways) == expected
-            assert comm.carrier.what == expected
-            comm.carrier.leave()
+            kinds = {"horovod": TransportKind(lambda _, mine=mine: mine, by_horovod)}
+            assert choose_transport(comm, gpus, "auto", kinds) == expected
+            assert comm.gpu_transport.what == expected
+            comm.gpu_transport.leave()
 
     world = World(2)
     run_ranks(2, program)
@@ -88,14 +90,14 @@ def test_nccl_follows_where_horovod_cannot_connect_a_rank(gpus):
     first, second = (failing_on_rank_1(World(2), reason) for _ in range(2))
 
     def program(comm):
-        ways = {"horovod": Way(lambda _: None, first)}
-        assert choose_carrier(comm, gpus, "auto", ways) == "NCCL, from GPU to GPU"
-        comm.carrier.leave()
-        without = Way(lambda _: "CuPy finds no NCCL", World(2).carrier)
-        ways = {"horovod": Way(lambda _: None, second), "nccl": without}
-        said = choose_carrier(comm, gpus, "auto", ways)
+        kinds = {"horovod": TransportKind(lambda _: None, first)}
+        assert choose_transport(comm, gpus, "auto", kinds) == "NCCL, from GPU to GPU"
+        comm.gpu_transport.leave()
+        without = TransportKind(lambda _: "CuPy finds no NCCL", World(2).gpu_transport)
+        kinds = {"horovod": TransportKind(lambda _: None, second), "nccl": without}
+        said = choose_transport(comm, gpus, "auto", kinds)
         assert said == f"the host's memory ({reason}; rank 0: CuPy finds no NCCL)"
-        assert comm.carrier is None
+        assert comm.gpu_transport is None
 
     run_ranks(2, program)
 
@@ -104,26 +106,26 @@ def test_every_rank_has_loaded_all_kernels_before_they_connect(gpus, monkeypatch
     """A kernel that is loaded while NCCL's are waiting on the GPU may wait for those."""
     loaded = []
     monkeypatch.setattr(type(gpus), "load_kernels", lambda self: loaded.append(self))
-    connect = gpu_transport._nccl
+    connect = transport_choice._nccl
 
     def connected(comm, backend):
         assert len(loaded) == 2
         return connect(comm, backend)
 
-    monkeypatch.setattr(gpu_transport, "_nccl", connected)
+    monkeypatch.setattr(transport_choice, "_nccl", connected)
 
     def program(comm):
-        choose_carrier(comm, gpus, "auto")
-        assert comm.carrier.name == "nccl"
-        comm.carrier.leave()
+        choose_transport(comm, gpus, "auto")
+        assert comm.gpu_transport.name == "nccl"
+        comm.gpu_transport.leave()
 
     run_ranks(2, program)
 
 
 def test_the_host_is_taken_where_it_was_asked_for(gpus):
     def program(comm):
-        assert choose_carrier(comm, gpus, "host") == "the host's memory"
-        assert comm.carrier is None
+        assert choose_transport(comm, gpus, "host") == "the host's memory"
+        assert comm.gpu_transport is None
 
     run_ranks(2, program)
 
@@ -131,12 +133,12 @@ def test_the_host_is_taken_where_it_was_asked_for(gpus):
 def test_what_one_rank_lacks_none_takes(gpus):
     def program(comm):
         mine = "CuPy finds no NCCL" if comm.rank == 1 else None
-        ways = {"nccl": Way(lambda _: mine, World(2).carrier)}
-        said = choose_carrier(comm, gpus, "auto", ways)
+        kinds = {"nccl": TransportKind(lambda _: mine, World(2).gpu_transport)}
+        said = choose_transport(comm, gpus, "auto", kinds)
         assert said == "the host's memory (rank 1: CuPy finds no NCCL)"
-        assert comm.carrier is None
+        assert comm.gpu_transport is None
         with pytest.raises(CommunicatorError, match="'nccl' is not possible: rank 1: CuPy finds"):
-            choose_carrier(comm, gpus, "nccl", ways)
+            choose_transport(comm, gpus, "nccl", kinds)
         comm.barrier()
 
     run_ranks(2, program)
@@ -151,10 +153,10 @@ def test_ranks_that_nccl_cannot_connect_go_by_the_host(gpus, when):
     make = failing_on_rank_1(world, "NCCL cannot connect rank 1")
 
     def program(comm):
-        ways = {"nccl": Way(lambda _: None, make)}
-        said = choose_carrier(comm, gpus, "auto", ways)
+        kinds = {"nccl": TransportKind(lambda _: None, make)}
+        said = choose_transport(comm, gpus, "auto", kinds)
         assert said.startswith("the host's memory (NCCL cannot connect rank 1")
-        assert comm.carrier is None
+        assert comm.gpu_transport is None
         comm.barrier()
 
     run_ranks(3, program)
@@ -176,10 +178,10 @@ def test_gpus_that_cannot_reach_each_other_are_found_before_a_table_needs_them(
         send(self, pointer, count, *args)
 
     def program(comm):
-        ways = {"nccl": Way(lambda _: None, world.carrier)}
-        said = choose_carrier(comm, gpus, "auto", ways)
+        kinds = {"nccl": TransportKind(lambda _: None, world.gpu_transport)}
+        said = choose_transport(comm, gpus, "auto", kinds)
         assert said.startswith("the host's memory (NCCL cannot connect rank")
-        assert comm.carrier is None
+        assert comm.gpu_transport is None
         comm.barrier()
 
     zeros = np.zeros(1, np.int64)
@@ -188,16 +190,16 @@ def test_gpus_that_cannot_reach_each_other_are_found_before_a_table_needs_them(
 
 
 def test_ranks_that_share_a_gpu_go_by_the_host(gpus, monkeypatch):
-    cards = gpu_transport._cards
+    cards = transport_choice._cards
     monkeypatch.setattr(
-        gpu_transport, "_cards", lambda comm, card: [c | {"gpu": "x"} for c in cards(comm, card)]
+        transport_choice, "_cards", lambda comm, card: [c | {"gpu": "x"} for c in cards(comm, card)]
     )
 
     def program(comm):
-        assert "ranks 0 and 1 share a GPU" in choose_carrier(comm, gpus, "auto")
-        assert comm.carrier is None
+        assert "ranks 0 and 1 share a GPU" in choose_transport(comm, gpus, "auto")
+        assert comm.gpu_transport is None
         with pytest.raises(CommunicatorError, match="ranks 0 and 1 share a GPU"):
-            choose_carrier(comm, gpus, "nccl")
+            choose_transport(comm, gpus, "nccl")
 
     run_ranks(2, program)
 
@@ -205,7 +207,7 @@ def test_ranks_that_share_a_gpu_go_by_the_host(gpus, monkeypatch):
 def test_ranks_that_ask_for_other_transports_raise_on_all_ranks():
     def program(comm):
         with pytest.raises(ValueError, match=r"same on all ranks. Received: \['auto', 'host'\]"):
-            choose_carrier(comm, get_backend("cpu"), "host" if comm.rank else "auto")
+            choose_transport(comm, get_backend("cpu"), "host" if comm.rank else "auto")
 
     run_ranks(2, program)
 
@@ -214,11 +216,11 @@ def test_ranks_that_ask_for_other_transports_raise_on_all_ranks():
 def test_a_cpu_has_the_host_alone(transport):
     def program(comm):
         if transport in ("auto", "host"):
-            assert choose_carrier(comm, get_backend("cpu"), transport).startswith("the host's")
-            assert comm.carrier is None
+            assert choose_transport(comm, get_backend("cpu"), transport).startswith("the host's")
+            assert comm.gpu_transport is None
         else:
             with pytest.raises(CommunicatorError, match="rank 0: its tables are not on a GPU"):
-                choose_carrier(comm, get_backend("cpu"), transport)
+                choose_transport(comm, get_backend("cpu"), transport)
         comm.barrier()
 
     run_ranks(2, program)

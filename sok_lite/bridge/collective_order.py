@@ -1,9 +1,9 @@
 """The order of calls that ranks make together, in a graph of TF1.
 
 A session runs what it has to in any order, so that ranks would meet each other in different calls.
-Here rank 0 says whose turn it is. A call has three operations: one gives its tensors, one tells
-when all ranks have given theirs, and one waits for the result. Whichever of these is waiting does
-the work of the call that rank 0 names, its own or another, so that no call needs a thread that
+Here rank 0 says which call comes next. A call has three operations: one gives its tensors, one
+tells when all ranks have given theirs, and one waits for the result. Whichever of these is waiting
+does the work of the call that rank 0 names, its own or another, so that no call needs a thread that
 others keep.
 
 When all have given theirs only Horovod can tell without keeping a thread. With MPI a call that rank
@@ -60,7 +60,7 @@ def _of_graph(name: str) -> str:
     return f"{name} of graph {numbers[graph]}"
 
 
-class Together(NamedTuple):
+class CollectiveCall(NamedTuple):
     """A call that ranks make together.
 
     Attributes:
@@ -72,7 +72,7 @@ class Together(NamedTuple):
     name: str = ""
 
 
-class _Turns:
+class _CollectiveOrder:
     """The calls of this process that were given and not yet done.
 
     A call may be given several times before it is done, as by two sessions in two threads: each
@@ -96,7 +96,7 @@ class _Turns:
         return ticket
 
     def result(self, call: int, ticket: int, comm: Communicator) -> Sequence[tf.Tensor]:
-        """Returns what a call gives, when it has had its turn."""
+        """Returns what a call gives, when it was done."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: ticket in self._done or not self._is_working)
@@ -115,7 +115,7 @@ class _Turns:
         return result
 
     def _work(self, call: int, ticket: int, comm: Communicator) -> None:
-        """Does the call whose turn it is: on rank 0 this one."""
+        """Does the call that is next: on rank 0 this one."""
         chosen = int(comm.broadcast(np.array([call], np.int64), 0)[0])
         with self._changed:
             if not self._changed.wait_for(lambda: self._given.get(chosen), _GIVING_TIMEOUT_S):
@@ -142,19 +142,19 @@ def _refuse_to_wait(rank: int) -> NoReturn:
     )
 
 
-_turns = _Turns()
+_order = _CollectiveOrder()
 
 
-def needs_turn(together: Together) -> bool:
+def needs_order(call: CollectiveCall) -> bool:
     """Whether a call of several ranks is built into a graph that orders nothing by itself."""
-    if together.comm.size == 1 or tf.executing_eagerly() or tf.inside_function():
+    if call.comm.size == 1 or tf.executing_eagerly() or tf.inside_function():
         return False
     # Of a loop several rounds may run at once, and no names tell them apart.
     return getattr(tf.compat.v1.get_default_graph(), CONTROL_FLOW)() is None
 
 
-def in_turn(
-    together: Together,
+def in_collective_order(
+    collective: CollectiveCall,
     place: Callable[..., Any],
     function: Callable[..., Sequence[tf.Tensor]],
     inputs: Sequence[Any],
@@ -167,20 +167,20 @@ def in_turn(
     the same calls in the same order.
 
     Args:
-      together: the ranks.
+      collective: the ranks.
       place: makes a py_function of a function, inputs and dtypes.
       function, inputs, output_dtypes, what: as of `host_call`.
     """
-    comm = together.comm
-    name = _of_graph(numbered(f"{what} ({together.name})")).encode()
+    comm = collective.comm
+    name = _of_graph(numbered(f"{what} ({collective.name})")).encode()
     # Two hashes of 31 bits: no name is taken for another, and none is negative.
     call = zlib.crc32(name) >> 1 << 31 | zlib.adler32(name) >> 1
 
     def give(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-        return (tf.constant(_turns.give(call, lambda: function(*tensors)), tf.int64),)
+        return (tf.constant(_order.give(call, lambda: function(*tensors)), tf.int64),)
 
     def take(_: tf.Tensor, ticket: tf.Tensor) -> Sequence[tf.Tensor]:
-        return _turns.result(call, int(ticket), comm)
+        return _order.result(call, int(ticket), comm)
 
     given = place(give, inputs, [tf.int64])
     given = given[0] if isinstance(given, (list, tuple)) else given

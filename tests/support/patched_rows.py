@@ -28,7 +28,7 @@ class StockRows(TableVariable):
 
     kind = "StockRows"
     instead_of_value = instead_of_write = instead_of_copy = instead_of_save = "-"
-    trained_by_stock = True
+    trained_by_patched = True
     collections = (v1.GraphKeys.LOCAL_VARIABLES,)
     regularizer = None  # Keras 3 asks each weight of a model for it
 

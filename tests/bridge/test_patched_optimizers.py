@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.stock import train_with_stock_optimizers
+from sok_lite.bridge.optimizers.patched import patch_optimizers
 from tests.bridge.test_every_optimizer import NOT_WHEN_TRACED
 from tests.support.modes import MODES
 from tests.support.optimizer_cases import CASES
-from tests.support.stock_rows import (
+from tests.support.patched_rows import (
     DIM,
     KEYS,
     StockRows,
@@ -29,7 +29,7 @@ tf_keras = pytest.importorskip("tf_keras")
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
-train_with_stock_optimizers()
+patch_optimizers()
 
 NUM_STEPS = 11
 OWN = {"GroupAdam", "GroupAMSGrad", "GroupLamb", "GroupMomentum", "SparseGroupFtrl"}
@@ -285,12 +285,17 @@ def test_variables_without_a_gradient_are_left_out(session):
 
 
 def test_an_optimizer_and_its_states_go_when_the_program_drops_them():
-    class OwnStep(v1.train.AdamOptimizer):
+    class FallbackStep(v1.train.AdamOptimizer):
         def _resource_apply_dense(self, grad, var):
             return super()._resource_apply_dense(grad * 2.0, var)
 
     slices = tf.IndexedSlices(tf.ones([len(KEYS), DIM]), tf.constant(KEYS))
-    for make in (v1.train.AdamOptimizer, OwnStep, keras.optimizers.Adam, tf_keras.optimizers.Adam):
+    for make in (
+        v1.train.AdamOptimizer,
+        FallbackStep,
+        keras.optimizers.Adam,
+        tf_keras.optimizers.Adam,
+    ):
         rows, optimizer = filled(), make(0.1)
         optimizer.apply_gradients([(slices, rows)])
         reference = weakref.ref(optimizer)
@@ -326,7 +331,7 @@ def test_a_gradient_that_is_no_slices_is_refused():
 
 def test_a_table_that_does_not_ask_is_not_trained():
     class NotAsking(StockRows):
-        trained_by_stock = False
+        trained_by_patched = False
 
     rows = NotAsking()
     keys = tf.constant(KEYS)

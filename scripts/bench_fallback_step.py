@@ -5,7 +5,7 @@ Adam of each family, and a subclass of it that changes nothing but is not known 
 table, eagerly or in a tf.function. Times are medians of --rounds.
 
 Example:
-  python scripts/bench_own_step.py --tables 1 8 --rows 8192
+  python scripts/bench_fallback_step.py --tables 1 8 --rows 8192
 """
 
 import argparse

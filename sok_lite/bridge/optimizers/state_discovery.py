@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.copies import CannotStepError, settings_in, variables_in
-from sok_lite.bridge.optimizers.family import Copying
+from sok_lite.bridge.optimizers.clones import CannotStepError, settings_in, variables_in
+from sok_lite.bridge.optimizers.family import Cloning
 
 
 class State(NamedTuple):
@@ -61,7 +61,7 @@ class Trial(NamedTuple):
 
 def tried(
     optimizer: Any,
-    copying: Copying,
+    cloning: Cloning,
     make: Callable[[Collection[str]], Any],
     tables: Sequence[Shape],
 ) -> Trial:
@@ -79,36 +79,36 @@ def tried(
         tf.constant(rng.normal(size=(size, table.dim)), tf.float32)
         for size, table in zip(sizes, tables, strict=True)
     ]
-    followed = _settings_that_stay(optimizer, copying, make, tables, rows)
-    copy, variables = _built(optimizer, copying, make(followed), tables, rows)
-    own = own_variables(copying, copy, variables)
+    followed = _settings_that_stay(optimizer, cloning, make, tables, rows)
+    copy, variables = _built(optimizer, cloning, make(followed), tables, rows)
+    own = own_variables(cloning, copy, variables)
     more_tables = [*tables, Shape("one_more", 2)]
     more_rows = [tf.zeros((len(part) + 1, part.shape[1])) for part in rows] + [tf.zeros((3, 2))]
     try:
-        more = _built(optimizer, copying, make(followed), more_tables, more_rows)
+        more = _built(optimizer, cloning, make(followed), more_tables, more_rows)
     except CannotStepError:  # it may know its tables by name
         with_more = own
     else:
-        with_more = own_variables(copying, *more)
-    roles = _roles(optimizer, copying, copy, variables, own)
+        with_more = own_variables(cloning, *more)
+    roles = _roles(optimizer, cloning, copy, variables, own)
     names = _names_of_others(optimizer, [table.name for table in tables], own, with_more, roles)
     others = iter(names)
     roles = [role if isinstance(role, State) else next(others) for role in roles]
-    _check_that_all_goes_on(optimizer, copying, partial(make, followed), tables)
+    _check_that_all_goes_on(optimizer, cloning, partial(make, followed), tables)
     return Trial(roles, followed)
 
 
 def _built(
-    optimizer: Any, copying: Copying, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
+    optimizer: Any, cloning: Cloning, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
 ) -> tuple[Any, list[Any]]:
     """Returns a copy that is built, and the variables that it is built for.
 
     Raises:
       CannotStepError: it cannot be built.
     """
-    variables = row_variables(copying, tables, rows)
+    variables = row_variables(cloning, tables, rows)
     try:
-        copying.build(copy, variables, ())
+        cloning.build(copy, variables, ())
     except Exception as error:
         raise CannotStepError(
             optimizer, f"it cannot be built on dense variables, which raises {error!r}."
@@ -117,7 +117,7 @@ def _built(
 
 
 def _check_that_all_goes_on(
-    optimizer: Any, copying: Copying, make: Callable[[], Any], tables: Sequence[Shape]
+    optimizer: Any, cloning: Cloning, make: Callable[[], Any], tables: Sequence[Shape]
 ) -> None:
     """Raises if two steps of one copy are not a step of one and, with its variables, of another.
 
@@ -131,17 +131,17 @@ def _check_that_all_goes_on(
     )
 
     def after(copy: Any, variables: Sequence[Any], number: int) -> list[np.ndarray]:
-        copying.apply(copy, list(zip(grads[number - 1], variables, strict=True)), number)
-        own = [variable for _, variable in own_variables(copying, copy, variables)]
+        cloning.apply(copy, list(zip(grads[number - 1], variables, strict=True)), number)
+        own = [variable for _, variable in own_variables(cloning, copy, variables)]
         return [_array(variable) for variable in (*variables, *own)]
 
     def two_steps(copies: int) -> list[np.ndarray]:
-        copy, variables = _built(optimizer, copying, make(), tables, first)
+        copy, variables = _built(optimizer, cloning, make(), tables, first)
         values = after(copy, variables, 1)
         if copies == 2:
             rows = [tf.constant(part) for part in values[: len(tables)]]
-            copy, variables = _built(optimizer, copying, make(), tables, rows)
-            own = own_variables(copying, copy, variables)
+            copy, variables = _built(optimizer, cloning, make(), tables, rows)
+            own = own_variables(cloning, copy, variables)
             for (_, variable), value in zip(own, values[len(tables) :], strict=True):
                 variable.assign(value)
         return after(copy, variables, 2)
@@ -209,11 +209,11 @@ def _names_of_others(
 
 
 def row_variables(
-    copying: Copying, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
+    cloning: Cloning, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
 ) -> list[Any]:
     """Returns variables that a copy can update, one for each table and of its name."""
     return [
-        copying.variable(part, _variable_name(table.name))
+        cloning.variable(part, _variable_name(table.name))
         for table, part in zip(tables, rows, strict=True)
     ]
 
@@ -223,16 +223,16 @@ def _variable_name(table: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", table).lstrip("_-") or "rows"
 
 
-def own_variables(copying: Copying, copy: Any, variables: Sequence[Any]) -> list[tuple[str, Any]]:
+def own_variables(cloning: Cloning, copy: Any, variables: Sequence[Any]) -> list[tuple[str, Any]]:
     """Returns a copy's own (attribute, variable), which are neither rows nor settings."""
     rows = {id(variable) for variable in variables}
-    found = variables_in(copy, copying.not_states)
+    found = variables_in(copy, cloning.not_states)
     return [(name, variable) for name, variable in found if id(variable) not in rows]
 
 
 def _settings_that_stay(
     optimizer: Any,
-    copying: Copying,
+    cloning: Cloning,
     make: Callable[[Collection[str]], Any],
     tables: Sequence[Shape],
     rows: Sequence[tf.Tensor],
@@ -240,14 +240,14 @@ def _settings_that_stay(
     """Returns the settings in a copy that a step does not change."""
     copy = make(())
     before = dict(settings_in(copy))
-    copy, variables = _built(optimizer, copying, copy, tables, rows)
-    made = own_variables(copying, copy, variables)
+    copy, variables = _built(optimizer, cloning, copy, tables, rows)
+    made = own_variables(cloning, copy, variables)
     grads = [tf.fill(tf.shape(part), 0.5) for part in rows]
     try:
-        copying.apply(copy, list(zip(grads, variables, strict=True)), 1)
+        cloning.apply(copy, list(zip(grads, variables, strict=True)), 1)
     except Exception as error:
         raise CannotStepError(optimizer, f"a step on dense variables raises {error!r}.") from error
-    late = own_variables(copying, copy, variables)[len(made) :]
+    late = own_variables(cloning, copy, variables)[len(made) :]
     if late:
         names = ", ".join(repr(name) for name, _ in late)
         raise CannotStepError(
@@ -284,7 +284,7 @@ def _unlike_sizes(dims: Sequence[int]) -> list[int]:
 
 def _roles(
     optimizer: Any,
-    copying: Copying,
+    cloning: Cloning,
     copy: Any,
     variables: Sequence[Any],
     own: Sequence[tuple[str, Any]],
@@ -298,7 +298,7 @@ def _roles(
             roles.append(attribute)
             continue
         rows = variables[table]
-        name = copying.slot_name(copy, variable, rows) or _plain_name(variable, rows)
+        name = cloning.slot_name(copy, variable, rows) or _plain_name(variable, rows)
         taken = [role.name for role in roles if isinstance(role, State) and role.table == table]
         name = _unused(name or attribute.strip("_"), taken)
         initial = _initial_value(optimizer, name, variable)

@@ -11,12 +11,12 @@ import tensorflow as tf
 _MUTEX = "sok_lite_optimizer_step"
 
 
-class Turn:
-    """A step that has its turn.
+class LockedStep:
+    """A step that holds the lock.
 
     Attributes:
       last: append what the step ends with, in a graph: the next step begins after it.
-      end: the operation that ends the turn; None in eager mode. A TF1 graph must run it.
+      end: the operation that releases the lock; None in eager mode. A TF1 graph must run it.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turn:
         self.end: Any = None
 
 
-class StepOrder:
+class StepLock:
     """Lets the steps of an optimizer follow each other, whatever threads they come from.
 
     Each then counts from where the one before it stopped. Eager steps wait for each other, and
@@ -32,27 +32,27 @@ class StepOrder:
     """
 
     def __init__(self) -> None:
-        # Not a Lock: a thread that an interrupt took out of a turn can go on.
+        # Not a Lock: a thread that an interrupt took out of a step can go on.
         self._lock = threading.RLock()
 
-    def __deepcopy__(self, memo: Any) -> "StepOrder":
-        return StepOrder()
+    def __deepcopy__(self, memo: Any) -> "StepLock":
+        return StepLock()
 
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
+    def hold(self) -> Iterator[LockedStep]:
         """Waits; what is made inside, in a graph, waits as well."""
-        turn = Turn()
+        step = LockedStep()
         if tf.executing_eagerly():
             with self._lock:
-                yield turn
+                yield step
             return
         with tf.device("CPU:0"):
             mutex = tf.raw_ops.MutexV2(container="", shared_name=_MUTEX)
             held = tf.raw_ops.MutexLock(mutex=mutex)
         with tf.control_dependencies([held]):
-            yield turn
-        with tf.device("CPU:0"), tf.control_dependencies(turn.last):
-            turn.end = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
+            yield step
+        with tf.device("CPU:0"), tf.control_dependencies(step.last):
+            step.end = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
 
 
 def dense_checks(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:

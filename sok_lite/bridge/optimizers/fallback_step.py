@@ -20,11 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, setting
-from sok_lite.bridge.optimizers.copies import CannotStepError, refuse_inner_optimizers
-from sok_lite.bridge.optimizers.family import Copying, Family, OwnStep
+from sok_lite.backend.publish import Action, plan_set
+from sok_lite.bridge.optimizers.clones import CannotStepError, refuse_inner_optimizers
+from sok_lite.bridge.optimizers.family import Cloning, FallbackStep, Family
 from sok_lite.bridge.optimizers.host import StepHost
-from sok_lite.bridge.optimizers.roles import (
+from sok_lite.bridge.optimizers.state_discovery import (
     Shape,
     State,
     Trial,
@@ -53,7 +53,7 @@ class Now(NamedTuple):
     numbers: Mapping[str, float]
 
 
-class Carried(tf.train.experimental.PythonState):
+class CarriedState(tf.train.experimental.PythonState):
     """What an optimizer has for its rows beside their states. A checkpoint saves it.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Known(NamedTuple):
         return next(i for i, reference in enumerate(self.tables) if reference() is table)
 
 
-class OwnSteps:
+class FallbackSteps:
     """The steps that an optimizer takes itself. It does not keep the optimizer alive.
 
     Attributes:
@@ -107,9 +107,9 @@ class OwnSteps:
 
     def __init__(self, optimizer: Any, family: Family) -> None:
         refuse_inner_optimizers(optimizer)
-        self.carried = Carried()
-        self._copying: Copying = family.copying
-        self._config = dict(family.copying.config(optimizer))
+        self.carried = CarriedState()
+        self._cloning: Cloning = family.cloning
+        self._config = dict(family.cloning.config(optimizer))
         # Replaced as a whole, with the lock: several wrappers may have one optimizer.
         self._known = _Known()
         self._lock = threading.Lock()
@@ -160,11 +160,11 @@ class OwnSteps:
         return list(dict.fromkeys(role.name for role in self._known.states))
 
     def _tried(self, optimizer: Any, now: Now, shapes: Sequence[Shape]) -> Trial:
-        return tried(optimizer, self._copying, partial(self._copy, optimizer, now), shapes)
+        return tried(optimizer, self._cloning, partial(self._copy, optimizer, now), shapes)
 
     def _copy(self, optimizer: Any, now: Now, followed: Collection[str]) -> Any:
         rest = (now.learning_rate, now.numbers, followed)
-        return self._copying.make(optimizer, self._config, *rest)
+        return self._cloning.make(optimizer, self._config, *rest)
 
     def step(
         self,
@@ -196,10 +196,10 @@ class OwnSteps:
         }
         backend.synchronize()  # TensorFlow reads them now, on a stream of its own
         copy = self._copy(optimizer, now, known.trial.followed)
-        variables = row_variables(self._copying, known.shapes, rows)
+        variables = row_variables(self._cloning, known.shapes, rows)
         without = [variables[known.number_of(table)] for table in undecayed]
-        self._copying.build(copy, variables, without)
-        own = [variable for _, variable in own_variables(self._copying, copy, variables)]
+        self._cloning.build(copy, variables, without)
+        own = [variable for _, variable in own_variables(self._cloning, copy, variables)]
         by_role = dict(zip(known.trial.roles, own, strict=True))
         others = {name: by_role[name] for name in known.trial.roles if isinstance(name, str)}
         for role, states in held.items():
@@ -208,7 +208,7 @@ class OwnSteps:
             if name in self.carried.values:
                 _assign(variable, tf.constant(self.carried.values[name]))
         updated = [variables[i] for i in places]
-        self._copying.apply(copy, list(zip(grads, updated, strict=True)), now.step)
+        self._cloning.apply(copy, list(zip(grads, updated, strict=True)), now.step)
         stepped = [
             Stepped(
                 _array(variables[i], backend, part.rows),
@@ -221,7 +221,7 @@ class OwnSteps:
             for i, part in zip(places, given, strict=True)
         ]
         values = {name: _kept(variable) for name, variable in others.items()}
-        return stepped, setting(self.carried, values={**self.carried.values, **values})
+        return stepped, plan_set(self.carried, values={**self.carried.values, **values})
 
     def _one_row(self, part: Gathered) -> Gathered:
         """Returns a row of zeros, with states as they begin, in place of no row."""
@@ -250,23 +250,23 @@ def _array(variable: Any, backend: Backend, like: Array) -> Array:
     return backend.xp.ascontiguousarray(to_array(tensor, backend).reshape(like.shape))
 
 
-_all_steps: "weakref.WeakKeyDictionary[Any, OwnSteps]" = weakref.WeakKeyDictionary()
+_all_steps: "weakref.WeakKeyDictionary[Any, FallbackSteps]" = weakref.WeakKeyDictionary()
 
 
-def own_steps(settings: OwnStep) -> OwnSteps:
+def fallback_steps(settings: FallbackStep) -> FallbackSteps:
     """Returns the steps of an optimizer, the same ones each time."""
     steps = _all_steps.get(settings.optimizer)
     if steps is None:
-        steps = _all_steps[settings.optimizer] = OwnSteps(settings.optimizer, settings.family)
+        steps = _all_steps[settings.optimizer] = FallbackSteps(settings.optimizer, settings.family)
     return steps
 
 
-class OwnStepHost(StepHost):
+class FallbackStepHost(StepHost):
     """The host half of a step that an optimizer takes itself."""
 
-    def __init__(self, settings: OwnStep, *arguments: Any) -> None:
+    def __init__(self, settings: FallbackStep, *arguments: Any) -> None:
         super().__init__(settings, *arguments)
-        self._steps = own_steps(settings)
+        self._steps = fallback_steps(settings)
 
     def step(
         self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.optimizers.family import OwnStep, Settings
+from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
@@ -23,7 +23,7 @@ from sok_lite.bridge.variable import TableVariable
 DenseStep = Callable[..., Any]
 
 
-class WrappedHere(WrappedOptimizer):
+class PerGraphOptimizer(WrappedOptimizer):
     """Steps of an optimizer whose own method comes here.
 
     Args:
@@ -38,24 +38,26 @@ class WrappedHere(WrappedOptimizer):
         self._step_of_dense = dense_step
         super().__init__(optimizer, **options)
 
-    def _settings(self) -> Settings | OwnStep:
+    def _settings(self) -> Settings | FallbackStep:
         settings = super()._settings()
-        if not isinstance(settings, OwnStep):
+        if not isinstance(settings, FallbackStep):
             return settings
         # What else a method of the optimizer's class does to gradients is done by now.
         apply = partial(_apply_copy, self._step_of_dense, self._family is not V1)
-        copying = replace(self._family.copying, apply=apply)
-        return settings._replace(family=replace(self._family, copying=copying))
+        cloning = replace(self._family.cloning, apply=apply)
+        return settings._replace(family=replace(self._family, cloning=cloning))
 
-    def _first_step(self, inner: Any, settings: Settings | OwnStep) -> int | None:
+    def _first_step(self, inner: Any, settings: Settings | FallbackStep) -> int | None:
         # Else a graph has the variables that it has without tables, and so have its checkpoints.
-        if self._family is V1 and (isinstance(settings, OwnStep) or settings.rule.counts_steps):
+        if self._family is V1 and (
+            isinstance(settings, FallbackStep) or settings.rule.counts_steps
+        ):
             return super()._first_step(inner, settings)
         return None
 
     def show_states(self, variables: list[Any]) -> None:
         """Makes the states of tables, so that a graph can read them before its first step."""
-        if not isinstance(self._settings(), OwnStep):
+        if not isinstance(self._settings(), FallbackStep):
             self._make_slots(variables)
 
     def _apply_dense(self, dense: Any, **options: Any) -> Any:
@@ -66,26 +68,28 @@ class WrappedHere(WrappedOptimizer):
 
 
 def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step: int) -> None:
-    """Has a copy of an optimizer take a step; see `Copying.apply`."""
+    """Has a copy of an optimizer take a step; see `Cloning.apply`."""
     if counts:
         copy.iterations.assign(step - 1)
     dense_step(copy, pairs)
 
 
 @unconverted
-class StepsHere:
+class PerGraphSteps:
     """What takes the steps of an optimizer, in eager mode and in each graph.
 
     Args:
       optimizer: the optimizer; it is not kept alive.
-      dense_step, options: see `WrappedHere`.
+      dense_step, options: see `PerGraphOptimizer`.
     """
 
     def __init__(self, optimizer: Any, dense_step: DenseStep, **options: Any) -> None:
         self._optimizer: Any = weakref.ref(optimizer)
         self._dense_step, self._options = dense_step, options
-        self._wrapped: weakref.WeakKeyDictionary[Any, WrappedHere] = weakref.WeakKeyDictionary()
-        self._eager: WrappedHere | None = None
+        self._wrapped: weakref.WeakKeyDictionary[Any, PerGraphOptimizer] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._eager: PerGraphOptimizer | None = None
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of an optimizer takes steps of its own
@@ -131,7 +135,7 @@ class StepsHere:
             train_ops[:] = [*before, done]  # not the dense part alone
         return done
 
-    def here(self) -> WrappedHere:
+    def here(self) -> PerGraphOptimizer:
         """Returns what takes steps in this graph, or in eager mode; makes it where it is new."""
         with tf.init_scope():
             if not tf.executing_eagerly():
@@ -148,5 +152,5 @@ class StepsHere:
                     )
             return self._eager
 
-    def _made(self) -> WrappedHere:
-        return WrappedHere(self.optimizer, self._dense_step, **self._options)
+    def _made(self) -> PerGraphOptimizer:
+        return PerGraphOptimizer(self.optimizer, self._dense_step, **self._options)

@@ -11,7 +11,7 @@ from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardWriter, Tensor
 
 
-class Part(NamedTuple):
+class ShardContent(NamedTuple):
     """A table's part of a checkpoint on one rank.
 
     Attributes:
@@ -33,7 +33,7 @@ class Part(NamedTuple):
         return sum(tensor.num_bytes for tensor in self.tensors)
 
 
-def copied(part: Part) -> Part:
+def copied(part: ShardContent) -> ShardContent:
     """Returns a part that needs its table no more: all of it is on the host, until it is written.
 
     Raises:
@@ -47,7 +47,7 @@ def _drained(arrays: "deque[np.ndarray]") -> Iterator[np.ndarray]:
         yield arrays.popleft()
 
 
-def write_part(part: Part, folder: str, chunk_bytes: int, progress: Progress) -> Shard:
+def write_part(part: ShardContent, folder: str, chunk_bytes: int, progress: Progress) -> Shard:
     """Writes a part, chunk by chunk.
 
     Args:

@@ -9,12 +9,12 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.tensor import empty, memory_of_call, to_array, to_tensor
 from sok_lite.comm import Communicator, CommunicatorError
-from sok_lite.comm.host_controlled import HostControlledCarrier
+from sok_lite.comm.host_controlled import HostControlledTransport
 
 _NAME = "sok_carried"
 
 
-class HorovodCarrier(HostControlledCarrier):
+class HorovodTransport(HostControlledTransport):
     """Horovod's all-to-all. It is called in host calls, which keep memory of TensorFlow's."""
 
     name = "horovod"
@@ -45,26 +45,26 @@ class HorovodCarrier(HostControlledCarrier):
             raise CommunicatorError(f"Horovod cannot carry tensors of GPUs: {error}") from error
 
 
-def connected(comm: Communicator, backend: Backend) -> HorovodCarrier:
-    """Returns a carrier that has brought a word from each rank to each. Every rank must call it.
+def connected(comm: Communicator, backend: Backend) -> HorovodTransport:
+    """Returns a transport that has brought a word from each rank to each. Every rank must call it.
 
     Raises:
       CommunicatorError: the words are others, or not on the device: Horovod was built without an
         alltoall for GPUs, or numbers the ranks in another way.
     """
-    carrier, ranks = HorovodCarrier(comm, backend), np.arange(comm.size)
+    transport, ranks = HorovodTransport(comm, backend), np.arange(comm.size)
     sent = np.stack([np.full(comm.size, comm.rank), ranks], axis=1)
     expected = np.stack([ranks, np.full(comm.size, comm.rank)], axis=1)
     try:
         with memory_of_call():
-            received = carrier.carried(backend.from_host(sent), np.ones(comm.size, np.int32))
+            received = transport.carried(backend.from_host(sent), np.ones(comm.size, np.int32))
     except Exception as error:  # Horovod's own kinds among them
         raise CommunicatorError(f"Horovod cannot carry a word between GPUs: {error}") from error
     if backend.name != "cpu" and "GPU" not in received.backing_device:
         raise CommunicatorError("Horovod carries tensors through the host: it has no GPU alltoall")
     if not np.array_equal(received.numpy(), expected):
         raise CommunicatorError("Horovod carries words to other ranks than it was told to")
-    return carrier
+    return transport
 
 
 def horovod_unable(comm: Communicator) -> str | None:

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge.optimizers.fallback_step import fallback_steps
 from sok_lite.bridge.optimizers.keras3 import KERAS3
-from sok_lite.bridge.optimizers.own_step import own_steps
 from sok_lite.bridge.optimizers.settings import settings_of
 from sok_lite.optimizers import GroupAdam
 from tests.support.helpers import run_threads
@@ -641,7 +641,7 @@ def test_tables_that_are_gone_are_forgotten():
         gc.collect()
     last = new_table(2, "last")
     ours.apply_gradients([(slices(np.ones((3, 2))), last)])
-    assert len(own_steps(settings_of(ours.optimizer, KERAS3))._known.tables) == 1
+    assert len(fallback_steps(settings_of(ours.optimizer, KERAS3))._known.tables) == 1
 
 
 def test_a_copy_of_a_wrapper_counts_by_itself():

@@ -1,4 +1,4 @@
-"""Carriers of real libraries. Without GPUs they carry arrays of the CPU: the code is the same."""
+"""Transports of real libraries. Without GPUs they carry arrays of the CPU: the code is the same."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 
 from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.backend.nccl import nccl_unavailable
-from sok_lite.comm import CommunicatorError, choose_carrier
+from sok_lite.comm import CommunicatorError, choose_transport
 from sok_lite.engine.failure import shared_failure
 from tests.support.exchange_facts import FACTS, send
 
@@ -20,13 +20,13 @@ def _nccl(comm):
         reason = "NCCL takes a GPU for each rank"
     if reason is not None:
         pytest.skip(reason)
-    choose_carrier(comm, get_backend("cuda"), "nccl")
-    return comm.carrier
+    choose_transport(comm, get_backend("cuda"), "nccl")
+    return comm.gpu_transport
 
 
 def _horovod(comm):
     pytest.importorskip("tensorflow")
-    from sok_lite.bridge.horovod_carrier import connected, horovod_unable
+    from sok_lite.bridge.horovod_transport import connected, horovod_unable
 
     pytest.importorskip("horovod.tensorflow")
     if "does not connect" in (horovod_unable(comm) or ""):
@@ -43,19 +43,19 @@ if cuda_unavailable() is None:
 @pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
 def carried(comm, request, monkeypatch):
     """A communicator whose arrays a library carries."""
-    monkeypatch.setattr(comm, "carrier", None)
-    comm.carrier = request.param(comm)
+    monkeypatch.setattr(comm, "gpu_transport", None)
+    comm.gpu_transport = request.param(comm)
     return comm
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
 def test_round_trip(carried, fact):
-    fact(carried, get_backend("cuda") if carried.carrier.name == "nccl" else CPU)
+    fact(carried, get_backend("cuda") if carried.gpu_transport.name == "nccl" else CPU)
 
 
 def test_a_rank_that_fails_lets_all_raise_and_all_go_on(carried):
     comm, keys = carried, np.arange(9)
-    backend = get_backend("cuda") if comm.carrier.name == "nccl" else CPU
+    backend = get_backend("cuda") if comm.gpu_transport.name == "nccl" else CPU
     if comm.size == 1:
         pytest.skip("one rank raises what it raises")
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_a_rank_that_fails_lets_all_raise_and_all_go_on(carried):
 
 def test_whether_horovod_carries_arrays_of_gpus_is_known(comm):
     pytest.importorskip("horovod.tensorflow")
-    from sok_lite.bridge.horovod_carrier import horovod_unable
+    from sok_lite.bridge.horovod_transport import horovod_unable
 
     reason = horovod_unable(comm)
     if os.environ.get("HOROVOD_SIZE"):
