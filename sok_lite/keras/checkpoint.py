@@ -7,6 +7,7 @@ dense weights, and the manifest that it publishes names these.
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -29,6 +30,8 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.keras.dense_states import DenseStates
 from sok_lite.keras.skipping import in_one_call, skip_batches
+
+_log = logging.getLogger("sok_lite")
 
 _FOLDER = re.compile(r"step-(\d+)")
 _DENSE = re.compile(r"dense-[\d-]+")
@@ -62,8 +65,8 @@ class CheckpointPart:
     evicts does not repeat to the last bit anyway. What else resumes: learning rates, the state of
     random numbers of Keras 3, step counts, times of lookups. What does not: other callbacks, and
     the averages that the logs of a broken-off epoch have of its first batches. It resumes the first
-    `fit` of a program, and `initial_epoch` does not count then: a program that calls `fit` several
-    times says itself where it goes on, by `restore`.
+    `fit` of a program, and `initial_epoch` does not count then: a program that calls `fit` for each
+    day asks `newest` which day that is.
 
     It saves at the end of each epoch, and with `every` after so many batches too, and when `fit`
     is over. A process that is killed at any moment leaves a whole checkpoint. Each is a folder
@@ -125,11 +128,39 @@ class CheckpointPart:
 
     # ---------------------------------------------------------------- what a program calls
 
+    def newest(self) -> Restored | None:
+        """Returns where the newest checkpoint was made. Every rank must call it.
+
+        Nothing is restored: the next `fit` goes on from there.
+
+        Returns:
+          None: there is no checkpoint.
+
+        Raises:
+          OSError, ValueError: it cannot be read. RanksDifferError: ranks have other arguments.
+        """
+        comm = communicator()
+        arguments = {
+            name: getattr(self, f"_{name}")
+            for name in ("path", "every", "keep", "most_increments", "in_background")
+        }
+        check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
+        self.wait()
+
+        numbers = together(comm, self._numbers)
+        number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
+        if number < 0:
+            return None
+        folder = os.path.join(self._path, _name(number))
+        at = together(comm, lambda: _at(folder))
+        return Restored(folder, at["epoch"], at["batch"], at["steps"])
+
     def restore(self, model: Any) -> Restored | None:
         """Gives a model what the newest checkpoint has. Every rank must call it.
 
-        `fit` does so by itself. After a call `fit` begins with the epoch that it is given: for a
-        program that trains on new data each time.
+        `fit` does so by itself, and leaves out the batches that are done. After a call of this it
+        trains on all that it is given, from the epoch that it is given: for a program that trains
+        on new data each time. A warning says so where the checkpoint is within an epoch.
 
         Args:
           model: built and compiled.
@@ -141,9 +172,16 @@ class CheckpointPart:
           OSError, ValueError: it cannot be read, or is of another model. Nothing has changed.
           RanksDifferError: ranks have other arguments or models.
         """
-        found = self._newest()
+        found = self.newest()
         if found is not None:
             self._restore(model, found)
+            if found.batch:
+                _log.warning(
+                    "%s was made after %s batches of epoch %s. fit after restore trains on all "
+                    "batches that it is given: leave those out, or call fit without restore, which "
+                    "does so.",
+                    *(found.path, f"{found.batch:,}", found.epoch),
+                )
         self._is_resumed = True
         return found
 
@@ -168,7 +206,7 @@ class CheckpointPart:
         """
         if self._is_resumed:
             return None
-        self._found = self._newest()
+        self._found = self.newest()
         return None if self._found is None else self._found.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -180,7 +218,7 @@ class CheckpointPart:
             )
         found, self._found = self._found, None
         if found is None:
-            newest = self._newest()
+            newest = self.newest()
             if newest is not None and newest.steps > self._steps:
                 raise ValueError(
                     f"{self._path} has a checkpoint of {newest.steps:,} steps, and this training "
@@ -296,24 +334,6 @@ class CheckpointPart:
         return sorted(n for n, name in found if _is_whole(os.path.join(self._path, name)))
 
     # ---------------------------------------------------------------- restoring
-
-    def _newest(self) -> Restored | None:
-        """Returns the newest checkpoint, the same on all ranks."""
-        comm = communicator()
-        arguments = {
-            name: getattr(self, f"_{name}")
-            for name in ("path", "every", "keep", "most_increments", "in_background")
-        }
-        check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
-        self.wait()
-
-        numbers = together(comm, self._numbers)
-        number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
-        if number < 0:
-            return None
-        folder = os.path.join(self._path, _name(number))
-        at = together(comm, lambda: _at(folder))
-        return Restored(folder, at["epoch"], at["batch"], at["steps"])
 
     def _check_batches(self, found: Restored) -> None:
         in_one = in_one_call(self.model)

@@ -17,8 +17,9 @@ class _Skipping:
         for _ in range(self._in_one):
             next(iterator)
         self._left -= self._in_one
-        # Other callbacks look for a loss, which is of no batch; tf_keras knows of none yet.
-        return {"loss": 0.0} | self._model.get_metrics_result()
+        # Other callbacks look for a loss, which is of no batch. Metrics that the program compiled
+        # are built by the first batch: before it they have no result.
+        return {"loss": 0.0}
 
 
 def in_one_call(model: Any) -> int:

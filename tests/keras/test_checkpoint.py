@@ -137,6 +137,54 @@ def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_
         fit(three, sk.Checkpoint(tmp_path, every=1, keep=99))
 
 
+def test_metrics_that_no_batch_has_built_are_no_hindrance(keras, sk, tmp_path):
+    def compiled():
+        model = made(keras, sk)
+        model.compile("adam", "mse", metrics=["mae", keras.metrics.MeanSquaredError("square")])
+        return model
+
+    with pytest.raises(Stop):
+        fit(compiled(), stopping(keras, 2), sk.Checkpoint(tmp_path, every=1), epochs=1)
+    again = compiled()
+    history = fit(again, sk.Checkpoint(tmp_path, every=1), epochs=1)
+    assert again.optimizer.iterations == STEPS and history.history["square"][0] > 0
+
+
+def test_a_program_that_fits_each_day_asks_which_day_it_is(keras, sk, tmp_path, caplog):
+    def days(model, *callbacks):
+        checkpoint = sk.Checkpoint(tmp_path / "days", every=1)
+        place = checkpoint.newest()
+        for day in range(0 if place is None else place.epoch, 3):
+            model.fit(
+                data().repeat(2).skip(day).take(STEPS),  # others each day
+                **{"initial_epoch": day, "epochs": day + 1, "verbose": 0, "shuffle": False},
+                callbacks=[checkpoint, *callbacks],
+            )
+        return place
+
+    whole = made(keras, sk)
+    assert days(whole) is None
+    shutil.rmtree(tmp_path / "days")
+    with pytest.raises(Stop):
+        days(made(keras, sk), stopping(keras, STEPS + 2))
+    again = made(keras, sk, seed=2)
+    with pytest.raises(Stop):  # the same day again
+        days(again, stopping(keras, 2))
+    place = days(again := made(keras, sk, seed=3))
+    assert (place.epoch, place.steps) == (1, STEPS + 2) and place.batch == 2
+    check_same(everything(again), everything(whole))
+    assert not caplog.records
+
+
+def test_a_restore_within_an_epoch_warns_of_what_fit_does_then(keras, sk, tmp_path, caplog):
+    with pytest.raises(Stop):
+        fit(made(keras, sk), stopping(keras, 2), sk.Checkpoint(tmp_path, every=1))
+    again = made(keras, sk)
+    assert sk.Checkpoint(tmp_path, every=1).restore(again).batch == 1
+    (record,) = caplog.records
+    assert "after 1 batches of epoch 0" in record.message
+
+
 @pytest.mark.full_only("fits three models once more")
 def test_a_resume_that_is_broken_off_leaves_later_fits_whole(keras, sk, tmp_path):
     with pytest.raises(Stop):
