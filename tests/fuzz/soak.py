@@ -4,9 +4,9 @@ All that happens is a function of the seed, and no kill changes the rows: a job 
 on from its last checkpoint with the same batches. So a digest that was kept before sok_lite was
 rebuilt must come out of it afterwards. Only public names of sok_lite are used.
 
-    python tests/fuzz/soak.py --minutes 5 --seed 7
-    python tests/fuzz/soak.py --rounds 20 --seed 7 --kills none     the same digests
-    python tests/fuzz/soak.py --check tests/fuzz/soaks/7.json       a kept one again
+    python -m tests.fuzz.soak --minutes 5 --seed 7
+    python -m tests.fuzz.soak --rounds 20 --seed 7 --kills none     the same digests
+    python -m tests.fuzz.soak --check tests/fuzz/soaks/7.json       a kept one again
 
 The last line is RESULT and what came out. The exit status is 1 if a digest differs.
 """
@@ -27,9 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-# As a script it has its own folder there alone.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.fuzz import soak_plan as plan
 from tests.fuzz.soak_record import Digests, digests_of, first_difference, joined, record_of, text_of

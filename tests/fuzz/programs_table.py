@@ -1,4 +1,4 @@
-"""A random table for fuzz_programs.py, and the dicts of rows and of states that it must equal."""
+"""A random table for programs.py, and the dicts of rows and of states that it must equal."""
 
 import random
 from collections import Counter

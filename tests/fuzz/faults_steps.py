@@ -1,4 +1,4 @@
-"""Random operations for fuzz_faults.py, and what each does to a dict."""
+"""Random operations for faults.py, and what each does to a dict."""
 
 import random
 from collections.abc import Callable

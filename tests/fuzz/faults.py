@@ -6,10 +6,10 @@ or memory that runs out once or for good. After each the table must be as before
 after it, and sound inside (tests/support/table_audit.py). Every round has a seed of its own and
 says it:
 
-  python scripts/fuzz_faults.py                        until the first failure, or Ctrl-C
-  python scripts/fuzz_faults.py --minutes 120          at most so long
-  python scripts/fuzz_faults.py --operations 200000    so many, to the end of a round
-  python scripts/fuzz_faults.py --seed 1234 --rounds 1 the round of that seed again
+  python -m tests.fuzz.faults                        until the first failure, or Ctrl-C
+  python -m tests.fuzz.faults --minutes 120          at most so long
+  python -m tests.fuzz.faults --operations 200000    so many, to the end of a round
+  python -m tests.fuzz.faults --seed 1234 --rounds 1 the round of that seed again
 
 The last line is RESULT and the counts. The exit status is 1 if something was found.
 """
@@ -26,20 +26,16 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from bench_common import backends, note, result
-from fuzz_steps import DIM, STATE, KeyRows, Rows, Step, new_step
-
+from scripts.bench.common.measuring import backends, note, result
 from sok_lite.backend import Backend
 from sok_lite.engine.hashing import fix_seed
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv import RefusedError
+from tests.fuzz.faults_steps import DIM, STATE, KeyRows, Rows, Step, new_step
 from tests.support.fault_bench import KINDS
 from tests.support.shortage import Shortage
 from tests.support.signal_rounds import Alarm

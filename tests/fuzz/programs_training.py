@@ -1,4 +1,4 @@
-"""What fuzz_programs.py does with the gradients of a table and with the states of optimizers."""
+"""What programs.py does with the gradients of a table and with the states of optimizers."""
 
 import gc
 import random
@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from fuzz_table import CheckedTable
 
 import sok_lite as sok
+from tests.fuzz.programs_table import CheckedTable
 from tests.support import state_groups
 from tests.support.optimizer_cases import CASES
 

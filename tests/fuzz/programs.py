@@ -7,9 +7,9 @@ want dense tensors, and loads files that somebody has forged. After each the tab
 the dicts hold, and be sound inside (tests/support/table_audit.py). Every round has a seed of its
 own and says it:
 
-  python scripts/fuzz_programs.py                        until the first failure, or Ctrl-C
-  python scripts/fuzz_programs.py --operations 20000 --backends simt
-  python scripts/fuzz_programs.py --seed 1234 --rounds 1 the round of that seed again
+  python -m tests.fuzz.programs                        until the first failure, or Ctrl-C
+  python -m tests.fuzz.programs --operations 20000 --backends simt
+  python -m tests.fuzz.programs --seed 1234 --rounds 1 the round of that seed again
 
 The last line is RESULT and the counts. The exit status is 1 if something was found.
 """
@@ -32,18 +32,17 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from bench_common import note, result
-from fuzz_dumps import Dumped
 
 import sok_lite as sok
+from scripts.bench.common.measuring import note, result
 from sok_lite.backend import get_backend
 from sok_lite.engine.hashing import fix_seed
 from sok_lite.engine.table.exclusive import alone
+from tests.fuzz.programs_dumps import Dumped
 from tests.support import step_oracle
 from tests.support.gpu_play import play_gpu
 from tests.support.simt import backend as simt

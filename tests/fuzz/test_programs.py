@@ -1,4 +1,4 @@
-"""scripts/fuzz_programs.py runs, finds nothing in a few rounds, and finds what is planted."""
+"""tests/fuzz/programs.py runs, finds nothing in a few rounds, and finds what is planted."""
 
 import json
 import subprocess
@@ -18,15 +18,13 @@ import sys
 import warnings
 from collections import Counter
 
-sys.path.insert(0, "scripts")
-
-import fuzz_programs as fuzz
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import row_gradient
 from sok_lite.engine.files import manifest
+from tests.fuzz import programs as fuzz
 from tests.support import state_groups
 
 warnings.simplefilter("ignore")
@@ -109,9 +107,8 @@ def test_what_is_planted_is_found():
 
 @pytest.mark.full_only("starts another process")
 def test_it_says_what_it_does_and_ends_in_time():
-    script = ROOT / "scripts" / "fuzz_programs.py"
     done = subprocess.run(
-        [sys.executable, str(script), "--seed", "5", "--operations", "20"],
+        [sys.executable, "-m", "tests.fuzz.programs", "--seed", "5", "--operations", "20"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""scripts/fuzz_faults.py runs, finds nothing in a few seconds, and repeats a round by its seed."""
+"""tests/fuzz/faults.py runs, finds nothing in a few seconds, and repeats a round by its seed."""
 
 import json
 import subprocess
@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "fuzz_faults.py"
 
 
 def fuzz(*args):
     """Returns the exit status, the fields of the last line and all lines."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, args)],
+        [sys.executable, "-m", "tests.fuzz.faults", *map(str, args)],
         capture_output=True,
         text=True,
         cwd=ROOT,

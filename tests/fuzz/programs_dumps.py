@@ -1,4 +1,4 @@
-"""What fuzz_programs.py does with files: it dumps a table, loads it, and forges what it dumped."""
+"""What programs.py does with files: it dumps a table, loads it, and forges what it dumped."""
 
 import contextlib
 import random
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from fuzz_forgery import command, forge, forge_export, little_memory, rows_in
-from fuzz_table import NAME, Rows
-from fuzz_training import Trained
 
 import sok_lite as sok
+from tests.fuzz.programs_forgery import command, forge, forge_export, little_memory, rows_in
+from tests.fuzz.programs_table import NAME, Rows
+from tests.fuzz.programs_training import Trained
 from tests.support import state_groups
 from tests.support.table_audit import audit
 from tests.support.table_state import State
