@@ -118,11 +118,10 @@ def test_every_test_named_exists(page):
         assert f"def {test}(" in (ROOT / path).read_text(), f"{name_of(page)} names {test}"
 
 
-def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give(monkeypatch):
+def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give():
     tf = pytest.importorskip("tensorflow")
     pytest.importorskip("tf_keras")
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import optimizer_table
+    from tools import optimizer_table
 
     page = optimizer_table.PAGE.read_text()
     release = re.search(r"^TensorFlow (\d+\.\d+)\.", page, re.MULTILINE).group(1)
@@ -131,7 +130,7 @@ def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give(monkey
     versions = re.compile("^TensorFlow .*, Keras .*, tf_keras .*$", re.MULTILINE)
     made = optimizer_table.page_with(page, optimizer_table.made_part())
     assert versions.sub("", page) == versions.sub("", made), (
-        "run: python scripts/optimizer_table.py --write"
+        "run: python -m tools.optimizer_table --write"
     )
 
 
@@ -143,7 +142,7 @@ def test_lines_of_a_page_are_short(page):
 
 def test_every_environment_variable_is_public():
     known = set()
-    for folder in ("sok_lite", "scripts", "tests"):
+    for folder in ("sok_lite", "scripts", "tests", "tools"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".sh") and path != Path(__file__):
                 known |= set(re.findall(r"\bSOK_LITE_[A-Z_]+\b", path.read_text()))

@@ -64,7 +64,7 @@ def plain_path(tmp_path):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """A wheel of this tree, or the one that scripts/build_wheel.sh has made."""
+    """A wheel of this tree, or the one that tools/build_wheel.sh has made."""
     if "SOK_LITE_WHEEL" in os.environ:
         return Path(os.environ["SOK_LITE_WHEEL"])
     if importlib.util.find_spec("scikit_build_core") is None or build.shutil.which("g++") is None:

@@ -6,19 +6,19 @@ import re
 
 import pytest
 
-from tests.support.scripts import load_script
-
 pytest.importorskip("tensorflow")
 
 
 @pytest.fixture(scope="module")
 def script():
-    return load_script("make_public_names")
+    from tools import make_public_names
+
+    return make_public_names
 
 
 def test_the_page_has_every_public_name_as_it_is(script):
     text = script.PAGE.read_text()
-    assert script.page_with_lists(text) == text, "run: python scripts/make_public_names.py"
+    assert script.page_with_lists(text) == text, "run: python -m tools.make_public_names"
     assert len(script.MADE.findall(text)) == text.count("<!-- made by") == 8
 
 

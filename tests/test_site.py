@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.support.doc_blocks import FENCE
-from tests.support.scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -58,7 +57,8 @@ def entries():
 
 def public_names():
     """Returns the names that docs/public_names.md lists, and those of the compatible APIs."""
-    script = load_script("make_public_names")
+    from tools import make_public_names as script
+
     page = script.PAGE.read_text()
     made = [name for _, name, _ in script.MADE.findall(page) if name not in script.LISTS]
     names = set(re.findall(r"^\* `([\w.]+)`, a \w+Error:", page, re.MULTILINE))  # to be caught

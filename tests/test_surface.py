@@ -1,7 +1,7 @@
 """docs/surface/*.toml is true and complete: what works here of the surface of SOK, TFRA and TFPlus.
 
 Its names, arguments, tests and functions are looked up, and pages have the tables that
-scripts/make_surface.py makes from it.
+tools/make_surface.py makes from it.
 """
 
 import ast
@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripts import load_script
+from tools import make_surface
 
 TESTS = Path(__file__).resolve().parent
-make_surface = load_script("make_surface")
 
 # System -> its package below `sok_lite`, and the folder of the tests.
 PACKAGES = {"sok": ("", "sok"), "tfra": ("dynamic_embedding",) * 2, "tfplus": ("kv_variable",) * 2}
@@ -100,7 +99,7 @@ def test_the_pages_have_every_table_as_it_is_made():
     shown = []
     for page in make_surface.PAGES:
         text = page.read_text()
-        assert make_surface.page_with_tables(text) == text, "run: python scripts/make_surface.py"
+        assert make_surface.page_with_tables(text) == text, "run: python -m tools.make_surface"
         shown += [match.group(2, 3) for match in make_surface.MADE.finditer(text)]
     sections = {(system, entry.section) for system, entry in ENTRIES}
     lists = {(system, name) for system in PACKAGES for name in ("counts", *make_surface.VIEWS)}

@@ -23,19 +23,11 @@ ARCHS = ("sm_80", "sm_90", "sm_100")
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 
 
-def load_script(name):
-    path = ROOT / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @functools.cache
 def registers():
-    """The script, which needs NVRTC."""
+    """The tool, which needs NVRTC."""
     need_nvrtc()
-    return load_script("kernel_registers")
+    return importlib.import_module("tools.kernel_registers")
 
 
 @functools.cache

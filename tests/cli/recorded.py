@@ -1,4 +1,4 @@
-"""What TFRA has written and recorded (scripts/record_tfra_files.py), and what sources hold."""
+"""What TFRA has written and recorded (tools/record_tfra_files.py), and what sources hold."""
 
 import json
 from pathlib import Path

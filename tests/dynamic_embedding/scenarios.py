@@ -1,7 +1,7 @@
 """What users of TFRA's dynamic_embedding do, as functions `scenario(de, tf)` that return numbers.
 
 They use the public names of TFRA and TensorFlow only, so the same function runs with TFRA itself,
-which scripts/record_tfra.py does, and with sok_lite.dynamic_embedding. Results depend on no random
+which tools/record_tfra.py does, and with sok_lite.dynamic_embedding. Results depend on no random
 number and on no order of a hash table, and no scenario does what TFRA is known to do wrong.
 
 `SCENARIOS` has all of them by name; each returns a dict of lists of numbers, bools and text.

@@ -1,9 +1,8 @@
 """sok_lite.dynamic_embedding answers to the scenarios as TFRA did when it was asked.
 
-scripts/record_tfra.py asked it; scenarios.py says what was asked.
+tools/record_tfra.py asked it; scenarios.py says what was asked.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
 from tests.dynamic_embedding.scenarios import SCENARIOS
+from tools import record_tfra
 
 pytest.importorskip("tf_keras", reason="no tf_keras, whose optimizers TFRA knows")
 
@@ -48,11 +48,7 @@ def test_every_scenario_is_recorded_once():
     assert sorted(ANSWERS) == sorted(SCENARIOS)
 
 
-def test_the_record_is_written_as_its_script_writes():
-    path = ROOT / "scripts" / "record_tfra.py"
-    spec = importlib.util.spec_from_file_location("record_tfra", path)
-    record_tfra = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(record_tfra)
+def test_the_record_is_written_as_its_tool_writes():
     assert record_tfra.as_text(json.loads(RECORDED.read_text())) == RECORDED.read_text()
 
 

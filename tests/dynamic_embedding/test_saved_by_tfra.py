@@ -14,7 +14,7 @@ from sok_lite import dynamic_embedding as de
 from sok_lite.bridge.tf_private import SaveableObject, SaveSpec
 from sok_lite.cli.main import main
 
-# Of the real TFRA, with what it said of itself: scripts/record_tfra_files.py.
+# Of the real TFRA, with what it said of itself: tools/record_tfra_files.py.
 RECORDED = Path(__file__).parents[1] / "cli" / "data" / "tfra"
 CHECKPOINT = str(RECORDED / "checkpoint_of_tensorflow" / "saved")
 FOUND = json.loads((RECORDED / "expected.json").read_text())["cases"]["checkpoint_of_tensorflow"]

@@ -23,7 +23,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-AGAIN = "run: python scripts/run_notebook.py examples/{}.ipynb"
+AGAIN = "run: python -m tools.run_notebook examples/{}.ipynb"
 # Their outputs are those of arithmetic that another processor may round in another way.
 ROUNDED = {
     "continuous_training": {"auc", "next", "same"},
@@ -102,8 +102,7 @@ def test_a_run_shows_what_is_committed_and_what_it_says_is_true(name, tmp_path, 
     pytest.importorskip("ipykernel")
     # Where it has no list of fonts yet, matplotlib makes one, and says so on stderr.
     pytest.importorskip("matplotlib.font_manager")
-    monkeypatch.syspath_prepend(str(EXAMPLES.parent / "scripts"))
-    import run_notebook
+    from tools import run_notebook
 
     made = run_notebook.executed(EXAMPLES / f"{name}.ipynb", tmp_path)
     now, then = printed(made), printed(notebook(name))

@@ -8,20 +8,16 @@ on sm_90 (occupancy). tests/backend/test_kernels.py says what must be so. The tu
 SOK_LITE_KERNEL_DEFINES, as for the backends.
 
 Example:
-  SOK_LITE_KERNEL_DEFINES="SOK_TILE=8" python3 scripts/kernel_registers.py --archs sm_90
+  SOK_LITE_KERNEL_DEFINES="SOK_TILE=8" python -m tools.kernel_registers --archs sm_90
 """
 
 import argparse
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import cupy
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sok_lite.backend.nvrtc import FLAGS, CompileError, Nvrtc
 from sok_lite.backend.sources import inlined, kernel_files

@@ -1,23 +1,21 @@
 """Has TFRA write the files that tests/cli/ converts, and records what TFRA says is in them.
 
 They go to tests/cli/data/tfra/, a folder for each case, with what TFRA exports of each table in
-expected.json. Runs in TFRA's own environment, which scripts/bench_peers.sh makes:
+expected.json. Runs in TFRA's own environment, which scripts/bench/peers.sh makes:
 
-  bash scripts/bench_peers.sh
-  .venv-peers/bin/python scripts/record_tfra_files.py
+  bash scripts/bench/peers.sh
+  .venv-peers/bin/python -m tools.record_tfra_files
 """
 
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 DATA = ROOT / "tests" / "cli" / "data" / "tfra"
 
@@ -192,8 +190,9 @@ def main() -> None:
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     import tensorflow as tf  # before TFRA, whose libraries need it loaded
-    from record_tfra import versions
     from tensorflow_recommenders_addons import dynamic_embedding as de
+
+    from tools.record_tfra import versions
 
     shutil.rmtree(DATA, ignore_errors=True)
     expected: dict[str, Any] = {}

@@ -5,22 +5,19 @@ has any, sok_lite, makes each of them and asks what stands for it. A class that 
 brings appears by itself.
 
 Example:
-  python scripts/optimizer_table.py            prints it
-  python scripts/optimizer_table.py --write    puts it into the page
+  python -m tools.optimizer_table            prints it
+  python -m tools.optimizer_table --write    puts it into the page
 """
 
 import argparse
 import importlib.util
 import inspect
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import keras
 import tensorflow as tf
@@ -34,7 +31,7 @@ from sok_lite.bridge.optimizers.slots import own_names
 from sok_lite.engine.optimizers import UpdateRule
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "optimizers.md"
-BEGIN, END = "<!-- made by scripts/optimizer_table.py -->", "<!-- to here -->"
+BEGIN, END = "<!-- made by tools/optimizer_table.py -->", "<!-- to here -->"
 _LINE = 120
 
 # What a class asks for and has no default.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel for other machines, and tests it in an environment that has NumPy and nothing else.
 #
-#   bash scripts/build_wheel.sh [FOLDER]     dist, unless another folder is named
+#   bash tools/build_wheel.sh [FOLDER]     dist, unless another folder is named
 #
 # auditwheel names it after the oldest glibc with which it loads (manylinux_2_17 and so on). That
 # depends on the machine: build a release on the oldest one that it is for.

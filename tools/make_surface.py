@@ -1,6 +1,6 @@
 """Makes the lists and tables of pages about SOK, TFRA and TFPlus from docs/surface/*.toml.
 
-A page has a line `<!-- made by scripts/make_surface.py from surface/tfra.toml: methods -->` where
+A page has a line `<!-- made by tools/make_surface.py from surface/tfra.toml: methods -->` where
 the table of that section belongs, and `<!-- end -->` below; `counts` is how many names there are of
 each verdict. These tables name the tests, and are in docs/internals. Lists for who comes from a
 system have one of VIEWS in the place of the section. With --check nothing is written, and the exit
@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from made_pages import main_of
+from tools.made_pages import main_of
 
 # Python 3.10 has no tomllib; pytest brings the same module along for it.
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -36,7 +36,7 @@ PAGES = [
     DOCS / "migrating_from_sok.md",
 ]
 MADE = re.compile(
-    r"(<!-- made by scripts/make_surface\.py from surface/(\w+)\.toml: ([\w ]+) -->\n)"
+    r"(<!-- made by tools/make_surface\.py from surface/(\w+)\.toml: ([\w ]+) -->\n)"
     r".*?(<!-- end -->)",
     re.DOTALL,
 )

@@ -1,6 +1,6 @@
 """Makes the lists of docs/public_names.md from the code: names, arguments, commands, fields.
 
-A list stands below a line `<!-- made by scripts/make_public_names.py: sok_lite.keras -->`. The name
+A list stands below a line `<!-- made by tools/make_public_names.py: sok_lite.keras -->`. The name
 is that of a module, or one of the functions of `LISTS`. What is public is thus seen to change in
 the diff of that page. With --check nothing is written, and the exit code is 1 where it is old.
 """
@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from made_pages import main_of
+from tools.made_pages import main_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "public_names.md"
 MADE = re.compile(
-    r"(<!-- made by scripts/make_public_names\.py: ([\w. ]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- made by tools/make_public_names\.py: ([\w. ]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 
 # What other modules of sok_lite ask of its classes, and no program does.

@@ -1,4 +1,4 @@
-"""What a machine can do, as scripts/scaling_model.py assumes: each number with its source.
+"""What a machine can do, as tools/scaling_model.py assumes: each number with its source.
 
 Nothing of `H200` has been measured by this project. `A` is the machine of docs/performance.md.
 """
@@ -75,7 +75,7 @@ class Machine:
         return "\n".join(lines)
 
 
-_LAUNCHES = "scripts/count_launches.py, 2026-11-23; 12 us a launch, 18 us a wait by estimate"
+_LAUNCHES = "tools/count_launches.py, 2026-11-23; 12 us a launch, 18 us a wait by estimate"
 
 H200 = Machine(
     name="nodes of 8 H200 SXM",
@@ -102,7 +102,7 @@ H200 = Machine(
     far_link=Given(28e9, 55e9, "B/s", "published", "dynamicemb and FBGEMM on H100; PCIe Gen5"),
 )
 
-_RUN = "scripts/bench_ranks.py on machine A, 2026-11-23, busy"
+_RUN = "`scripts.bench ranks shares` on machine A, 2026-11-23, busy"
 
 A = Machine(
     name="machine A, a core each rank",

@@ -1,8 +1,8 @@
 """A model of one training step on N GPUs: what it takes, and which tables fit.
 
 A step is a lookup of all tables, a dense model, the gradient and Adam. Every number comes as a
-range, from cautious to hopeful: scripts/scaling_machine.py has the assumptions and their sources,
-scripts/scaling_work.py the work of a rank. tests/scripts/test_scaling_model.py compares keys and
+range, from cautious to hopeful: tools/scaling_machine.py has the assumptions and their sources,
+tools/scaling_work.py the work of a rank. tests/tools/test_scaling_model.py compares keys and
 bytes with those of a real exchange. What is assumed of overlap: within a kernel, reading in order
 goes on beside random reads; in the hopeful case the host prepares the next kernels beside the GPU;
 nothing else overlaps.
@@ -11,9 +11,9 @@ The trips are flat, each rank to each. `--hierarchical` says what two stages wou
 the ranks of the node that have the same place in theirs as the receiver.
 
 Examples:
-  python scripts/scaling_model.py
-  python scripts/scaling_model.py --explain
-  python scripts/scaling_model.py --ranks 64 --keys 1e10 --dim 128 --row bfloat16 --parts
+  python -m tools.scaling_model
+  python -m tools.scaling_model --explain
+  python -m tools.scaling_model --ranks 64 --keys 1e10 --dim 128 --row bfloat16 --parts
 """
 
 import argparse
@@ -22,8 +22,8 @@ import math
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from scaling_machine import H200, A, Machine
-from scaling_work import Job, Work
+from tools.scaling_machine import H200, A, Machine
+from tools.scaling_work import Job, Work
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 MACHINES = {"h200": H200, "a": A}

@@ -1,6 +1,6 @@
 """Draws the chart of the README from the numbers beside it: docs/images/speed.svg.
 
-  pip install matplotlib && python scripts/plot_readme.py
+  pip install matplotlib && python -m tools.plot_readme
 
 The numbers are those of docs/performance.md, which says how they were measured; a test compares
 them. The drawing has no date and no random names, so that equal numbers give an equal file.

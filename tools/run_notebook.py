@@ -1,6 +1,6 @@
 """Runs notebooks and writes them with their outputs, so that equal runs give equal files.
 
-  python scripts/run_notebook.py examples/quickstart.ipynb
+  python -m tools.run_notebook examples/quickstart.ipynb
 
 It needs nbclient, nbformat and ipykernel, which the extra `test` brings. A cell that raises ends it
 with the cell's error, and the file stays as it was.

@@ -1,6 +1,6 @@
-"""Writes the parts of pages that scripts make, or says that they are out of date.
+"""Writes the parts of pages that tools make, or says that they are out of date.
 
-Such a part stands between `<!-- made by scripts/make_X.py ... -->` and `<!-- end -->`.
+Such a part stands between `<!-- made by tools/make_X.py ... -->` and `<!-- end -->`.
 """
 
 import argparse

@@ -12,8 +12,8 @@ more or less by where its memory happens to lie counts as one. What is counted:
 One line `RESULT {json}` for each, with the counts by tables and what each further table adds.
 
 Examples:
-  python scripts/count_calls.py
-  python scripts/count_calls.py --tables 1 26 --works lookup step
+  python -m tools.count_calls
+  python -m tools.count_calls --tables 1 26 --works lookup step
 """
 
 import argparse
@@ -29,9 +29,9 @@ from unittest import mock
 import keras
 import numpy as np
 import tensorflow as tf
-from bench_common import result
 
 import sok_lite as sok
+from scripts.bench.common.measuring import result
 from sok_lite.bridge import host_call, tensor
 from sok_lite.engine.table import clock
 

@@ -1,10 +1,10 @@
 """Records what TFRA answers to the scenarios of tests/dynamic_embedding/scenarios.py.
 
 The answers go to tests/dynamic_embedding/recorded_by_tfra.json, with which the tests compare those
-of sok_lite.dynamic_embedding. Runs in TFRA's own environment, which scripts/bench_peers.sh makes:
+of sok_lite.dynamic_embedding. Runs in TFRA's own environment, which scripts/bench/peers.sh makes:
 
-  bash scripts/bench_peers.sh
-  .venv-peers/bin/python scripts/record_tfra.py
+  bash scripts/bench/peers.sh
+  .venv-peers/bin/python -m tools.record_tfra
 """
 
 import argparse
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 RECORDED = ROOT / "tests" / "dynamic_embedding" / "recorded_by_tfra.json"
 

@@ -7,7 +7,7 @@ line `RESULT {json}` a call, then the same as a table in Markdown. Then a traini
 ranks, threads of this process, of which each line says what one rank asks.
 
 Example:
-  python scripts/count_launches.py
+  python -m tools.count_launches
 """
 
 import argparse
@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from bench_common import result
 
+from scripts.bench.common.measuring import result
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.engine import lookup
