@@ -105,7 +105,9 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     # The longest first, so that the lanes end together.
     stages = [
         tests("engine", "tests/engine"),
-        tests("scripts", "tests/scripts", "tests/examples", "tests/fuzz"),
+        tests(
+            "scripts", "tests/scripts", "tests/bench", "tests/tools", "tests/examples", "tests/fuzz"
+        ),
         tests("jobs of ranks", *JOBS),
         tests("bridge", "tests/bridge"),
         tests("backend", "tests/backend", "tests/comm", "tests/support"),

@@ -7,7 +7,8 @@
 #   bash scripts/gpu_check.sh tests FILE...       these files of tests, by their paths
 #   bash scripts/gpu_check.sh --sweep             what the memory can do, and the table kernels over
 #                                                 their tunables; what follows goes to
-#                                                 scripts/bench_sweep.py, which says more
+#                                                 `python -m scripts.bench tables sweep`, which
+#                                                 says more
 #
 #   compile     every kernel compiled for this GPU, loaded, and found again in the cache
 #   tests       the tests below TensorFlow on the GPU, a process for each file
@@ -93,7 +94,7 @@ print(f"{count} x {device['name'].decode()}, {free >> 30} of {total >> 30} GiB f
 PY
 fi
 
-if [ "$sweep" -eq 1 ]; then exec "$python" scripts/bench_sweep.py "$@"; fi
+if [ "$sweep" -eq 1 ]; then exec "$python" -m scripts.bench tables sweep "$@"; fi
 
 failed=()
 stage_s="${SOK_LITE_STAGE_S:-540}"
@@ -164,7 +165,7 @@ run_tests() {
   local file rest=()
   if [ ${#files[@]} -eq 0 ]; then
     for file in tests/engine/{,*/}test_*.py tests/{backend,comm}/test_*.py \
-      tests/scripts/test_benchmarks.py; do
+      tests/bench/test_{operations,limits}.py; do
       case " ${kernel_files[*]} ${fault_files[*]} " in *" $file "*) ;; *) rest+=("$file") ;; esac
     done
     files=("${kernel_files[@]}" "${rest[@]}")
@@ -189,16 +190,16 @@ run_sanitizer() { # tool
   in_files "${SOK_LITE_TEST_S:-400}" "${files[@]}"
 }
 
-limited() { timeout --kill-after=10 "$stage_s" "$python" "$@" </dev/null; }
+bench() { timeout --kill-after=10 "$stage_s" "$python" -m scripts.bench "$@" </dev/null; }
 
 run_stage() {
   case "$1" in
-    compile) limited scripts/bench_compile.py ;;
+    compile) bench compile ;;
     tests) run_tests ;;
     faults) in_files "${SOK_LITE_TEST_S:-120}" "${fault_files[@]}" ;;
     memcheck | synccheck | racecheck | initcheck) run_sanitizer "$1" ;;
-    tables) limited scripts/bench_tables.py --backends "$backend" --dims 8 64 --capacity 4194304 ;;
-    engine) limited scripts/bench_engine.py --backends "$backend" ;;
+    tables) bench tables operations --backends "$backend" --dims 8 64 --capacity 4194304 ;;
+    engine) bench engine step --backends "$backend" ;;
   esac
 }
 

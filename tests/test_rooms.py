@@ -15,6 +15,7 @@ ROOT = TESTS.parent
 # What a room mirrors: a package, or a folder of programs.
 MIRRORS = {
     "backend": "sok_lite/backend",
+    "bench": "scripts/bench",
     "bridge": "sok_lite/bridge",
     "cli": "sok_lite/cli",
     "comm": "sok_lite/comm",
@@ -26,6 +27,7 @@ MIRRORS = {
     "reports": "sok_lite/reports",
     "scripts": "scripts",
     "sok": "sok_lite/sok",
+    "tools": "tools",
 }
 # What mirrors nothing. Ranks: tests that run on all ranks of a job, or start jobs. Fuzz: programs
 # that run until they are stopped. Support: what the others share, and the tests of it.
@@ -103,6 +105,18 @@ def test_helpers_lie_in_support_but_for_the_few_of_one_room():
     }
     assert not helpers - OWN_HELPERS.keys(), "these go to tests/support"
     assert not OWN_HELPERS.keys() - helpers, "these are gone: take them off the list"
+
+
+def test_no_program_changes_where_python_looks():
+    """They are run from the root, `python -m scripts.bench lookup`, which finds every package."""
+    changed = re.compile(r"sys\.path(\[|\.\w+\()|syspath_prepend|site\.addsitedir")
+    wrong = [
+        f"{path.relative_to(ROOT)} changes it"
+        for folder in ("scripts", "tools", "tests", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        if changed.search(path.read_text()) and path != Path(__file__)
+    ]
+    assert not wrong
 
 
 def test_no_room_imports_from_another():
