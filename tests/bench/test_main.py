@@ -3,6 +3,7 @@
 import importlib
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +50,20 @@ def test_a_benchmark_that_there_is_not_is_refused(words, expected):
 @pytest.mark.parametrize("name", main.commands())
 def test_every_benchmark_has_a_smoke_test(name):
     assert (ROOT / "tests" / "bench" / f"test_{name.split()[-1]}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("missing", "names"),
+    [
+        # scripts/gpu_check.sh runs where there is no TensorFlow.
+        ("tensorflow", "engine.step tables.operations tables.limits tables.sweep tables.tiers"),
+        ("tensorflow", "engine.launch files.dump memory.growth memory.index optimizers.rules"),
+        # TFRA has an environment of its own.
+        ("sok_lite", "lookup many_tables.systems dynamic_embedding"),
+    ],
+)
+def test_what_a_benchmark_does_without_is_not_imported(missing, names):
+    modules = ", ".join(f"scripts.bench.{name}" for name in names.split())
+    program = f"import sys; sys.modules[{missing!r}] = None; import {modules}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

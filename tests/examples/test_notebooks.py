@@ -96,7 +96,7 @@ def test_its_links_lead_to_files(name):
 
 @pytest.mark.full_only("runs each notebook, one to two minutes")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_shows_what_is_committed_and_what_it_says_is_true(name, tmp_path, monkeypatch):
+def test_a_run_shows_what_is_committed_and_what_it_says_is_true(name, tmp_path):
     skip_without_tensorflow()
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -1,9 +1,9 @@
 """Measures the memory and sweeps the table kernels over their tunables, within a time limit.
 
-First limits.py: random reads by width and footprint, rows gathered from device and
-from pinned host memory, copies. Then operations.py once for each choice of tunables, in a
-process of its own, since they are compiled in (SOK_LITE_KERNEL_DEFINES) and a choice that crashes
-must not take the others along. What matters most comes first; what there is no time for is named.
+First limits.py: random reads by width and footprint, rows gathered from device and from pinned host
+memory, copies. Then operations.py once for each choice of tunables, in a process of its own, since
+they are compiled in (SOK_LITE_KERNEL_DEFINES) and a choice that crashes must not take the others
+along. What matters most comes first; what there is no time for is named.
 Every RESULT line of the scripts is passed on with its `defines` and `table_options`. At the end one
 line `RESULT {"case": "best", ...}` for each case says which choice was fastest and by how much.
 
