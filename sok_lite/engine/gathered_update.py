@@ -116,7 +116,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
             return
         by_row, held, states, stepped, more, refused = ready
         left_out = [
-            table._plan_count(not_updated=count)
+            table.plan_count(not_updated=count)
             for table, count, insert in zip(*by_row[::4], by_row.inserts, strict=True)
             if count and not insert
         ]
@@ -136,7 +136,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
         publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
         for table, count in refused:
             table.refused = count  # of the insertion, which may have been another call
-            table._report_refused()
+            table.report_refused()
 
 
 class _Computed(NamedTuple):

@@ -164,7 +164,7 @@ class OwnerLookup:
                         self.num_without_row[i], self.stamps[i] = absent, stamp
             keep(num_without_row)
             for table in [table for table in lookup.tables if not table.keeps_every_key]:
-                table._report_refused()
+                table.report_refused()
 
         holding(lookup.tables, found)
 

@@ -126,7 +126,7 @@ class UpdateStep(HeldStep["_Steps | None"]):
         states = acquire_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
         if not is_whole:
             for table, count in compress(zip(*by_row[::4], strict=True), by_row.inserts):
-                table._room_for(count)
+                table.make_room(count)
         return _Steps(by_row, states, [steps[key] for key in order])
 
     def _take(self, ready: "_Steps | None", extra_actions: Sequence[Action]) -> None:
@@ -144,7 +144,7 @@ class UpdateStep(HeldStep["_Steps | None"]):
         rows_of_others = _of_rows(others, rounding)
         launches = [*plan_mark_seen(others.resolved), *plan_update(rows_of_others, num_nonfinite)]
         left_out = [
-            table._plan_count(not_updated=count)
+            table.plan_count(not_updated=count)
             for table, count in zip(*others.resolved[::4], strict=True)
             if count
         ]
@@ -169,7 +169,7 @@ class UpdateStep(HeldStep["_Steps | None"]):
         lookup = batched(requests)._replace(is_lookup=False)
         look_up_batch(backend, keys, rows, lookup, [[*launches, *left_out], extra_actions])
         for table in tables:
-            table._report_refused()
+            table.report_refused()
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -204,7 +204,7 @@ def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
     stores, backends = [table.store for table in tables], [table.backend for table in tables]
     rounding = None
     if stochastic_rounding:
-        rounding = keys, [table._table_seed for table in tables]
+        rounding = keys, [table.table_seed for table in tables]
     return RowSteps(backends, stores, steps.states, steps.rules, rows, grads, rounding)
 
 

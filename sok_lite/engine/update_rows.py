@@ -24,6 +24,7 @@ from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.pieces import Pieces, addresses_of, chosen, shapes_of
 from sok_lite.engine.segments import Terms, dedup, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.finding import find_and_mark_seen
 from sok_lite.engine.table.index import place_words
 from sok_lite.engine.table.results import KnownRows
 
@@ -191,7 +192,7 @@ def touch(updates: ResolvedUpdates) -> None:
     if seeing:
         inserts = updates.inserts
         for i in [i for i in seeing if not inserts[i]]:
-            updates.tables[i]._seen(updates.keys[i])
+            find_and_mark_seen(updates.tables[i], updates.keys[i])
 
 
 def plan_mark_seen(updates: ResolvedUpdates) -> list[Action]:

@@ -18,17 +18,18 @@ MODULES = [
     "sok_lite.engine.rows.access",
     "sok_lite.engine.rows.store",
     "sok_lite.engine.rows.tiers",
-    "sok_lite.engine.table.base",
     "sok_lite.engine.table.clock",
+    "sok_lite.engine.table.finding",
     "sok_lite.engine.table.new_keys",
     "sok_lite.engine.table.det_index",
     "sok_lite.engine.table.hkv",
     "sok_lite.engine.table.hkv_index",
     "sok_lite.engine.table.index",
-    "sok_lite.engine.table.insertion",
     "sok_lite.engine.table.lookups",
     "sok_lite.engine.table.removal",
+    "sok_lite.engine.table.single_lookup",
     "sok_lite.engine.table.stages",
+    "sok_lite.engine.table.writes",
 ]
 
 

@@ -220,9 +220,9 @@ def test_a_call_within_one_of_several_tables_is_part_of_it():
     def work():
         for table in tables:
             assert table.is_changing
-            table._unfinished = lambda: finished.append(1)  # as in the midst of a change
+            table.unfinished = lambda: finished.append(1)  # as in the midst of a change
             table.contains([1])
-            table._unfinished = None
+            table.unfinished = None
         with pytest.raises(RuntimeError, match="while this thread was in another call"):
             holding(tables[:1], list)
         with pytest.raises(RuntimeError, match="while this thread was changing the same table"):

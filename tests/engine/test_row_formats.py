@@ -14,6 +14,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.tiering import rebalance
 from tests.engine.test_alignment import placed
 from tests.support.helpers import sized
 
@@ -143,7 +144,7 @@ def test_rows_follow_their_keys_between_tiers(backend, dtype):
         table.lookup(keys[-50:])  # now these are the hot ones
         if table.tiers.num_moved:
             break
-    table._rebalance()
+    rebalance(table)
     assert table.tiers.num_moved > 0
     assert (backend.to_host(table.find(keys)) != backend.to_host(before)).any()
     assert content(table) == bits(keys, rows)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
+from sok_lite.engine.table import export
 from sok_lite.engine.table.content import restore, take
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates
@@ -26,7 +27,8 @@ def shrunk(table):
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
 def test_zero_rows_with_a_changed_state_are_shrunk(backend, monkeypatch, kind, n, dtype):
     table = new_table(backend, DIM, dtype=dtype, **KINDS[kind])
-    monkeypatch.setattr(table, "chunks", partial(table.chunks, 64))  # so that there are several
+    # So that there are several.
+    monkeypatch.setattr(export, "chunks", partial(export.chunks, num_slots=64))
     table.store.ensure_state("m", 0.0)
     table.store.ensure_state("total", 0.25, 1)
     rng = np.random.default_rng(n)

@@ -11,25 +11,20 @@ after it. Two things may have happened of a call that changed nothing else: the 
 keys that it held count as seen.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from sok_lite.backend import Array
-from sok_lite.backend.publish import publish
-from sok_lite.engine.dtypes import is_integer
-from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import dedup, last_of_each, unique
+from sok_lite.engine.table import export, finding, history, removal, single_lookup, writes
+from sok_lite.engine.table.arguments import checked_keys
 from sok_lite.engine.table.exclusive import changing, exclusive
-from sok_lite.engine.table.insertion import Inserts, NewKeys
-from sok_lite.engine.table.lookups import look_up
-from sok_lite.engine.table.new_keys import LookupRequest, Output
-from sok_lite.engine.table.parts import checked_num_keys
-from sok_lite.engine.table.results import Evicted, Lookup
+from sok_lite.engine.table.index import CHUNK_SLOTS, Search
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.results import Entries, Evicted, Lookup, Predicate
 from sok_lite.engine.table.summary import facts, summary
 
 
-class EmbeddingTable(Inserts):
+class EmbeddingTable(TableParts):
     """Rows by key. Every method may be called from several threads; each call is one at a time.
 
     Keys are integer arrays (n,) of the table's key type, or anything NumPy makes such an array of;
@@ -47,15 +42,12 @@ class EmbeddingTable(Inserts):
 
         It changes nothing but the counters: no key is inserted and none counts as seen.
         """
-        keys = self._keys(keys)
-        found = self._find(keys)
-        self._count_found(int(keys.size), found.num_missing)
-        return found.rows
+        return finding.find(self, keys)
 
     @exclusive
     def contains(self, keys: Any) -> Array:
         """Returns whether each key has a row, (n,) bool. It changes nothing."""
-        return self._find(self._keys(keys)).rows != np.uint32(NO_ROW)
+        return finding.contains(self, keys)
 
     @exclusive
     def scores(self, keys: Any) -> Array:
@@ -63,7 +55,7 @@ class EmbeddingTable(Inserts):
 
         An "hbm" table keeps that of kLru: the number of the lookup that last saw the key.
         """
-        return self._scores(self._keys(keys))
+        return self.scores_of(checked_keys(self, keys))
 
     @changing
     def find_or_insert(
@@ -90,33 +82,9 @@ class EmbeddingTable(Inserts):
           RuntimeError: they are chosen against the hash, and fill some of its places; the table is
             as it was.
         """
-        keys = self._keys(keys)
-        result = self._row_numbers(keys)
-        if scores is None:
-            size = int(keys.size)
-            request = LookupRequest(self, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
-            look_up(self.backend, keys, result, request)
-        else:
-            self._find_or_insert_with_scores(keys, scores, result, filter_ratio)
-        self._report_refused()
-        return result
-
-    def _find_or_insert_with_scores(
-        self, keys: Array, scores: Any, result: Array, filter_ratio: float
-    ) -> None:
-        """Looks up each key once, with the last of its scores."""
-        backend, n = self.backend, int(keys.size)
-        scores = self._checked_scores(keys, scores)
-        distinct, inverse = unique(backend, keys)
-        size = int(distinct.size)
-        given = backend.xp.take(scores, last_of_each(backend, inverse, size))
-        rows = self._row_numbers(distinct)
-        spread = backend.prepared("dense_gather_u32", n, rows, 1, inverse, result, n)
-        request = LookupRequest(
-            self, size, filter_ratio=filter_ratio, unique_keys=True, given=given
+        return single_lookup.find_or_insert(
+            self, keys, unique_keys=unique_keys, scores=scores, filter_ratio=filter_ratio
         )
-        look_up(backend, distinct, rows, request)
-        publish([spread])
 
     @exclusive
     def read_state(self, name: str, keys: Any) -> Array:
@@ -127,16 +95,7 @@ class EmbeddingTable(Inserts):
         Raises:
           KeyError: there is no such state.
         """
-        rows = self._find(self._keys(keys)).rows
-        column = self.store.column(name)
-        state = self.store.read(rows, name)
-        if column.initial != 0:
-            state[rows == np.uint32(NO_ROW)] = column.initial
-        return state
-
-    def _row_numbers(self, keys: Array) -> Array:
-        """Returns memory for the row numbers of keys."""
-        return self.backend.xp.empty(keys.size, np.uint32)
+        return finding.read_state(self, name, keys)
 
     @changing
     def lookup(
@@ -170,18 +129,16 @@ class EmbeddingTable(Inserts):
           RuntimeError: new keys are chosen against the hash, see `find_or_insert`.
           The table is as it was.
         """
-        if missing not in ("initial", "zeros"):
-            raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
-        keys = self._keys(keys)
-        whole = Output(self.store.output(int(keys.size), out=out), 0, int(keys.size))
-        given = None if counts is None else self._checked_counts(keys, counts)
-        rows = self._row_numbers(keys)
-        request = LookupRequest(
-            *(self, whole.end, [whole], insert, missing, filter_ratio, unique_keys, given),
+        return single_lookup.lookup(
+            self,
+            keys,
+            unique_keys=unique_keys,
+            out=out,
+            insert=insert,
+            missing=missing,
+            filter_ratio=filter_ratio,
+            counts=counts,
         )
-        num_without_row = look_up(self.backend, keys, rows, request)
-        self._report_refused()
-        return Lookup(whole.out, rows, num_without_row)
 
     @changing
     def lookup_and_evict(
@@ -192,14 +149,11 @@ class EmbeddingTable(Inserts):
         Returns:
           ((n, dim) of the storage dtype, the evicted entries in no order).
         """
-        keys = self._keys(keys)
-        out = self.store.output(int(keys.size), out=out)
-        evicted: list[Evicted] = []
-        rows, whole = self._row_numbers(keys), Output(out, 0, int(keys.size))
-        request = LookupRequest(self, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
-        look_up(self.backend, keys, rows, request)
-        self._report_refused(evicted)
-        return out, self._gathered(evicted)
+        return single_lookup.lookup_and_evict(self, keys, unique_keys=unique_keys, out=out)
+
+    def mark_seen_search(self, keys: Array) -> Search:
+        """Prepares to find keys whose rows are to change: they count as seen by the last lookup."""
+        return finding.mark_seen_search(self, keys)
 
     # ---------------------------------------------------------------- writes
 
@@ -215,8 +169,8 @@ class EmbeddingTable(Inserts):
           ValueError, TypeError: shape, dtype or scores do not fit. MemoryError: no memory for new
             keys. RuntimeError: see `find_or_insert`. The table is as it was.
         """
-        self._insert_or_assign(keys, values, scores)
-        self._report_refused()
+        writes.insert_or_assign(self, keys, values, scores)
+        self.report_refused()
 
     @changing
     def assign(self, keys: Any, values: Any) -> None:
@@ -225,12 +179,7 @@ class EmbeddingTable(Inserts):
         As of every write, they count as seen by the last lookup, and their scores stay where these
         are not numbers of lookups.
         """
-        keys, values = self._keys(keys), self.store.to_storage(values)
-        self._check_rows(keys, values)
-        distinct, inverse = unique(self.backend, keys)
-        last = last_of_each(self.backend, inverse, int(distinct.size))
-        search = self.mark_seen_search(distinct)
-        publish([search.launch, self.store.plan_write(search.rows, values, source=last)])
+        writes.assign(self, keys, values)
 
     @changing
     def assign_state(self, name: str, keys: Any, values: Any) -> None:
@@ -244,24 +193,7 @@ class EmbeddingTable(Inserts):
           KeyError: there is no such state. ValueError: a key has no row, or shapes do not fit.
             Nothing has changed.
         """
-        keys = self._keys(keys)
-        xp, column = self.backend.xp, self.store.column(name)
-        values = xp.ascontiguousarray(xp.asarray(values, np.float32))
-        if values.shape != (keys.size, column.dim):
-            raise ValueError(
-                f"State {name!r} of table {self.name!r} takes values of shape "
-                f"({keys.size}, {column.dim}), a row for each key. Received: shape {values.shape}."
-            )
-        distinct, inverse = unique(self.backend, keys)
-        found = self._find(distinct)
-        if found.num_missing:
-            raise ValueError(
-                f"State {name!r} of table {self.name!r} cannot be set for {found.num_missing} of "
-                f"{distinct.size} keys, which have no row. Assign their rows first."
-            )
-        last = last_of_each(self.backend, inverse, int(distinct.size))
-        writing = self.store.plan_write(found.rows, values, name, source=last)
-        publish([self.mark_seen_search(distinct).launch, writing])
+        writes.assign_state(self, name, keys, values)
 
     @changing
     def accumulate(self, keys: Any, deltas: Any, scale: float = 1.0) -> None:
@@ -275,15 +207,7 @@ class EmbeddingTable(Inserts):
         Raises:
           ValueError, TypeError: shape, dtype or scale do not fit; the table is as it was.
         """
-        if self.row_dtype.is_integer and not float(scale).is_integer():
-            raise ValueError(
-                f"`scale` must be a whole number for rows of {self.row_dtype.name}. "
-                f"Received: scale={scale}."
-            )
-        keys = self._keys(keys)
-        distinct, summed = self._summed(keys, self._checked_deltas(keys, deltas))
-        adding = self.store.plan_add(self._find(distinct).rows, summed, scale)
-        publish([self.mark_seen_search(distinct).launch, adding])
+        writes.accumulate(self, keys, deltas, scale)
 
     @changing
     def accum_or_assign(self, keys: Any, values: Any, is_found: Any) -> None:
@@ -301,35 +225,7 @@ class EmbeddingTable(Inserts):
           ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
             RuntimeError: see `find_or_insert`. The table is as it was.
         """
-        keys = self._keys(keys)
-        xp = self.backend.xp
-        values = xp.asarray(values)
-        flags = xp.asarray(is_found)
-        deltas = self._checked_deltas(keys, values)
-        if flags.shape != keys.shape or flags.dtype != np.bool_:
-            raise ValueError(
-                f"`is_found` must be bool of shape {keys.shape}. "
-                f"Received: {flags.dtype} of shape {flags.shape}."
-            )
-        rows = self.store.to_storage(values)
-        distinct, inverse = unique(self.backend, keys)
-        # One lookup sees all keys, so that those to insert evict none of those to add to.
-        found = self._seen(distinct)
-        is_held = xp.take(found.rows != np.uint32(NO_ROW), inverse)
-        if bool((flags & is_held).all()):  # most often
-            publish([self.store.plan_add(found.rows, self._sums(deltas, inverse, len(distinct)))])
-            return
-        add, put = xp.flatnonzero(flags & is_held), xp.flatnonzero(~flags & ~is_held)
-        add_keys, summed = self._summed(keys[add], deltas[add])
-        adding = self.store.plan_add(self._find(add_keys).rows, summed)
-        if put.size == 0:
-            publish([adding])
-            return
-        new_keys = dedup(self.backend, keys[put], (0, put.size))
-        source = xp.take(put, new_keys.first).astype(np.int32)
-        new = NewKeys(new_keys.keys, self.clock.now, values=rows, source=source)
-        self._insert(new, [adding], lambda rows: [])
-        self._report_refused()
+        writes.accum_or_assign(self, keys, values, is_found)
 
     @changing
     def assign_scores(self, keys: Any, scores: Any) -> None:
@@ -343,12 +239,7 @@ class EmbeddingTable(Inserts):
           ValueError: shapes do not fit, a score is negative, or above `num_lookups` where that is
             the most. Nothing has changed.
         """
-        keys = self._keys(keys)
-        scores = self._checked_scores(keys, scores)
-        distinct, inverse = unique(self.backend, keys)
-        last = last_of_each(self.backend, inverse, int(distinct.size))
-        self._check_assignable(scores)
-        publish(self._plan_scores(distinct, self.backend.xp.take(scores, last)))
+        writes.assign_scores(self, keys, scores)
 
     @changing
     def reserve(self, num_keys: int) -> None:
@@ -358,16 +249,225 @@ class EmbeddingTable(Inserts):
           TypeError, ValueError: `num_keys` is no integer from 0 on. MemoryError: no memory; the
             table is as it was.
         """
-        if not is_integer(num_keys):
-            raise TypeError(f"`num_keys` must be an integer. Received: num_keys={num_keys!r}.")
-        if num_keys < 0:
-            raise ValueError(f"`num_keys` must not be negative. Received: num_keys={num_keys}.")
-        self.index.reserve(checked_num_keys(self.name, "num_keys", num_keys))
+        writes.reserve(self, num_keys)
 
-    def _gathered(self, parts: list[Evicted]) -> Evicted:
-        xp = self.backend.xp
-        keys = xp.concatenate([xp.empty(0, np.int64), *(part.keys for part in parts)])
-        empty = xp.empty((0, self.dim), self.row_dtype.storage)
-        values = xp.concatenate([empty, *(part.values for part in parts)])
-        scores = xp.concatenate([xp.empty(0, np.uint64), *(part.scores for part in parts)])
-        return Evicted(self.key_dtype.from_int64(xp, keys), values, scores)
+    # ---------------------------------------------------------------- what it holds
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots `export_chunk` can be asked for. It changes when the table grows."""
+        return self.index.num_slots
+
+    @exclusive
+    def export_chunk(self, first_slot: int, num_slots: int) -> Entries:
+        """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
+        return export.export_chunk(self, first_slot, num_slots)
+
+    def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
+        """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""
+        return export.chunks(self, num_slots)
+
+    @exclusive
+    def export_rows(self) -> tuple[Array, Array]:
+        """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
+        return export.export_rows(self)
+
+    @exclusive
+    def export(
+        self,
+        column: str = "value",
+        out: Callable[[int], Array] | None = None,
+        cutoff: float | None = None,
+    ) -> tuple[Array, Array]:
+        """Returns all keys, ascending, and their rows: (n,) key type, (n, dim) storage.
+
+        Args:
+          column: "value", or the name of an optimizer state, whose rows are float32.
+          out: gives memory for a number of rows; None: the backend's.
+          cutoff: leaves out the keys whose row, whatever the column, has nothing but
+            |element| < cutoff now; None: none.
+
+        Raises:
+          ValueError: the cutoff is not above 0.
+        """
+        return export.export(self, column, out, cutoff)
+
+    @exclusive
+    def export_if(self, predicate: Predicate) -> tuple[Array, Array]:
+        """Returns the entries that a predicate chooses, as `export` does all.
+
+        Args:
+          predicate: such as `lambda entries: entries.scores >= 100`; called with some at a time.
+        """
+        return export.export_if(self, predicate)
+
+    @exclusive
+    def num_zero_rows(self) -> int:
+        """Returns how many keys have a row of nothing but 0 now. It looks at every row."""
+        return export.num_zero_rows(self)
+
+    @exclusive
+    def shrunk_keys(self) -> Array:
+        """Returns the keys that an optimizer has set to zero, (n,) of the key type, ascending.
+
+        Their rows are nothing but 0 now, and an optimizer state is not what it began with: those of
+        group lasso, among others. It looks at every row, some at a time.
+        """
+        return export.shrunk_keys(self)
+
+    # ---------------------------------------------------------------- what happened to keys
+
+    @exclusive
+    def counts(self, keys: Any) -> Array:
+        """Returns how often lookups that insert have asked for each key, (n,) int64.
+
+        Of a key without a row these are its sightings; 0 where there are none.
+
+        Raises:
+          ValueError: the table was not made with `count_repeats`.
+        """
+        return history.counts(self, keys)
+
+    @exclusive
+    def times(self, keys: Any) -> Array:
+        """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
+
+        A write into a row counts as of the last lookup that there was before it. Of a key without
+        a row that is when it was last sighted; 0 where it never was. A time is
+        none too early, and too late by at most a second or 1/128 of how long ago it was. A
+        checkpoint keeps them.
+        """
+        return history.times(self, keys)
+
+    @exclusive
+    def sighted_keys(self) -> Array:
+        """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending.
+
+        None where a key gets a row when it is first seen.
+        """
+        return history.sighted_keys(self)
+
+    @exclusive
+    def changed_since(self, number: int) -> Array:
+        """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending.
+
+        Those are the keys with a row that a lookup or a write has inserted, a lookup has seen that
+        inserts, or a write or an optimizer has changed. All of these say when by the number of the
+        last lookup, so the lookup of that number counts as well, and what came after it. Left out
+        is what a caller has given scores of earlier lookups, in tables whose scores are such. What
+        a restored table tells of the time before is what the saved one knew.
+
+        Args:
+          number: `num_lookups` at some time.
+
+        Raises:
+          TypeError, ValueError: it is no number of a lookup. Numbers are halved after 2**32 - 1
+            lookups: one from before may then be above `num_lookups`.
+        """
+        return history.changed_since(self, number)
+
+    @exclusive
+    def export_since(self, at: float) -> tuple[Array, Array]:
+        """Returns the keys whose rows may have changed since a time, and their rows, as `export`
+        gives all.
+
+        Those are the keys that `changed_since` gives for the first lookup since then. Some may be
+        of up to a second before; long ago, of up to 1/128 of how long ago it was. As everywhere, a
+        write that inserts nothing counts as of the last lookup that there was before it.
+
+        Args:
+          at: in seconds since 1970.
+        """
+        return history.export_since(self, at)
+
+    @changing
+    def log_removals(self) -> None:
+        """Begins to note which keys lose their rows, for `removed_since`.
+
+        The log takes 23 to 34 bytes a key. A restored table begins a new one. Where there is one it
+        goes on.
+
+        Raises:
+          MemoryError: no memory for it; there is none.
+        """
+        history.log_removals(self)
+
+    @exclusive
+    def removed_since(self, number: int) -> Array:
+        """Returns the keys that have lost their rows and have none now, (n,) of the key type,
+        ascending: by `erase` and its like, `expire`, `clear` or eviction.
+
+        Args:
+          number: `num_lookups` at some time since `log_removals`. Removals between the lookup of
+            that number and the next one count as well.
+
+        Raises:
+          TypeError, ValueError: it is no number of a lookup, or the log does not reach back so far.
+        """
+        return history.removed_since(self, number)
+
+    @changing
+    def forget_removals(self, *, before: int) -> None:
+        """Forgets which keys were removed before a lookup began, and gives the memory back.
+
+        Args:
+          before: number of the lookup, at most `num_lookups`.
+
+        Raises:
+          TypeError, ValueError: it is no number of a lookup, or there is no log.
+        """
+        history.forget_removals(self, before=before)
+
+    # ---------------------------------------------------------------- removals
+
+    @changing
+    def erase(self, keys: Any) -> int:
+        """Removes keys with their rows and optimizer states; returns how many were there."""
+        return removal.erase(self, keys)
+
+    @exclusive
+    def erase_if(self, predicate: Predicate) -> int:
+        """Removes the entries that a predicate chooses; returns how many.
+
+        Args:
+          predicate: called with some entries at a time. All are asked before the first goes. It
+            must not wait for another thread that uses the table, such as a tf.function that looks
+            it up.
+        """
+        return removal.erase_if(self, predicate)
+
+    @changing
+    def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> int:
+        """Removes keys that were not seen lately; returns how many.
+
+        A write into a row counts as of the last lookup that there was before it.
+
+        Args:
+          num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
+            is one lookup of a table where it is looked up once a step.
+          seconds: those that no lookup asked for within that time, kept to a second or to 1/128 of
+            it. Times are in checkpoints; what comes from an old one without counts as seen when it
+            was restored.
+
+        Raises:
+          TypeError, ValueError: not exactly one of the two is given, or it is no number, negative,
+            or a fraction of a lookup.
+        """
+        return removal.expire(self, num_lookups=num_lookups, seconds=seconds)
+
+    def erase_below(self, cutoff: float) -> int:
+        """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
+
+        Raises:
+          ValueError: the cutoff is not above 0.
+        """
+        return self.erase_if(export.is_below(self, cutoff))
+
+    @changing
+    def clear(self) -> None:
+        """Removes every key and gives the memory back. Counters begin anew.
+
+        Raises:
+          MemoryError: no memory for the empty index; the table is as it was.
+        """
+        removal.clear(self)

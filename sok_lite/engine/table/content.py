@@ -19,7 +19,6 @@ from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import restoring
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.table.pieces import outline
 from sok_lite.engine.table.saved import Owns, Saved, SavedPart
@@ -84,7 +83,7 @@ def _taken(table: EmbeddingTable) -> Content:
     names = ["stamps", *["scores"] * what.has_scores, *["slots"] * what.has_slots]
     columns = {name: host(getattr(held, name)[order]) for name in names}
     sighted: list[Any] = [np.empty(0, dtype) for dtype in (np.int64, np.uint32, np.uint32)]
-    if isinstance(table, HkvTable) and table.sightings is not None:
+    if table.sightings is not None:
         sighted = [host(array) for array in table.sightings.export()]
     sighted_keys, sightings, stamps = (array[np.argsort(sighted[0])] for array in sighted)
     return Content(

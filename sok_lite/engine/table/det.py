@@ -13,10 +13,10 @@ from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.dumped import plan_forget
-from sok_lite.engine.table.insertion import NewKeys, WithRows
+from sok_lite.engine.table.insertion import claim_rows, plan_content
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
-from sok_lite.engine.table.stages import GIVE, PLACE, Stage, Stages
+from sok_lite.engine.table.stages import GIVE, PLACE, NewKeys, Stage, Stages, WithRows
 
 
 class DetTable(EmbeddingTable):
@@ -66,11 +66,11 @@ class DetTable(EmbeddingTable):
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
         self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)
 
-    def _room_for(self, count: int) -> Claim:
+    def make_room(self, count: int) -> Claim:
         self.index.make_room(count)
-        return self._claim(count)
+        return claim_rows(self, count)
 
-    def _inserting(
+    def insertion_stages(
         self,
         new: NewKeys,
         before: list[Action],
@@ -79,14 +79,14 @@ class DetTable(EmbeddingTable):
         evicted: list[Any] | None = None,
     ) -> Stages:
         xp, index, n = self.backend.xp, self.index, int(new.keys.size)
-        claim, placed = self._room_for(n), xp.empty(n, np.int64)
+        claim, placed = self.make_room(n), xp.empty(n, np.int64)
         rows, num_refused = claim.rows, 0
         for has_new_seed in (False, True):
             place = index.plan_reserve(
                 new.keys, new.stamp, placed, counter(counters, Count.REFUSED)
             )
-            undo = [*index.plan_take_back(new.keys, placed), *plan_set(self, _unfinished=None)]
-            undoing = plan_set(self, _unfinished=partial(publish, undo))
+            undo = [*index.plan_take_back(new.keys, placed), *plan_set(self, unfinished=None)]
+            undoing = plan_set(self, unfinished=partial(publish, undo))
             counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
             if counted[Count.REFUSED] == num_refused:
                 break
@@ -100,19 +100,19 @@ class DetTable(EmbeddingTable):
             [
                 *before,
                 *self.store.plan_list(claim),
-                self._content(new, rows),
+                plan_content(self, new, rows),
                 *self.store.plan_take(claim),
                 index.plan_commit(placed, rows),
                 *plan_set(index, size=index.size + n),
-                self._plan_count(inserted=n),
+                self.plan_count(inserted=n),
                 *after(rows),
-                *plan_set(self, _unfinished=None),
+                *plan_set(self, unfinished=None),
             ],
         )
 
-    def _scores(self, keys: Array) -> Array:
+    def scores_of(self, keys: Array) -> Array:
         return self.index.stamps(keys).astype(np.uint64)
 
-    def _plan_scores(self, keys: Array, scores: Any) -> list[Action]:
+    def plan_scores(self, keys: Array, scores: Any) -> list[Action]:
         stamps = scores.astype(np.uint32)
         return [*self.index.plan_update(keys, stamps=stamps), *plan_forget(self)]

@@ -25,38 +25,39 @@ class Exclusive:
 
     Attributes:
       lock: held during every exclusive method; hold it to do several as one.
+      unfinished: what is left to do of a change that an exception has interrupted. It can be done
+        again where an exception interrupts it too. None: nothing.
+      has_to_begin: whether `begin` does more than to look at what is unfinished or unusable.
     """
 
-    # Whether `_begin` does more than to look at `_unfinished` and `_unusable`.
-    _has_to_begin = False
+    has_to_begin = False
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         # Only who has `lock` looks at these: the tokens of the last call and of the last change. A
         # token is locked as long as its call goes on; one call of many items has one for all.
         self._call = self._change = _FREE
-        # What is left to do of a change that an exception has interrupted. It can be done again
-        # where an exception interrupts it too.
-        self._unfinished: Callable[[], None] | None = None
+        self.unfinished: Callable[[], None] | None = None
         self._unusable: str | None = None
         _all[id(self)] = weakref.ref(self, functools.partial(_forget, id(self)))
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Called before anything else of an outermost call is done."""
         if self._unusable is not None:
             raise RuntimeError(self._unusable)
-        self._finish()
+        self.finish()
 
-    def _finish(self) -> None:
-        while self._unfinished is not None:
-            self._unfinished()
+    def finish(self) -> None:
+        """Does what is left to do of an interrupted change."""
+        while self.unfinished is not None:
+            self.unfinished()
 
     @property
     def is_changing(self) -> bool:
         """Whether this thread, which has `lock`, is in a change."""
         return self._change.locked()
 
-    def _unusable_after_fork(self) -> str | None:
+    def why_unusable_after_fork(self) -> str | None:
         """Says why a forked child must not use its copy; None: it may."""
         return None
 
@@ -157,15 +158,15 @@ def _begun(token: threading.Lock, items: Sequence[Exclusive], function: Callable
     for item in [
         item
         for item in items
-        if item._has_to_begin or item._unfinished is not None or item._unusable is not None
+        if item.has_to_begin or item.unfinished is not None or item._unusable is not None
     ]:
-        item._begin()
+        item.begin()
     try:
         return function()
     except BaseException:
         # Now where it can be done, else by whoever comes next.
         for item in items:
-            item._finish()
+            item.finish()
         raise
 
 
@@ -187,12 +188,12 @@ def _outermost(
     token: threading.Lock, item: Any, method: Callable[..., R], args: Any, kwargs: Any
 ) -> R:
     item._call = token
-    item._begin()
+    item.begin()
     try:
         return method(item, *args, **kwargs)
     except BaseException:
         # Now where it can be done, else by whoever comes next.
-        item._finish()
+        item.finish()
         raise
 
 
@@ -229,7 +230,7 @@ def _after_fork_in_child() -> None:
         is_free = item.lock.acquire(blocking=False) and not item._change.locked()
         item.lock = threading.RLock()
         item._call = item._change = _FREE
-        item._unusable = item._unusable or item._unusable_after_fork()
+        item._unusable = item._unusable or item.why_unusable_after_fork()
         if not is_free:
             item._unusable = (
                 "This process was forked while a table was in use: its copy of the table may be "

@@ -19,13 +19,13 @@ from sok_lite.engine.table.admission import SightingCounter, plan_draw
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.dumped import plan_forget
-from sok_lite.engine.table.exclusive import changing, exclusive
+from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
-from sok_lite.engine.table.index import AccessCounts
-from sok_lite.engine.table.insertion import Admission, NewKeys, WithRows
+from sok_lite.engine.table.insertion import claim_rows, gather_evicted, plan_content
 from sok_lite.engine.table.results import Evicted, GivesFirstRows
-from sok_lite.engine.table.stages import GIVE, PLACE, Stage, Stages
+from sok_lite.engine.table.stages import GIVE, PLACE, Admission, NewKeys, Stage, Stages, WithRows
+from sok_lite.engine.table.writes import insert_or_assign
 
 
 class _Eviction(NamedTuple):
@@ -82,7 +82,7 @@ class HkvTable(EmbeddingTable):
 
     var_type = "hybrid"
     keeps_every_key = False
-    _has_to_begin = True
+    has_to_begin = True
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class HkvTable(EmbeddingTable):
             rounds_gradients=rounds_gradients,
             store=self._tiers_of_store(dim, dtype),
         )
-        self.tiers = RowTiers(self.store)
+        self.tiers: RowTiers = RowTiers(self.store)
         self.index: HkvIndex = HkvIndex(
             backend,
             self.key_dtype,
@@ -128,7 +128,6 @@ class HkvTable(EmbeddingTable):
             max_load_factor=self.options.max_load_factor,
             strategy=self.options.evict_strategy,
         )
-        self.sightings: SightingCounter | None = None
         if self.options.enter_threshold > 1:
             self.sightings = SightingCounter(
                 backend, self.key_dtype, name, self.options.enter_threshold
@@ -172,18 +171,13 @@ class HkvTable(EmbeddingTable):
     def max_capacity(self) -> int:
         return self.options.max_capacity
 
-    @property
-    def index_bytes(self) -> int:
-        others = 0 if self.sightings is None else self.sightings.num_bytes
-        return super().index_bytes + self.tiers.num_bytes + others
-
     @changing
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
         """Does what `insert_or_assign` does and returns what was evicted for new keys."""
         evicted: list[Evicted] = []
-        self._insert_or_assign(keys, values, scores, evicted)
-        self._report_refused(evicted)
-        return self._gathered(evicted)
+        insert_or_assign(self, keys, values, scores, evicted)
+        self.report_refused(evicted)
+        return gather_evicted(self, evicted)
 
     # ---------------------------------------------------------------- tiers
 
@@ -195,44 +189,15 @@ class HkvTable(EmbeddingTable):
             return {}  # the rows of the two reserved keys do not make a second tier worth it
         return {"near_rows": int(near_rows), "far_path": self.options.far_path}
 
-    @exclusive
-    def seen_lately(self) -> tuple[int, int] | None:
-        return self.tiers.seen_lately()
-
-    def _rebalance(self) -> None:
-        self.tiers.rebalance(
-            lambda moved: [
-                *self.index.plan_update(moved.keys, rows=moved.rows),
-                *self._plan_renew(),
-            ]
-        )
-
-    def _before_lookup(self) -> None:
-        if self.tiers.is_due:
-            self._rebalance()
-
-    def _access_counts(self) -> AccessCounts | None:
-        counts = self.tiers.access_counts()
-        return None if counts is None else AccessCounts(counts, self.tiers.is_counting)
-
-    def _plan_score_update(self, num_seen: int, new_rows: Array | None) -> list[Action]:
-        return self.tiers.plan_score_update(num_seen, new_rows)
-
-    def _plan_release(self, rows: Array) -> list[Action]:
-        return [*self.tiers.plan_release(rows), *super()._plan_release(rows)]
-
     # ---------------------------------------------------------------- what the index decides
 
-    def _may_refuse(self) -> bool:
-        return True
-
-    def _room_for(self, count: int) -> Claim:
+    def make_room(self, count: int) -> Claim:
         self.index.make_room(count)
         room = min(count, self.index.room)
         self.tiers.reserve(self.store.num_rows + room)
-        return self._claim(room)
+        return claim_rows(self, room)
 
-    def _inserting(
+    def insertion_stages(
         self,
         new: NewKeys,
         before: list[Action],
@@ -242,14 +207,14 @@ class HkvTable(EmbeddingTable):
     ) -> Stages:
         n = int(new.keys.size)
         new = self._with_sightings(new)
-        claim = self._room_for(n)
+        claim = self.make_room(n)
         index, num_refused, has_new_seed = self.index, 0, False
         while not index.is_full_size or (index.is_sparse(n) and not has_new_seed):
             # Both buckets of a key can be full before the table is: then it grows early rather
             # than lose a key.
             placed = index.unplaced(n)
-            undo = [index.plan_take_back(new.keys, placed), *plan_set(self, _unfinished=None)]
-            undoing = plan_set(self, _unfinished=partial(publish, undo))
+            undo = [index.plan_take_back(new.keys, placed), *plan_set(self, unfinished=None)]
+            undoing = plan_set(self, unfinished=partial(publish, undo))
             place = self._plan_reserve(new, placed, counters, may_evict=False)
             counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
             if counted[Count.REFUSED] == num_refused:
@@ -310,23 +275,23 @@ class HkvTable(EmbeddingTable):
         actions = [
             *before,
             *self.store.plan_list(claim),
-            self._content(new, rows),
+            plan_content(self, new, rows),
             *self.store.plan_take(claim),
             index.plan_commit(placed, rows, *done, one_each=True),
             *self.tiers.plan_assign(rows, new.keys),
             *plan_set(index, size=index.size + n),
-            self._plan_count(inserted=n),
+            self.plan_count(inserted=n),
             *after(rows),
         ]
         if self.sightings is None:
-            yield Stage(GIVE, [*actions, *plan_set(self, _unfinished=None)])
+            yield Stage(GIVE, [*actions, *plan_set(self, unfinished=None)])
         else:
             num_forgotten = counter(counters, Count.FORGOTTEN)
             forget = self.sightings.plan_forget_those(new.keys, rows, num_forgotten)
-            settling = plan_set(self, _unfinished=partial(self._settle_sightings, num_forgotten))
+            settling = plan_set(self, unfinished=partial(self._settle_sightings, num_forgotten))
             counted = yield Stage(GIVE, [*actions, forget, *settling], is_counted=True)
             publish(self._forgot(counted[Count.FORGOTTEN]))
-        self._finish()
+        self.finish()
 
     def _evicting(
         self,
@@ -345,7 +310,7 @@ class HkvTable(EmbeddingTable):
         placed, rows = index.unplaced(n), xp.empty(n, np.uint32)
         counts = counter(counters, Count.USED, Count.EVICTED)
         eviction = _Eviction(
-            *(n, new.are_updated, claim, counters, index.size, dict(self._counts)),
+            *(n, new.are_updated, claim, counters, index.size, dict(self.counters)),
         )
         reading, forgetting, logging = [], [], []
         if self.removals is not None:
@@ -359,7 +324,7 @@ class HkvTable(EmbeddingTable):
             num_forgotten = counter(counters, Count.FORGOTTEN)
             forgetting = [self.sightings.plan_forget_those(new.keys, rows, num_forgotten)]
         actions = [
-            *plan_set(self, _unfinished=partial(self._settle, eviction)),
+            *plan_set(self, unfinished=partial(self._settle, eviction)),
             *before,
             *store.plan_list(claim),
             *store.plan_take(claim),
@@ -368,13 +333,13 @@ class HkvTable(EmbeddingTable):
             *reading,
             *(store.plan_fill(state, placed.evicted_rows) for state in store.state_names),
             index.plan_commit(placed, claim.rows, rows, counts, one_each=False),
-            self._content(new, rows),
+            plan_content(self, new, rows),
             *self.tiers.plan_assign(rows, new.keys),
             *after(rows),
             *forgetting,
         ]
         self._settle(eviction, (yield Stage(GIVE, actions, is_counted=True)))
-        self._finish()
+        self.finish()
         if evicted is not None:
             has_evicted = placed.evicted_rows != np.uint32(NO_ROW)
             evicted.append(
@@ -407,8 +372,8 @@ class HkvTable(EmbeddingTable):
             [
                 *self.store.plan_take(eviction.claim, used),
                 *plan_set(self.index, size=eviction.size + num_placed - num_evicted),
-                partial(self._counts.update, counts),
-                *(self._plan_renew() if num_evicted else ()),
+                partial(self.counters.update, counts),
+                *(self.plan_renew() if num_evicted else ()),
                 *plan_set(self, refused=(num_refused, num_keys)),
                 *(self.removals.noted(num_evicted, counted[Count.LOGGED]) if self.removals else ()),
                 *self._forgot(counted[Count.FORGOTTEN]),
@@ -421,13 +386,13 @@ class HkvTable(EmbeddingTable):
 
     def _forgot(self, count: int) -> list[Action]:
         forgot = [] if self.sightings is None else self.sightings.forgot(count)
-        return [*forgot, *plan_set(self, _unfinished=None)]
+        return [*forgot, *plan_set(self, unfinished=None)]
 
-    def _begin(self) -> None:
-        super()._begin()
+    def begin(self) -> None:
+        super().begin()
         self.refused = (0, 0)
 
-    def _report_refused(self, evicted: list[Evicted] | None = None) -> None:
+    def report_refused(self, evicted: list[Evicted] | None = None) -> None:
         count, num_new = self.refused
         if not count or self.options.on_refused == "ignore":
             return
@@ -439,41 +404,23 @@ class HkvTable(EmbeddingTable):
         )
         if self.options.on_refused == "error":
             error = RefusedError(f"{text} The other keys of the lookup are in the table.")
-            error.evicted = None if evicted is None else self._gathered(evicted)
+            error.evicted = None if evicted is None else gather_evicted(self, evicted)
             raise error
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(f"{text} (Said once for a table.)", RuntimeWarning, stacklevel=2)
 
-    def _scores(self, keys: Array) -> Array:
+    def scores_of(self, keys: Array) -> Array:
         return self.index.scores(keys)
 
-    def _occurrences(self, keys: Array) -> Array:
-        # A key has a row or sightings, never both.
-        counts = self.index.scores(keys)
-        if self.sightings is not None:
-            counts |= self.sightings.of(keys)
-        return self.backend.xp.minimum(counts, np.uint64(2**63 - 1)).astype(np.int64)
-
-    def _stamps(self, keys: Array) -> Array:
-        stamps = super()._stamps(keys)
-        return stamps if self.sightings is None else stamps | self.sightings.stamps(keys)
-
-    def _sighted(self) -> Array:
-        return super()._sighted() if self.sightings is None else self.sightings.export()[0]
-
-    def _check_assignable(self, scores: Array) -> None:
-        if not self.index.has_scores:
-            super()._check_assignable(scores)
-
-    def _plan_scores(self, keys: Array, scores: Array) -> list[Action]:
+    def plan_scores(self, keys: Array, scores: Array) -> list[Action]:
         forgotten = [] if self.index.has_scores else plan_forget(self)
         return [*self.index.plan_update(keys, scores=scores), *forgotten]
 
-    def _may_turn_away(self, filter_ratio: float) -> bool:
+    def may_turn_away(self, filter_ratio: float) -> bool:
         return filter_ratio < 1.0 or self.sightings is not None
 
-    def _admission(
+    def plan_admission(
         self,
         keys: Array,
         filter_ratio: float,
@@ -485,7 +432,7 @@ class HkvTable(EmbeddingTable):
         actions: list[Action] = []
         if filter_ratio < 1.0:
             count = counter(counters, Count.ADMITTED) if sightings is None else None
-            draw = (keys, filter_ratio, self._table_seed, lookup, admitted, count)
+            draw = (keys, filter_ratio, self.table_seed, lookup, admitted, count)
             actions.append(plan_draw(backend, *draw))
         if sightings is None:
             return Admission(actions, lambda counted: [])
@@ -496,21 +443,3 @@ class HkvTable(EmbeddingTable):
             [*actions, *counting],
             lambda counted: sightings.plan_note(seen, counted[Count.FIRST_SEEN]),
         )
-
-    def _plan_clear(self) -> list[Action]:
-        actions = [*super()._plan_clear(), *self.tiers.plan_clear()]
-        if self.sightings is not None:
-            actions += self.sightings.plan_clear()
-        return actions
-
-    def _plan_forget(self, keys: Array) -> list[Action]:
-        return [] if self.sightings is None else self.sightings.plan_forget(keys)
-
-    def _plan_forget_before(self, stamp: int) -> list[Action]:
-        return [] if self.sightings is None else self.sightings.plan_forget_before(stamp)
-
-    def _plan_age(self) -> list[Action]:
-        return [
-            *super()._plan_age(),
-            *([] if self.sightings is None else self.sightings.plan_age()),
-        ]

@@ -88,11 +88,6 @@ class HkvIndex(Index):
         return self._directory.num_slots >= self.max_capacity
 
     @property
-    def has_scores(self) -> bool:
-        """Whether scores are kept beside the stamps."""
-        return self._is_scored
-
-    @property
     def room(self) -> int:
         """The most keys that can still come without eviction."""
         return self.max_capacity + 2 - self.size
@@ -189,7 +184,7 @@ class HkvIndex(Index):
         """Prepares to write row numbers or stamps (n,) uint32 or scores (n,) uint64 of distinct
         keys; a missing key is skipped."""
         n = int(keys.size)
-        if scores is not None and not self._is_scored:
+        if scores is not None and not self.has_scores:
             stamps, scores = scores.astype(np.uint32), None
         return [self._prepared("hkv_update", n, keys, rows, stamps, scores, n)]
 
@@ -247,7 +242,7 @@ class HkvIndex(Index):
         held = self.entries()
         if other.insert_all(held.keys, most):
             return False
-        scores = held.scores if self._is_scored else None
+        scores = held.scores if self.has_scores else None
         publish(other.plan_update(held.keys, held.rows, scores, held.stamps))
         num_rehashes = self.num_rehashes + len(self._directory.segments)
         publish(
@@ -434,7 +429,7 @@ class HkvIndex(Index):
 
     def _moved(self, segments: Sequence[Segment], directory: Directory) -> list[Action]:
         place = (directory.table, directory.hashing, self._side)
-        where = (*place, int(self._is_scored), self.bucket)
+        where = (*place, int(self.has_scores), self.bucket)
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0]) // self.bucket

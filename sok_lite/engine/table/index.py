@@ -161,7 +161,7 @@ class Index(Segmented):
         """Returns what the slots of the reserved keys hold, if they are in [first, end)."""
         xp, number = self.backend.xp, self._directory.num_slots
         slots, scores = self._side[:4].reshape(2, 2), None
-        if self._is_scored:
+        if self.has_scores:
             scores = self._side[4:].view(np.uint64)
         is_held = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
         numbers = xp.arange(number, number + 2)
@@ -203,6 +203,10 @@ class Index(Segmented):
         Raises:
           MemoryError: no memory; the index is as it was.
         """
+
+    @abstractmethod
+    def plan_update(self, keys: Array, rows: Array | None = None) -> list[Action]:
+        """Prepares to write row numbers (n,) uint32 of distinct keys; a missing key is skipped."""
 
     @abstractmethod
     def plan_erase(self, keys: Array) -> list[Action]:
@@ -252,7 +256,7 @@ class Index(Segmented):
                 directory.table,
                 directory.hashing,
                 self._side,
-                int(self._is_scored),
+                int(self.has_scores),
                 self.bucket,
                 *self._reserved(),
             )
@@ -320,7 +324,7 @@ class Index(Segmented):
         """Returns the actions that halve every stamp, so that counting can go on."""
         ages = self._has_aging_scores()
         slots = [(segment.slots, segment.scores) for segment in self._directory.segments]
-        beside = (self._side[:4], self._side[4:].view(np.uint64) if self._is_scored else None)
+        beside = (self._side[:4], self._side[4:].view(np.uint64) if self.has_scores else None)
         parts = [
             Work(int(some.size) // 2, (some, scores if ages else None, int(some.size) // 2))
             for some, scores in (*slots, beside)

@@ -17,10 +17,12 @@ from sok_lite.engine.rows.access import store_words
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
+from sok_lite.engine.table.finding import count_found, plan_begin_lookup
 from sok_lite.engine.table.index import place_words
-from sok_lite.engine.table.insertion import Inserts
 from sok_lite.engine.table.new_keys import Incomplete, LookupRequest, Output, complete, pooling
 from sok_lite.engine.table.occurrences import occurrences
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.tiering import access_counts, plan_score_update, rebalance_if_due
 
 # What a search tells.
 _TOLD = [Count.MISSING, Count.SEEN, Count.WRONG_SPLITS]
@@ -42,7 +44,7 @@ class BatchedLookup(NamedTuple):
       is_lookup: whether what is found and missing counts as that of a lookup.
     """
 
-    tables: Sequence[Inserts]
+    tables: Sequence[TableParts]
     inserts: Sequence[bool]
     sizes: Sequence[int]
     requests: Callable[[], Sequence[LookupRequest]]
@@ -135,10 +137,10 @@ def look_up_batch(
     tables, sizes = lookup.tables, lookup.sizes
     inserting = list(compress(tables, lookup.inserts))
     for table in [table for table in inserting if not table.keeps_every_key]:
-        table._before_lookup()
+        rebalance_if_due(table)
     beginning = Clock.plan_tick_alike([table.clock for table in inserting])
     if beginning is None:
-        beginning = [action for table in inserting for action in table._plan_begin_lookup()]
+        beginning = [action for table in inserting for action in plan_begin_lookup(table)]
     # 0 of a lookup that inserts nothing, and notes nothing.
     stamps = [
         table.clock.now + 1 if insert else 0
@@ -159,13 +161,13 @@ def look_up_batch(
     if lookup.is_lookup:
         for table, size, num_missing in zip(tables, sizes, missing, strict=True):
             if num_missing:
-                table._count_found(size, num_missing)
+                count_found(table, size, num_missing)
             else:
-                table._counts["found"] += size
+                table.counters["found"] += size
     if [table for table in inserting if not table.keeps_every_key]:
         of_tables = zip(tables, lookup.inserts, missing, seen, strict=True)
         touching = [
-            table._plan_score_update(num_seen, None)
+            plan_score_update(table, num_seen, None)
             for table, insert, num_missing, num_seen in of_tables
             if insert and not num_missing and not table.keeps_every_key
         ]
@@ -220,7 +222,7 @@ def _finding_of(
 ) -> list[tuple[Backend, str, Work]]:
     table, outputs = request.table, request.outputs
     backend = table.backend
-    accesses = table._access_counts() if stamp else None
+    accesses = access_counts(table) if stamp else None
     is_pooled = bool(outputs) and outputs[0].row_splits is not None
     copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
     find = table.index.plan_search(
@@ -265,7 +267,7 @@ def _plan_find_and_pool(
     arrays = [keys, rows, counters, columns.arrays]
     for i in [i for i, table in enumerate(tables) if not table.keeps_every_key]:
         _, strategy, epoch, counts, is_counting = tables[i].index.seen_arguments(
-            stamps[i], tables[i]._access_counts() if stamps[i] else None
+            stamps[i], access_counts(tables[i]) if stamps[i] else None
         )
         arrays.append(counts)
         notes[i, 1:] = strategy, epoch, 0 if counts is None else address(counts), is_counting

@@ -17,8 +17,9 @@ from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
 from sok_lite.engine.segments import Distinct, Missing, cut, dedup
 from sok_lite.engine.table.counters import Count, counter
-from sok_lite.engine.table.insertion import Inserts, NewKeys
-from sok_lite.engine.table.stages import GIVE, Stage, Stages, run
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.stages import GIVE, NewKeys, Stage, Stages, run
+from sok_lite.engine.table.tiering import plan_score_update
 
 
 class Output(NamedTuple):
@@ -60,7 +61,7 @@ class LookupRequest(NamedTuple):
       then: of an update, prepares what is done with the rows as soon as all keys have theirs.
     """
 
-    table: Inserts
+    table: TableParts
     size: int
     outputs: Sequence[Output] = ()
     insert: bool = True
@@ -129,7 +130,7 @@ class _New:
         request, table = self.request, self.request.table
         if request.missing != "initial" or not request.outputs:
             return []
-        if request.insert and not table._may_refuse():
+        if request.insert and table.keeps_every_key:
             return []
         # Now: there may be no memory for them when it is known which keys get no row.
         self.values = table.store.output(int(self.keys.size))
@@ -146,7 +147,7 @@ class _New:
             source=self.source,
             are_updated=request.then is not None,
         )
-        return table._inserting(new, self.noting, self._after, self.counters, request.evicted)
+        return table.insertion_stages(new, self.noting, self._after, self.counters, request.evicted)
 
     def _after(self, new_rows: Array | None) -> list[Action]:
         """Prepares what follows when the admitted keys have their rows (k,) uint32; None: none."""
@@ -169,7 +170,7 @@ class _New:
         if self.request.then is not None:
             actions += self.request.then()
         if self.request.insert:
-            actions += table._plan_score_update(self.num_seen, new_rows)
+            actions += plan_score_update(table, self.num_seen, new_rows)
         return actions
 
     def _plan_pool_again(self, output: Output, got: NewRows, num_without_row: Array) -> Action:
@@ -257,7 +258,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     choosing = {
         i: each
         for i, each in new.items()
-        if each.request.insert and each.request.table._may_turn_away(each.request.filter_ratio)
+        if each.request.insert and each.request.table.may_turn_away(each.request.filter_ratio)
     }
     if not choosing:
         return
@@ -266,7 +267,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     mask = xp.ones(sum(sizes), np.uint8)
     masks = cut(mask, sizes)
     admissions = [
-        each.request.table._admission(
+        each.request.table.plan_admission(
             each.keys, each.request.filter_ratio, its_mask, each.counters, each.given
         )
         for each, its_mask in zip(choosing.values(), masks, strict=True)
@@ -284,7 +285,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
         admitted = (each.place, each.admitted, each.source)
         arguments = (keys, its_mask, its_sums, before, *admitted, n)
         listing.append((table.backend, "admission_list", Work(n, arguments)))
-        each.noting = [*admission.plan_note(counted[i]), table._plan_count(not_admitted=n - count)]
+        each.noting = [*admission.plan_note(counted[i]), table.plan_count(not_admitted=n - count)]
         before += count
     publish(joined_launches(listing))
     for each in choosing.values():

@@ -1,23 +1,25 @@
 """What a table is made of, and what all that uses it shares."""
 
 import hashlib
-from abc import ABC
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
+from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
+from sok_lite.engine.rows.tiers import RowTiers
+from sok_lite.engine.table.admission import SightingCounter
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
-from sok_lite.engine.table.index import Found, Index
+from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
+from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
 MAX_DIM = 1 << 28
@@ -47,7 +49,11 @@ def checked_num_keys(name: str, what: str, count: int) -> int:
 
 
 class TableParts(Exclusive, ABC):
-    """What a table is made of: index, row store, clock, counters.
+    """What a table is made of: an index, rows, and what decides which keys have one.
+
+    What it does is in functions that take it: finding.py, single_lookup.py, lookups.py, writes.py,
+    insertion.py, removal.py, export.py, history.py. Here is what they share, and what each kind of
+    table does in its own way.
 
     Attributes:
       backend, dim, name: as given.
@@ -55,7 +61,13 @@ class TableParts(Exclusive, ABC):
       key_dtype, row_dtype: formats of keys and rows.
       owner: which rank owns a key. The table takes every key that it is given; those who send keys
         between ranks ask.
+      index: the keys, each with its row number and when it was seen.
       store: the rows and the optimizer states.
+      tiers: which rows are hot; None: it is not counted, for all are kept in one way.
+      sightings: how often keys without a row were seen; None: a key needs not be seen often.
+      counters: of what it has done, by the names of COUNTERS.
+      table_seed: of its rows, made from `seed` and `name`.
+      refused: of the call that is under way, new keys that had no room, and all of them.
       row_epoch: changes whenever row numbers handed out before may have become stale.
       clock: counts the lookups that could insert.
       is_static: whether it has a fixed number of rows, which somebody else keeps; see
@@ -82,12 +94,13 @@ class TableParts(Exclusive, ABC):
     all_ranks_refusal: str | None = None
     lists_states = True
     step_type: Any = None
-    # Of the call that is under way: new keys that had no room, and all of them.
     refused = (0, 0)
     keeps_every_key = True
     counts_repeats = False
     sees_updates = False
     index: Index
+    tiers: RowTiers | None = None
+    sightings: SightingCounter | None = None
 
     def __init__(
         self,
@@ -121,20 +134,20 @@ class TableParts(Exclusive, ABC):
         self.initializer = initializer
         self.store = RowStore(backend, dim, self.row_dtype, **(store or {}))
         self.row_epoch = 0
-        self._table_seed = table_seed(self.seed, name)
+        self.table_seed = table_seed(self.seed, name)
         self.clock = Clock()
         self.removals: RemovalLog | None = None
         self.rounds_gradients = rounds_gradients
         self.dumps: tuple[Dumped, ...] = ()
         self.last_gradient: tuple[KnownRows, int] | None = None
-        self._counts = dict.fromkeys(COUNTERS, 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
 
     # ---------------------------------------------------------------- sizes
 
     @property
     def size(self) -> int:
         """Keys held."""
-        if self._unfinished is not None:
+        if self.unfinished is not None:
             self._settled()
         return self.index.size
 
@@ -151,14 +164,15 @@ class TableParts(Exclusive, ABC):
     @property
     def index_bytes(self) -> int:
         """Memory of the index, and of what else is kept by key."""
-        return self.index.num_bytes + (0 if self.removals is None else self.removals.num_bytes)
+        others = (self.removals, self.tiers, self.sightings)
+        return self.index.num_bytes + sum(each.num_bytes for each in others if each is not None)
 
     @property
     def num_evicted(self) -> int:
         """Keys that lost their row to another key since the counters began."""
-        if self._unfinished is not None:
+        if self.unfinished is not None:
             self._settled()
-        return self._counts["evicted"]
+        return self.counters["evicted"]
 
     @property
     def max_capacity(self) -> int | None:
@@ -207,7 +221,7 @@ class TableParts(Exclusive, ABC):
     @exclusive
     def totals(self) -> dict[str, int]:
         """Returns the counters of `statistics()`, such as "found_total". The index is not read."""
-        return {f"{name}_total": count for name, count in self._counts.items()}
+        return {f"{name}_total": count for name, count in self.counters.items()}
 
     @exclusive
     def seen_lately(self) -> tuple[int, int] | None:
@@ -216,7 +230,7 @@ class TableParts(Exclusive, ABC):
         Older lookups count less, those during a rest of the tiers not at all. None: all rows are
         near.
         """
-        return None
+        return None if self.tiers is None else self.tiers.seen_lately()
 
     @property
     def filter_ratio(self) -> float:
@@ -229,13 +243,13 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- one call at a time
 
-    def _finish(self) -> None:
-        if self._unfinished is not None:
-            super()._finish()
+    def finish(self) -> None:
+        if self.unfinished is not None:
+            super().finish()
         if self.store.has_far_file:
             self.store.trim()
 
-    def _unusable_after_fork(self) -> str | None:
+    def why_unusable_after_fork(self) -> str | None:
         if not self.store.has_far_file:
             return None
         return (
@@ -244,11 +258,77 @@ class TableParts(Exclusive, ABC):
             "own here, or fork before the table is made."
         )
 
-    # ---------------------------------------------------------------- what an index decides
+    # ---------------------------------------------------------------- what a kind of table decides
 
-    def _find(self, keys: Array) -> Found:
-        """Finds keys and changes nothing."""
-        return self.index.find(keys)
+    @abstractmethod
+    def insertion_stages(
+        self,
+        new: NewKeys,
+        before: list[Action],
+        after: WithRows,
+        counters: Array,
+        evicted: list[Any] | None = None,
+    ) -> Stages:
+        """Gives rows to new keys, as far as it does not refuse them.
+
+        Args:
+          before: actions to be taken along, in front; none of the index, which may grow first.
+          after: prepares those to be taken when the keys have their rows; NO_ROW if refused.
+          counters: of this table, see engine/table/counters.py.
+          evicted: grows by what was evicted; None: it is not wanted.
+        """
+
+    @abstractmethod
+    def make_room(self, count: int) -> Claim:
+        """Makes room for new keys, and chooses rows for as many as can have one of their own.
+
+        Raises:
+          MemoryError: there is no memory for them; the table is as it was.
+        """
+
+    @abstractmethod
+    def scores_of(self, keys: Array) -> Array:
+        """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
+
+    @abstractmethod
+    def plan_scores(self, keys: Array, scores: Array) -> list[Action]:
+        """Prepares to write the scores (n,) uint64 of distinct keys; a missing one is skipped."""
+
+    def may_turn_away(self, filter_ratio: float) -> bool:
+        """Whether some new keys are not admitted at a lookup with this chance for each."""
+        return False
+
+    def plan_admission(
+        self,
+        keys: Array,
+        filter_ratio: float,
+        admitted: Array,
+        counters: Array,
+        given: Array | None,
+    ) -> Admission:
+        """Prepares to decide which of some distinct missing keys get a row now.
+
+        Args:
+          keys: (n,) int64.
+          filter_ratio: chance of each one.
+          admitted: (n,) uint8, all 1; gets 0 for those that do not.
+          counters: of this table.
+          given: (n,) uint64, how often the lookup has each key; None: once.
+        """
+        raise NotImplementedError(f"Table {self.name!r} turns no new key away.")
+
+    def report_refused(self, evicted: list[Any] | None = None) -> None:
+        """Says that keys of a call were refused, once everything else of it is done."""
+        return None
+
+    @property
+    def inserts_for_updates(self) -> bool:
+        """Whether a key of an update gets a row if it has none.
+
+        Not where some are turned away: the gradient of a lookup has those as well, and an update
+        that inserted them would leave nothing of it.
+        """
+        return not self.may_turn_away(self.filter_ratio)
 
     # ---------------------------------------------------------------- arguments
 
@@ -261,46 +341,6 @@ class TableParts(Exclusive, ABC):
         what = f"keys of table {self.name!r}"
         return self.key_dtype.to_int64(self.backend.xp, keys, what)
 
-    def _keys(self, keys: Any) -> Array:
-        keys = self.engine_keys(keys)
-        if keys.ndim != 1:
-            raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")
-        return keys
-
-    def _check_rows(self, keys: Array, values: Array) -> None:
-        if values.shape != (keys.size, self.dim):
-            raise ValueError(
-                f"values must have shape ({keys.size}, {self.dim}): one row of dimension "
-                f"{self.dim} for each of {keys.size} keys. Received: shape {values.shape}."
-            )
-
-    def _checked_deltas(self, keys: Array, deltas: Any) -> Array:
-        xp = self.backend.xp
-        deltas = xp.asarray(deltas)
-        if self.row_dtype.is_integer:
-            deltas = self.row_dtype.to_storage(xp, deltas)
-        elif deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
-            # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
-            raise TypeError(
-                f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
-                "Cast them first."
-            )
-        deltas = xp.ascontiguousarray(deltas, dtype=self.row_dtype.added_in)
-        self._check_rows(keys, deltas)
-        return deltas
-
-    def _checked_scores(self, keys: Array, scores: Any) -> Array:
-        xp = self.backend.xp
-        scores = xp.asarray(scores)
-        if scores.shape != keys.shape or scores.dtype.kind not in "iu":
-            raise ValueError(
-                f"scores must be integers of shape {keys.shape}, one for each key. "
-                f"Received: {scores.dtype} of shape {scores.shape}."
-            )
-        if scores.dtype.kind == "i" and bool((scores < 0).any()):
-            raise ValueError(f"scores must not be negative. Received: {int(scores.min())}.")
-        return xp.ascontiguousarray(scores, dtype=np.uint64)
-
     def plan_draw(self, out: Array, keys: Array, rows: Array | None = None) -> Action:
         """Prepares to write what rows begin with.
 
@@ -309,16 +349,16 @@ class TableParts(Exclusive, ABC):
           keys: (n,) int64.
           rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
         """
-        seed = self._table_seed
+        seed = self.table_seed
         return self.initializer.plan_draw(self.backend, self.row_dtype, out, keys, seed, rows)
 
     # ---------------------------------------------------------------- counters
 
-    def _plan_count(self, **more: int) -> Action:
+    def plan_count(self, **more: int) -> Action:
         """Prepares to add to counters."""
-        counts = {name: self._counts[name] + count for name, count in more.items()}
-        return partial(self._counts.update, counts)
+        counts = {name: self.counters[name] + count for name, count in more.items()}
+        return partial(self.counters.update, counts)
 
-    def _plan_renew(self) -> list[Action]:
+    def plan_renew(self) -> list[Action]:
         """Prepares what follows whenever row numbers handed out before may be stale."""
         return plan_set(self, row_epoch=self.row_epoch + 1, last_gradient=None)

@@ -59,7 +59,7 @@ def pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
 
 def sighted_pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
     """Yields the keys that were seen and have no row, as `pieces` does; rows are how often."""
-    sightings = table.sightings if isinstance(table, HkvTable) else None
+    sightings = table.sightings
     if sightings is None:
         return
     for first in range(0, sightings.num_slots, num_slots):

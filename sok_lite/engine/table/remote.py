@@ -13,6 +13,7 @@ from sok_lite.backend import Array
 from sok_lite.engine.remote_update import RemoteStep
 from sok_lite.engine.rows.state_owner import Kinds, kinds_of
 from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table.arguments import check_rows, checked_deltas, checked_keys
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import Exclusive
 from sok_lite.engine.table.results import Lookup
@@ -128,7 +129,7 @@ class RemoteTable(Exclusive):
                 f"A lookup does not insert into table {self.name!r}, whose rows are not in this "
                 "process. Train it, or write rows."
             )
-        keys = self.like._keys(keys)
+        keys = checked_keys(self.like, keys)
         distinct, inverse = np.unique(self.backend.to_host(keys), return_inverse=True)
         found, values = self.rows.get(distinct)
         given = self.like.lookup(keys, out=out, insert=False, missing=missing).values
@@ -142,15 +143,15 @@ class RemoteTable(Exclusive):
 
     def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> None:
         """Sets the rows of keys, inserting those that have none. A repeated key: the last wins."""
-        keys, values = self.like._keys(keys), self.store.to_storage(values)
-        self.like._check_rows(keys, values)
+        keys, values = checked_keys(self.like, keys), self.store.to_storage(values)
+        check_rows(self.like, keys, values)
         self.rows.put(self.backend.to_host(keys), self.as_bytes(values))
 
     def accum_or_assign(self, keys: Any, values: Any, is_found: Any) -> None:
         """Does what `EmbeddingTable.accum_or_assign` does, of several workers one by one."""
-        xp, keys = self.backend.xp, self.like._keys(keys)
+        xp, keys = self.backend.xp, checked_keys(self.like, keys)
         values, flags = xp.asarray(values), xp.asarray(is_found)
-        self.like._checked_deltas(keys, values)
+        checked_deltas(self.like, keys, values)
         distinct = np.unique(self.backend.to_host(keys))
 
         def change(which: np.ndarray, found: np.ndarray, old: np.ndarray) -> tuple[Any, Any]:
@@ -164,7 +165,7 @@ class RemoteTable(Exclusive):
 
     def erase(self, keys: Any) -> int:
         """Removes keys; missing ones are skipped. Returns how many there were."""
-        return self.rows.delete(np.unique(self.backend.to_host(self.like._keys(keys))))
+        return self.rows.delete(np.unique(self.backend.to_host(checked_keys(self.like, keys))))
 
     def clear(self) -> None:
         """Removes all keys."""
@@ -172,7 +173,7 @@ class RemoteTable(Exclusive):
 
     def contains(self, keys: Any) -> Array:
         """Returns whether each key has a row, (n,) bool."""
-        found, _ = self.rows.get(self.backend.to_host(self.like._keys(keys)))
+        found, _ = self.rows.get(self.backend.to_host(checked_keys(self.like, keys)))
         return self.backend.from_host(found)
 
     def export(
@@ -204,7 +205,7 @@ class RemoteTable(Exclusive):
 
     def read_state(self, name: str, keys: Any) -> Array:
         """Returns a state of keys, (n, dim) float32; see `EmbeddingTable.read_state`."""
-        keys = self.backend.to_host(self.like._keys(keys))
+        keys = self.backend.to_host(checked_keys(self.like, keys))
         distinct, inverse = np.unique(keys, return_inverse=True)
         return self.backend.from_host(self._decoding(name)(self.rows.get(distinct)[1])[inverse])
 
@@ -215,7 +216,7 @@ class RemoteTable(Exclusive):
           ValueError: a key has no row, or shapes do not fit.
         """
         place = self._place_of(name)
-        keys = self.backend.to_host(self.like._keys(keys))
+        keys = self.backend.to_host(checked_keys(self.like, keys))
         states = np.asarray(self.backend.to_host(values), np.float32)
         if states.shape != (len(keys), self.store.column(name).dim):
             raise ValueError(

@@ -28,6 +28,7 @@ class Segmented(ABC):
       backend: where they are.
       key_dtype: key type of the table; it names the two reserved keys.
       name: of the table, for errors.
+      has_scores: whether scores are kept beside the stamps.
       size: keys held.
       num_rehashes: how many segments were written anew.
     """
@@ -46,7 +47,7 @@ class Segmented(ABC):
         self.key_dtype = key_dtype
         self.name = name
         self._sizes = sizes
-        self._is_scored = is_scored
+        self.has_scores = is_scored
         self.size = self.num_rehashes = 0
         # It shrinks no further than what was asked for at first, or by `reserve`.
         self._init_slots = self._least_slots = num_slots
@@ -170,7 +171,7 @@ class Segmented(ABC):
         return Directory(self.backend, segments, self._sizes.granule, self.seed)
 
     def _new_segments(self, shapes: Sequence[Shape], num_slots: int) -> list[Segment]:
-        empty_key, is_scored = self.key_dtype.empty_key, self._is_scored
+        empty_key, is_scored = self.key_dtype.empty_key, self.has_scores
         try:
             return [Segment.new(self.backend, shape, empty_key, is_scored) for shape in shapes]
         except MemoryError as error:
@@ -185,6 +186,6 @@ class Segmented(ABC):
 
     def _new_side(self) -> Array:
         """Returns the slots of the reserved keys, and their scores, which hold nothing."""
-        side = self.backend.xp.zeros(6 if self._is_scored else 4, np.int64)
+        side = self.backend.xp.zeros(6 if self.has_scores else 4, np.int64)
         side[1:4:2] = NO_ROW  # and stamp 0
         return side

@@ -6,11 +6,49 @@ counted. Tables that are in the same stage go on together, so that launches are 
 is waited for, as often for a thousand tables as for one.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
+
+
+class NewKeys(NamedTuple):
+    """Keys that are to be inserted.
+
+    Attributes:
+      keys: (n,) int64, distinct and missing.
+      stamp: number of the lookup that they come with.
+      scores: (n,) uint64, what the caller gave for them; None: nothing.
+      are_scores: whether those are the scores to have, whatever the strategy.
+      values: (m, dim) storage, what their rows begin with; None: the initial values of the keys.
+      source: (n,) int32, which of `values` each key has; None: key i the i-th.
+      are_updated: whether they come with an update, which leaves out those that are refused.
+    """
+
+    keys: Array
+    stamp: int
+    scores: Array | None = None
+    are_scores: bool = False
+    values: Array | None = None
+    source: Array | None = None
+    are_updated: bool = False
+
+
+class Admission(NamedTuple):
+    """How it is decided which of some new keys get a row now.
+
+    Attributes:
+      actions: write which, and count them.
+      plan_note: of what was counted, prepares to note what was seen, along with the insertion.
+    """
+
+    actions: list[Action]
+    plan_note: Callable[[list[int]], list[Action]]
+
+
+# Prepares what is to follow when new keys have their rows, (n,) uint32.
+WithRows = Callable[[Array], list[Action]]
 
 
 class Stage(NamedTuple):

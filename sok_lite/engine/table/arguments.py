@@ -1,0 +1,117 @@
+"""Arguments of a table's methods: brought into the form that it works with, or refused by an error.
+
+Nothing has changed by then.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.table.parts import TableParts
+
+# The most that one item of a batch counts: so sums over a batch fit 63 bits.
+_MOST_COUNT = 2**32 - 1
+
+
+def checked_keys(table: TableParts, keys: Any) -> Array:
+    """Returns keys (n,) as int64, or raises TypeError or ValueError; see `engine_keys`."""
+    keys = table.engine_keys(keys)
+    if keys.ndim != 1:
+        raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")
+    return keys
+
+
+def check_rows(table: TableParts, keys: Array, values: Array) -> None:
+    """Raises ValueError where values are not a row for each key."""
+    if values.shape != (keys.size, table.dim):
+        raise ValueError(
+            f"values must have shape ({keys.size}, {table.dim}): one row of dimension "
+            f"{table.dim} for each of {keys.size} keys. Received: shape {values.shape}."
+        )
+
+
+def checked_deltas(table: TableParts, keys: Array, deltas: Any) -> Array:
+    """Returns what is added to rows, (n, dim) of the dtype in which rows are summed, or raises
+    TypeError or ValueError."""
+    xp = table.backend.xp
+    deltas = xp.asarray(deltas)
+    if table.row_dtype.is_integer:
+        deltas = table.row_dtype.to_storage(xp, deltas)
+    elif deltas.dtype.kind != "f" and deltas.dtype.name != "bfloat16":
+        # Not taken for numbers: the bits of bfloat16 rows, in which `export` gives them.
+        raise TypeError(
+            f"deltas must be real floating-point numbers. Received: dtype {deltas.dtype}. "
+            "Cast them first."
+        )
+    deltas = xp.ascontiguousarray(deltas, dtype=table.row_dtype.added_in)
+    check_rows(table, keys, deltas)
+    return deltas
+
+
+def checked_scores(table: TableParts, keys: Array, scores: Any) -> Array:
+    """Returns scores (n,) uint64, or raises ValueError."""
+    xp = table.backend.xp
+    scores = xp.asarray(scores)
+    if scores.shape != keys.shape or scores.dtype.kind not in "iu":
+        raise ValueError(
+            f"scores must be integers of shape {keys.shape}, one for each key. "
+            f"Received: {scores.dtype} of shape {scores.shape}."
+        )
+    if scores.dtype.kind == "i" and bool((scores < 0).any()):
+        raise ValueError(f"scores must not be negative. Received: {int(scores.min())}.")
+    return xp.ascontiguousarray(scores, dtype=np.uint64)
+
+
+def check_assignable(table: TableParts, scores: Array) -> None:
+    """Raises where scores (n,) uint64 cannot be kept: a key cannot be seen in the future."""
+    if table.index.has_scores:
+        return
+    highest = int(scores.max()) if scores.size else 0
+    if highest > table.num_lookups:
+        raise ValueError(
+            f"The scores of table {table.name!r} are numbers of lookups, at most "
+            f"{table.num_lookups:,} by now. Received: {highest:,}. Make a hybrid table with "
+            "evict_strategy='kCustomized' for scores of your own."
+        )
+
+
+def checked_counts(table: TableParts, keys: Array, counts: Any) -> Array:
+    """Returns how often keys count, (n,) uint64, or raises ValueError."""
+    check_counts_repeats(table, "`counts`")
+    xp = table.backend.xp
+    counts = xp.asarray(counts)
+    if counts.shape != keys.shape or counts.dtype.kind not in "iu":
+        raise ValueError(
+            f"`counts` must be integers of shape {keys.shape}, one for each key. "
+            f"Received: {counts.dtype} of shape {counts.shape}."
+        )
+    if counts.size and not 1 <= int(counts.min()) <= int(counts.max()) <= _MOST_COUNT:
+        raise ValueError(
+            f"`counts` must be from 1 to {_MOST_COUNT}. Received: from {int(counts.min())} to "
+            f"{int(counts.max())}."
+        )
+    return xp.ascontiguousarray(counts, dtype=np.uint64)
+
+
+def check_counts_repeats(table: TableParts, what: str) -> None:
+    """Raises ValueError where a table does not count how often keys come."""
+    if not table.counts_repeats:
+        raise ValueError(
+            f"{what} is for tables that count how often keys come, and {table.name!r} does not. "
+            "Make a hybrid table with evict_strategy='kLfu' and count_repeats=True."
+        )
+
+
+def checked_number(table: TableParts, name: str, number: int) -> int:
+    """Returns the number of a lookup, or raises TypeError or ValueError."""
+    if not is_integer(number):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}.")
+    if not 0 <= number <= table.num_lookups:
+        raise ValueError(
+            f"`{name}` must be the number of a lookup of table {table.name!r}, from 0 to "
+            f"{table.num_lookups:,}. Received: {name}={number:,}. If it is from before numbers "
+            "were halved, or from another table, take all keys instead."
+        )
+    return int(number)

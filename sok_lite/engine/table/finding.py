@@ -1,0 +1,84 @@
+"""Finding keys in a table, and counting the lookups that do.
+
+The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table.arguments import checked_keys
+from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.index import Found, Search
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.tiering import access_counts
+
+
+def find(table: TableParts, keys: Any) -> Array:
+    """Returns the row number of every key, (n,) uint32; NO_ROW where it has none."""
+    keys = checked_keys(table, keys)
+    found = table.index.find(keys)
+    count_found(table, int(keys.size), found.num_missing)
+    return found.rows
+
+
+def contains(table: TableParts, keys: Any) -> Array:
+    """Returns whether each key has a row, (n,) bool. It changes nothing."""
+    return table.index.find(checked_keys(table, keys)).rows != np.uint32(NO_ROW)
+
+
+def read_state(table: TableParts, name: str, keys: Any) -> Array:
+    """Returns an optimizer state of keys, (n, dim) float32. It changes nothing."""
+    rows = table.index.find(checked_keys(table, keys)).rows
+    column = table.store.column(name)
+    state = table.store.read(rows, name)
+    if column.initial != 0:
+        state[rows == np.uint32(NO_ROW)] = column.initial
+    return state
+
+
+def count_found(table: TableParts, num_items: int, num_missing: int) -> None:
+    """Counts the keys of a lookup, and how many of them have no row."""
+    counts = table.counters
+    if not num_missing:  # as in most lookups
+        counts["found"] += num_items
+        return
+    counts.update(
+        found=counts["found"] + num_items - num_missing, missed=counts["missed"] + num_missing
+    )
+
+
+def plan_begin_lookup(table: TableParts) -> list[Action]:
+    """Prepares to begin a lookup that may insert. Its number is that of the last one and 1."""
+    if table.clock.is_full:
+        publish(plan_age(table))
+    return table.clock.plan_tick()
+
+
+def plan_age(table: TableParts) -> list[Action]:
+    """Prepares to halve the number of every lookup, so that counting can go on."""
+    log = [] if table.removals is None else table.removals.plan_age()
+    return [
+        *table.index.plan_age(),
+        *log,
+        *table.clock.plan_halve(),
+        *plan_forget(table),
+        *([] if table.sightings is None else table.sightings.plan_age()),
+    ]
+
+
+def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
+    """Begins a lookup that may insert, and finds keys, which count as seen by it."""
+    ticking = plan_begin_lookup(table)
+    search = table.index.plan_search(keys, table.clock.now + 1, accesses=access_counts(table))
+    publish([search.launch, *ticking])
+    return search.found
+
+
+def mark_seen_search(table: TableParts, keys: Array) -> Search:
+    """Prepares to find keys whose rows are to change: they count as seen by the last lookup."""
+    into = (table.backend.xp.empty(int(keys.size), np.uint32), None)
+    return table.index.plan_search(keys, table.clock.now, into=into, refreshes=False)

@@ -1,0 +1,100 @@
+"""Lookups in one table, as its users make them.
+
+The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.backend.publish import publish
+from sok_lite.engine.segments import last_of_each, unique
+from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
+from sok_lite.engine.table.insertion import gather_evicted
+from sok_lite.engine.table.lookups import look_up
+from sok_lite.engine.table.new_keys import LookupRequest, Output
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.results import Evicted, Lookup
+
+
+def find_or_insert(
+    table: TableParts,
+    keys: Any,
+    *,
+    unique_keys: bool = False,
+    scores: Any = None,
+    filter_ratio: float = 1.0,
+) -> Array:
+    """Returns the row number of every key; keys without one get a row and its initial value."""
+    keys = checked_keys(table, keys)
+    result = _row_numbers(table, keys)
+    if scores is None:
+        size = int(keys.size)
+        request = LookupRequest(table, size, filter_ratio=filter_ratio, unique_keys=unique_keys)
+        look_up(table.backend, keys, result, request)
+    else:
+        _find_or_insert_with_scores(table, keys, scores, result, filter_ratio)
+    table.report_refused()
+    return result
+
+
+def _find_or_insert_with_scores(
+    table: TableParts, keys: Array, scores: Any, result: Array, filter_ratio: float
+) -> None:
+    """Looks up each key once, with the last of its scores."""
+    backend, n = table.backend, int(keys.size)
+    scores = checked_scores(table, keys, scores)
+    distinct, inverse = unique(backend, keys)
+    size = int(distinct.size)
+    given = backend.xp.take(scores, last_of_each(backend, inverse, size))
+    rows = _row_numbers(table, distinct)
+    spread = backend.prepared("dense_gather_u32", n, rows, 1, inverse, result, n)
+    request = LookupRequest(table, size, filter_ratio=filter_ratio, unique_keys=True, given=given)
+    look_up(backend, distinct, rows, request)
+    publish([spread])
+
+
+def lookup(
+    table: TableParts,
+    keys: Any,
+    *,
+    unique_keys: bool = False,
+    out: Array | None = None,
+    insert: bool = True,
+    missing: str = "initial",
+    filter_ratio: float = 1.0,
+    counts: Any = None,
+) -> Lookup:
+    """Returns the row of every key and its number; new keys are inserted."""
+    if missing not in ("initial", "zeros"):
+        raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
+    keys = checked_keys(table, keys)
+    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
+    given = None if counts is None else checked_counts(table, keys, counts)
+    rows = _row_numbers(table, keys)
+    request = LookupRequest(
+        *(table, whole.end, [whole], insert, missing, filter_ratio, unique_keys, given),
+    )
+    num_without_row = look_up(table.backend, keys, rows, request)
+    table.report_refused()
+    return Lookup(whole.out, rows, num_without_row)
+
+
+def lookup_and_evict(
+    table: TableParts, keys: Any, *, unique_keys: bool = False, out: Array | None = None
+) -> tuple[Array, Evicted]:
+    """Does what `lookup` does and returns, beside the rows, what was evicted for new keys."""
+    keys = checked_keys(table, keys)
+    out = table.store.output(int(keys.size), out=out)
+    evicted: list[Evicted] = []
+    rows, whole = _row_numbers(table, keys), Output(out, 0, int(keys.size))
+    request = LookupRequest(table, whole.end, [whole], unique_keys=unique_keys, evicted=evicted)
+    look_up(table.backend, keys, rows, request)
+    table.report_refused(evicted)
+    return out, gather_evicted(table, evicted)
+
+
+def _row_numbers(table: TableParts, keys: Array) -> Array:
+    """Returns memory for the row numbers of keys."""
+    return table.backend.xp.empty(keys.size, np.uint32)

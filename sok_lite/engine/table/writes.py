@@ -1,0 +1,172 @@
+"""Writing rows, optimizer states and scores of keys.
+
+The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from sok_lite.backend import Array
+from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.segments import dedup, last_of_each, segment_sum, unique
+from sok_lite.engine.table.arguments import (
+    check_assignable,
+    check_rows,
+    checked_deltas,
+    checked_keys,
+    checked_scores,
+)
+from sok_lite.engine.table.finding import find_and_mark_seen, mark_seen_search
+from sok_lite.engine.table.insertion import insert
+from sok_lite.engine.table.parts import TableParts, checked_num_keys
+from sok_lite.engine.table.stages import NewKeys
+from sok_lite.engine.typed_sums import sum_of_each
+
+
+def insert_or_assign(
+    table: TableParts, keys: Any, values: Any, scores: Any, evicted: list[Any] | None = None
+) -> None:
+    """Sets the rows of keys, inserting those that have none. A repeated key: the last wins.
+
+    Args:
+      evicted: grows by what was evicted; None: it is not wanted.
+    """
+    keys, values = checked_keys(table, keys), table.store.to_storage(values)
+    check_rows(table, keys, values)
+    distinct, inverse = unique(table.backend, keys)
+    last = last_of_each(table.backend, inverse, int(distinct.size))
+    given = None
+    if scores is not None:
+        given = checked_scores(table, keys, scores)
+        check_assignable(table, given)
+        given = table.backend.xp.take(given, last)
+        if table.clock.is_full:
+            # They were given by the numbers that lookups have before they are halved.
+            given = table.index.aged(given)
+    rows, num_missing = find_and_mark_seen(table, distinct)
+    actions = [table.store.plan_write(rows, values, source=last)]
+
+    def scoring(_: Array | None = None) -> list[Action]:
+        return [] if given is None else table.plan_scores(distinct, given)
+
+    if num_missing == 0:
+        publish([*actions, *scoring()])
+        return
+    at = table.backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
+    new_scores = None if given is None else given[at]
+    new = NewKeys(distinct[at], table.clock.now, new_scores, True, values, last[at])
+    insert(table, new, actions, scoring, evicted)
+
+
+def assign(table: TableParts, keys: Any, values: Any) -> None:
+    """Sets the rows of the keys that have one and skips the others. The last of a key wins."""
+    keys, values = checked_keys(table, keys), table.store.to_storage(values)
+    check_rows(table, keys, values)
+    distinct, inverse = unique(table.backend, keys)
+    last = last_of_each(table.backend, inverse, int(distinct.size))
+    search = mark_seen_search(table, distinct)
+    publish([search.launch, table.store.plan_write(search.rows, values, source=last)])
+
+
+def assign_state(table: TableParts, name: str, keys: Any, values: Any) -> None:
+    """Sets an optimizer state of keys that have a row. The last of a repeated key wins."""
+    keys = checked_keys(table, keys)
+    xp, column = table.backend.xp, table.store.column(name)
+    values = xp.ascontiguousarray(xp.asarray(values, np.float32))
+    if values.shape != (keys.size, column.dim):
+        raise ValueError(
+            f"State {name!r} of table {table.name!r} takes values of shape "
+            f"({keys.size}, {column.dim}), a row for each key. Received: shape {values.shape}."
+        )
+    distinct, inverse = unique(table.backend, keys)
+    found = table.index.find(distinct)
+    if found.num_missing:
+        raise ValueError(
+            f"State {name!r} of table {table.name!r} cannot be set for {found.num_missing} of "
+            f"{distinct.size} keys, which have no row. Assign their rows first."
+        )
+    last = last_of_each(table.backend, inverse, int(distinct.size))
+    writing = table.store.plan_write(found.rows, values, name, source=last)
+    publish([mark_seen_search(table, distinct).launch, writing])
+
+
+def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) -> None:
+    """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums."""
+    if table.row_dtype.is_integer and not float(scale).is_integer():
+        raise ValueError(
+            f"`scale` must be a whole number for rows of {table.row_dtype.name}. "
+            f"Received: scale={scale}."
+        )
+    keys = checked_keys(table, keys)
+    distinct, summed = _summed(table, keys, checked_deltas(table, keys, deltas))
+    adding = table.store.plan_add(table.index.find(distinct).rows, summed, scale)
+    publish([mark_seen_search(table, distinct).launch, adding])
+
+
+def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) -> None:
+    """Adds to rows that the caller found before and inserts those that it did not."""
+    keys = checked_keys(table, keys)
+    xp = table.backend.xp
+    values = xp.asarray(values)
+    flags = xp.asarray(is_found)
+    deltas = checked_deltas(table, keys, values)
+    if flags.shape != keys.shape or flags.dtype != np.bool_:
+        raise ValueError(
+            f"`is_found` must be bool of shape {keys.shape}. "
+            f"Received: {flags.dtype} of shape {flags.shape}."
+        )
+    rows = table.store.to_storage(values)
+    distinct, inverse = unique(table.backend, keys)
+    # One lookup sees all keys, so that those to insert evict none of those to add to.
+    found = find_and_mark_seen(table, distinct)
+    is_held = xp.take(found.rows != np.uint32(NO_ROW), inverse)
+    if bool((flags & is_held).all()):  # most often
+        publish([table.store.plan_add(found.rows, _sums(table, deltas, inverse, len(distinct)))])
+        return
+    add, put = xp.flatnonzero(flags & is_held), xp.flatnonzero(~flags & ~is_held)
+    add_keys, summed = _summed(table, keys[add], deltas[add])
+    adding = table.store.plan_add(table.index.find(add_keys).rows, summed)
+    if put.size == 0:
+        publish([adding])
+        return
+    new_keys = dedup(table.backend, keys[put], (0, put.size))
+    source = xp.take(put, new_keys.first).astype(np.int32)
+    new = NewKeys(new_keys.keys, table.clock.now, values=rows, source=source)
+    insert(table, new, [adding], lambda rows: [])
+    table.report_refused()
+
+
+def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
+    """Sets the scores of the keys that have a row. The last of a repeated key wins."""
+    keys = checked_keys(table, keys)
+    scores = checked_scores(table, keys, scores)
+    distinct, inverse = unique(table.backend, keys)
+    last = last_of_each(table.backend, inverse, int(distinct.size))
+    check_assignable(table, scores)
+    publish(table.plan_scores(distinct, table.backend.xp.take(scores, last)))
+
+
+def reserve(table: TableParts, num_keys: int) -> None:
+    """Makes the index large enough for `num_keys` keys, so that it need not grow later."""
+    if not is_integer(num_keys):
+        raise TypeError(f"`num_keys` must be an integer. Received: num_keys={num_keys!r}.")
+    if num_keys < 0:
+        raise ValueError(f"`num_keys` must not be negative. Received: num_keys={num_keys}.")
+    table.index.reserve(checked_num_keys(table.name, "num_keys", num_keys))
+
+
+def _summed(table: TableParts, keys: Array, deltas: Array) -> tuple[Array, Array]:
+    """Returns distinct keys and the sums of their deltas, of the dtype of these."""
+    distinct, inverse = unique(table.backend, keys)
+    return distinct, _sums(table, deltas, inverse, int(distinct.size))
+
+
+def _sums(table: TableParts, deltas: Array, inverse: Array, num_distinct: int) -> Array:
+    """Returns the sums of the deltas of each distinct key, in order of first occurrence."""
+    if num_distinct == len(deltas):
+        return deltas  # none repeats
+    sum_rows = segment_sum if deltas.dtype == np.float32 else sum_of_each
+    return sum_rows(table.backend, deltas, inverse, num_distinct)
