@@ -198,6 +198,134 @@ def test_a_planted_import_is_found(module, source):
     assert faults(module, source)
 
 
+# Public methods of every NamedTuple.
+OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__") and name not in OF_NAMED_TUPLES
+
+
+def is_own(node):
+    """Whether a node is self, cls or super()."""
+    called = isinstance(node, ast.Call) and ast.unparse(node.func) == "super"
+    return called or ast.unparse(node) in ("self", "cls")
+
+
+def classes_of(tree):
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def base_names(node):
+    return [ast.unparse(base).split("[")[0] for base in node.bases]
+
+
+def private_names(node):
+    """The private names that a class gives to its methods and attributes."""
+    found = set()
+    for each in node.body:
+        targets = getattr(each, "targets", [getattr(each, "target", each)])
+        found |= {getattr(target, "id", getattr(target, "name", "")) for target in targets}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            found |= {each.attr} if is_own(each.value) else set()
+    return set(filter(is_private, found))
+
+
+def private_uses(node):
+    """Yields where a private attribute is read or set: whose it is, its name and the line."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and is_private(each.attr):
+            yield each.value, each.attr, each.lineno
+        elif isinstance(each, ast.Call) and ast.unparse(each.func) == "plan_set":
+            for keyword in each.keywords:
+                if is_private(keyword.arg or ""):
+                    yield each.args[0], keyword.arg, each.lineno
+
+
+def strange_uses(tree):
+    """The private attributes that a file uses, and no class of it defines.
+
+    What is of `self` has to be of that class, or of one that it derives from in the same file.
+    """
+    classes = classes_of(tree)
+    names = {name: private_names(node) for name, node in classes.items()}
+    of_file = set().union(*names.values())
+
+    def own_names(node):
+        bases = [classes[base] for base in base_names(node) if base in classes]
+        return names[node.name].union(*map(own_names, bases))
+
+    allowed = {
+        id(value): own_names(node)
+        for node in classes.values()
+        for value, *_ in private_uses(node)
+        if is_own(value)
+    }
+    return [
+        f"line {line}: {ast.unparse(value)}.{name}"
+        for value, name, line in private_uses(tree)
+        if name not in allowed.get(id(value), of_file)
+    ]
+
+
+def strange_overrides(trees, module):
+    """The private names that a class shares with one that it derives from in another file."""
+
+    def ancestors(module, node):
+        classes = classes_of(trees[module])
+        found = {name: (module, name) for name in classes}
+        for each in ast.walk(trees[module]):
+            if isinstance(each, ast.ImportFrom):
+                found |= {alias.name: (each.module, alias.name) for alias in each.names}
+        for name in base_names(node):
+            where, its_name = found.get(name, ("", ""))
+            base = classes_of(trees[where]).get(its_name) if where in trees else None
+            if base is not None:
+                yield from [(where, base), *ancestors(where, base)]
+
+    return [
+        f"{node.name} and {base.name} of {where}: {name}"
+        for node in classes_of(trees[module]).values()
+        for where, base in ancestors(module, node)
+        for name in sorted(private_names(node) & private_names(base))
+        if where != module
+    ]
+
+
+def test_private_attributes_of_the_engine_stay_in_their_file():
+    paths = sorted((PACKAGE / "engine").rglob("*.py"))
+    trees = {module_name(path): ast.parse(path.read_text()) for path in paths}
+    strange = {each: strange_uses(trees[each]) + strange_overrides(trees, each) for each in trees}
+    assert {module: found for module, found in strange.items() if found} == {}
+
+
+def test_a_planted_private_attribute_is_found():
+    index = """
+class Index:
+    _last = None
+    def _grow(self): self._slots = 1
+"""
+    others = """
+from index import Index
+class DetIndex(Index):
+    _keys = 0
+    def _grow(self):
+        return self._slots, self._keys, super()._last, self._replace
+class Rows:
+    def keys(self, index):
+        plan_set(index, _slots=2)
+        return self._keys, index._keys
+"""
+    trees = {"index": ast.parse(index), "others": ast.parse(others)}
+    assert (strange_uses(trees["index"]), strange_overrides(trees, "index")) == ([], [])
+    assert sorted(strange_uses(trees["others"])) == [
+        *("line 10: self._keys", "line 6: self._slots", "line 6: super()._last"),
+        "line 9: index._slots",
+    ]
+    assert strange_overrides(trees, "others") == ["DetIndex and Index of index: _grow"]
+
+
 def reached_by(module):
     """Every module of ours that a module imports, itself or through others."""
     sources = {module_name(path): path.read_text() for path in MODULES}

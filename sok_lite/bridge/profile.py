@@ -22,7 +22,7 @@ from sok_lite.engine import (
     step,
     update,
 )
-from sok_lite.engine.table import base
+from sok_lite.engine.table import single_lookup
 from sok_lite.reports.profile import Profile
 
 # Takes the arguments of a call, and gives its tables; None: they are those of the stage around it.
@@ -62,7 +62,7 @@ def _of_request(backend: Any, keys: Any, rows: Any, request: Any) -> Any:
 
 
 def _of_step(held: Any, *_: Any, **__: Any) -> Any:
-    return held._updates.tables
+    return held.updates.tables
 
 
 # What a stage does itself is what is left when those within it have been taken off: of "lookup" and
@@ -73,7 +73,7 @@ STAGES = (
     Stage("deduplicate", sent_keys, "dedup"),
     Stage("exchange keys", sent_keys, "send_keys"),
     Stage("find and insert", owner_lookup, "look_up_batch", _of_batched),
-    Stage("find and insert", base, "look_up", _of_request),
+    Stage("find and insert", single_lookup, "look_up", _of_request),
     Stage("exchange rows", lookup, "return_rows"),
     Stage("pool", lookup, "pool_returned"),
     Stage("gradient", lookup, "backward", _of_parts),

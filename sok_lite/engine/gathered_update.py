@@ -92,8 +92,8 @@ class GatheredStep(HeldStep["_Computed | None"]):
         super().__init__(updates, options)
         self._kinds, self._function = kinds, function
 
-    def _ready(self, is_whole: bool) -> "_Computed | None":
-        updates, options = merged(self._updates), self._options
+    def get_ready(self, is_whole: bool) -> "_Computed | None":
+        updates, options = merged(self.updates), self.options
         if not updates.tables:
             return None
         # The function may raise, and then all is as it was.
@@ -110,7 +110,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
         refused = [(t, t.refused) for t in compress(by_row.tables, by_row.inserts)]
         return _Computed(by_row, held, states, stepped, more, refused)
 
-    def _take(self, ready: "_Computed | None", extra_actions: Sequence[Action]) -> None:
+    def take(self, ready: "_Computed | None", extra_actions: Sequence[Action]) -> None:
         if ready is None:
             publish(extra_actions)
             return
@@ -127,7 +127,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
             for table, *of_table in zip(held.tables, held.rows, states, stepped, strict=True)
             for action in _plan_write(table.store, *of_table)
         ]
-        num_nonfinite = self._options.num_nonfinite
+        num_nonfinite = self.options.num_nonfinite
         counting = [
             (table.backend, *counting_nonfinite(grads, None, num_nonfinite))
             for table, grads in zip(held.tables, held.grads, strict=True)

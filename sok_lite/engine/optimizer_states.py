@@ -58,8 +58,8 @@ def acquire_states(
     usual = [
         sole.states
         for table, its_kinds, optimizer in zip(tables, kinds, optimizers, strict=True)
-        for sole in (table.store._sole,)
-        if table.store._groups is not None and sole is not None and sole.kinds == its_kinds
+        for sole in (table.store.sole_states,)
+        if table.store.known_groups is not None and sole is not None and sole.kinds == its_kinds
         if sole.owner is None
         or (
             not sole.owner.is_restored

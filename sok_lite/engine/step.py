@@ -66,6 +66,9 @@ class HeldStep(ABC, Generic[Ready]):
       updates: one per gradient. A table that comes several times is updated once.
       options: of the step.
 
+    Attributes:
+      updates, options: as given.
+
     Raises:
       ValueError: `on_nonfinite` is none of those that there are.
     """
@@ -73,34 +76,34 @@ class HeldStep(ABC, Generic[Ready]):
     def __init__(self, updates: Sequence[Update] | Updates, options: StepOptions) -> None:
         if options.on_nonfinite != "allow":
             check_on_nonfinite(options.on_nonfinite)
-        self._updates, self._options = Updates.of(updates), options
+        self.updates, self.options = Updates.of(updates), options
         self._prepared: tuple[object, Ready] | None = None
 
     def prepare(self) -> None:
         """Raises what there is to raise, and changes no row; see `Step`."""
-        holding(self._updates.tables, self._prepare)
+        holding(self.updates.tables, self._prepare)
 
     def commit(self, extra_actions: Sequence[Action] = ()) -> None:
         """Takes the step; see `Step`."""
-        tables, prepared = self._updates.tables, self._prepared
+        tables, prepared = self.updates.tables, self._prepared
         if prepared is None:
-            holding(tables, lambda: self._take(self._ready(is_whole=True), extra_actions))
+            holding(tables, lambda: self.take(self.get_ready(is_whole=True), extra_actions))
         else:
             change, ready = prepared
             holding_since(tables, change, partial(self._take_prepared, ready, extra_actions))
 
     def _prepare(self) -> None:
-        ready = self._ready(is_whole=False)
-        if self._updates.tables:
-            self._prepared = last_change(self._updates.tables[0]), ready
+        ready = self.get_ready(is_whole=False)
+        if self.updates.tables:
+            self._prepared = last_change(self.updates.tables[0]), ready
 
     def _take_prepared(
         self, ready: Ready, extra_actions: Sequence[Action], is_unchanged: bool
     ) -> None:
-        self._take(ready if is_unchanged else self._ready(is_whole=True), extra_actions)
+        self.take(ready if is_unchanged else self.get_ready(is_whole=True), extra_actions)
 
     @abstractmethod
-    def _ready(self, is_whole: bool) -> Ready:
+    def get_ready(self, is_whole: bool) -> Ready:
         """Returns all that the step needs. The tables are held.
 
         Args:
@@ -108,5 +111,5 @@ class HeldStep(ABC, Generic[Ready]):
         """
 
     @abstractmethod
-    def _take(self, ready: Ready, extra_actions: Sequence[Action]) -> None:
+    def take(self, ready: Ready, extra_actions: Sequence[Action]) -> None:
         """Changes the rows. The tables are held."""

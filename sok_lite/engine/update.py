@@ -107,8 +107,8 @@ class UpdateStep(HeldStep["_Steps | None"]):
         updated.
     """
 
-    def _ready(self, is_whole: bool) -> "_Steps | None":
-        options, updates = self._options, merged(self._updates)
+    def get_ready(self, is_whole: bool) -> "_Steps | None":
+        options, updates = self.options, merged(self.updates)
         if not updates.tables:
             check_step(options.learning_rate, options.number)
             return None
@@ -129,12 +129,12 @@ class UpdateStep(HeldStep["_Steps | None"]):
                 table.make_room(count)
         return _Steps(by_row, states, [steps[key] for key in order])
 
-    def _take(self, ready: "_Steps | None", extra_actions: Sequence[Action]) -> None:
+    def take(self, ready: "_Steps | None", extra_actions: Sequence[Action]) -> None:
         if ready is None:
             publish(extra_actions)
             return
-        steps, rounding = ready, self._options.stochastic_rounding
-        num_nonfinite = self._options.num_nonfinite
+        steps, rounding = ready, self.options.stochastic_rounding
+        num_nonfinite = self.options.num_nonfinite
         if num_nonfinite is None:
             num_nonfinite = steps.resolved.tables[0].backend.xp.zeros(1, np.int64)
         touch(steps.resolved)

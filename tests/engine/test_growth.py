@@ -155,8 +155,8 @@ def test_a_growth_that_fails_on_its_way_leaves_a_table_that_works(small, kind, f
             small.zeros_chunk = zeros_chunk
         audit(table)
         assert_holds(table, oracle)
-        shapes = table.index._sizes.shapes(table.index.num_slots - 2)
-        irregular += table.index._directory.shapes != shapes
+        shapes = table.index.sizes.shapes(table.index.num_slots - 2)
+        irregular += table.index.directory.shapes != shapes
         if at % 3 == 0:  # what was saved of it comes back as well
             other = make(small, kind)
             restore(other, take(table))

@@ -93,7 +93,7 @@ def test_every_attribute_counts(build):
 def test_an_array_of_the_same_content_elsewhere_is_another(build):
     table = build()
     before = insides([table])
-    table.index._side = table.index._side.copy()  # the kept place has the old one
+    table.index.side = table.index.side.copy()  # the kept place has the old one
     assert insides([table]) != before
 
 

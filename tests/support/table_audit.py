@@ -70,7 +70,7 @@ def marks_of(index):
 
 def audit_segments(index):
     """Raises AssertionError if the segments of an index are not what its directory says."""
-    directory, side = index._directory, index._side
+    directory, side = index.directory, index.side
     shapes = directory.shapes
     assert sum(2.0**-shape.depth for shape in shapes) == 1.0, f"hashes have no segment: {shapes}"
     assert directory.num_slots == sum(shape.slots for shape in shapes)
@@ -81,7 +81,7 @@ def audit_segments(index):
     assert place.hashing - place.hashing % 32 == index.seed
     at = 0
     for segment, start in zip(directory.segments, directory.starts.tolist(), strict=False):
-        entry = (segment.address, segment.shape.slots // index._sizes.granule)
+        entry = (segment.address, segment.shape.slots // index.sizes.granule)
         count = len(entries) >> segment.shape.depth
         assert (entries[at : at + count] == np.array(entry, np.uint64)).all(), f"entry {at}"
         assert segment.slots.shape == (segment.shape.slots, 2)

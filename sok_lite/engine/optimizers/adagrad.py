@@ -31,10 +31,10 @@ class Adagrad(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.epsilon >= 0, "epsilon", ">= 0")
-        self._require(self.initial_accumulator >= 0, "initial_accumulator", ">= 0")
+        self.require(self.epsilon >= 0, "epsilon", ">= 0")
+        self.require(self.initial_accumulator >= 0, "initial_accumulator", ">= 0")
         if self.epsilon == 0:
-            self._require(
+            self.require(
                 self.initial_accumulator > 0, "initial_accumulator", "> 0 where epsilon is 0"
             )
 
@@ -43,5 +43,5 @@ class Adagrad(UpdateRule):
         return {"accumulator": self.initial_accumulator}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
-        decay = self._decay(learning_rate)
+        decay = self.decay_at(learning_rate)
         return learning_rate, decay, self.epsilon, int(self.epsilon_inside_root)

@@ -34,11 +34,11 @@ class AdagradDA(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.l1 >= 0, "l1", ">= 0")
-        self._require(self.l2 >= 0, "l2", ">= 0")
-        self._require(self.initial_accumulator > 0, "initial_accumulator", "> 0")
-        self._require(self.global_step >= 1, "global_step", ">= 1")
-        self._require(self.weight_decay == 0, "weight_decay", "0: a step does not read the row")
+        self.require(self.l1 >= 0, "l1", ">= 0")
+        self.require(self.l2 >= 0, "l2", ">= 0")
+        self.require(self.initial_accumulator > 0, "initial_accumulator", "> 0")
+        self.require(self.global_step >= 1, "global_step", ">= 1")
+        self.require(self.weight_decay == 0, "weight_decay", "0: a step does not read the row")
 
     @property
     def states(self) -> dict[str, float]:
@@ -49,4 +49,4 @@ class AdagradDA(UpdateRule):
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         l1, l2 = self.l1 * self.global_step, self.l2 * self.global_step
-        return learning_rate, self._decay(learning_rate), l1, l2
+        return learning_rate, self.decay_at(learning_rate), l1, l2

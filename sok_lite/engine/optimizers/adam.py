@@ -48,8 +48,8 @@ class Adam(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_below_one("beta_1", "beta_2")
-        self._require(self.epsilon > 0, "epsilon", "> 0")
+        self.require_below_one("beta_1", "beta_2")
+        self.require(self.epsilon > 0, "epsilon", "> 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -64,7 +64,7 @@ class Adam(UpdateRule):
         epsilon = self.epsilon * float(correction_2) if self.adaptive_epsilon else self.epsilon
         return (
             float(alpha),
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             1 - self.beta_1,
             1 - self.beta_2,
             epsilon,

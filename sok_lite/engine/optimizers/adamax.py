@@ -33,8 +33,8 @@ class Adamax(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_below_one("beta_1", "beta_2")
-        self._require(self.epsilon > 0, "epsilon", "> 0")
+        self.require_below_one("beta_1", "beta_2")
+        self.require(self.epsilon > 0, "epsilon", "> 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -44,4 +44,4 @@ class Adamax(UpdateRule):
         # In float32 as TensorFlow has it; see Adam.
         power = np.float32(float(np.float32(self.beta_1)) ** step)
         rate = float(np.float32(learning_rate) / (np.float32(1) - power))
-        return rate, self._decay(learning_rate), 1 - self.beta_1, self.beta_2, self.epsilon
+        return rate, self.decay_at(learning_rate), 1 - self.beta_1, self.beta_2, self.epsilon

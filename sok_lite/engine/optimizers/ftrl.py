@@ -36,9 +36,9 @@ class Ftrl(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.learning_rate_power <= 0, "learning_rate_power", "<= 0")
+        self.require(self.learning_rate_power <= 0, "learning_rate_power", "<= 0")
         for name in ("initial_accumulator", "l1", "l2", "l2_shrinkage", "beta"):
-            self._require(getattr(self, name) >= 0, name, ">= 0")
+            self.require(getattr(self, name) >= 0, name, ">= 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -52,7 +52,7 @@ class Ftrl(UpdateRule):
             )
         return (
             learning_rate,
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             -self.learning_rate_power,
             self.l1,
             self.l2 + self.beta / (2 * learning_rate),

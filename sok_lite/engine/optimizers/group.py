@@ -47,9 +47,14 @@ class GroupRule(UpdateRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("l1", "l2", "l21"):
-            self._require(getattr(self, name) >= 0, name, ">= 0")
+            self.require(getattr(self, name) >= 0, name, ">= 0")
 
-    def _penalties(self, learning_rate: float) -> Scalars:
+    def penalties_at(self, learning_rate: float) -> Scalars:
+        """Returns the penalties of a step, as its kernel takes them.
+
+        Raises:
+          ValueError: there are some and the learning rate is negative.
+        """
         if learning_rate < 0 and (self.l1 or self.l2 or self.l21):
             raise ValueError(
                 f"{type(self).__name__} multiplies its penalties by its learning rate, which must "

@@ -35,8 +35,8 @@ class GroupAdam(GroupRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_below_one("beta_1", "beta_2")
-        self._require(self.epsilon > 0, "epsilon", "> 0")
+        self.require_below_one("beta_1", "beta_2")
+        self.require(self.epsilon > 0, "epsilon", "> 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -46,9 +46,9 @@ class GroupAdam(GroupRule):
         correction_1, correction_2 = corrections(self.beta_1, self.beta_2, step)
         return (
             learning_rate * float(correction_2) / float(correction_1),
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             1 - self.beta_1,
             1 - self.beta_2,
             self.epsilon,
-            *self._penalties(learning_rate),
+            *self.penalties_at(learning_rate),
         )

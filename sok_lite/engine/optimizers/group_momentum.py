@@ -30,7 +30,7 @@ class GroupMomentum(GroupRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
+        self.require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
 
     @property
     def states(self) -> dict[str, float]:
@@ -39,8 +39,8 @@ class GroupMomentum(GroupRule):
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return (
             learning_rate,
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             self.momentum,
             int(self.nesterov),
-            *self._penalties(learning_rate),
+            *self.penalties_at(learning_rate),
         )

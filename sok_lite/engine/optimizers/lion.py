@@ -27,13 +27,13 @@ class Lion(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 <= self.beta_1 <= 1, "beta_1", "in [0, 1]")
-        self._require(0 <= self.beta_2 <= 1, "beta_2", "in [0, 1]")
+        self.require(0 <= self.beta_1 <= 1, "beta_1", "in [0, 1]")
+        self.require(0 <= self.beta_2 <= 1, "beta_2", "in [0, 1]")
 
     @property
     def states(self) -> dict[str, float]:
         return {"m": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
-        decay = self._decay(learning_rate)
+        decay = self.decay_at(learning_rate)
         return learning_rate, decay, self.beta_1, 1 - self.beta_1, self.beta_2, 1 - self.beta_2

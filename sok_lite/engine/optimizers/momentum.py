@@ -31,12 +31,12 @@ class Momentum(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
+        self.require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
 
     @property
     def states(self) -> dict[str, float]:
         return {"momentum": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
-        decay = self._decay(learning_rate)
+        decay = self.decay_at(learning_rate)
         return learning_rate, decay, self.momentum, int(self.nesterov), int(self.lr_in_state)

@@ -41,9 +41,9 @@ class Nadam(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_below_one("beta_1", "beta_2")
-        self._require(self.epsilon > 0, "epsilon", "> 0")
-        self._require(self.schedule_decay >= 0, "schedule_decay", ">= 0")
+        self.require_below_one("beta_1", "beta_2")
+        self.require(self.epsilon > 0, "epsilon", "> 0")
+        self.require(self.schedule_decay >= 0, "schedule_decay", ">= 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -58,7 +58,7 @@ class Nadam(UpdateRule):
         power_2 = np.float32(beta_2**step)
         return (
             learning_rate,
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             1 - self.beta_1,
             1 - beta_2,
             self.epsilon,

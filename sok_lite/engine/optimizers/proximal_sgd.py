@@ -26,8 +26,8 @@ class ProximalSGD(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.l1 >= 0, "l1", ">= 0")
-        self._require(self.l2 >= 0, "l2", ">= 0")
+        self.require(self.l1 >= 0, "l1", ">= 0")
+        self.require(self.l2 >= 0, "l2", ">= 0")
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return learning_rate, self._decay(learning_rate), self.l1, self.l2
+        return learning_rate, self.decay_at(learning_rate), self.l1, self.l2

@@ -42,10 +42,10 @@ class RectifiedAdam(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_below_one("beta_1", "beta_2")
-        self._require(self.beta_2 > 0.6, "beta_2", "> 0.6")
-        self._require(self.epsilon > 0, "epsilon", "> 0")
-        self._require(self.sma_threshold >= 4, "sma_threshold", ">= 4")
+        self.require_below_one("beta_1", "beta_2")
+        self.require(self.beta_2 > 0.6, "beta_2", "> 0.6")
+        self.require(self.epsilon > 0, "epsilon", "> 0")
+        self.require(self.sma_threshold >= 4, "sma_threshold", ">= 4")
 
     @property
     def states(self) -> dict[str, float]:
@@ -58,7 +58,7 @@ class RectifiedAdam(UpdateRule):
         factor = 1.0 if rectifier is None else rectifier * correction_2
         return (
             learning_rate * factor / correction_1,
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             1 - self.beta_1,
             1 - self.beta_2,
             *((self.beta_1, 1 - self.beta_1) if self.nesterov else (1.0, 0.0)),

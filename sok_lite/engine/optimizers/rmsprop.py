@@ -38,10 +38,10 @@ class RMSprop(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 <= self.rho <= 1, "rho", "in [0, 1]")
-        self._require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
-        self._require(self.epsilon > 0, "epsilon", "> 0")
-        self._require(self.initial_rms >= 0, "initial_rms", ">= 0")
+        self.require(0 <= self.rho <= 1, "rho", "in [0, 1]")
+        self.require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
+        self.require(self.epsilon > 0, "epsilon", "> 0")
+        self.require(self.initial_rms >= 0, "initial_rms", ">= 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -55,7 +55,7 @@ class RMSprop(UpdateRule):
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return (
             learning_rate,
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             self.rho,
             1 - self.rho,
             self.epsilon,

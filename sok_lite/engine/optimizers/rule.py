@@ -55,7 +55,7 @@ class UpdateRule:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type is bool or field.type == "bool":
-                self._require(isinstance(value, (bool, np.bool_)), field.name, "True or False")
+                self.require(isinstance(value, (bool, np.bool_)), field.name, "True or False")
                 continue
             if isinstance(value, (bool, np.bool_)) or not isinstance(
                 value, (int, float, np.integer, np.floating)
@@ -64,9 +64,9 @@ class UpdateRule:
                     f"`{field.name}` of {type(self).__name__} must be a number. "
                     f"Received: {field.name}={value!r} of type {type(value).__name__}."
                 )
-            self._require(math.isfinite(value), field.name, "finite")
+            self.require(math.isfinite(value), field.name, "finite")
             object.__setattr__(self, field.name, float(value))
-        self._require(self.weight_decay >= 0, "weight_decay", ">= 0")
+        self.require(self.weight_decay >= 0, "weight_decay", ">= 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -82,18 +82,21 @@ class UpdateRule:
         """
         raise NotImplementedError
 
-    def _require(self, holds: bool, name: str, expected: str) -> None:
+    def require(self, holds: bool, name: str, expected: str) -> None:
+        """Raises ValueError where a number is not as expected."""
         if not holds:
             raise ValueError(
                 f"`{name}` of {type(self).__name__} must be {expected}. "
                 f"Received: {name}={getattr(self, name)!r}."
             )
 
-    def _require_below_one(self, *names: str) -> None:
+    def require_below_one(self, *names: str) -> None:
+        """Raises ValueError where a number is not in [0, 1)."""
         for name in names:
-            self._require(0 <= getattr(self, name) < 1, name, "in [0, 1)")
+            self.require(0 <= getattr(self, name) < 1, name, "in [0, 1)")
 
-    def _decay(self, learning_rate: float) -> float:
+    def decay_at(self, learning_rate: float) -> float:
+        """Returns the part of a row that decays in a step."""
         return learning_rate * self.weight_decay
 
 

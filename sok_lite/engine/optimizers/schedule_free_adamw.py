@@ -42,10 +42,10 @@ class ScheduleFreeAdamW(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 < self.beta_1 < 1, "beta_1", "in (0, 1)")
-        self._require_below_one("beta_2")
-        self._require(self.epsilon > 0, "epsilon", "> 0")
-        self._require(self.warmup_steps >= 0, "warmup_steps", ">= 0")
+        self.require(0 < self.beta_1 < 1, "beta_1", "in (0, 1)")
+        self.require_below_one("beta_2")
+        self.require(self.epsilon > 0, "epsilon", "> 0")
+        self.require(self.warmup_steps >= 0, "warmup_steps", ">= 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -56,7 +56,7 @@ class ScheduleFreeAdamW(UpdateRule):
         beta_2 = np.float32(self.beta_2)  # in float32 as TensorFlow has it; see Adam
         return (
             learning_rate * warm,
-            self._decay(learning_rate),
+            self.decay_at(learning_rate),
             self.beta_1,
             float(np.float32(1) - beta_2),
             self.epsilon,

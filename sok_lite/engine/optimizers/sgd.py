@@ -18,4 +18,4 @@ class SGD(UpdateRule):
     lazy: ClassVar[str] = "nothing"
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return learning_rate, self._decay(learning_rate)
+        return learning_rate, self.decay_at(learning_rate)

@@ -33,7 +33,7 @@ class SparseGroupFtrl(Ftrl):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.l21 >= 0, "l21", ">= 0")
+        self.require(self.l21 >= 0, "l21", ">= 0")
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return *super().scalars(learning_rate, step), self.l21

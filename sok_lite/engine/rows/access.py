@@ -55,6 +55,7 @@ class RowAccess:
       dim: elements of a value row.
       row_dtype: format of the value rows.
       chunk_shift: a chunk holds 2**chunk_shift rows.
+      columns: by name; "value" first, then the optimizer states, the oldest first.
     """
 
     def __init__(self, backend: Backend, dim: int, row_dtype: RowDtype, chunk_shift: int) -> None:
@@ -62,7 +63,7 @@ class RowAccess:
         self.dim = dim
         self.row_dtype = row_dtype
         self.chunk_shift = chunk_shift
-        self._columns: dict[str, Column] = {}
+        self.columns: dict[str, Column] = {}
 
     def column(self, name: str = "value") -> Column:
         """Returns a column.
@@ -70,12 +71,12 @@ class RowAccess:
         Raises:
           KeyError: there is none of that name.
         """
-        return self._columns[name]
+        return self.columns[name]
 
     @property
     def state_names(self) -> list[str]:
         """The optimizer states, in the order in which they were made."""
-        return [name for name in self._columns if name != "value"]
+        return [name for name in self.columns if name != "value"]
 
     def _prepared(self, kernel: str, column: Column, count: int, *arguments: Any) -> Action:
         """Prepares a kernel that takes rows of a column, `count` of them."""
@@ -221,7 +222,7 @@ class RowAccess:
             self._prepared(
                 f"rows_swap_u{8 * column.dtype.itemsize}", column, int(rows.size), rows, others
             )
-            for column in self._columns.values()
+            for column in self.columns.values()
         ]
 
     def swap(self, rows: Array, others: Array) -> None:
@@ -236,7 +237,7 @@ class RowAccess:
 def store_words(stores: Sequence[RowAccess]) -> np.ndarray:
     """Returns `place` of the value rows of stores as kernels take it, (num_stores, 4) int64."""
     places = [
-        (store._columns["value"].address, store.chunk_shift, store.dim, store.row_dtype.number)
+        (store.columns["value"].address, store.chunk_shift, store.dim, store.row_dtype.number)
         for store in stores
     ]
     return np.array(places, np.int64).reshape(-1, 4)

@@ -63,6 +63,8 @@ class RowStore(RowAccess):
       backend, dim, row_dtype, chunk_shift: as of RowAccess.
       near_rows: rows below this number are near; None: all are.
       numbers: which rows are handed out and which of those are free.
+      known_groups: what `state_groups` gave last; None: it is to be made anew.
+      sole_states: the states, where all have one owner; good as long as `known_groups` is there.
 
     Raises:
       ValueError: an argument is not as said here.
@@ -90,9 +92,8 @@ class RowStore(RowAccess):
             )
         self._slabs = Slabs.of(backend, dim, near_rows)
         super().__init__(backend, dim, row_dtype, self._slabs.chunk_shift)
-        # Made when they are asked for; the second holds as long as the first is there.
-        self._groups: StateGroups | None = None
-        self._sole: SoleStates | None = None
+        self.known_groups: StateGroups | None = None
+        self.sole_states: SoleStates | None = None
         self.near_rows = self._slabs.near_rows
         self._first_far = NO_ROW if self.near_rows is None else self.near_rows
         self._far_file = None if far_path is None else FarFile(far_path)
@@ -119,7 +120,7 @@ class RowStore(RowAccess):
     def _unused(self, state: str) -> str:
         """Returns a name for the column of a state that no column has."""
         names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
-        return next(name for name in names if name not in self._columns)
+        return next(name for name in names if name not in self.columns)
 
     def _add_columns(self, columns: list[Column]) -> None:
         memory, far_bytes = self._new_memory(columns, self._chunks)
@@ -129,8 +130,8 @@ class RowStore(RowAccess):
             publish(column.plan_attach(parts))
         self._give_back(columns, self.numbers.returned)
         # Not `__setitem__`: a first key makes a dict ask for memory.
-        held = {**self._columns, **{column.name: column for column in columns}}
-        publish(plan_set(self, _columns=held, _groups=None, _far_bytes=far_bytes))
+        held = {**self.columns, **{column.name: column for column in columns}}
+        publish(plan_set(self, columns=held, known_groups=None, _far_bytes=far_bytes))
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -169,20 +170,20 @@ class RowStore(RowAccess):
     @property
     def state_groups(self) -> StateGroups:
         """The states of each owner, in the order in which they were made."""
-        groups = self._groups
+        groups = self.known_groups
         if groups is None:
             made: dict[StateOwner | None, dict[str, Column]] = {}
             for name in self.state_names:
-                column = self._columns[name]
+                column = self.columns[name]
                 made.setdefault(column.owner, {})[column.state] = column
             groups = dict(made)
-            self._sole, self._groups = SoleStates.of(groups), groups
+            self.sole_states, self.known_groups = SoleStates.of(groups), groups
         return groups
 
     def plan_give(self, columns: Iterable[Column], owner: StateOwner) -> list[Action]:
         """Prepares to give free states to an owner."""
         given = [action for column in columns for action in plan_set(column, owner=owner)]
-        return [*given, *plan_set(self, _groups=None)]
+        return [*given, *plan_set(self, known_groups=None)]
 
     def copy_states(self, states: States, columns: Iterable[Column]) -> None:
         """Writes the rows of states into columns that are called as they are, piece by piece."""
@@ -195,17 +196,17 @@ class RowStore(RowAccess):
     def plan_rename(self, column: Column, state: str) -> list[Action]:
         """Prepares to have a state called otherwise."""
         name = self._unused(state)
-        columns = {name if each is column else key: each for key, each in self._columns.items()}
-        renamed = plan_set(self, _columns=columns, _groups=None)
+        columns = {name if each is column else key: each for key, each in self.columns.items()}
+        renamed = plan_set(self, columns=columns, known_groups=None)
         return [*plan_set(column, name=name, state=state), *renamed]
 
     def drop_states(self, columns: Sequence[Column]) -> None:
         """Gives the memory of states back that nobody will use any more."""
         gone = {column.name for column in columns}
-        left = {name: column for name, column in self._columns.items() if name not in gone}
+        left = {name: column for name, column in self.columns.items() if name not in gone}
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory
-        publish(plan_set(self, _columns=left, _groups=None))
+        publish(plan_set(self, columns=left, known_groups=None))
         for column in columns:
             column.discard()
 
@@ -234,12 +235,12 @@ class RowStore(RowAccess):
     @property
     def _with_values(self) -> list[str]:
         """The states that do not begin with zeros, as new memory does."""
-        return [name for name in self.state_names if self._columns[name].initial != 0]
+        return [name for name in self.state_names if self.columns[name].initial != 0]
 
     @property
     def row_bytes(self) -> int:
         """Memory of one row and its states."""
-        return sum(column.row_bytes for column in self._columns.values())
+        return sum(column.row_bytes for column in self.columns.values())
 
     @property
     def used_bytes(self) -> int:
@@ -340,7 +341,7 @@ class RowStore(RowAccess):
         least = num_chunks - self._chunks.total
         if least <= 0:
             return
-        columns = list(self._columns.values())
+        columns = list(self.columns.values())
         room = (self._first_far >> self.chunk_shift) - self._chunks.near
         chunks = self._slabs.more(self._chunks, least, room, spare=True)
         made = None
@@ -391,7 +392,7 @@ class RowStore(RowAccess):
             elif self.backend.gives_back:
                 blocks = numbers.empty_blocks(shift, not self.has_far_file)
                 publish(plan_set(self, numbers=numbers.returning(blocks, shift)))
-                self._give_back(self._columns.values(), blocks)
+                self._give_back(self.columns.values(), blocks)
 
     @staticmethod
     def _give_back(columns: Iterable[Column], blocks: Iterable[range]) -> None:
@@ -415,11 +416,13 @@ class RowStore(RowAccess):
 
     def plan_clear(self) -> list[Action]:
         """Prepares to give all rows and their memory back. The state columns stay, empty."""
-        columns = {name: column.emptied() for name, column in self._columns.items()}
+        columns = {name: column.emptied() for name, column in self.columns.items()}
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
         numbers = RowNumbers.none(self.backend.xp, self._first_far)
-        memory = plan_set(self, _columns=columns, _groups=None, _chunks=Chunks(0, 0), _far_bytes=0)
+        memory = plan_set(
+            self, columns=columns, known_groups=None, _chunks=Chunks(0, 0), _far_bytes=0
+        )
         return [*memory, *plan_set(self, numbers=numbers)]
 
     def clear(self) -> None:
@@ -457,7 +460,7 @@ class RowStore(RowAccess):
         """
         other = copy.copy(self)
         other._far_file = None if self._far_file is None else self._far_file.sibling()
-        other._columns, other._groups = {}, None
+        other.columns, other.known_groups = {}, None
         other._chunks, other._far_bytes = Chunks(0, 0), 0
         other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
         other._add_columns([other._value_column()])

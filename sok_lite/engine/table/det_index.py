@@ -48,12 +48,12 @@ class DetIndex(Index):
 
     @property
     def capacity(self) -> int:
-        return self._directory.num_slots
+        return self.directory.num_slots
 
     def emptied(self) -> "DetIndex":
         """Returns an index like this one as it was at first."""
         index = DetIndex(self.backend, self.key_dtype, self.name)
-        index._init_slots = self._init_slots
+        index.init_slots = self.init_slots
         index.clear()
         return index
 
@@ -81,7 +81,7 @@ class DetIndex(Index):
         """
         n = int(keys.size)
         counts = (self._counts, self._counts[1:])
-        insert = self._prepared("det_insert", n, stamp, keys, rows, _ALL_LINES, None, *counts, n)
+        insert = self.prepared("det_insert", n, stamp, keys, rows, _ALL_LINES, None, *counts, n)
         return [insert, *plan_set(self, size=self.size + (n if count is None else count))]
 
     def plan_reserve(self, keys: Array, stamp: int, placed: Array, num_refused: Array) -> Action:
@@ -97,12 +97,12 @@ class DetIndex(Index):
         """
         n = int(keys.size)
         to = (placed, self._counts, num_refused)
-        return self._prepared("det_insert", n, stamp, keys, None, MOST_LINES, *to, n)
+        return self.prepared("det_insert", n, stamp, keys, None, MOST_LINES, *to, n)
 
     def plan_take_back(self, keys: Array, placed: Array) -> list[Action]:
         """Prepares to undo `plan_reserve` of keys. It can be done again."""
         n = int(keys.size)
-        erase = self._prepared("det_erase", n, keys, None, placed, self._counts, None, n)
+        erase = self.prepared("det_erase", n, keys, None, placed, self._counts, None, n)
         return [erase, *plan_set(self, _num_erased=self._num_erased + n)]
 
     def plan_commit(self, placed: Array, rows: Array) -> Action:
@@ -118,7 +118,7 @@ class DetIndex(Index):
           RuntimeError: see `error_of_chosen_keys`.
         """
         self.check()
-        self._hash_anew(self.capacity)
+        self.hash_anew(self.capacity)
 
     def insert(self, keys: Array, rows: Array, stamp: int) -> None:
         """Inserts distinct keys that are not there, after `make_room`, with their row numbers.
@@ -157,18 +157,18 @@ class DetIndex(Index):
         """Prepares to write row numbers or stamps (n,) uint32 of distinct keys; a missing key is
         skipped, and one whose new row is NO_ROW."""
         n = int(keys.size)
-        return [self._prepared("det_update", n, keys, rows, stamps, n)]
+        return [self.prepared("det_update", n, keys, rows, stamps, n)]
 
     def stamps(self, keys: Array) -> Array:
         n = int(keys.size)
         stamps = self.backend.xp.zeros(n, np.uint32)
-        self._launch("det_stamps", n, keys, stamps, n)
+        self.launch("det_stamps", n, keys, stamps, n)
         return stamps
 
     def plan_erase(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
-        erase = self._prepared("det_erase", n, keys, None, None, self._counts, None, n)
+        erase = self.prepared("det_erase", n, keys, None, None, self._counts, None, n)
         return [erase, *self.erased(n)]
 
     def plan_erase_held(self, keys: Array, rows: Array, num_erased: Array) -> Action:
@@ -180,7 +180,7 @@ class DetIndex(Index):
           num_erased: (1,) int64, grows by those that are erased.
         """
         n = int(keys.size)
-        return self._prepared("det_erase", n, keys, rows, None, self._counts, num_erased, n)
+        return self.prepared("det_erase", n, keys, rows, None, self._counts, num_erased, n)
 
     def erased(self, count: int, num_inserted: int = 0) -> list[Action]:
         """Returns the actions that note how many keys were erased.
@@ -203,7 +203,7 @@ class DetIndex(Index):
         with contextlib.suppress(MemoryError):
             if self.capacity > self._slots_for(_SHRINKS_ABOVE * self.size):
                 self.check()
-                self._resize(self._slots_for(_SHRINKS_TO * self.size), grows=False)
+                self.resize(self._slots_for(_SHRINKS_TO * self.size), grows=False)
         self._rebuild(_MAX_RECLAIM_FACTOR * self.capacity, -self.capacity)
 
     def plan_clear(self) -> list[Action]:
@@ -213,10 +213,10 @@ class DetIndex(Index):
 
     def reserve(self, num_keys: int) -> None:
         self._grow(num_keys)
-        self._least_slots = max(self._least_slots, slots_for(self._sizes, num_keys))
+        self.least_slots = max(self.least_slots, slots_for(self.sizes, num_keys))
 
-    def _lines_read(self, held: IndexEntries) -> Array:
-        hashes, starts, sizes = self._directory.homes(held.keys)
+    def lines_read(self, held: IndexEntries) -> Array:
+        hashes, starts, sizes = self.directory.homes(held.keys)
         lines = (held.slots - starts) // LINE - scaled(hashes, sizes)
         return lines % sizes.astype(np.int64) + 1
 
@@ -226,15 +226,15 @@ class DetIndex(Index):
         """Grows for so many keys in all; returns whether it was too small."""
         num_slots = self._slots_for(num_keys)
         # Where a growth has failed on its way, some segments are smaller than others.
-        is_crowded = num_keys > _MAX_LOAD_FACTOR * self._directory.densest
+        is_crowded = num_keys > _MAX_LOAD_FACTOR * self.directory.densest
         if num_slots <= self.capacity and not is_crowded:
             return False
         self.check()
-        self._resize(num_slots)
+        self.resize(num_slots)
         return True
 
     def _slots_for(self, num_keys: float) -> int:
-        return max(self._least_slots, slots_for(self._sizes, num_keys))
+        return max(self.least_slots, slots_for(self.sizes, num_keys))
 
     def _has_reclaimed_above(self, count: float) -> bool:
         """Whether more slots than that were erased and not used again. On a GPU it waits where
@@ -246,18 +246,18 @@ class DetIndex(Index):
         self._num_erased, self._num_reused = num_erased, num_reused
         return num_erased - num_reused > count
 
-    def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+    def prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         place = self.place()
         where = (place.directory, place.hashing, place.side)
-        return self.backend.prepared(kernel, num_items, *where, *self._reserved(), *args)
+        return self.backend.prepared(kernel, num_items, *where, *self.reserved_keys(), *args)
 
-    def _moved(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
-        where = (directory.table, directory.hashing, self._side)
+    def plan_move(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
+        where = (directory.table, directory.hashing, self.side)
         counts = self.backend.xp.zeros(3, np.int64)
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0])
-            parts.append(Work(n, (slots, n, *where, *self._reserved(), counts)))
+            parts.append(Work(n, (slots, n, *where, *self.reserved_keys(), counts)))
         # At once: it writes nothing that is in use, and may leave keys out.
         publish(self.backend.joined("det_move", parts))
         if int(counts[1]):
@@ -274,11 +274,11 @@ class DetIndex(Index):
         if not self._has_reclaimed_above(limit):
             return
         num_reclaimed = self._num_erased - self._num_reused
-        num_segments = len(self._directory.segments)
+        num_segments = len(self.directory.segments)
         share = min(1.0, (num_reclaimed - allowed) / num_reclaimed)
         with contextlib.suppress(MemoryError):
             for _ in range(min(num_segments, int(share * num_segments) + 1)):
-                segments = self._directory.segments
+                segments = self.directory.segments
                 at = self._next_rebuilt % num_segments
                 one = segments[at : at + 1]
                 shapes = [segment.shape for segment in one]

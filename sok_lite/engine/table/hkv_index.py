@@ -85,7 +85,7 @@ class HkvIndex(Index):
     @property
     def is_full_size(self) -> bool:
         """Whether it grows no more."""
-        return self._directory.num_slots >= self.max_capacity
+        return self.directory.num_slots >= self.max_capacity
 
     @property
     def room(self) -> int:
@@ -146,7 +146,7 @@ class HkvIndex(Index):
         if given_is_score and given is not None:
             strategy = STRATEGIES.index("kCustomized")
         may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
-        return self._prepared(
+        return self.prepared(
             *("hkv_insert", n, stamp, strategy, epoch, int(may_evict), int(may_refuse)),
             *(given, keys, *placed, num_refused, n),
         )
@@ -154,7 +154,7 @@ class HkvIndex(Index):
     def plan_take_back(self, keys: Array, placed: Placed) -> Action:
         """Prepares to undo `plan_reserve` of keys that have evicted none and have no rows yet."""
         n = int(keys.size)
-        return self._prepared("hkv_erase", n, keys, placed.slots, n)
+        return self.prepared("hkv_erase", n, keys, placed.slots, n)
 
     def plan_commit(
         self, placed: Placed, spare: Array, rows: Array, counts: Array, *, one_each: bool
@@ -186,30 +186,30 @@ class HkvIndex(Index):
         n = int(keys.size)
         if scores is not None and not self.has_scores:
             stamps, scores = scores.astype(np.uint32), None
-        return [self._prepared("hkv_update", n, keys, rows, stamps, scores, n)]
+        return [self.prepared("hkv_update", n, keys, rows, stamps, scores, n)]
 
     def scores(self, keys: Array) -> Array:
         """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
         n = int(keys.size)
         out = self.backend.xp.empty(n, np.uint64)
-        self._launch("hkv_scores", n, keys, out, n)
+        self.launch("hkv_scores", n, keys, out, n)
         return out
 
     def stamps(self, keys: Array) -> Array:
         n = int(keys.size)
         out = self.backend.xp.empty(n, np.uint32)
-        self._launch("hkv_stamps", n, keys, out, n)
+        self.launch("hkv_stamps", n, keys, out, n)
         return out
 
     def plan_erase(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
-        erase = self._prepared("hkv_erase", n, keys, None, n)
+        erase = self.prepared("hkv_erase", n, keys, None, n)
         return [erase, *plan_set(self, size=self.size - n)]
 
     def clean(self) -> None:
         """Gives memory back where a fraction of it would do for the keys that are left."""
-        capacity = self._capacity_for(2 * self.size, max(self._least_slots, self.bucket))
+        capacity = self._capacity_for(2 * self.size, max(self.least_slots, self.bucket))
         if capacity >= self._capacity:
             return
         # Without the memory for a smaller one it works on as it is.
@@ -219,7 +219,7 @@ class HkvIndex(Index):
     def is_sparse(self, count: int) -> bool:
         """Whether `count` more keys would find room by far, if no one had chosen them."""
         share = _SPARSE.get(self.bucket, _SPARSE_FROM_16)
-        return self.size + count < share * self._directory.num_slots
+        return self.size + count < share * self.directory.num_slots
 
     def take_new_seed(self) -> bool:
         """Gives every key another place, where the index is sparse.
@@ -244,13 +244,13 @@ class HkvIndex(Index):
             return False
         scores = held.scores if self.has_scores else None
         publish(other.plan_update(held.keys, held.rows, scores, held.stamps))
-        num_rehashes = self.num_rehashes + len(self._directory.segments)
+        num_rehashes = self.num_rehashes + len(self.directory.segments)
         publish(
             plan_set(
                 self,
-                _directory=other._directory,
-                _side=other._side,
-                _place=None,
+                directory=other.directory,
+                side=other.side,
+                last_place=None,
                 _capacity=other._capacity,
                 num_rehashes=num_rehashes,
             )
@@ -258,12 +258,12 @@ class HkvIndex(Index):
         return True
 
     def plan_clear(self) -> list[Action]:
-        return [*super().plan_clear(), *plan_set(self, _capacity=self._init_slots)]
+        return [*super().plan_clear(), *plan_set(self, _capacity=self.init_slots)]
 
     def reserve(self, num_keys: int) -> None:
         self.make_room(max(0, num_keys - self.size))
-        capacity = self._capacity_for(num_keys, self._least_slots)
-        self._least_slots = max(self._least_slots, capacity)
+        capacity = self._capacity_for(num_keys, self.least_slots)
+        self.least_slots = max(self.least_slots, capacity)
 
     def double(self) -> None:
         """Doubles the slots. Row numbers, stamps and scores stay.
@@ -282,10 +282,10 @@ class HkvIndex(Index):
         stamps = scores & np.uint64(LAST_STAMP)
         return (scores - stamps) | super().aged(stamps)
 
-    def _has_aging_scores(self) -> bool:
+    def has_aging_scores(self) -> bool:
         return self.strategy == "kEpochLru"
 
-    def _lines_read(self, held: IndexEntries) -> Array:
+    def lines_read(self, held: IndexEntries) -> Array:
         first, _, line = self.homes_of(held.keys)
         in_bucket = held.slots & (self.bucket - 1)
         lines = ((in_bucket - line) & (self.bucket - 1)) // LINE + 1
@@ -296,7 +296,7 @@ class HkvIndex(Index):
 
         The same rule as in kernels/hkv/hkv.cuh.
         """
-        hashes, starts, sizes = self._directory.homes(keys)
+        hashes, starts, sizes = self.directory.homes(keys)
         bucket = np.int64(self.bucket)
         first = starts + scaled(hashes, sizes) * bucket
         second = starts + scaled(hashes >> np.uint64(16), sizes) * bucket
@@ -316,14 +316,14 @@ class HkvIndex(Index):
             self.backend,
             self.key_dtype,
             self.name,
-            init_capacity=self._init_slots if capacity is None else capacity,
+            init_capacity=self.init_slots if capacity is None else capacity,
             max_capacity=self.max_capacity,
             bucket=self.bucket,
             max_load_factor=self.max_load_factor,
             strategy=self.strategy,
             seed=seed,
         )
-        index._init_slots = index._least_slots = self._init_slots
+        index.init_slots = index.least_slots = self.init_slots
         return index
 
     def insert_all(self, keys: Array, most: int | None = None, first: int = 0) -> int:
@@ -354,13 +354,13 @@ class HkvIndex(Index):
     @property
     def segment_slots(self) -> int:
         """Slots of a segment where there are several."""
-        return self._sizes.unit
+        return self.sizes.unit
 
     @property
     def is_regular(self) -> bool:
         """Whether the number of all slots says where each is; not where a growth has failed on its
         way."""
-        return self._directory.shapes == self._sizes.shapes(self._directory.num_slots)
+        return self.directory.shapes == self.sizes.shapes(self.directory.num_slots)
 
     def put(self, keys: Array, slots: Array, first: int) -> None:
         """Puts distinct keys, which are not there, where they were in another index like this one.
@@ -374,7 +374,7 @@ class HkvIndex(Index):
         Raises:
           ValueError: a slot is none of its key's, or has another key.
         """
-        xp, host, num_slots = self.backend.xp, self.backend.to_host, self._directory.num_slots
+        xp, host, num_slots = self.backend.xp, self.backend.to_host, self.directory.num_slots
         if keys.size == 0:
             return
         rows = xp.arange(first, first + keys.size, dtype=np.uint32)
@@ -386,17 +386,17 @@ class HkvIndex(Index):
         # Buckets lie at multiples of their size: so do segments.
         at = slots & ~np.int64(self.bucket - 1)
         fits = (at == home) | (at == second)
-        for side, key in enumerate(self._reserved()):
+        for side, key in enumerate(self.reserved_keys()):
             fits = xp.where(sorted_keys == np.int64(key), slots == num_slots + side, fits)
         is_free = bool(fits.all()) and not bool(repeats.any())
-        ends = np.searchsorted(host(slots), self._directory.starts[1:]).tolist()
+        ends = np.searchsorted(host(slots), self.directory.starts[1:]).tolist()
         begin = 0
         for segment, start, end in zip(
-            self._directory.segments, self._directory.starts.tolist(), ends, strict=False
+            self.directory.segments, self.directory.starts.tolist(), ends, strict=False
         ):
             if is_free and begin < end:
                 held = slots[begin:end] - start
-                is_free = bool((segment.slots[held, 0] == np.int64(self._reserved()[0])).all())
+                is_free = bool((segment.slots[held, 0] == np.int64(self.reserved_keys()[0])).all())
                 segment.slots[held, 0] = sorted_keys[begin:end]
             begin = end
         if not is_free:
@@ -405,14 +405,14 @@ class HkvIndex(Index):
                 "each other. Nothing was changed."
             )
         # The last two do not hold their key: they are in use where they have a row.
-        self._side[2 * (slots[begin:] - num_slots) + 1] = 0
+        self.side[2 * (slots[begin:] - num_slots) + 1] = 0
         publish([*self.plan_update(keys, rows), *plan_set(self, size=self.size + int(keys.size))])
 
     def begin_from(self, capacity: int) -> None:
         """Takes the capacity of another index, whose slots it has, and grows if it began larger."""
         self._capacity = capacity
-        if capacity < self._init_slots:
-            self._grow(self._init_slots, self._init_slots)
+        if capacity < self.init_slots:
+            self._grow(self.init_slots, self.init_slots)
 
     def initial_scores(self, stamps: Array) -> Array:
         """Returns the scores (n,) uint64 of keys that lookups of those numbers saw first."""
@@ -424,16 +424,16 @@ class HkvIndex(Index):
 
     # ---------------------------------------------------------------- inside
 
-    def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+    def prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         return self.backend.prepared(kernel, num_items, *self.place(), *args)
 
-    def _moved(self, segments: Sequence[Segment], directory: Directory) -> list[Action]:
-        place = (directory.table, directory.hashing, self._side)
+    def plan_move(self, segments: Sequence[Segment], directory: Directory) -> list[Action]:
+        place = (directory.table, directory.hashing, self.side)
         where = (*place, int(self.has_scores), self.bucket)
         parts = []
         for slots in (segment.slots for segment in segments):
             n = int(slots.shape[0]) // self.bucket
-            parts.append(Work(n, (slots, n, *where, *self._reserved())))
+            parts.append(Work(n, (slots, n, *where, *self.reserved_keys())))
         return self.backend.joined("hkv_move", parts)
 
     def _capacity_for(self, num_keys: int, capacity: int) -> int:
@@ -443,14 +443,14 @@ class HkvIndex(Index):
     def _slots_for(self, num_keys: int, capacity: int) -> int:
         """Returns how many slots there are for so many keys at a capacity."""
         limits = (self.max_capacity, self.max_load_factor)
-        return slots_for(num_keys, capacity, *limits, self._sizes.unit)
+        return slots_for(num_keys, capacity, *limits, self.sizes.unit)
 
     def _grow(self, capacity: int, num_slots: int) -> None:
         """Grows to a capacity, and so many slots."""
         # Where a growth has failed on its way, some segments are smaller than others.
-        is_crowded = capacity > self._directory.densest
-        if num_slots > self._directory.num_slots or is_crowded:
-            self._resize(num_slots)
+        is_crowded = capacity > self.directory.densest
+        if num_slots > self.directory.num_slots or is_crowded:
+            self.resize(num_slots)
         publish(plan_set(self, _capacity=capacity))
 
 

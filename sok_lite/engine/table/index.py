@@ -120,21 +120,22 @@ class Index(Segmented):
 
     Attributes:
       bucket: slots of a bucket; 0: it has none.
+      last_place: what `place` gave last; None: it is to be made anew.
     """
 
     bucket = 0
-    _place: IndexAddress | None = None  # as it was last asked for
+    last_place: IndexAddress | None = None
     _place_words: list[int] | None = None  # the same for kernels; see `place_words`
 
     @property
     def num_slots(self) -> int:
         """Slots that `entries` can be asked for."""
-        return self._directory.num_slots + 2
+        return self.directory.num_slots + 2
 
     def entries(self, first: int = 0, count: int | None = None) -> IndexEntries:
         """Returns what the slots [first, first + count) hold; None: all from `first` on."""
         end = self.num_slots if count is None else min(first + count, self.num_slots)
-        starts, segments = self._directory.starts.tolist(), self._directory.segments
+        starts, segments = self.directory.starts.tolist(), self.directory.segments
         held = []
         for i in range(max(0, bisect_right(starts, first) - 1), len(segments)):
             start, segment = starts[i], segments[i]
@@ -151,7 +152,7 @@ class Index(Segmented):
     def _held(self, slots: Array, scores: Array | None, number: int) -> IndexEntries:
         """Returns what slots (n, 2) hold, the first of which has a number."""
         keys = slots[:, 0]
-        reserved = self._reserved()
+        reserved = self.reserved_keys()
         # Where a key has no row yet, it is being inserted: until then it is not there.
         has_row = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
         at = self.backend.xp.flatnonzero((keys != reserved[0]) & (keys != reserved[1]) & has_row)
@@ -159,15 +160,15 @@ class Index(Segmented):
 
     def _held_beside(self, first: int, end: int) -> IndexEntries:
         """Returns what the slots of the reserved keys hold, if they are in [first, end)."""
-        xp, number = self.backend.xp, self._directory.num_slots
-        slots, scores = self._side[:4].reshape(2, 2), None
+        xp, number = self.backend.xp, self.directory.num_slots
+        slots, scores = self.side[:4].reshape(2, 2), None
         if self.has_scores:
-            scores = self._side[4:].view(np.uint64)
+            scores = self.side[4:].view(np.uint64)
         is_held = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
         numbers = xp.arange(number, number + 2)
         at = xp.flatnonzero(is_held & (numbers >= first) & (numbers < end))
         # They do not hold their key: it is known from their place.
-        keys = self.backend.from_host(np.array(self._reserved(), np.int64))
+        keys = self.backend.from_host(np.array(self.reserved_keys(), np.int64))
         return self._read(slots, scores, at, keys[at], number)
 
     @staticmethod
@@ -182,18 +183,18 @@ class Index(Segmented):
     def probe_lengths(self) -> ProbeLengths:
         """Returns how long the searches for the keys are. It looks at every slot."""
         num_keys, total, longest = 0, 0, 0
-        num_slots = self._directory.num_slots
+        num_slots = self.directory.num_slots
         for first in range(0, num_slots, CHUNK_SLOTS):
             held = self.entries(first, min(CHUNK_SLOTS, num_slots - first))
             if held.keys.size:
-                lines = self._lines_read(held)
+                lines = self.lines_read(held)
                 num_keys += int(lines.size)
                 total += int(lines.sum())
                 longest = max(longest, int(lines.max()))
         return ProbeLengths(total / max(1, num_keys), longest)
 
     @abstractmethod
-    def _lines_read(self, held: IndexEntries) -> Array:
+    def lines_read(self, held: IndexEntries) -> Array:
         """Returns how many lines a search for each of some keys reads, (n,) integers."""
 
     @abstractmethod
@@ -228,10 +229,10 @@ class Index(Segmented):
         """
         return plan_set(
             self,
-            _directory=self._new_directory(self._init_slots),
-            _side=self._new_side(),
-            _least_slots=self._init_slots,
-            _place=None,
+            directory=self.new_directory(self.init_slots),
+            side=self.new_side(),
+            least_slots=self.init_slots,
+            last_place=None,
             num_rehashes=0,
             size=0,
         )
@@ -241,24 +242,25 @@ class Index(Segmented):
         publish(self.plan_clear())
 
     @abstractmethod
-    def _prepared(self, kernel: str, num_items: int, *args: object) -> Action:
+    def prepared(self, kernel: str, num_items: int, *args: object) -> Action:
         """Prepares a kernel of this index: it takes the index first, then `args`."""
 
-    def _launch(self, kernel: str, num_items: int, *args: object) -> None:
-        self._prepared(kernel, num_items, *args)()
+    def launch(self, kernel: str, num_items: int, *args: object) -> None:
+        """Runs a kernel of this index."""
+        self.prepared(kernel, num_items, *args)()
 
     def place(self) -> IndexAddress:
         """Returns where it is, until it grows."""
-        place, directory = self._place, self._directory
+        place, directory = self.last_place, self.directory
         if place is None or place.directory is not directory.table:
             self._place_words = None
-            self._place = place = IndexAddress(
+            self.last_place = place = IndexAddress(
                 directory.table,
                 directory.hashing,
-                self._side,
+                self.side,
                 int(self.has_scores),
                 self.bucket,
-                *self._reserved(),
+                *self.reserved_keys(),
             )
         return place
 
@@ -322,9 +324,9 @@ class Index(Segmented):
 
     def plan_age(self) -> list[Action]:
         """Returns the actions that halve every stamp, so that counting can go on."""
-        ages = self._has_aging_scores()
-        slots = [(segment.slots, segment.scores) for segment in self._directory.segments]
-        beside = (self._side[:4], self._side[4:].view(np.uint64) if self.has_scores else None)
+        ages = self.has_aging_scores()
+        slots = [(segment.slots, segment.scores) for segment in self.directory.segments]
+        beside = (self.side[:4], self.side[4:].view(np.uint64) if self.has_scores else None)
         parts = [
             Work(int(some.size) // 2, (some, scores if ages else None, int(some.size) // 2))
             for some, scores in (*slots, beside)
@@ -335,7 +337,7 @@ class Index(Segmented):
         """Returns scores (n,) uint64 as `plan_age` makes them."""
         return scores >> np.uint64(1)
 
-    def _has_aging_scores(self) -> bool:
+    def has_aging_scores(self) -> bool:
         """Whether there are scores that have a stamp in their low half."""
         return False
 
@@ -347,8 +349,8 @@ def place_words(indexes: Sequence[Index]) -> np.ndarray:
         index
         for index in indexes
         if index._place_words is None
-        or index._place is None
-        or index._place.directory is not index._directory.table
+        or index.last_place is None
+        or index.last_place.directory is not index.directory.table
     ]:
         index.note_place_words()
     return np.array([index._place_words for index in indexes], np.int64).reshape(-1, 7)

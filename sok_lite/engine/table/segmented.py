@@ -29,6 +29,11 @@ class Segmented(ABC):
       key_dtype: key type of the table; it names the two reserved keys.
       name: of the table, for errors.
       has_scores: whether scores are kept beside the stamps.
+      directory: the segments, in the order of the hashes of their keys, as kernels find them.
+      sizes: which sizes segments may have.
+      side: (4 or 6,) int64, the slots of the reserved keys, and their scores.
+      init_slots, least_slots: slots that were asked for at first; those that it keeps at least,
+        since `reserve` asked for more, say.
       size: keys held.
       num_rehashes: how many segments were written anew.
     """
@@ -46,15 +51,14 @@ class Segmented(ABC):
         self.backend = backend
         self.key_dtype = key_dtype
         self.name = name
-        self._sizes = sizes
+        self.sizes = sizes
         self.has_scores = is_scored
         self.size = self.num_rehashes = 0
-        # It shrinks no further than what was asked for at first, or by `reserve`.
-        self._init_slots = self._least_slots = num_slots
-        self._side = self._new_side()
+        self.init_slots = self.least_slots = num_slots
+        self.side = self.new_side()
         seed = new_seed() if seed is None else seed
-        self._directory = Directory(backend, [], sizes.granule, seed)
-        self._directory = self._new_directory(num_slots)
+        self.directory = Directory(backend, [], sizes.granule, seed)
+        self.directory = self.new_directory(num_slots)
 
     @property
     @abstractmethod
@@ -64,26 +68,26 @@ class Segmented(ABC):
     @property
     def seed(self) -> int:
         """Of the hash of its keys; see engine/hashing.py."""
-        return self._directory.seed
+        return self.directory.seed
 
     @property
     def num_bytes(self) -> int:
         """Memory of the index."""
-        return self._directory.num_bytes + int(self._side.nbytes)
+        return self.directory.num_bytes + int(self.side.nbytes)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Those that it is made of, in the order of the hashes of their keys."""
-        return self._directory.segments
+        return self.directory.segments
 
-    def _reserved(self) -> tuple[int, int]:
+    def reserved_keys(self) -> tuple[int, int]:
         """The two reserved keys, for kernels."""
         return self.key_dtype.empty_key, self.key_dtype.reclaim_key
 
     # ---------------------------------------------------------------- changes
 
     @abstractmethod
-    def _moved(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
+    def plan_move(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
         """Copies the keys of segments to those that a directory has in their place.
 
         Returns:
@@ -91,7 +95,7 @@ class Segmented(ABC):
           with it. None: keys found no slot there.
         """
 
-    def _resize(self, num_slots: int, *, grows: bool = True) -> None:
+    def resize(self, num_slots: int, *, grows: bool = True) -> None:
         """Gives the segments that are too small, or too large, the sizes that they are to have.
 
         One group after the other: never more than one segment is there twice. Where keys find no
@@ -101,8 +105,8 @@ class Segmented(ABC):
           MemoryError: no memory; all keys are as they were.
           RuntimeError: see `error_of_chosen_keys`.
         """
-        left, done = deque(self._directory.segments), list[Segment]()
-        for count, shapes in list(paired(self._directory.shapes, self._sizes.shapes(num_slots))):
+        left, done = deque(self.directory.segments), list[Segment]()
+        for count, shapes in list(paired(self.directory.shapes, self.sizes.shapes(num_slots))):
             some = [left.popleft() for _ in range(count)]
             before = sum(segment.shape.slots for segment in some)
             after = sum(shape.slots for shape in shapes)
@@ -110,19 +114,19 @@ class Segmented(ABC):
                 made = self._replace(done, some, shapes, left, num_slots)
                 if made is None:
                     if grows:
-                        self._hash_anew(num_slots)
+                        self.hash_anew(num_slots)
                     return
                 some = made
             done += some
 
-    def _hash_anew(self, num_slots: int) -> None:
+    def hash_anew(self, num_slots: int) -> None:
         """Gives every key another place, by another seed.
 
         Raises:
           MemoryError: no memory for all of the index beside what it is; it is as it was.
           RuntimeError: see `error_of_chosen_keys`.
         """
-        old, shapes = self._directory.segments, self._sizes.shapes(num_slots)
+        old, shapes = self.directory.segments, self.sizes.shapes(num_slots)
         if self._replace([], old, shapes, [], num_slots, seed_after(self.seed)) is None:
             raise self.error_of_chosen_keys()
 
@@ -155,20 +159,20 @@ class Segmented(ABC):
           seed: another one, where there are no other segments; None: it stays.
         """
         made = self._new_segments(shapes, num_slots)
-        granule = self._sizes.granule
+        granule = self.sizes.granule
         seed = self.seed if seed is None else seed
         directory = Directory(self.backend, [*before, *made, *after], granule, seed)
-        moved = self._moved(segments, directory)
+        moved = self.plan_move(segments, directory)
         if moved is None:
             return None
         num_rehashes = self.num_rehashes + len(segments)
-        publish([*moved, *plan_set(self, _directory=directory, num_rehashes=num_rehashes)])
+        publish([*moved, *plan_set(self, directory=directory, num_rehashes=num_rehashes)])
         return made
 
-    def _new_directory(self, num_slots: int) -> Directory:
+    def new_directory(self, num_slots: int) -> Directory:
         """Returns one without keys."""
-        segments = self._new_segments(self._sizes.shapes(num_slots), num_slots)
-        return Directory(self.backend, segments, self._sizes.granule, self.seed)
+        segments = self._new_segments(self.sizes.shapes(num_slots), num_slots)
+        return Directory(self.backend, segments, self.sizes.granule, self.seed)
 
     def _new_segments(self, shapes: Sequence[Shape], num_slots: int) -> list[Segment]:
         empty_key, is_scored = self.key_dtype.empty_key, self.has_scores
@@ -184,7 +188,7 @@ class Segmented(ABC):
                 f"It is as it was, with {self.size:,} keys."
             ) from error
 
-    def _new_side(self) -> Array:
+    def new_side(self) -> Array:
         """Returns the slots of the reserved keys, and their scores, which hold nothing."""
         side = self.backend.xp.zeros(6 if self.has_scores else 4, np.int64)
         side[1:4:2] = NO_ROW  # and stamp 0
