@@ -112,6 +112,28 @@ def test_every_path_named_exists(page):
         assert list(ROOT.glob(path.rstrip("."))), f"{name_of(page)} names {path}"
 
 
+# Pages for those who change the code: each name in them is one of the code.
+DESIGN_PAGES = [ROOT / "docs" / "design.md", *(ROOT / "docs" / "internals").glob("t*.md")]
+CODE_PAGES = [*DESIGN_PAGES, ROOT / "CONTRIBUTING.md", ROOT / "kernels" / "README.md"]
+
+
+@pytest.mark.parametrize("page", CODE_PAGES, ids=name_of)
+def test_every_file_named_without_its_folder_exists(page):
+    paths = [str(path) for folder in ("sok_lite", "kernels") for path in (ROOT / folder).rglob("*")]
+    for name in re.findall(r"`([\w/]+\.(?:py|cuh?|cpp))`", page.read_text()):
+        known = (ROOT / name).exists() or any(path.endswith(f"/{name}") for path in paths)
+        assert known, f"{name_of(page)} names {name}"
+
+
+@pytest.mark.parametrize("page", DESIGN_PAGES, ids=name_of)
+def test_every_name_of_the_design_is_in_the_code(page):
+    sources = [*(ROOT / "sok_lite").rglob("*.py"), *(ROOT / "kernels").rglob("*.cu*")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources)))
+    for name in re.findall(r"`([A-Za-z_][\w.]*\w)`", FENCE.sub("", page.read_text())):
+        if not (ROOT / name).exists():
+            assert set(re.findall(r"\w+", name)) <= words, f"{name_of(page)} names {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_test_named_exists(page):
     for path, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):

@@ -59,7 +59,7 @@ _BEYOND_ROWS: dict[str, Any] = {
 
 
 # Rule, states of a row, and what is lazy, where a class alone does not say it.
-OWN_STEP = ("its own step", "its own", "what its step does")
+FALLBACK_STEP = ("fallback step", "its own", "what its step does")
 OF_ITS_INNER = ("that of the wrapped optimizer", "its", "its")
 
 
@@ -95,7 +95,7 @@ class Row:
         if self.refusal:
             return "refused", "", ""
         if self.rule is None:
-            return OF_ITS_INNER if self.has_inner else OWN_STEP
+            return OF_ITS_INNER if self.has_inner else FALLBACK_STEP
         states = ", ".join(f"`{name}`" for name in self.states)
         for option, names in self.more_states:
             added = ", ".join(f"`{name}`" for name in names)
@@ -219,7 +219,7 @@ def _table(found: list[Row]) -> str:
     lines.append("|---|---|---|---|---|")
     for (name, *cells), of in sorted(families.items(), key=lambda item: item[0][0].lower()):
         lines.append("| " + " | ".join([name, ", ".join(of), *cells]).rstrip() + " |")
-    own = ["your own, or a subclass with its own step", "any", *OWN_STEP]
+    own = ["your own, or a subclass that changes the step", "any", *FALLBACK_STEP]
     lines.append(f"| {' | '.join(own)} |")
     return "\n".join(lines)
 

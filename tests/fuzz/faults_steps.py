@@ -134,7 +134,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     n = dice.choice([0, 1, 3, 10, 40, 150])
     inserts = table.inserts_for_updates
     keys = rng.integers(-_SPACE // 2, _SPACE // 2, n)
-    # Sightings and the log of removals take no other seed: see docs/design.md.
+    # Neither pending counts nor the log of removals ever take another seed.
     takes_chosen = sighting_index(table) is None and log_index(table) is None
     if takes_chosen and dice.random() < 0.1:
         keys = of_one_segment(n, table.index.seed)  # chosen against the hash

@@ -87,7 +87,7 @@ class CheckedTable:
         count, limits = dice.choice([0, 1, 2, 7, 20, most]), np.iinfo(dtype)
         least = -_SPACE // 2 if limits.min else 0
         keys = self.rng.integers(least, least + _SPACE, count).astype(dtype)
-        # Sightings take no other seed: see docs/design.md.
+        # The index of pending counts never takes another seed.
         can_choose = dtype != np.int32 and sighting_index(self.table.table) is None
         if can_choose and dice.random() < 0.12:
             chosen = dice.choice([of_one_line, of_one_segment, of_two_buckets])
