@@ -140,6 +140,14 @@ def test_every_test_named_exists(page):
         assert f"def {test}(" in (ROOT / path).read_text(), f"{name_of(page)} names {test}"
 
 
+@pytest.mark.parametrize("page", CODE_PAGES, ids=name_of)
+def test_every_function_named_with_its_file_is_there(page):
+    for path, name in re.findall(r"`((?:sok_lite|kernels)/[\w/]+\.\w+)::(\w+)`", page.read_text()):
+        defined = rf"(def|class) {name}\b" if path.endswith(".py") else rf"\b{name}\("
+        source = (ROOT / path).read_text()
+        assert re.search(defined, source), f"{name_of(page)} names {name} of {path}"
+
+
 def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give():
     tf = pytest.importorskip("tensorflow")
     pytest.importorskip("tf_keras")
