@@ -1,4 +1,4 @@
-"""What must be equal on all ranks is: checked once, before anything depends on it."""
+"""Checks once, before anything depends on it, that all ranks have equal tables and calls."""
 
 import json
 import weakref
@@ -50,7 +50,8 @@ def agree_on(comm: Communicator, description: dict[str, Any], what: str) -> None
     """Checks once per description that all ranks make the same call. Every rank must call it.
 
     Args:
-      description, what: see `check_equal_on_all_ranks`.
+      description: field -> value; values are what JSON knows, anything else counts by its repr.
+      what: the subject of the error message, such as "table 'user'".
 
     Raises:
       RanksDifferError: a field differs; on every rank.

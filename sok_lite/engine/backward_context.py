@@ -1,4 +1,4 @@
-"""What the way back of a lookup needs, and how it becomes one array."""
+"""The context that a lookup leaves for its gradient, also packed into one array."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,14 +17,14 @@ from sok_lite.engine.pooling_context import (
 
 
 class BackwardContext(NamedTuple):
-    """What the way back of a lookup needs. Parts lie one after another in its arrays.
+    """What the gradient of a lookup needs. Parts lie one after another in its arrays.
 
     Attributes:
-      pooling: the way to the owners of the keys.
-      found: (3, num_parts) int64, on the host: of the table of each part its row_epoch when it
-        gave the row numbers, how many of the keys it was asked in this call had no row, and the
-        number of that lookup, 0 if it inserted none.
-      keys: (m,) int64, the keys that this rank was asked, `pooling.route.num_received` of each
+      pooling: how rows were pooled and keys were sent to their owners.
+      found: (3, num_parts) int64, on the host: of the table of each part its row_epoch when the
+        row numbers were found, how many of the keys of this call had no row, and the number of the
+        lookup, 0 if it inserts nothing.
+      keys: (m,) int64, the keys that this rank received, `pooling.route.num_received` of each
         part; they may repeat.
       rows: (m,) uint32, their row numbers, or NO_ROW.
     """
@@ -42,7 +42,14 @@ def pack(
     at_hand: Sequence[Array] = (),
     has_splits: bool = True,
 ) -> Array:
-    """Returns a context as one int64 array; see `pack_pooling`."""
+    """Returns a context as one int64 array, a header and then the bytes of all arrays.
+
+    Args:
+      empty: allocates int64 memory of a shape; None: the backend does.
+      at_hand: (n,) int64 each, that `unpack` will be given too: arrays of the context that lie in
+        their memory are not copied.
+      has_splits: whether the row splits are packed; if not, `unpack` takes them from its caller.
+    """
     arrays = [context.keys, context.rows]
     return pack_pooling(backend, context.pooling, context.found, arrays, empty, at_hand, has_splits)
 
@@ -58,8 +65,8 @@ def unpack(
     """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
 
     Args:
-      at_hand: equal to what `pack` was given.
-      splits_of: gives the row splits where they were not packed; see `unpack_pooling`.
+      at_hand: equal to the `at_hand` of `pack`.
+      splits_of: returns the row splits; called where they were not packed.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.

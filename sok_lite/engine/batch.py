@@ -1,4 +1,4 @@
-"""What a lookup is asked: the items of all tables of a call, one table after another."""
+"""The input of a lookup: the items of all tables of a call, one table after another."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ from sok_lite.engine.segments import cut
 
 
 class ShardedTable(Protocol):
-    """What is asked of a table whose keys travel to their owners, whoever keeps its rows."""
+    """A table whose keys are sent to their owners, whoever stores its rows."""
 
     @property
     def name(self) -> str: ...
@@ -37,9 +37,11 @@ class Batch(NamedTuple):
       layout: combiners and numbers of all parts.
       keys: (n,) int64, those of each part after those of the part before; of uint64 tables their
         bits.
-      row_splits: (rows + num_parts,) int64, likewise, those of each part from 0 on.
+      row_splits: (rows + num_parts,) int64, those of all parts, each of which begins with 0.
       weights: (n,) float32, C-contiguous; None: all 1.
-      inserts, missing, filter_ratios: of tables that grow, as of their `lookup`.
+      inserts: of dynamic tables, whether keys without a row get one.
+      missing: of dynamic tables, what a key without a row returns: "initial" or "zeros".
+      filter_ratios: of dynamic tables, the probability that a key without a row gets one.
     """
 
     tables: Sequence[ShardedTable]

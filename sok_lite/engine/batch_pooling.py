@@ -1,4 +1,4 @@
-"""Pools the rows of a batch, and takes the gradients of it back to the owners of the keys."""
+"""Pools the rows of a batch, and sends its gradients to the owners of the keys."""
 
 from collections.abc import Sequence
 
@@ -25,13 +25,13 @@ def pool(
     starts: Sequence[int],
     buffer: OutputBuffer | None = None,
 ) -> Pieces:
-    """Pools rows to what a lookup returns.
+    """Pools rows to the results of a lookup.
 
     Args:
       sources: of each part (u, dim) storage.
-      inverse: (items,) int32, which row of its part each item has, of each part from its start on.
-      starts: of each part.
-      buffer: gives the memory of what is returned; None: the backend.
+      inverse: (items,) int32, the number of the row of each item, counted over all parts.
+      starts: of each part, the number of its first row.
+      buffer: allocates the results, (size,) float32; None: the backend does.
 
     Returns:
       (batch, dim) float32 per part.
@@ -57,7 +57,7 @@ def pool_returned(
 
     Args:
       rows: of each part (u, dim) storage, one for each key that this rank sent.
-      buffer: gives the memory of what is returned; None: the backend.
+      buffer: allocates the results, (size,) float32; None: the backend does.
     """
     starts = split_offsets(sent.route.num_sent).tolist()
     pooled = pool(backend, batch, rows, sent.inverse, starts, buffer)
@@ -72,17 +72,17 @@ def gradients_at_owners(
     out_grads: Sequence[Array],
     pooling: PoolingContext,
 ) -> tuple[Terms, list[Array | None]]:
-    """Takes the gradients of what was pooled to the owners of the keys. Every rank must call it.
+    """Sends the gradients of pooled rows to the owners of the keys. Every rank must call it.
 
-    With several ranks those of one key that this rank sent are summed first.
+    With several ranks the gradients of one key that this rank sent are summed first.
 
     Args:
       parts: (table, weights, combiner) of each part of the lookup.
       out_grads: (batch, dim) float32 per part.
 
     Returns:
-      (what gives, of each part, the gradient of each key that this rank was asked,
-      `route.num_received`;
+      (the summands of the gradient of each key that this rank received, `route.num_received` of
+      each part;
       of each part the gradients by its weights, (n,) float32, None where it has none).
 
     Raises:

@@ -1,4 +1,4 @@
-"""The rows of several tables that have changed since some time, of all ranks together."""
+"""The rows of several tables that have changed since a time, of all ranks together."""
 
 from collections.abc import Sequence
 
@@ -22,12 +22,12 @@ def changes_since(
       times: of each table, in seconds since 1970; they need not be the same on all ranks.
 
     Returns:
-      Of each table (keys (n,) of the key type, rows (n, dim) storage), on the host: what
-      `export_since` gives on the first rank, then that of the second and so on.
+      Of each table (keys (n,) of the key type, rows (n, dim) storage), on the host: the result of
+      `export_since` on rank 0, then that on rank 1 and so on.
 
     Raises:
-      ValueError: the ranks have other tables. MemoryError: a rank has none for its rows. In all
-        cases on all ranks.
+      ValueError: the ranks have different tables; on all ranks.
+      MemoryError: a rank has none for its rows; on all ranks.
     """
     names = {
         f"table {i}": [table.name, table.dim, table.row_dtype.name, table.key_dtype.name]

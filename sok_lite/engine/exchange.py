@@ -1,14 +1,14 @@
-"""The trip of keys, rows and gradients to that rank and back.
+"""The exchange of keys, rows and gradients between a rank and the owners of its keys.
 
  this rank                                         the rank that owns the keys
    send_keys    -- keys of all tables together -->   recv_keys, table by table
    return_rows  <- rows of all tables together ---   rows of those keys
-   send_grads   -- gradients, along the same way ->  gradients, one per received key
+   send_grads   -- gradients, by the same route -->  gradients, one per received key
 
-Each trip is one all-to-all and a constant number of launches, whatever the tables and their
-formats. It names the lookup it belongs to, so ranks that go back in different orders all raise:
-none takes the rows or gradients of another call. With one rank nothing is copied and nothing is
-sent.
+Each of the three is one all-to-all and a constant number of launches, whatever the tables and their
+formats. It names the lookup that it belongs to, so ranks that take gradients in different orders
+all raise: none uses the rows or gradients of another call. With one rank nothing is copied and
+nothing is sent.
 """
 
 import zlib
@@ -34,17 +34,17 @@ _MAX_KEYS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Route:
-    """How one batch of keys travelled: all that later trips need.
+    """How one batch of keys was sent: all that rows and gradients need to follow it.
 
     Attributes:
-      backend: where the arrays of the trips live.
-      comm: the ranks between which they travel.
+      backend: where the exchanged arrays live.
+      comm: the ranks.
       send_counts: (size, num_tables) int64, on the host: keys of each table sent to each rank.
       recv_counts: (size, num_tables) int64, on the host: keys of each table from each rank.
       order: (n,) int32, an array of the backend: the keys of all tables, numbered one table after
         the other, in the order in which they were sent. Empty with one rank.
-      lookup: number of the collective in which the keys travelled, equal on all ranks: it tells
-        the lookup from others.
+      lookup: number of the collective in which the keys were sent, equal on all ranks: it
+        identifies the lookup.
     """
 
     backend: Backend
@@ -56,10 +56,10 @@ class Route:
 
     @staticmethod
     def alone(backend: Backend, comm: Communicator, num_keys: np.ndarray) -> "Route":
-        """Returns the route of keys that have not travelled, there being one rank.
+        """Returns the route of keys that stay on this rank, the only one.
 
         Args:
-          num_keys: (num_tables,) int64, of each table.
+          num_keys: (num_tables,) int64, keys of each table.
         """
         counts = num_keys[None]
         nothing = backend.xp.empty(0, np.int32)
@@ -71,33 +71,33 @@ class Route:
 
     @property
     def num_sent(self) -> np.ndarray:
-        """(num_tables,) int64, the keys of each table that this rank gave."""
+        """(num_tables,) int64, the number of keys of each table that this rank sent."""
         counts = self.send_counts
         return counts[0] if len(counts) == 1 else counts.sum(axis=0)
 
     @property
     def num_received(self) -> np.ndarray:
-        """(num_tables,) int64, the keys of each table that this rank received."""
+        """(num_tables,) int64, the number of keys of each table that this rank received."""
         counts = self.recv_counts
         return counts[0] if len(counts) == 1 else counts.sum(axis=0)
 
     def check(self) -> None:
-        """Raises CommunicatorError where the keys that came may not be whole.
+        """Raises CommunicatorError if the received keys may be incomplete.
 
-        To be called when the device has used them, before a table changes by them.
+        To be called when the device has used them, before they change a table.
         """
         if self.comm.gpu_transport is not None:
             self.comm.gpu_transport.check(self.lookup)
 
     @property
     def numbers(self) -> np.ndarray:
-        """What of it is no array, (`num_numbers`,) int64 on the host."""
+        """Its counts and its lookup, (`num_numbers`,) int64 on the host: all but `order`."""
         counts = (self.send_counts.reshape(-1), self.recv_counts.reshape(-1))
         return np.concatenate([*counts, np.array([self.lookup], np.int64)])
 
     @staticmethod
     def num_numbers(size: int, num_tables: int) -> int:
-        """Returns how many numbers a route of so many ranks and tables has."""
+        """Returns the length of `numbers` for so many ranks and tables."""
         return 2 * size * num_tables + 1
 
     @staticmethod
@@ -129,9 +129,9 @@ def send_keys(
 ) -> tuple[Array, Route]:
     """Sends the keys of all tables to their owners, in one all-to-all. Every rank must call it.
 
-    It waits for the device once: the host must know the counts. The received keys of a table hold
-    the keys of rank 0 first, then those of rank 1, each in the order in which that rank gave them:
-    a key that several ranks want comes once from each of them.
+    It waits for the device once: the host must know the counts. The received keys of a table are
+    those of rank 0 first, then those of rank 1, each in the order in which that rank passed them: a
+    key that several ranks look up is received once from each of them.
 
     Args:
       backend: where keys live.
@@ -141,15 +141,16 @@ def send_keys(
       sizes: (num_tables,) how many each table has; they sum to n.
       key_dtypes: key type of each table.
       rules: who owns the keys of each table; the same on all ranks.
-      tag: says which lookup this is, equal on all ranks; another one on another rank raises.
-      check: is read with the keys; None: they may be sent.
+      tag: number of the lookup, equal on all ranks; if another rank has another one, all raise.
+      check: tells whether the keys may be sent, read with the keys; None: they may.
 
     Returns:
-      (recv_keys, route): (m,) int64, table by table, `route.num_received` of each; the way back.
+      (recv_keys, route): (m,) int64, table by table, `route.num_received` of each; and the route by
+      which rows return and gradients follow.
 
     Raises:
-      ValueError, TypeError: keys that are no such array, or a rule that gives no rank; what the
-        check raises. A bad rule and the check make this raise on all ranks.
+      ValueError, TypeError: keys that are no such array, or a rule that returns no rank; or
+        whatever the check raises. A bad rule and the check make this raise on all ranks.
       CommunicatorError: another rank sends other tables or another tag, failed before it could
         send (`shared_failure`), or has died.
     """
@@ -174,7 +175,8 @@ def send_keys(
         groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
     if comm.gpu_transport is None:
         return _keys_by_host(backend, comm, keys, groups, num_tables, tag, check)
-    return _keys_carried(comm.gpu_transport, backend, comm, keys, sizes, groups, tag, check)
+    transport = comm.gpu_transport
+    return _keys_by_gpu_transport(transport, backend, comm, keys, sizes, groups, tag, check)
 
 
 def _keys_by_host(
@@ -186,11 +188,11 @@ def _keys_by_host(
     tag: int,
     check: Check | None,
 ) -> tuple[Array, Route]:
-    """Sends keys behind the control that belongs to them, in one message of the host."""
+    """Sends keys through the host, behind a header with tag and counts, in one message."""
     with shared_failure(comm):
-        told = [] if check is None else [check.count]
-        told += [groups.offsets, backend.xp.take(keys, groups.order)]
-        on_host = backend.to_host(backend.xp.concatenate(told))  # one wait
+        parts = [] if check is None else [check.count]
+        parts += [groups.offsets, backend.xp.take(keys, groups.order)]
+        on_host = backend.to_host(backend.xp.concatenate(parts))  # one wait
         if check is not None:
             if on_host[0]:
                 check.refuse()
@@ -203,12 +205,11 @@ def _keys_by_host(
         recv_keys, recv_counts = keys_without_headers(
             comm, received.rows, received.recv_splits, num_tables, tag
         )
-        way = (send_counts, recv_counts, groups.order)
-        route = Route(backend, comm, *way, comm.turn)
+        route = Route(backend, comm, send_counts, recv_counts, groups.order, comm.turn)
         return backend.from_host(recv_keys), route
 
 
-def _keys_carried(
+def _keys_by_gpu_transport(
     transport: GpuTransport,
     backend: Backend,
     comm: Communicator,
@@ -218,7 +219,7 @@ def _keys_carried(
     tag: int,
     check: Check | None,
 ) -> tuple[Array, Route]:
-    """Sends control, and then keys as rows of 8 bytes: none of them is seen by the host."""
+    """Sends counts, and then keys as rows of 8 bytes, by a GPU transport: not through the host."""
     counts = transport.counts(SEND_KEYS, groups.offsets, len(sizes), tag, check)
     with failure_known_to_all(comm):
         row_bytes = [keys.itemsize] * len(sizes)
@@ -226,8 +227,7 @@ def _keys_carried(
         came = RowMessage.of(backend, counts.received, row_bytes, None)
         message = sent.packed(cut(keys, sizes))
         recv_keys = backend.xp.empty(int(counts.received.sum()), np.int64)
-        way = (counts.sent, counts.received, groups.order)
-        route = Route(backend, comm, *way, comm.turn)
+        route = Route(backend, comm, counts.sent, counts.received, groups.order, comm.turn)
     received = transport.keys(message, sent.splits, came.splits)
     with failure_known_to_all(comm):
         came.unpack(received, cut(recv_keys, route.num_received))
@@ -235,62 +235,68 @@ def _keys_carried(
 
 
 def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
-    """Sends rows back to the ranks that asked for them. Every rank must call it.
+    """Sends rows back to the ranks that requested them. Every rank must call it.
 
     Args:
-      route: what `send_keys` gave for the keys.
+      route: of the keys, from `send_keys`.
       rows: one (m_t, dim_t) array per table, one row per received key; dim_t and dtype equal on
         all ranks.
 
     Returns:
-      One (u_t, dim_t) array per table: row i belongs to the i-th key given to `send_keys`.
+      One (u_t, dim_t) array per table: row i belongs to the i-th key passed to `send_keys`.
 
     Raises:
       ValueError: rows that do not fit the route.
-      CommunicatorError: a rank has died, or is in another trip or lookup, or has rows of other
+      CommunicatorError: a rank has died, or is in another call or lookup, or has rows of other
         formats; on every rank.
     """
     _check_rows("return_rows", rows, route.num_received)
-    there = (route.recv_counts, None)
-    return _trip("return_rows", route, rows, there, (route.send_counts, route.order))
+    at_owner = (route.recv_counts, None)
+    return _exchanged("return_rows", route, rows, at_owner, (route.send_counts, route.order))
 
 
 def send_grads(route: Route, grads: Sequence[Array]) -> list[Array]:
-    """Sends gradients to the owners of their keys, where the keys went. Every rank must call it.
+    """Sends gradients to the owners of their keys, by the same route. Every rank must call it.
 
     Args:
-      route: what `send_keys` gave for the keys.
-      grads: one (u_t, dim_t) array per table, one row per key given to `send_keys`; dim_t and dtype
-        equal on all ranks.
+      route: of the keys, from `send_keys`.
+      grads: one (u_t, dim_t) array per table, one row per key passed to `send_keys`; dim_t and
+        dtype equal on all ranks.
 
     Returns:
       One (m_t, dim_t) array per table, one row per received key; not summed.
 
     Raises:
       ValueError: gradients that do not fit the route.
-      CommunicatorError: a rank has died, or is in another trip or lookup, or has gradients of
+      CommunicatorError: a rank has died, or is in another call or lookup, or has gradients of
         other formats; on every rank.
     """
     _check_rows("send_grads", grads, route.num_sent)
-    here = (route.send_counts, route.order)
-    return _trip("send_grads", route, grads, here, (route.recv_counts, None))
+    at_sender = (route.send_counts, route.order)
+    return _exchanged("send_grads", route, grads, at_sender, (route.recv_counts, None))
 
 
-def _trip(
+def _exchanged(
     name: str,
     route: Route,
     rows: Sequence[Array],
     mine: tuple[np.ndarray, Array | None],
     theirs: tuple[np.ndarray, Array | None],
 ) -> list[Array]:
-    """Sends rows to other ranks and gives what they sent; counts and order of either."""
+    """Sends rows to other ranks and returns those that they sent.
+
+    Args:
+      name: of the exchange, in the call that all ranks compare.
+      mine: counts (size, num_tables) of the rows to send, and their order in the message, or None.
+      theirs: the same of the rows to receive.
+    """
     if route.comm.size == 1:
         return list(rows)
     backend, formats = route.backend, [(each.shape[1], each.dtype) for each in rows]
     row_bytes = [dim * dtype.itemsize for dim, dtype in formats]
     sent = RowMessage.of(backend, mine[0], row_bytes, mine[1])
     came = RowMessage.of(backend, theirs[0], row_bytes, theirs[1])
-    # Messages are bytes: what they are of is said by the call, which all ranks compare.
+    # Messages are bytes: the name of the call, which all ranks compare, has the formats.
     code = zlib.crc32(repr([(dim, dtype.str) for dim, dtype in formats]).encode())
     call = f"{name} of lookup {route.lookup}, formats {code:08x}"
     message, splits = sent.packed(rows), (sent.splits, came.splits)

@@ -15,10 +15,10 @@ T = TypeVar("T")
 # First word of a message that takes the place of keys: no tag of a lookup is negative.
 _FAILED = -1
 
-# What a failure of another rank is raised as: the first that it is, with its number in front.
+# A failure of another rank is raised as the first of these that it is, with its rank in front.
 _KINDS: tuple[type[Exception], ...] = (MemoryError, OSError, TypeError, ValueError, RuntimeError)
 
-# What the collective is called that carries keys, or the reason why there are none.
+# The call of the collective that sends keys, or the reason why there are none.
 SEND_KEYS = "send_keys"
 
 
@@ -26,11 +26,11 @@ _NOBODY = nullcontext()
 
 
 def shared_failure(comm: Communicator) -> AbstractContextManager[None]:
-    """Makes what fails inside fail on every rank.
+    """Returns a context manager in which a failure of this rank fails every rank.
 
     For work that comes before `exchange.send_keys` and may fail on one rank alone, at a key that
-    does not fit, say. The other ranks are in `send_keys` then, or come to it. They raise a
-    CommunicatorError with the reason there instead of waiting, and no table has changed.
+    does not fit for example. The other ranks are in `send_keys` then, or come to it. There they
+    raise a CommunicatorError with the reason instead of waiting, and no table has changed.
     """
     return _NOBODY if comm.size == 1 else _sharing_failure(comm)
 
@@ -49,10 +49,10 @@ def _sharing_failure(comm: Communicator) -> Iterator[None]:
 
 
 def failure_known_to_all(comm: Communicator) -> AbstractContextManager[None]:
-    """Makes ranks that wait for this one raise when it fails inside.
+    """Returns a context manager in which a failure of this rank fails the ranks that wait for it.
 
-    For work between the trips of a lookup or of a gradient. The other ranks wait for rows then, or
-    come to another call. This rank meets them there, with its failure in place of a call.
+    For work between the exchanges of a lookup or of a gradient. The other ranks wait for rows then,
+    or come to another call. This rank meets them there, with its failure in place of a call.
     """
     return _NOBODY if comm.size == 1 else _telling_failure(comm)
 
@@ -75,7 +75,7 @@ def _telling_failure(comm: Communicator) -> Iterator[None]:
 
 
 def together(comm: Communicator, function: Callable[[], T]) -> T:
-    """Calls a function on every rank; where it fails on one, all ranks raise what that one did.
+    """Calls a function on every rank; if it fails on one, all ranks raise the error of that one.
 
     Every rank must call it. It returns when the function has returned on every rank.
 
@@ -84,7 +84,7 @@ def together(comm: Communicator, function: Callable[[], T]) -> T:
 
     Raises:
       MemoryError, OSError, TypeError, ValueError, RuntimeError: with the number of the first rank
-        that failed and its reason; with one rank what the function raised.
+        that failed and its reason; with one rank, the error of the function itself.
     """
     if comm.size == 1:
         return function()

@@ -1,7 +1,7 @@
-"""Keys of other ranks in a gradient: found before they become rows that nobody looks up here.
+"""Keys of other ranks in a gradient: rejected before they become rows that no lookup finds here.
 
-A lookup over all ranks gives each rank the gradient of its own keys. What a program makes of it may
-hold those of all ranks: Horovod gathers the slices that it is given.
+A lookup over all ranks returns to each rank the gradient of its own keys. If a program passes that
+to Horovod, it gathers the slices, and the result has the keys of all ranks.
 """
 
 from typing import NamedTuple
@@ -31,12 +31,12 @@ class ForeignKeysError(ValueError):
 def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: RankInfo) -> None:
     """Raises if keys that are about to be inserted belong to other ranks.
 
-    Keys as a gradient had them are not looked at, nor those that have a row: who looks up keys on
-    one rank alone may have any. So it waits for the device only where such a key is missing.
+    Keys that are the very ones of a gradient are not checked, nor are keys that have a row: lookups
+    on one rank alone may insert any. So it waits for the device only where other keys have no row.
 
     Args:
       updates: of different tables.
-      by_row: the same with row numbers.
+      by_row: the same updates with row numbers.
       rank_info: this rank.
 
     Raises:

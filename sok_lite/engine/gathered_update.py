@@ -1,9 +1,9 @@
-"""One optimizer step for rows of several tables by a function that gets the rows and their states.
+"""The fallback step: one optimizer step by a function that gets rows and states as arrays.
 
 For optimizers that no kernel follows. Slower than an update rule: rows and states are copied twice,
-and each table and state is a launch of its own. What the rows of a step, missing keys and states
-are is the same as of `update.UpdateStep`, but that keys without a row are inserted before the
-function is called, and stay if it raises.
+and each table and state is a launch of its own. Duplicates are summed, keys inserted and states
+acquired as in `update.UpdateStep`, except that keys without a row are inserted before the function
+is called, and stay if it raises.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class Gathered(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """Where a step has taken them.
+    """Rows and states of a table after the step.
 
     Attributes:
       rows: (u, dim) float32.
@@ -73,13 +73,15 @@ class GatheredStep(HeldStep["_Computed | None"]):
     """One step of all tables by a function of rows and states.
 
     Args:
-      updates: one per gradient; their rules are not looked at.
-      kinds: gives the states that the step needs of a table.
+      updates: one per gradient; their rules are not used.
+      kinds: returns the states that the step needs of a table.
       function: takes the step, under the locks of all tables.
-      options: of the step; rows are rounded by what the function gives.
+      options: of the step; rounding of rows is up to the function.
 
     Raises:
-      As of UpdateStep, and what `function` raises; then no row and no state has changed.
+      ForeignKeysError, NonFiniteGradientError, ValueError, TypeError, MemoryError, RuntimeError and
+        RefusedError: in the cases in which UpdateStep raises them.
+      Exception: whatever `function` raises; then no row and no state has changed.
     """
 
     def __init__(
@@ -144,10 +146,10 @@ class _Computed(NamedTuple):
 
     Attributes:
       resolved: the keys, rows and gradients as they were before keys were inserted.
-      held: those that have a row.
-      states: of each table, where they are written.
-      stepped, more: what the function gave.
-      refused: of each table that has inserted keys, how many it had no room for.
+      held: the updates without the keys that have no row.
+      states: of each table, the columns to write to.
+      stepped, more: the results of the function.
+      refused: of each table that has inserted keys, how many it refused.
     """
 
     resolved: ResolvedUpdates

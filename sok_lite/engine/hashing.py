@@ -1,9 +1,8 @@
 """The 64-bit hash of a key on the host, the same numbers as kernels/hash.cuh, and its seeds.
 
 Keys are what users of a service send: with one hash for all, somebody could choose keys that all
-fall into one place of an index. So each index hashes its keys with a seed of its own, which nobody
-else knows. What must be the same everywhere has none: the owner of a key, its initial values,
-whether it is admitted.
+collide in an index. So each index hashes its keys with a secret seed of its own. What must be equal
+on all ranks has none: the owner of a key, its initial values, whether it is admitted.
 """
 
 import functools
@@ -42,7 +41,7 @@ def hash_keys(keys: Array, seed: int = 0) -> Array:
 
 
 def fix_seed(seed: int | None) -> None:
-    """Gives every index that is made from now on the seed of this number; None: as at first.
+    """Fixes the seed of every index that is made from now on; None: seeds are random again.
 
     Raises:
       TypeError: not an integer.
@@ -63,7 +62,7 @@ def new_seed() -> int:
 
 
 def seed_after(seed: int) -> int:
-    """Returns another seed, for an index whose keys lie badly; a random one unless one is fixed."""
+    """Returns another seed, for an index whose keys collide; a random one unless one is fixed."""
     if _fixed_seed() is None:
         return new_seed()
     return int(hash_keys(np.array([seed], np.int64), 1)[0]) >> 6 << _FREE_BITS
@@ -76,7 +75,7 @@ def is_seed(number: Any) -> bool:
 
 @functools.cache
 def seed_of_process() -> int:
-    """Returns the seed of what is made and forgotten within a call: no result depends on it."""
+    """Returns the seed of hash tables that live for one call: no result depends on it."""
     fixed = _seed_of_environment()
     if fixed is None:
         return secrets.randbits(63)

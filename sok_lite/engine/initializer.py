@@ -26,17 +26,17 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class Initializer:
-    """How the rows of new keys start.
+    """The distribution of the initial values of rows.
 
-    Random values are drawn as float32, whatever the row format: rows of float64 begin with float32
-    numbers. Rows of integers begin with a constant.
+    Random values are drawn as float32, whatever the row format: rows of float64 start with float32
+    numbers. Rows of integers start with a constant.
 
     Attributes:
       kind: "constant" (value a), "uniform" (from a to b), "normal" or "truncated_normal" (mean a,
         standard deviation b; the latter cut at two standard deviations).
       a, b: the parameters; an integer stays one as a constant.
-      seed: the seed that the user's initializer came with, which a table then takes in place of the
-        job's; None: the job's.
+      seed: the seed of the user's initializer, which replaces the seed of the table; None: it has
+        none.
     """
 
     kind: str
@@ -104,7 +104,15 @@ class Initializer:
         return backend.prepared(name, len(rows), *place, *source, *self._scalars(), len(rows))
 
     def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
-        """Writes the initial values of rows into the `value` column; see `plan_fill`."""
+        """Writes the initial values of rows into the `value` column.
+
+        Args:
+          backend: where the arrays live.
+          store: the row store.
+          rows: (n,) uint32, distinct; NO_ROW is skipped.
+          keys: (n,) int64, the key of each row.
+          table_seed: 64 bits that stand for the seed and the table's name.
+        """
         self.plan_fill(backend, store, rows, keys, table_seed)()
 
     def plan_draw(
@@ -135,13 +143,14 @@ class Initializer:
         return backend.prepared(name, n, words, dim, rows, *source, *self._scalars(), n)
 
     def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
-        """Returns the initial values of keys, (n, dim) float32; see `plan_draw`."""
+        """Returns the initial values of keys (n,) int64 of a table seed, (n, dim) float32."""
         out = backend.xp.empty((len(keys), dim), dtype=np.float32)
         self.plan_draw(backend, row_dtype("float32"), out, keys, table_seed)()
         return out
 
     def _is_row(self, row_dtype: RowDtype) -> bool:
-        """Whether it is a constant that float32, as its kernels take one, need not hold."""
+        """Whether it is a constant for a format whose numbers float32, as kernels take them, may
+        not hold exactly."""
         return self.kind == "constant" and row_dtype.added_in != np.float32
 
     def _as_row(self, dim: int) -> RowInitializer:

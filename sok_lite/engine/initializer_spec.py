@@ -1,4 +1,4 @@
-"""What a user may give as an initializer: a word, a number, an object of Keras or TensorFlow.
+"""Makes initializers from what users pass: a word, a number, an object of Keras or TensorFlow.
 
 Objects are known by their class name and their config, so that nothing here imports either.
 """
@@ -42,7 +42,7 @@ _BY_NAME: dict[str, dict[str, float]] = {
 def make_initializer(
     spec: Any, dim: int, row_shape: tuple[int, int] | None = None, var_type: str = "hbm"
 ) -> Initializer | RowInitializer:
-    """Makes an initializer of what a user may give.
+    """Makes an initializer from the argument of a user.
 
     Args:
       spec: one of
@@ -50,7 +50,7 @@ def make_initializer(
           in SOK;
         * "normal": N(0, 1); "uniform": U(0, 1); "ones"; "zeros";
         * a name that Keras has for one of the initializers below, such as "glorot_uniform" or
-          "GlorotUniform": what that is without arguments;
+          "GlorotUniform": that initializer without arguments;
         * a number, or a string that is one, such as "13": every element has that value;
         * a NumPy array (dim,) of numbers: every row is that one;
         * an initializer of Keras 3, tf_keras or TensorFlow: RandomNormal, RandomUniform,
@@ -65,7 +65,7 @@ def make_initializer(
 
     Raises:
       ValueError: an unknown string, initializer or parameter.
-      TypeError: something else altogether.
+      TypeError: an object of another kind.
     """
     if isinstance(spec, (Initializer, RowInitializer)):
         return spec

@@ -1,7 +1,7 @@
-"""How the parts of a batch lie one after another.
+"""The layout of a batch, whose parts lie one after another.
 
-Most batches of a program have the same sizes, and for 26 tables Python takes as long to say how
-they lie as a kernel to look them up: so it is said once for all batches that lie alike.
+Most batches of a program have the same sizes, and for 26 tables Python takes as long to compute a
+layout as a kernel to look them up: so it is computed once for all batches of the same sizes.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from sok_lite.engine.table.lookups import PooledParts
 
 
 class Layout:
-    """How the parts of a batch lie one after another. It never changes, and keeps no table.
+    """The layout of a batch, whose parts lie one after another. It is immutable and holds no table.
 
     Attributes:
       combiners: "sum", "mean" or "sqrtn" of each part.
       sizes, num_rows: items and rows of each part.
-      shapes: of what each part gives.
-      numbers_of: the numbers of the parts of each table, in the order in which tables come first:
-        those of one table are asked together.
-      order: all of these.
-      is_ordered: whether these are all parts from the first to the last.
+      shapes: of the result of each part, (its rows, dim).
+      numbers_of: the numbers of the parts of each table, in the order in which tables first occur:
+        the parts of one table are looked up together.
+      order: all numbers of `numbers_of`, one table after another.
+      is_ordered: whether `order` is 0, 1, 2, ...
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Layout:
         self.is_ordered = self.order == list(range(len(sizes)))
 
     def is_of(self, sizes: list[int], num_rows: list[int]) -> bool:
-        """Whether parts of the same tables with these numbers of items and rows lie so."""
+        """Whether it is the layout of the same tables with these numbers of items and rows."""
         return self.sizes == sizes and self.num_rows == num_rows
 
     @cached_property
@@ -56,12 +56,12 @@ class Layout:
 
     @cached_property
     def begin(self) -> np.ndarray:
-        """Where the keys of each part start, and their number: (num_parts + 1,) int64."""
+        """The first key of each part, and the number of all keys: (num_parts + 1,) int64."""
         return split_offsets(self.num_items)
 
     @cached_property
     def places(self) -> Places:
-        """Where what each part gives lies."""
+        """The layout of the results of all parts in one array."""
         rows, dims = np.array(self.shapes, np.int64).reshape(-1, 2).T
         return places_of(rows, dims)
 

@@ -1,13 +1,13 @@
 """One whole lookup and its gradient, for all tables of a call together, over all ranks.
 
- forward    one rank        keys -> find and pool, in one launch; new keys are inserted
+ forward    one rank        keys -> find and pool, in one launch; missing keys are inserted
             several ranks   keys -> dedup -> send_keys -> find and copy -> return_rows -> pool
- backward                   sums of what belongs to one key of this rank, in pieces and a fixed
-                            order; with several ranks first of one key that this rank sent, then
-                            send_sums
+ backward                   gradients summed per key, in pieces and a fixed order; with several
+                            ranks first per key that this rank sent, then send_sums to the owners,
+                            which sum again
 
-Two ranks that ask for one key send it twice; its owner looks it up twice and sums its gradients.
-What the way back needs is a `BackwardContext`.
+Two ranks that look up one key send it twice; its owner looks it up twice and sums its gradients.
+A `BackwardContext` takes from forward to backward what the gradient needs.
 """
 
 from collections.abc import Sequence
@@ -65,23 +65,23 @@ def forward(
       backend: where arrays live.
       comm: the ranks.
       batch: what is looked up; a table may come several times.
-      tag: says which call this is; another one on another rank raises.
-      buffer: gives the memory of what is returned; None: the backend.
+      tag: number of the call, equal on all ranks; if another rank has another one, all raise.
+      buffer: allocates the results, (size,) float32; None: the backend does.
 
     Returns:
       ((batch, dim) float32 per part, context).
 
     Raises:
       ValueError: row splits do not fit. The other ranks raise a CommunicatorError with the same
-        reason. No table has changed; on one rank a kernel finds that, and keys of the call that
-        were held count as seen.
+        reason. No key was inserted and no row has changed; on one rank a kernel finds the error,
+        and the keys of the call that have a row count as seen.
     """
     if comm.size == 1:
         return _forward_alone(backend, comm, batch, buffer)
     sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
-        num_asked, check = sent.route.num_received.tolist(), sent.route.check
-        owned = OwnerLookup(backend, batch, sent.received, num_asked, check)
+        num_received, check = sent.route.num_received.tolist(), sent.route.check
+        owned = OwnerLookup(backend, batch, sent.received, num_received, check)
         returned = return_rows(sent.route, owned.look_up())
     pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
     return pooled, _context(pooling, owned)
@@ -90,7 +90,7 @@ def forward(
 def _forward_alone(
     backend: Backend, comm: Communicator, batch: Batch, buffer: OutputBuffer | None
 ) -> tuple[Pieces, BackwardContext]:
-    """Does what `forward` does on one rank: nothing travels, so nothing is deduplicated."""
+    """Does what `forward` does on one rank: no key is sent, so none is deduplicated."""
     batch.check_splits_of_no_rows()
     owned = OwnerLookup(backend, batch, batch.keys, batch.sizes)
     outputs = Pieces.new(backend, batch.layout.places, buffer)
@@ -121,8 +121,8 @@ def backward(
       backend: where arrays live.
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
-      context: what the forward gave.
-      buffer: gives the memory of all row gradients; None: the backend.
+      context: that the forward returned.
+      buffer: allocates all row gradients, (size,) float32; None: the backend does.
 
     Raises:
       ValueError: a gradient is not float32, or of another shape than its output.

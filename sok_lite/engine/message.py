@@ -1,7 +1,7 @@
-"""What ranks send each other in one all-to-all, for all tables: keys behind a header, or rows.
+"""The messages of one all-to-all for all tables: keys behind a header, or rows.
 
-keys   of each rank: [tag, num_tables, number of keys of each table, keys of each table ...]
-rows   of each rank: of each table its rows, one behind another, from a multiple of 16 bytes on
+keys   from each rank: [tag, num_tables, number of keys of each table, keys of each table ...]
+rows   from each rank: the rows of each table, one after another, from a multiple of 16 bytes on
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _LINE = 8 * _WORDS
 def keys_with_headers(
     sorted_keys: np.ndarray, send_counts: np.ndarray, tag: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the message of keys (n,), in the order in which they travel, and its splits."""
+    """Returns the message of keys (n,), in the order in which they are sent, and its splits."""
     size, num_tables = send_counts.shape
     num_keys = send_counts.sum(axis=1)
     message = np.empty(len(sorted_keys) + size * (2 + num_tables), np.int64)
@@ -40,7 +40,7 @@ def keys_with_headers(
 def keys_without_headers(
     comm: Communicator, message: np.ndarray, recv_splits: np.ndarray, num_tables: int, tag: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the keys that came, (m,), table by table and rank by rank, and recv_counts.
+    """Returns the received keys, (m,), table by table and rank by rank, and recv_counts.
 
     Raises:
       CommunicatorError: a rank failed before it could send, or sent other tables.
@@ -73,9 +73,11 @@ class RowMessage(NamedTuple):
       row_bytes: of each table.
       num_rows: of each table, of all ranks together.
       splits: (size,) int64, rows of the message for each rank, as transports count them.
-      ways: see kernels/exchange.cu.
-      order: the rows of all tables in the order in which they travel, numbered one table after the
-        other; None: those of a table as they lie, rank by rank.
+      ways: (num_tables, 3 * size + 1) int64: of each table the rows of the ranks before each one
+        and of all, the byte at which its section of each rank begins, and where its rows of each
+        rank begin in `order`.
+      order: the rows of all tables in the order in which they are sent, numbered one table after
+        the other; None: those of a table as they lie, rank by rank.
     """
 
     backend: Backend

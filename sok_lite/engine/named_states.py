@@ -1,6 +1,6 @@
-"""The optimizer states of a table for those who look after them: by names that tell all apart.
+"""The optimizer states of a table under unique names, to list, rename and drop them.
 
-Read and written are they by `EmbeddingTable.read_state`, `assign_state` and `export`.
+`EmbeddingTable.read_state`, `assign_state` and `export` read and write their values.
 """
 
 from typing import NamedTuple
@@ -17,14 +17,15 @@ class NamedState(NamedTuple):
     """An optimizer state of a table on this rank.
 
     Attributes:
-      name: no other state of the table has it.
-      kind: what its optimizer calls it; those of several optimizers may be called the same.
-      group: a number that states of one optimizer have in common, and no others; None: nothing
-        says what belongs together, as of old checkpoints.
-      dim, initial: elements of a row, and what they are in a new row.
+      name: unique among the states of the table.
+      kind: its name in its optimizer; states of several optimizers may have the same.
+      group: a number that the states of one optimizer have in common, and no others; None: it is
+        not known which states belong together, as in old checkpoints.
+      dim: elements of a row.
+      initial: the value of every element in a new row.
       num_bytes: memory of the rows that were handed out so far.
-      is_used: whether an optimizer that is there has it; else it is free, for the next one that
-        has the same.
+      is_used: whether a living optimizer owns it; otherwise it is free, for the next optimizer that
+        needs the same states.
     """
 
     name: str
@@ -37,29 +38,29 @@ class NamedState(NamedTuple):
 
 
 def named_states(table: EmbeddingTable) -> list[NamedState]:
-    """Returns the states of a table, but for those whose optimizer is gone."""
+    """Returns the states of a table, without those whose optimizer is gone."""
     return alone(table, lambda: [_named(table.store, *each) for each in _alive(table.store)])
 
 
 def rename_state(table: EmbeddingTable, name: str, kind: str) -> str:
-    """Gives a free state another name: an optimizer that calls one of its states so may take it.
+    """Renames a free state, so that an optimizer with a state of the new name may take it over.
 
     Args:
-      name: of the state, as of `NamedState`.
-      kind: the new one.
+      name: of the state, unique in the table (`NamedState.name`).
+      kind: the new name.
 
     Returns:
-      What now tells it from all others: `kind`, unless another state has it.
+      The new unique name: `kind`, unless another state has it.
 
     Raises:
-      ValueError: there is no such state, an optimizer uses it, one that belongs together with it
-        has the new name, or that is none. Nothing has changed.
+      ValueError: there is no such state, an optimizer uses it, another state of its group has the
+        new name, or the new name is not valid. Nothing has changed.
     """
     return changing_alone(table, lambda: _renamed(table, name, kind))
 
 
 def drop_state(table: EmbeddingTable, name: str) -> None:
-    """Gives the memory of a state back. An optimizer that uses it makes it anew in its next step.
+    """Drops a state and frees its memory. An optimizer that uses it makes a new one next.
 
     Raises:
       ValueError: there is no such state.

@@ -1,10 +1,11 @@
-"""Which states of a table an optimizer's step works on: its own, and nobody else's.
+"""Acquires the states of a table that the step of an optimizer works on: its own states.
 
 The first step of an optimizer on a table makes states for it, or takes over free ones that fit,
-such as those of a checkpoint. Several optimizers each have theirs, also under equal names. The
-states of one that is gone go with the next step of any, with the next checkpoint at the latest.
-What a restore gave one that has taken no step since, another has a copy of: it may be that of the
-checkpoint, made anew, while the program still holds the old one.
+such as those of a checkpoint. Several optimizers each have their own, also under equal names. The
+states of an optimizer that is gone are dropped with the next step of any, with the next checkpoint
+at the latest. If a restore gave states to an optimizer that has taken no step since, another one
+gets a copy: it may be the optimizer of the checkpoint, made again, while the program still refers
+to the old one.
 """
 
 import gc
@@ -29,12 +30,12 @@ from sok_lite.engine.table.dumped import plan_forget
 
 
 class StateRequest(NamedTuple):
-    """What a step needs of a table.
+    """The states of one table that a step needs.
 
     Attributes:
       table: that the optimizer trains.
-      kinds: the states.
-      optimizer: whose the states are; None: nobody's, they stay free.
+      kinds: by name, length and initial value of each state.
+      optimizer: the owner of the states; None: they stay free.
     """
 
     table: EmbeddingTable
@@ -48,10 +49,12 @@ def acquire_states(
     """Returns the states that steps work on, and makes those that are missing.
 
     Args:
-      tables, kinds, optimizers: of each request; see `StateRequest`.
+      tables: that are trained.
+      kinds: of each table, the states that the step needs.
+      optimizers: of each table, the owner of the states; None: they stay free.
 
     Raises:
-      MemoryError: there is none for the states of a table. Others may have theirs.
+      MemoryError: there is none for the states of a table. Other tables may have theirs already.
     """
     # In most steps each table has the states of this optimizer and no others. Then nothing is
     # called for each: a step may have a thousand tables.
@@ -95,7 +98,7 @@ def _acquired(requests: Sequence[StateRequest]) -> list[States]:
 
 
 def drop_orphaned_states(table: EmbeddingTable) -> None:
-    """Gives the memory back of states that nobody will use any more. Hold `table.lock`."""
+    """Frees the memory of states whose optimizer is gone. Hold `table.lock`."""
     if table.is_changing:
         return  # a signal handler saves the table in the midst of what has been prepared
     if _num_optimizers(table.store) > 1:
@@ -104,7 +107,7 @@ def drop_orphaned_states(table: EmbeddingTable) -> None:
 
 
 def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
-    """Returns the states that the next step of an optimizer would work on. Nothing changes.
+    """Returns the states that the next step of an optimizer will work on; changes nothing.
 
     Args:
       kinds: the states that it needs.

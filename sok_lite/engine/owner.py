@@ -1,4 +1,4 @@
-"""Who owns a key: each table has a rule, one for lookups, loading and tools, on host and device."""
+"""The owner rank of a key: each table has one rule, for lookups, loading and tools."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,16 +21,16 @@ class OwnerRule(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What ranks compare: rules that differ have other names."""
+        """The name by which ranks compare rules: different rules have different names."""
 
     @property
     def only_rank(self) -> int | None:
-        """The rank that owns all keys, whatever they are; None: there is none in particular."""
+        """The rank that owns all keys; None: the owner depends on the key."""
         return None
 
     @property
     def is_strict(self) -> bool:
-        """Whether a rank that has a key which is not its own is a mistake."""
+        """Whether it is an error if a rank has a key of another owner."""
         return True
 
     @abstractmethod
@@ -51,8 +51,8 @@ class OwnerRule(ABC):
         """
 
     def reading(self, kind: KeyDtype | str) -> str:
-        """Returns the key type as which keys of a type are taken: tables with the same one and the
-        same rule are told their owners together."""
+        """Returns the key type as which keys are read: owners of all tables with the same one and
+        the same rule are computed together."""
         return kind if isinstance(kind, str) else kind.name
 
 
@@ -129,13 +129,13 @@ class OneRank(OwnerRule):
 
 @dataclass(frozen=True)
 class FunctionOfKeys(OwnerRule):
-    """What a function says.
+    """A function of the keys chooses the owners.
 
     Attributes:
-      label: names it: ranks cannot compare functions. Give others other labels.
-      function: (keys in the table's key type, number of ranks) -> (n,) integers, the owners in
-        [0, ranks); of NumPy or CuPy as the keys are. It must say the same of a key on every rank,
-        in whatever company, and it is hashable.
+      label: its name: ranks cannot compare functions. Different functions need different labels.
+      function: hashable; (keys in the table's key type, number of ranks) -> (n,) integers, the
+        owners in [0, ranks); of NumPy or CuPy as the keys are. The owner of a key must be the same
+        on every rank, and must not depend on the other keys.
     """
 
     label: str
@@ -170,10 +170,10 @@ class FunctionOfKeys(OwnerRule):
 
 @dataclass(frozen=True)
 class AlsoLocal(OwnerRule):
-    """As another rule where ranks look keys up together; alone, a rank may have any key.
+    """Another rule for lookups over ranks; in calls of one rank alone, it may have any key.
 
     Attributes:
-      rule: the other.
+      rule: the rule for lookups over ranks.
     """
 
     rule: OwnerRule
@@ -202,7 +202,7 @@ HASH = HashOfKey()
 
 
 def _checked_rank(rule: OwnerRule, size: int) -> int:
-    """Returns the rank that owns all keys of a table, 0 where there is none in particular.
+    """Returns the rank that owns all keys of a table, 0 where the owner depends on the key.
 
     Raises:
       ValueError: there are not so many ranks.
@@ -224,10 +224,10 @@ def owners(
     kinds: Sequence[KeyDtype | str],
     rules: Sequence[OwnerRule],
 ) -> Array:
-    """Returns what the rules of several tables say of their keys, each rule in one go.
+    """Returns the owner rank of every key of several tables.
 
-    The number of array operations depends on how many rules differ, not on the number of tables;
-    tables on one rank add none.
+    The number of array operations depends on the number of different rules, not of tables; tables
+    that are all on one rank add none.
 
     Args:
       backend: where the keys are.
@@ -241,14 +241,15 @@ def owners(
       (n,) int32, new memory.
 
     Raises:
-      ValueError: as of `OwnerRule.owners`.
+      ValueError: the only owner of a table is no rank, or a function returns other than one rank
+        for each key.
     """
     ranks = [_checked_rank(rule, size) for rule in rules]
-    asked = [
+    rule_of_table = [
         None if rule.only_rank is not None else (rule, rule.reading(kind))
         for rule, kind in zip(rules, kinds, strict=True)
     ]
-    different = list(dict.fromkeys(asked))
+    different = list(dict.fromkeys(rule_of_table))
     if len(different) == 1 and different[0] is not None:
         rule, kind = different[0]
         return rule.owners(keys, size, kind, backend.xp)
@@ -256,6 +257,7 @@ def owners(
     for each in different:
         if each is not None:
             rule, kind = each
-            at = backend.from_host(np.flatnonzero(np.repeat([a == each for a in asked], sizes)))
+            of_this_rule = [other == each for other in rule_of_table]
+            at = backend.from_host(np.flatnonzero(np.repeat(of_this_rule, sizes)))
             result[at] = rule.owners(backend.xp.take(keys, at), size, kind, backend.xp)
     return result

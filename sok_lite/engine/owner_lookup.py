@@ -1,4 +1,4 @@
-"""The keys that were sent to this rank, and what its tables find of them."""
+"""The lookup at the owner: the keys that ranks have sent to this one, in its own tables."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -21,14 +21,14 @@ class OwnerLookup:
     """A lookup in the tables of this rank, of the keys that were sent to it.
 
     Attributes:
-      keys: (m,) int64, those of all parts.
-      sizes: how many each part has.
-      rows: (m,) uint32, row numbers, once they were looked up.
-      row_epochs: of the table of each part, by then.
-      num_without_row: of the table of each part, how many of its keys have no row.
-      stamps: of the table of each part, the number of the lookup; 0: it inserts nothing.
-      sources: of each part with weights whose rows were pooled (m, dim) storage, the row of each
-        key; None of the others.
+      keys: (m,) int64, the keys of all parts, part by part.
+      sizes: number of keys of each part.
+      rows: (m,) uint32, row numbers, or NO_ROW; not initialised before the lookup.
+      row_epochs: `row_epoch` of the table of each part when the row numbers were found.
+      num_without_row: of the table of each part, how many keys of this call have no row.
+      stamps: of the table of each part, the number of this lookup; 0: it inserts nothing.
+      sources: (m, dim) storage, the row of each key, of parts that have weights and whose rows were
+        pooled; None of the others.
     """
 
     def __init__(
@@ -41,8 +41,10 @@ class OwnerLookup:
     ) -> None:
         """Args:
         batch: the tables, and how they are looked up.
-        keys, sizes: as of the attributes.
-        check: raises where the keys may not be whole; see `Route.check`.
+        keys: (m,) int64, the received keys of all parts, part by part.
+        sizes: number of keys of each part.
+        check: called when the device has found the keys and before a table changes; raises
+          CommunicatorError if they did not arrive complete. None: they are complete.
         """
         self._check = check
         self._backend, self._batch = backend, batch
@@ -57,7 +59,7 @@ class OwnerLookup:
         self._numbers_of = batch.layout.numbers_of
 
     def look_up(self) -> list[Array]:
-        """Looks up the keys of all parts in one go, and returns of each (m, dim) storage."""
+        """Looks up the keys of all parts at once; returns the rows of each, (m, dim) storage."""
         if not self.sizes:
             return []
         results: list[Array] = [None] * len(self.sizes)
@@ -73,13 +75,14 @@ class OwnerLookup:
         return results
 
     def pool(self, out: Pieces) -> None:
-        """Looks up the keys of all parts in one go, and pools their rows.
+        """Looks up the keys of all parts at once, and pools their rows.
 
         Args:
-          out: of each part (batch, dim) float32.
+          out: (batch, dim) float32 of each part, to write into.
 
         Raises:
-          WrongSplitsError: see `look_up_batch` of engine/table/lookups.py.
+          WrongSplitsError: row splits of a part do not rise from 0 to its number of keys. No key
+            was inserted; keys that have a row count as seen.
         """
         if not self.sizes:
             return
@@ -99,7 +102,7 @@ class OwnerLookup:
     # ---------------------------------------------------------------- the requests
 
     def _size_of(self, numbers: Sequence[int]) -> int:
-        """Returns how many keys some parts have together."""
+        """Returns the number of keys of some parts together."""
         return sum([self.sizes[i] for i in numbers])
 
     def _request(self, numbers: Sequence[int], outputs: Sequence[Output]) -> LookupRequest:
@@ -121,7 +124,7 @@ class OwnerLookup:
         return requests
 
     def _columns(self, out: Pieces) -> LaunchColumns:
-        """Returns what `_requests` does, as words."""
+        """Returns the same as `_requests`, as the words that a launch takes."""
         batch, backend = self._batch, self._backend
         parts, weights = batch.layout.pooled, [batch.weights[i] for i in batch.layout.order]
         where = parts.no_weights
@@ -138,10 +141,10 @@ class OwnerLookup:
     # ---------------------------------------------------------------- what is found
 
     def _look_up(self, lookup: BatchedLookup, keep: Callable[[Sequence[int]], None]) -> None:
-        """Looks up, and keeps what the way back needs while nobody else uses the tables.
+        """Looks up, and stores what the gradient needs, under the locks of all tables.
 
         Args:
-          keep: takes how many keys have no row, of each table.
+          keep: called with the number of keys without a row of each table.
         """
         order = self._batch.layout.order
         keys, rows, is_ordered = self.keys, self.rows, self._batch.layout.is_ordered
@@ -158,10 +161,10 @@ class OwnerLookup:
             self.row_epochs = [table.row_epoch for table in self._tables]
             if True in lookup.inserts or any(num_without_row):
                 of_tables = (self._numbers_of, num_without_row, lookup.tables, lookup.inserts)
-                for numbers, absent, table, insert in zip(*of_tables, strict=True):
+                for numbers, count, table, insert in zip(*of_tables, strict=True):
                     stamp = table.clock.now if insert else 0
                     for i in numbers:
-                        self.num_without_row[i], self.stamps[i] = absent, stamp
+                        self.num_without_row[i], self.stamps[i] = count, stamp
             keep(num_without_row)
             for table in [table for table in lookup.tables if not table.keeps_every_key]:
                 table.report_refused()
@@ -174,21 +177,21 @@ class OwnerLookup:
         return self._backend.xp.concatenate([array[:0], *(pieces[i] for i in order)])
 
     def _read_none(self, _: Sequence[int]) -> None:
-        """Keeps no row: several ranks have them already."""
+        """Stores no row: with several ranks each has the rows that were returned to it."""
 
     def _read_weighted(self, num_without_row: Sequence[int]) -> None:
-        """Keeps the rows of parts with weights, which the gradients by those need."""
+        """Stores the rows of parts with weights: the gradients by the weights need them."""
         batch = self._batch
         if not [weights for weights in batch.weights if weights is not None]:
             return
         keys, rows, readings = cut(self.keys, self.sizes), cut(self.rows, self.sizes), []
-        for numbers, absent in zip(self._numbers_of, num_without_row, strict=True):
+        for numbers, count in zip(self._numbers_of, num_without_row, strict=True):
             for i in numbers:
                 if batch.weights[i] is not None:
                     table = self._tables[i]
                     source = table.store.output(self.sizes[i])
                     actions = [table.store.plan_read(rows[i], source)]
-                    if absent and batch.missing[i] == "initial":
+                    if count and batch.missing[i] == "initial":
                         actions.append(table.plan_draw(source, keys[i], rows[i]))
                     self.sources[i] = source
                     readings.append(actions)

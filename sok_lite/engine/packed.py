@@ -36,13 +36,13 @@ def pack_arrays(
 
     Args:
       num_ranks: of the job, which `unpack_arrays` compares.
-      numbers: int64, on the host: the host knows them when they are unpacked.
-      arrays: of one or two dimensions; None: there is none in this place.
-      empty: gives int64 memory of a shape; None: the backend's.
-      at_hand: (n,) int64 each, that `unpack_arrays` is given as well: what lies in their memory is
-        not copied.
+      numbers: int64, on the host: the host reads them when they are unpacked.
+      arrays: of one or two dimensions; None stands for a missing one.
+      empty: allocates int64 memory of a shape; None: the backend does.
+      at_hand: (n,) int64 each, that `unpack_arrays` will be given too: an array that lies in their
+        memory is not copied.
     """
-    places = [(backend.address(each), each.nbytes) for each in at_hand]
+    known = [(backend.address(each), each.nbytes) for each in at_hand]
     numbers = numbers.reshape(-1)
     first = 2 + len(numbers)
     size = first + _HEADER * len(arrays)
@@ -52,7 +52,7 @@ def pack_arrays(
         if array is None:
             lengths += _NOTHING
             continue
-        found = _found_in(backend, places, array)
+        found = _found_in(backend, known, array)
         if found is None:
             code, last = _DTYPES.index(array.dtype), array.shape[1] if array.ndim == 2 else -1
             copies.append((size, array))
@@ -101,7 +101,7 @@ def unpack_arrays(
 
     Args:
       num_ranks: of the job.
-      at_hand: equal to what `pack_arrays` was given.
+      at_hand: equal to the `at_hand` of `pack_arrays`.
 
     Returns:
       ((num_numbers,) int64 on the host, num_arrays arrays or None).

@@ -1,7 +1,7 @@
 """Arrays that lie in one array, such as the results of all parts of a call.
 
-What a kernel is told of them are addresses: these are reckoned for all of them at once, and no part
-is cut out unless somebody asks for it. A call may have a thousand parts.
+Kernels take their addresses: these are computed for all parts at once, and a part is cut out only
+when somebody reads it. A call may have a thousand parts.
 """
 
 import math
@@ -14,7 +14,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import split_offsets
 
 Shape = tuple[int, ...]
-# Gives (size,) float32, not initialised.
+# Allocates (size,) float32, not initialised.
 OutputBuffer = Callable[[int], Array]
 
 # Elements of 4 bytes in a line of memory: each result begins on one.
@@ -27,12 +27,12 @@ def up_to_line(size: Any) -> Any:
 
 
 class Places(NamedTuple):
-    """Where results lie in one array.
+    """The layout of results in one array.
 
     Attributes:
       shapes: of the results.
-      starts: (n,) int64, where each begins, in elements.
-      size: of all of them.
+      starts: (n,) int64, the first element of each.
+      size: elements of the array.
     """
 
     shapes: Sequence[Shape]
@@ -41,7 +41,7 @@ class Places(NamedTuple):
 
 
 def places_of(num_rows: np.ndarray, dims: np.ndarray) -> Places:
-    """Returns the places of results (num_rows, dim) that lie one after the other."""
+    """Returns the layout of results (num_rows, dim), each of which begins on a line of 64 bytes."""
     offsets = split_offsets(up_to_line(num_rows * dims))
     shapes = list(zip(num_rows.tolist(), dims.tolist(), strict=True))
     return Places(shapes, offsets[:-1], int(offsets[-1]))
@@ -53,8 +53,8 @@ class Pieces(Sequence[Array]):
     Attributes:
       whole: (n,), C-contiguous.
       shapes: of the pieces.
-      starts: (n,) int64, where each begins, in elements.
-      address: of `whole`; None: nobody has asked yet.
+      starts: (n,) int64, the first element of each.
+      address: of `whole`, in bytes; None: not read yet.
     """
 
     __slots__ = ("address", "shapes", "starts", "whole")
@@ -68,8 +68,8 @@ class Pieces(Sequence[Array]):
         """Returns memory for float32 results.
 
         Args:
-          places: where they lie.
-          buffer: gives the memory; None: the backend.
+          places: their layout.
+          buffer: allocates the memory, (size,) float32; None: the backend does.
         """
         shapes, starts, size = places
         whole = backend.xp.empty(size, np.float32) if buffer is None else buffer(size)
@@ -101,7 +101,7 @@ class Pieces(Sequence[Array]):
 
 
 def chosen(columns: Iterable[Sequence[Any]], numbers: Sequence[int]) -> list[Any]:
-    """Returns what stands in some places of each column."""
+    """Returns the entries with these numbers of each column, a list for each column."""
     return [[column[i] for i in numbers] for column in columns]
 
 
@@ -125,7 +125,11 @@ def contiguous(backend: Backend, arrays: Sequence[Array]) -> Sequence[Array]:
 def addresses_of(
     backend: Backend, arrays: Sequence[Array | None] | None, dtype: np.dtype
 ) -> np.ndarray | int:
-    """Returns what `Backend.addresses` does; of None, which stands for no array at all, 0."""
+    """Returns the address of each array, (n,) int64, 0 for None; for no arrays at all (None) 0.
+
+    Raises:
+      TypeError: one is no C-contiguous array of this backend with that dtype.
+    """
     if arrays is None:
         return 0
     if type(arrays) is not Pieces:

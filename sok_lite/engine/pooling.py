@@ -1,9 +1,9 @@
 """Pooling of looked-up rows over the ids of a ragged row, and the gradients of it.
 
-`plan_combine` goes from unique rows (u, dim) to one row per ragged row (batch, dim). The way back
-is `coefficients_of`, and sums over duplicates. Sums are taken in a fixed order, so a run repeats
-bit for bit, on any number of threads. They go in pieces of 32 items, so that a long sum is as exact
-as a short one.
+`plan_combine` goes from unique rows (u, dim) to one row per ragged row (batch, dim). Its gradient
+is `coefficients_of`, then sums over duplicates. Sums are taken in a fixed order, so a run repeats
+bit for bit, on any number of threads. They are taken in pieces of 32 items, so that a long sum is
+as exact as a short one.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def coefficients_of(
     weighting: Sequence[tuple[Array | None, str]],
     num_items: Sequence[int],
 ) -> tuple[Pieces, Sequence[Array | None] | None]:
-    """Returns what the gradient of a pooled row is multiplied by for each of its items.
+    """Returns the factors that the gradient of a pooled row is multiplied by, one for each item.
 
     Args:
       backend: where the arrays live.
@@ -146,11 +146,15 @@ def plan_combine_weight_grad(
 
     Args:
       out_grads: (batch, dim) float32.
-      inverse: None: item j is source[j], and `first` 0.
-      The others, Raises: as of `plan_combine`.
+      inverse: (n,) int32, each in [first, first + u); None: item j is source[j], and `first` 0.
+      The others: the arguments of `plan_combine`.
 
     Returns:
       ((n,) float32, the action).
+
+    Raises:
+      ValueError: an unknown combiner, or shapes that do not fit.
+      TypeError: a dtype.
     """
     code = COMBINERS[normalise_combiner(combiner)]
     out_grads = checked_rows(backend, "out_grads", out_grads)

@@ -1,4 +1,4 @@
-"""What the gradient of a pooled batch needs until it is at the owners of the keys, also packed."""
+"""The context of a pooled batch: what takes its gradient to the owners of the keys, also packed."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,16 +17,16 @@ SplitsOf = Callable[[list[int]], Array]
 
 
 class PoolingContext(NamedTuple):
-    """How rows were pooled and keys travelled. Parts lie one after another in its arrays.
+    """How rows were pooled and keys were sent. Parts lie one after another in its arrays.
 
     Attributes:
-      route: how the keys travelled.
+      route: how the keys were sent to their owners.
       numbers: (2, num_parts) int64, on the host: items and rows of each part of this rank's batch.
-      row_splits: (rows + num_parts,) int64, those of each part from 0 on.
-      inverse: (items,) int32, which of the keys that this rank sent each item has, numbered over
-        all parts; None on one rank, where no key is sent.
-      sources: of each part with weights (u, dim), the rows of the keys that this rank sent, on one
-        rank (n, dim), of its items; None of the others.
+      row_splits: (rows + num_parts,) int64, those of all parts, each of which begins with 0.
+      inverse: (items,) int32, the number of the key of each item among those that this rank sent,
+        over all parts; None on one rank, where no key is sent.
+      sources: of each part with weights (u, dim), the rows of the keys that this rank sent, or, on
+        one rank, (n, dim), the rows of its items; None of the others.
     """
 
     route: Route
@@ -57,12 +57,14 @@ def pack_pooling(
     at_hand: Sequence[Array] = (),
     has_splits: bool = True,
 ) -> Array:
-    """Returns a context, and numbers and arrays beside it, as one int64 array.
+    """Returns a context, with further numbers and arrays, as one int64 array.
 
     Args:
       numbers: (k, num_parts) int64 on the host.
-      empty, at_hand: see `pack_arrays`.
-      has_splits: whether the row splits are packed; if not, who unpacks it knows them.
+      empty: allocates int64 memory of a shape; None: the backend does.
+      at_hand: (n,) int64 each, that `unpack_pooling` will be given too: an array that lies in their
+        memory is not copied.
+      has_splits: whether the row splits are packed; if not, `unpack_pooling` needs `splits_of`.
     """
     route, told, order = pooling.route, [pooling.numbers.reshape(-1), numbers.reshape(-1)], None
     if route.comm.size > 1:  # of one rank the other numbers tell it
@@ -83,12 +85,13 @@ def unpack_pooling(
     at_hand: Sequence[Array] = (),
     splits_of: SplitsOf | None = None,
 ) -> tuple[PoolingContext, np.ndarray, list[Array]]:
-    """Returns what `pack_pooling` was given; the arrays are views of `packed` and of `at_hand`.
+    """Returns the arguments of `pack_pooling`; the arrays are views of `packed` and of `at_hand`.
 
     Args:
-      num_numbers: k. num_arrays: how many arrays there are beside the context.
-      at_hand: equal to what `pack_pooling` was given.
-      splits_of: called where the row splits were not packed.
+      num_numbers: k.
+      num_arrays: number of arrays beside the context.
+      at_hand: equal to the `at_hand` of `pack_pooling`.
+      splits_of: returns the row splits; called where they were not packed.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.

@@ -1,8 +1,8 @@
 """One optimizer step for rows of several tables whose rows are not in this process.
 
 Such rows and their states are fetched into a table of this process, updated there, and written back
-key by key, each as a whole: a row that another worker has changed meanwhile is fetched and updated
-again. So each step of each worker counts, whoever trains the same keys.
+key by key, row and states together: a row that another worker has changed meanwhile is fetched and
+updated again. So no step is lost when several workers train the same keys.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,16 @@ from sok_lite.engine.update_rows import Update, Updates, summed
 class RemoteStep(Step):
     """One step of tables whose rows are not in this process.
 
-    Where the connection to rows fails, some may have changed.
+    If the connection to the store fails, some rows may have changed.
 
-    Args, raises: as of UpdateStep. What a remote store raises comes as it is.
+    Args:
+      updates: one per gradient.
+      options: of the step.
+
+    Raises:
+      ForeignKeysError, NonFiniteGradientError, ValueError, TypeError, MemoryError: in the cases in
+        which UpdateStep raises them.
+      Exception: whatever the remote store raises.
     """
 
     def __init__(self, updates: Updates, options: StepOptions) -> None:
@@ -44,13 +51,17 @@ class RemoteStep(Step):
         )
 
     def prepare(self) -> None:
-        """Raises what there is to raise, and changes no row; see `Step`."""
+        """Checks the step: raises its errors, and changes no row."""
         self._stand_ins.prepare()
         for update in self._updates:
             update.table.contains(update.keys[:1])  # is there a connection?
 
     def commit(self, extra_actions: Sequence[Action] = ()) -> None:
-        """Takes the step; see `Step`."""
+        """Takes the step.
+
+        Args:
+          extra_actions: actions to be published after it.
+        """
         for update in self._updates:
             _take_step(update, self._options)
         publish(extra_actions)

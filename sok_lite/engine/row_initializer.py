@@ -1,4 +1,4 @@
-"""Initial values that are given rows: the same for every key, or one of several."""
+"""Initial values that are rows of numbers: the same for every key, or one of several."""
 
 import math
 import zlib
@@ -56,7 +56,15 @@ class RowInitializer:
     def plan_fill(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
-        """Prepares to write the row into the `value` column; see GivesFirstRows."""
+        """Prepares to write the row into the `value` column.
+
+        Args:
+          backend: where the arrays live.
+          store: the row store.
+          rows: (n,) uint32, distinct; NO_ROW is skipped.
+          keys: (n,) int64, the key of each row.
+          table_seed: 64 bits that stand for the seed and the table's name.
+        """
         source = backend.xp.zeros(rows.size, np.int32)
         return store.plan_write(rows, self._stored(backend, store.row_dtype), source=source)
 
@@ -69,7 +77,16 @@ class RowInitializer:
         table_seed: int,
         rows: Array | None = None,
     ) -> Action:
-        """Prepares to write the row for every key, without a table; see GivesFirstRows."""
+        """Prepares to write the row for every key, without a table.
+
+        Args:
+          backend: where the arrays live.
+          row_dtype: format of the values.
+          out: (n, dim) storage, C-contiguous.
+          keys: (n,) int64.
+          table_seed: 64 bits that stand for the seed and the table's name.
+          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
+        """
         n, dim = out.shape
         suffix, words = as_words(out)
         row = as_words(self._stored(backend, row_dtype))[1]
@@ -124,7 +141,15 @@ class MatrixInitializer:
     def plan_fill(
         self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
     ) -> Action:
-        """Prepares to write the rows into the `value` column; see GivesFirstRows."""
+        """Prepares to write a row of the matrix for each key into the `value` column.
+
+        Args:
+          backend: where the arrays live.
+          store: the row store.
+          rows: (n,) uint32, distinct; NO_ROW is skipped.
+          keys: (n,) int64, the key of each row.
+          table_seed: 64 bits that stand for the seed and the table's name.
+        """
         suffix, matrix = as_words(self._stored(backend, store.row_dtype))
         column = store.column("value").pointers
         place = (column, store.chunk_shift, store.dim, rows)
@@ -140,7 +165,16 @@ class MatrixInitializer:
         table_seed: int,
         rows: Array | None = None,
     ) -> Action:
-        """Prepares to write the row of every key, without a table; see GivesFirstRows."""
+        """Prepares to write a row of the matrix for each key, without a table.
+
+        Args:
+          backend: where the arrays live.
+          row_dtype: format of the values.
+          out: (n, dim) storage, C-contiguous.
+          keys: (n,) int64.
+          table_seed: 64 bits that stand for the seed and the table's name.
+          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
+        """
         n, dim = out.shape
         suffix, words = as_words(out)
         matrix = as_words(self._stored(backend, row_dtype))[1]

@@ -1,8 +1,8 @@
 """Items of equal keys, for all tables of a call at once: deduplication, groups, sums of rows.
 
-The items of the tables lie one after another: `begin`, (T + 1,) on the host, says where those of
-each table start. What is found of them is numbered by first occurrence and so lies table by table
-too. The number of launches does not depend on the number of tables.
+The items of the tables lie one after another: `begin`, (T + 1,) on the host, has the first item of
+each table. Distinct keys are numbered by first occurrence, and so lie table by table too. The
+number of launches does not depend on the number of tables.
 """
 
 import itertools
@@ -30,10 +30,10 @@ class Distinct(NamedTuple):
     """The distinct keys of a call.
 
     Attributes:
-      inverse: (n,) int32, which distinct key each item has; -1 of an item that was left out.
-      first: (u,) int32, the first item with each.
+      inverse: (n,) int32, the number of the distinct key of each item; -1 of an item left out.
+      first: (u,) int32, the first item with each distinct key.
       keys: (u,) int64, the distinct keys.
-      starts: (T + 1,) int64 on the host, where the distinct keys of each table start.
+      starts: (T + 1,) int64 on the host, the first distinct key of each table.
     """
 
     inverse: Array
@@ -43,7 +43,7 @@ class Distinct(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many distinct keys each table has, (T,) int64 on the host."""
+        """The number of distinct keys of each table, (T,) int64 on the host."""
         return self.starts[1:] - self.starts[:-1]
 
 
@@ -52,7 +52,7 @@ class Missing(NamedTuple):
 
     Attributes:
       rows: (n,) uint32, the row number of each item, or NO_ROW.
-      counts: (T,) on the host, how many have none of each table.
+      counts: (T,) on the host, number of items without a row of each table.
     """
 
     rows: Array
@@ -90,7 +90,7 @@ class Groups(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What the groups of tables sum.
+    """The summands of the groups of tables.
 
     Item i of table t adds `weights[t][i] * sources[t][rows[t][i]]`.
 
@@ -120,8 +120,8 @@ def dedup(
 
     Args:
       keys: (n,) int64.
-      begin: (T + 1,), where the items of each table start, from 0 to n, ascending.
-      missing: says which items take part; None: all do.
+      begin: (T + 1,), the first item of each table, from 0 to n, ascending.
+      missing: only items without a row take part; None: all do.
       repeat: whether keys may repeat; if not, it is less work.
 
     Raises:
@@ -214,19 +214,19 @@ def segment_sums(
 ) -> Pieces:
     """Sums the rows of each group, in ascending order of its items. It waits for nothing.
 
-    Sums go in pieces of 32 items: a long sum is as exact as a short one and held by no single
-    thread, and its bits do not depend on the processor or the number of threads.
+    Sums are taken in pieces of 32 items: a long sum is as exact as a short one and computed by many
+    threads, and its bits do not depend on the processor or the number of threads.
 
     Args:
       groups: of T tables.
-      terms: what each table sums.
-      buffer: gives the memory of all sums; None: the backend.
+      terms: the summands of each table.
+      buffer: allocates all sums, (size,) float32; None: the backend does.
 
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
 
     Raises:
-      ValueError: without `rows` other than one row an item, or weights.
+      ValueError: a table without `rows` has weights, or other than one source row for each item.
     """
     sources, rows, weights = terms
     num_items = groups.begin[1:] - groups.begin[:-1]
@@ -258,7 +258,7 @@ def segment_sums(
 
 
 def _check_one_each(terms: Terms, num_items: Sequence[int]) -> None:
-    """Raises ValueError where a table without `rows` has other than a row an item, or weights."""
+    """Raises ValueError for a table without `rows` that has weights or not a row for each item."""
     shapes, nothing = shapes_of(terms.sources), [None] * len(num_items)
     tables = zip(shapes, num_items, terms.rows or nothing, terms.weights or nothing, strict=True)
     wrong = [
@@ -353,7 +353,7 @@ def gather_rows(backend: Backend, x: Array, index: Array) -> Array:
 
 
 def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
-    """Prepares `gather_rows`; returns what it will give, and the action."""
+    """Prepares `gather_rows`; returns its result, not written yet, and the action."""
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
     suffix, words = as_words(x)
     where = (words, x.shape[1], index, as_words(out)[1], index.size)

@@ -1,4 +1,4 @@
-"""Gradients on their way to the owners of their keys: as float32, or rounded to bfloat16."""
+"""Sends gradients to the owners of their keys, as float32 or rounded to bfloat16."""
 
 from collections.abc import Sequence
 
@@ -16,19 +16,20 @@ def send_sums(
 ) -> list[Array]:
     """Sends the gradients of a lookup to the owners of their keys. Every rank must call it.
 
-    Those of a table that `rounds_gradients` travel as bfloat16, each rounded to nearest even, also
-    to this rank itself: so a gradient is the same whichever rank owns its key.
+    Those of a table that `rounds_gradients` are sent as bfloat16, each rounded to nearest even,
+    also to this rank itself: so a gradient is the same whichever rank owns its key.
 
     Args:
       tables: of each part.
       route: of the keys of the lookup.
-      sums: of each part (u, dim) float32, one row per key that this rank asked for.
+      sums: of each part (u, dim) float32, one row per key that this rank sent.
 
     Returns:
-      Of each part (m, dim) float32, one row per key that this rank was asked; not summed.
+      Of each part (m, dim) float32, one row per key that this rank received; not summed over ranks.
 
     Raises:
-      CommunicatorError: see `send_grads`.
+      CommunicatorError: a rank has died, or is in another exchange or lookup, or has gradients of
+        other formats; on every rank.
     """
     rounded = [i for i, table in enumerate(tables) if table.rounds_gradients]
     sent = list(sums)

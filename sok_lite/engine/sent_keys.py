@@ -1,4 +1,4 @@
-"""The keys of a batch travel to their owners; nothing of a table is read or changed."""
+"""Sends the keys of a batch to their owners; no table is read or changed."""
 
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ from sok_lite.engine.segments import dedup
 
 
 class SentKeys(NamedTuple):
-    """Keys that have travelled.
+    """Keys that were sent to their owners.
 
     Attributes:
-      route: how.
-      inverse: (items,) int32, which of the distinct keys that this rank sent each item of its batch
-        asks for, numbered over all parts.
-      received: (m,) int64, the keys that this rank is asked, part by part; they may repeat.
+      route: how they were sent; rows and gradients follow it.
+      inverse: (items,) int32, the number of the key of each item among the distinct keys that this
+        rank sent, numbered over all parts.
+      received: (m,) int64, the keys that this rank received, part by part; they may repeat.
     """
 
     route: Route
@@ -37,11 +37,11 @@ def send(
     """Sends the keys of a batch to their owners. Every rank must call it.
 
     Args:
-      tag: says which call this is; another one on another rank raises.
-      check: whether the keys may be sent; None: where the row splits fit.
+      tag: number of the call, equal on all ranks; if another rank has another one, all raise.
+      check: tells whether the keys may be sent; None: they may if the row splits fit.
 
     Raises:
-      ValueError: row splits do not fit; what the check raises. The other ranks raise a
+      ValueError: row splits do not fit; or whatever the check raises. The other ranks raise a
         CommunicatorError with the reason.
     """
     with shared_failure(comm):

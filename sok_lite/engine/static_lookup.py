@@ -1,4 +1,4 @@
-"""A lookup in static tables and its gradient, in two halves: between them somebody reads the rows.
+"""A lookup in static tables and its gradient, in two halves: the caller reads the rows between.
 
  locate     keys -> dedup -> send_keys -> dedup -> which rows this rank has to read
  forward    rows that were read -> return_rows -> pool
@@ -40,11 +40,12 @@ class Located(NamedTuple):
     """Which rows of static tables this rank has to read.
 
     Attributes:
-      num_places: (num_tables,) int64, on the host, how many each table has to read.
-      places: (u,) int64, distinct for each table, where the rows lie on this rank; table by table.
-      number: (m,) int32, which of its table's places each key has that this rank is asked; table by
-        table, each from 0 on.
-      sent: how the keys travelled; None on one rank, where those asked are the items.
+      num_places: (num_tables,) int64, on the host, number of rows to read of each table.
+      places: (u,) int64, distinct for each table, the positions of the rows on this rank; table by
+        table.
+      number: (m,) int32, the number of the position of each received key among those of its table;
+        table by table, each from 0 on.
+      sent: how the keys were sent; None on one rank, where the received keys are the items.
     """
 
     num_places: np.ndarray
@@ -54,11 +55,12 @@ class Located(NamedTuple):
 
 
 class StaticContext(NamedTuple):
-    """What the way back needs.
+    """What the gradient needs.
 
     Attributes:
-      pooling: the way to the owners of the keys.
-      num_places, number: as of `Located`.
+      pooling: how rows were pooled and keys were sent to their owners.
+      num_places: (num_tables,) int64, on the host, number of rows that were read of each table.
+      number: (m,) int32, the number of the row of each received key among those of its table.
     """
 
     pooling: PoolingContext
@@ -75,7 +77,7 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
       backend: where keys are.
       comm: the ranks.
       batch: of static tables.
-      tag: says which call this is; another one on another rank raises.
+      tag: number of the call, equal on all ranks; if another rank has another one, all raise.
 
     Raises:
       ValueError: a table has no such row, or row splits do not fit. The other ranks raise a
@@ -111,10 +113,10 @@ def forward(
     """Pools rows that were read. Every rank must call it.
 
     Args:
-      batch: of a `locate`.
-      number, sent: what that gave.
-      rows: of each table (its places, dim) storage, C-contiguous.
-      buffer: gives the memory of what is returned; None: the backend.
+      batch: the batch of `locate`.
+      number, sent: from the `Located` of that batch.
+      rows: of each table (its num_places, dim) storage, C-contiguous, the rows at `places`.
+      buffer: allocates the results, (size,) float32; None: the backend does.
 
     Returns:
       ((batch, dim) float32 per part, context).
@@ -127,8 +129,8 @@ def forward(
         pooling = PoolingContext.of(route, batch, None, sources)
     else:
         with failure_known_to_all(comm):
-            asked = cut(number, sent.route.num_received)
-            rows_of_keys = _rows_of_keys(backend, rows, asked, [True] * len(rows))
+            received = cut(number, sent.route.num_received)
+            rows_of_keys = _rows_of_keys(backend, rows, received, [True] * len(rows))
             returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
             # The others may come to the keys of the tables of the call that grow.
             pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
@@ -146,7 +148,10 @@ def backward(
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
     Args:
-      parts, out_grads, buffer: as of `backward` of engine/lookup.py.
+      parts: (table, weights, combiner) of each part of the forward.
+      out_grads: (batch, dim) float32 per part.
+      context: that the forward returned.
+      buffer: allocates all row gradients, (size,) float32; None: the backend does.
 
     Returns:
       (of each part (its places, dim) float32, by the rows that were read; of each part (n,) float32
@@ -164,13 +169,13 @@ def backward(
 
 
 def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
-    """Returns what `forward` needs of sent keys as one int64 array; see `pack_arrays`."""
+    """Returns what `forward` needs of sent keys as one int64 array, which `unpack_sent` reads."""
     route, arrays = sent.route, [sent.route.order, sent.inverse]
     return pack_arrays(backend, route.comm.size, route.numbers, arrays, empty)
 
 
 def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> SentKeys:
-    """Returns what `pack_sent` packed, without the keys; its arrays are views of `packed`.
+    """Returns the sent keys that `pack_sent` wrote, without `received`; views of `packed`.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
@@ -188,7 +193,14 @@ def pack(
     at_hand: Sequence[Array] = (),
     has_splits: bool = True,
 ) -> Array:
-    """Returns a context as one int64 array; see `pack_pooling`."""
+    """Returns a context as one int64 array, a header and then the bytes of all arrays.
+
+    Args:
+      empty: allocates int64 memory of a shape; None: the backend does.
+      at_hand: (n,) int64 each, that `unpack` will be given too: arrays of the context that lie in
+        their memory are not copied.
+      has_splits: whether the row splits are packed; if not, `unpack` takes them from its caller.
+    """
     numbers, arrays = context.num_places[None], [context.number]
     return pack_pooling(backend, context.pooling, numbers, arrays, empty, at_hand, has_splits)
 
@@ -204,8 +216,8 @@ def unpack(
     """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
 
     Args:
-      at_hand: equal to what `pack` was given.
-      splits_of: gives the row splits where they were not packed; see `unpack_pooling`.
+      at_hand: equal to the `at_hand` of `pack`.
+      splits_of: returns the row splits; called where they were not packed.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
@@ -220,7 +232,7 @@ def unpack(
 
 
 def _count_outside(tables: Sequence[StaticTable], keys: Sequence[Array], count: Array) -> None:
-    """Adds to a count (1,) int64 the row numbers that tables have not, by one launch."""
+    """Counts row numbers that do not exist in their table, by one launch, into (1,) int64."""
     parts = []
     for table, its_keys in zip(tables, keys, strict=True):
         part = Work(len(its_keys), (its_keys, table.num_rows, count, len(its_keys)))
@@ -246,8 +258,8 @@ def _located(
     """Returns which rows this rank has to read.
 
     Args:
-      keys: (m,) int64, those it is asked, table by table; they may repeat.
-      sizes: of each table.
+      keys: (m,) int64, the received keys, table by table; they may repeat.
+      sizes: number of keys of each table.
     """
     distinct = dedup(backend, keys, split_offsets(np.array(sizes, np.int64)))
     strides = np.array([table.stride(num_ranks) for table in tables], np.int64)

@@ -1,10 +1,9 @@
-"""Tables with a fixed number of rows, which are known by number and kept by somebody else.
+"""Tables with a fixed number of rows, which have numbers for keys and are stored elsewhere.
 
 Such a table has the rows 0 to n - 1 and no index: of a table that is spread over ranks, rank r has
-the rows r, r + ranks, r + 2 * ranks and so on, in this order. Its rows may lie anywhere, a tensor
-of TensorFlow's among others. So a lookup goes in three steps: `locate` says which rows this rank is
-asked for, whoever keeps them reads those, and the lookup pools what was read; see
-engine/static_lookup.py.
+the rows r, r + ranks, r + 2 * ranks and so on, in this order. Its rows may lie anywhere, in a
+tensor of TensorFlow for example. So a lookup (engine/static_lookup.py) has three steps: `locate`
+returns which rows this rank has to read, the caller reads them, and `forward` pools them.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from sok_lite.engine.table import EmbeddingTable
 
 
 class StaticTable:
-    """What a lookup has to know of such a table. It has what it asks of any table.
+    """The facts of such a table that a lookup needs; it implements `ShardedTable`.
 
     Args:
       backend: where lookups compute.
@@ -66,7 +65,7 @@ class StaticTable:
         return {"number of rows": self.num_rows}
 
     def engine_keys(self, keys: Any) -> Array:
-        """Returns row numbers of any shape as int64; whether there are such rows is not asked.
+        """Returns row numbers of any shape as int64, without a check that they exist.
 
         Raises:
           TypeError: they are no integers. ValueError: one does not fit int64.

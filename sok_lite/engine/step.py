@@ -1,8 +1,8 @@
 """One step of an optimizer on the rows of several tables, in two halves: prepare, then commit.
 
-A step may have other parts, such as that of dense variables. Its rows are prepared first: what is
-wrong with them raises then, before anything has changed anywhere. The other parts follow, and then
-the rows are changed by what nothing refuses any more.
+A step may have other parts, such as that of dense variables. Its rows are prepared first: errors
+in them raise then, before anything has changed anywhere. The other parts follow, and then the
+change of the rows, which cannot be rejected any more.
 """
 
 from abc import ABC, abstractmethod
@@ -21,17 +21,17 @@ Ready = TypeVar("Ready")
 
 
 class StepOptions(NamedTuple):
-    """What a step is told beside its tables and gradients.
+    """The options of a step, beside its tables and gradients.
 
     Attributes:
       learning_rate: of this step, after any schedule.
       number: of the step, 1 for the first.
-      on_nonfinite: "allow" or "error": what a gradient with a NaN or an infinity is.
+      on_nonfinite: "allow" or "error": whether a gradient with a NaN or an infinity raises.
       stochastic_rounding: of float16 and bfloat16 rows, in place of rounding to nearest even. The
         random bits depend on the table's seed and name, key, column and number alone.
       num_nonfinite: (1,) int64, grows by the rows that had a gradient with a NaN or an infinity;
-        None: nobody wants to know.
-      rank_info: this rank among several, whose keys are refused; None: there are no others.
+        None: they are not reported.
+      rank_info: this rank among several: keys of the others are rejected; None: there are none.
     """
 
     learning_rate: float
@@ -43,24 +43,24 @@ class StepOptions(NamedTuple):
 
 
 class Step(Protocol):
-    """A step that is taken once. Both halves raise what the step has to raise; see UpdateStep."""
+    """A step that is taken once. Either half raises the errors of the step."""
 
     def prepare(self) -> None:
-        """Raises what there is to raise, and changes no row. It need not be called."""
+        """Checks the step: raises its errors, and changes no row. It need not be called."""
 
     def commit(self, extra_actions: Sequence[Action] = ()) -> None:
         """Takes the step.
 
         Args:
-          extra_actions: actions to be taken with the change of the rows.
+          extra_actions: actions to be published together with the change of the rows.
         """
 
 
 class HeldStep(ABC, Generic[Ready]):
-    """A step whose tables are held in each half, from the first look to the last change.
+    """A step that has the locks of its tables in each half, from the first read to the last write.
 
-    They are free between the halves: another thread may wait for a table that a rank needs to get
-    there. What was prepared is used if nobody has changed a table meanwhile, and is else made anew.
+    Between the halves it has none: a thread may hold a table that another rank waits for. What was
+    prepared is used if no table has changed meanwhile, and is prepared again otherwise.
 
     Args:
       updates: one per gradient. A table that comes several times is updated once.
@@ -70,7 +70,7 @@ class HeldStep(ABC, Generic[Ready]):
       updates, options: as given.
 
     Raises:
-      ValueError: `on_nonfinite` is none of those that there are.
+      ValueError: `on_nonfinite` is neither "allow" nor "error".
     """
 
     def __init__(self, updates: Sequence[Update] | Updates, options: StepOptions) -> None:
@@ -80,11 +80,15 @@ class HeldStep(ABC, Generic[Ready]):
         self._prepared: tuple[object, Ready] | None = None
 
     def prepare(self) -> None:
-        """Raises what there is to raise, and changes no row; see `Step`."""
+        """Checks the step: raises its errors, and changes no row."""
         holding(self.updates.tables, self._prepare)
 
     def commit(self, extra_actions: Sequence[Action] = ()) -> None:
-        """Takes the step; see `Step`."""
+        """Takes the step.
+
+        Args:
+          extra_actions: actions to be published together with the change of the rows.
+        """
         tables, prepared = self.updates.tables, self._prepared
         if prepared is None:
             holding(tables, lambda: self.take(self.get_ready(is_whole=True), extra_actions))
@@ -104,12 +108,12 @@ class HeldStep(ABC, Generic[Ready]):
 
     @abstractmethod
     def get_ready(self, is_whole: bool) -> Ready:
-        """Returns all that the step needs. The tables are held.
+        """Returns all that the step needs, under the locks of the tables.
 
         Args:
-          is_whole: whether the step is taken at once, so that keys may count as seen by now.
+          is_whole: whether the step is taken at once, so that keys may count as seen already.
         """
 
     @abstractmethod
     def take(self, ready: Ready, extra_actions: Sequence[Action]) -> None:
-        """Changes the rows. The tables are held."""
+        """Changes the rows, under the locks of the tables."""

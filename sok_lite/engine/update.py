@@ -1,9 +1,9 @@
 """One optimizer step for rows of several tables: unique -> sum over duplicates -> update rule.
 
-A key that has no row by then gets one, as by a lookup of all keys of its table's update: it was
-erased or evicted since its own lookup, or never looked up, or refused. Insertions and the step of
-all tables are published together. What a table refuses then is left out, and so is every key
-without a row of a table that turns new keys away; both are counted.
+A key without a row gets one, as by a lookup of all keys of its table's update: it was erased or
+evicted since its own lookup, or never looked up, or refused. Insertions and the step of all tables
+are published together. Keys that a table refuses are left out, and so is every key without a row if
+its table admits only some new keys; both are counted.
 """
 
 from collections.abc import Sequence
@@ -74,13 +74,17 @@ class JoinedStep(Step):
         self._is_prepared = False
 
     def prepare(self) -> None:
-        """Raises what there is to raise, and changes no row; see `Step`."""
+        """Checks all steps: raises their errors, and changes no row."""
         for step in reversed(self._steps):
             step.prepare()
         self._is_prepared = True
 
     def commit(self, extra_actions: Sequence[Action] = ()) -> None:
-        """Takes the steps; see `Step`."""
+        """Takes the steps.
+
+        Args:
+          extra_actions: actions to be published together with the last one.
+        """
         if not self._is_prepared:
             self.prepare()
         *others, last = self._steps
@@ -95,15 +99,16 @@ class UpdateStep(HeldStep["_Steps | None"]):
     It waits for the device only where keys may repeat or have no row, or `on_nonfinite` is "error".
 
     Either half raises:
-      ForeignKeysError: see `refuse_foreign_keys`. Nothing has changed. Here and below, keys which
-        are not those of the last gradient may count as seen by the last lookup.
+      ForeignKeysError: keys that would be inserted belong to other ranks. Nothing has changed. Here
+        and below, keys which are not those of the last gradient may count as seen by the last
+        lookup.
       NonFiniteGradientError: there are such rows and `on_nonfinite` is "error".
       ValueError, TypeError: an update does not fit its table. Nothing has changed in either case.
       MemoryError: there is none for states or new keys. No row has changed and no key was inserted.
-      RuntimeError: new keys are chosen against the hash, see `EmbeddingTable.find_or_insert`. The
-        same holds.
+      RuntimeError: new keys find no slots under a second seed of the hash either: somebody has
+        chosen them. No row has changed and no key was inserted.
     `commit` raises:
-      RefusedError: a table had no room for new keys, and was made to say so. All others were
+      RefusedError: a table with on_refused="error" has refused new keys. All other keys were
         updated.
     """
 
@@ -182,11 +187,12 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
 
 
 class _Steps(NamedTuple):
-    """The updates of tables, but for the moment when they are made.
+    """The updates of tables, ready to be made.
 
     Attributes:
       resolved: their keys, rows and gradients.
-      states, rules: of each, what the rule works on, and the rule.
+      states: of each, the state columns that the rule works on.
+      rules: of each, the rule in this step.
     """
 
     resolved: ResolvedUpdates
@@ -223,7 +229,7 @@ def merged(updates: Updates) -> Updates:
     all_merged = updates.some(firsts)
     keys, grads = list(all_merged.keys), list(all_merged.grads)
     of_gradients = list(all_merged.of_gradients)
-    for place, (first, *others) in enumerate(numbers_of.values()):
+    for number, (first, *others) in enumerate(numbers_of.values()):
         if not others:
             continue
         table, rule, optimizer = (
@@ -238,9 +244,9 @@ def merged(updates: Updates) -> Updates:
                     f"{updates.rules[other]}, or of two optimizers. Take one step after the other."
                 )
         concatenate = table.backend.xp.concatenate
-        keys[place] = concatenate([updates.keys[i] for i in (first, *others)])
-        grads[place] = concatenate([updates.grads[i] for i in (first, *others)])
-        of_gradients[place] = False
+        keys[number] = concatenate([updates.keys[i] for i in (first, *others)])
+        grads[number] = concatenate([updates.grads[i] for i in (first, *others)])
+        of_gradients[number] = False
     return all_merged._replace(keys=keys, grads=grads, of_gradients=of_gradients)
 
 
@@ -302,9 +308,9 @@ def raise_if_nonfinite(updates: ResolvedUpdates) -> None:
     of_tables = (updates.tables, updates.keys, rows, backend.to_host(counts).tolist())
     for table, keys, its_rows, count in zip(*of_tables, strict=True):
         if count:
-            held = keys.size if its_rows is None else int((its_rows != np.uint32(NO_ROW)).sum())
+            total = keys.size if its_rows is None else int((its_rows != np.uint32(NO_ROW)).sum())
             raise NonFiniteGradientError(
-                f"{count} of {held} gradient rows of table {table.name!r} have a NaN or an "
+                f"{count} of {total} gradient rows of table {table.name!r} have a NaN or an "
                 "infinity; nothing was changed. Clip the gradients or lower the learning rate, or "
                 "use on_nonfinite='allow'."
             )

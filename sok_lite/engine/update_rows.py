@@ -1,14 +1,17 @@
 """The row numbers of the keys of an update, each key once.
 
 In training the keys of an update are those of the gradient before it, which are distinct and whose
-row numbers a table has kept. They are compared with those kept by the kernel that gives the row
-numbers: a key that is another one is looked for. So an update whose caller says that its keys are
-those of a gradient waits for nothing; of other keys the host asks first whether they repeat.
+row numbers the table has stored (`last_gradient`). A kernel compares: a key that equals the stored
+one has the stored row number, any other is searched for. So an update whose caller promises that
+its keys are those of a gradient (`Update.of_gradient`) waits for nothing; for other keys the host
+first reads whether they are the stored ones, and deduplicates them if not.
 
-Whether keys have no row only the device knows, so on a GPU that is asked only where it may be: not
-where the keys are as many as those of a table's last gradient, and of a gradient as the caller
-says, if the lookup of that one had a row for each and the table has lost none since. They are the
-same keys then, unless a program takes the step of a gradient after it has made a later one.
+Only the device knows whether a key has no row, and a GPU would have to be waited for. So the host
+of a GPU does not read that where it may assume that none is missing: the caller makes that promise,
+the keys are as many as those of the table's last gradient, the lookup of that gradient had a row
+for each, and no row number has changed since. The assumption fails only where a program takes the
+step of a gradient after it has made a later one of as many keys; a GPU then leaves out keys that
+have no row.
 """
 
 from collections.abc import Sequence
@@ -34,10 +37,10 @@ class Update(NamedTuple):
 
     Attributes:
       table: the table.
-      rule: its update rule; None: the step is not of a rule.
-      keys: (n,) integers; one without a row gets one where the table takes it.
+      rule: its update rule; None: a fallback step, without a rule.
+      keys: (n,) integers; a key without a row gets one if the table inserts for updates.
       grads: (n, dim) float32; those of a repeated key are summed.
-      optimizer: whose the states are; None: nobody's, the next optimizer may take them over.
+      optimizer: the owner of the states; None: they are free, for the next optimizer.
       of_gradient: a promise that the keys are all those of a `lookup.Gradients` of a table with
         this key type: int64, and none repeats.
     """
@@ -51,7 +54,7 @@ class Update(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """The step of several tables. What is a sequence has one of each; see `Update`."""
+    """The steps of several tables: in each column the attribute of `Update` of every one."""
 
     tables: Sequence[EmbeddingTable]
     rules: Sequence[UpdateRule | None]
@@ -62,33 +65,32 @@ class Updates(NamedTuple):
 
     @staticmethod
     def of(updates: "Sequence[Update] | Updates") -> "Updates":
-        """Returns updates that are told one by one."""
+        """Returns updates as columns."""
         if type(updates) is Updates:
             return updates
         columns: Any = zip(*updates, strict=True) if updates else [()] * len(Updates._fields)
         return Updates(*columns)
 
     def some(self, numbers: Sequence[int]) -> "Updates":
-        """Returns those of some numbers."""
+        """Returns the updates with these numbers."""
         return Updates(*chosen(self, numbers))
 
     @property
     def sizes(self) -> list[int]:
-        """How many keys each has."""
+        """The number of keys of each."""
         return [shape[0] for shape in shapes_of(self.keys)]
 
 
 class ResolvedUpdates(NamedTuple):
-    """Updates by row numbers. What is a sequence has one of each.
+    """Updates with row numbers, as columns: every sequence has one entry per update.
 
     Attributes:
       tables: the tables.
       keys: (u,) int64, distinct.
       rows: (u,) uint32, their row numbers, or NO_ROW.
       grads: (u, dim) float32.
-      num_without_row: how many have no row.
-      are_seen: whether all of them count as seen by the last lookup of the table, as far as that is
-        known.
+      num_without_row: how many of the keys have no row.
+      are_seen: whether all of the keys are known to count as seen by the last lookup of the table.
     """
 
     tables: Sequence[EmbeddingTable]
@@ -100,16 +102,16 @@ class ResolvedUpdates(NamedTuple):
 
     @property
     def inserts(self) -> list[bool]:
-        """Of each, whether there are keys without a row that are to get one."""
+        """Whether keys without a row are to be inserted, of each update."""
         pairs = zip(self.tables, self.num_without_row, strict=True)
         return [count > 0 and table.inserts_for_updates for table, count in pairs]
 
     def some(self, numbers: Sequence[int]) -> "ResolvedUpdates":
-        """Returns those of some numbers."""
+        """Returns the updates with these numbers."""
         return ResolvedUpdates(*chosen(self, numbers))
 
 
-# What is known of the keys of an update, if anything is, and its number there.
+# Stored keys and rows that may be those of an update, and the number of its table there.
 Known: TypeAlias = tuple[KnownRows, int] | None
 
 
@@ -117,8 +119,8 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
     """Returns updates of different tables with distinct keys and their row numbers.
 
     Args:
-      marks: whether keys that are looked for may count as seen by the last lookup at once, though
-        the step may fail yet; else only `plan_mark_seen` lets them.
+      marks: whether keys that are searched for may count as seen by the last lookup at once, though
+        the step may still fail; otherwise `plan_mark_seen` marks them with the step.
     """
     backend = updates.tables[0].backend
     # Looked at once for each update: another thread may make a gradient of its table meanwhile.
@@ -137,8 +139,8 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
         num_others, num_without_row = counts[:-1], counts[-1:]
         sought, its_known = updates.some(likely), [known[i] for i in likely]
         found = _recalled(sought, its_known, num_others, num_without_row)
-        *counted, absent = _read(backend, counts)
-        is_any_without_row = absent > 0
+        *counted, num_missing = _read(backend, counts)
+        is_any_without_row = num_missing > 0
         last = _are_last(sought, its_known)
         for i, its_rows, others, is_last in zip(likely, found, counted, last, strict=True):
             if others == 0:
@@ -178,7 +180,7 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
 
 
 def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
-    """Returns updates with others in the place of those of some numbers."""
+    """Returns updates in which those with these numbers are replaced by others."""
     replaced: list[Any] = [list(each) for each in updates]
     for each, of_others in zip(replaced, others, strict=True):
         for i, other in zip(numbers, of_others, strict=True):
@@ -187,7 +189,10 @@ def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
 
 
 def touch(updates: ResolvedUpdates) -> None:
-    """Counts updates as lookups of their keys, where tables want it and no insertion does so."""
+    """Counts updates as lookups of their keys, in tables with `sees_updates`.
+
+    Where keys are to be inserted the insertion does so.
+    """
     seeing = [i for i, table in enumerate(updates.tables) if table.sees_updates]
     if seeing:
         inserts = updates.inserts
@@ -196,7 +201,7 @@ def touch(updates: ResolvedUpdates) -> None:
 
 
 def plan_mark_seen(updates: ResolvedUpdates) -> list[Action]:
-    """Prepares to count the keys of updates as seen by the last lookups, where they are not yet."""
+    """Prepares to mark the keys of updates as seen by the last lookups, where they are not yet."""
     if False not in updates.are_seen:
         return []
     parts = []
@@ -209,7 +214,7 @@ def plan_mark_seen(updates: ResolvedUpdates) -> list[Action]:
 
 
 def _are_last(updates: Updates, known: Sequence[Known]) -> list[bool]:
-    """Of each update, whether the last lookup of its table was that of a gradient of it."""
+    """Returns of each update whether its stored keys are from the last lookup of its table."""
     return [
         each is not None and each[0].stamps[each[1]] == table.clock.now
         for table, each in zip(updates.tables, known, strict=True)
@@ -217,7 +222,7 @@ def _are_last(updates: Updates, known: Sequence[Known]) -> list[bool]:
 
 
 def _known(updates: Updates, sizes: Sequence[int]) -> list[Known]:
-    """Returns of each update the keys of its table's last gradient if they may be its own."""
+    """Returns of each update the keys of its table's last gradient if they may be the same."""
     # Nothing is called for each: a step may have a thousand tables.
     return [
         each
@@ -231,11 +236,11 @@ def _known(updates: Updates, sizes: Sequence[int]) -> list[Known]:
 
 
 def _have_rows(updates: Updates, known: Sequence[Known]) -> bool:
-    """Whether all keys of updates are taken to have a row without asking the device."""
+    """Returns whether the host assumes that all keys of updates have a row, without waiting."""
     if not known:
         return True
     if updates.tables[0].backend.name == "cpu":
-        return False  # what it counts is there at once
+        return False  # its counts can be read at once
     return False not in updates.of_gradients and False not in [
         each is not None and each[0].are_complete[each[1]] for each in known
     ]
@@ -251,16 +256,16 @@ def _recalled(
     """Returns the row numbers of keys, by one launch.
 
     Args:
-      known: what is known of the keys of each.
-      num_others: (len(updates),) int64, grows by the keys of each that are not those known; None:
-        not wanted.
+      known: stored keys and rows of each update.
+      num_others: (len(updates),) int64, grows by the keys of each that differ from the stored ones;
+        None: they are not counted.
       num_without_row: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
-        those of all; None: not wanted.
-      stamps: of each, the number of the lookup by which keys count as seen that are not known; 0,
-        or None for all: none do.
+        those of all; None: they are not counted.
+      stamps: of each, the number of the lookup by which keys that differ from the stored ones count
+        as seen; 0, or None for all: they are not marked.
 
     Returns:
-      (n,) uint32 for each update; absent for a key without a row.
+      (n,) uint32 for each update; NO_ROW for a key without a row.
     """
     tables = updates.tables
     if not tables:
@@ -301,7 +306,7 @@ def _num_without_row(updates: Updates, known: Sequence[Known]) -> list[int]:
 
 
 def _read(backend: Backend, counts: Array) -> list[int]:
-    """Returns what kernels have counted; on a CPU it is there already."""
+    """Returns the counts of kernels; on a GPU it waits for them."""
     return (counts if backend.name == "cpu" else backend.to_host(counts)).tolist()
 
 

@@ -1,4 +1,4 @@
-"""What the rules have in common that set whole rows to exactly 0; kernels/update/group.cuh.
+"""The base of the rules that set whole rows to exactly 0, with kernels/update/group.cuh.
 
 The sparse group lasso with a row as a group: Yue et al., "Adaptive Optimizers with Sparse Group
 Lasso for Neural Networks in CTR Prediction", ECML PKDD 2021, arXiv 2107.14432. A row is a function

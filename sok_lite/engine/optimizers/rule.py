@@ -1,4 +1,4 @@
-"""What every update rule has, and how a rule is applied to rows; arithmetic is in kernels/update/.
+"""The base of all update rules, and how a rule is applied to rows by a kernel of kernels/update/.
 
 Only the touched rows change, states included ("lazy"): a row that has no gradient in a step keeps
 its momentum as it is.
@@ -130,7 +130,7 @@ class RuleStep(NamedTuple):
     scalars: Scalars
 
     def kinds(self, dim: int) -> Kinds:
-        """Returns the kinds of its states, of rows of `dim` elements."""
+        """Returns the kinds of its states, for rows of `dim` elements."""
         return {name: (dim, initial) for name, initial in self.states.items()}
 
 
@@ -188,16 +188,16 @@ class RowStep(NamedTuple):
 
     @property
     def kernel(self) -> str:
-        """Returns the name of the kernel that takes it."""
+        """Returns the name of the kernel that takes the step."""
         form = "" if self.noise[0] is None else "_stochastic"
         return f"{self.step.rule.kernel}{form}_{self.store.row_dtype.suffix}"
 
     def pointers(self, column: str) -> Array | None:
-        """Returns where the rows of a state lie; None: the step has no such state."""
+        """Returns the chunk addresses of a state's column; None: the step has no such state."""
         return self.states[column].pointers if column in self.step.states else None
 
     def part(self, num_nonfinite: Array) -> Work:
-        """Returns what the kernel works on; `num_nonfinite` as of `plan_update`."""
+        """Returns the work of the kernel; `num_nonfinite`, (1,) int64, grows by such rows."""
         num_rows = len(self.rows)
         states = map(self.pointers, self.step.rule.columns)
         columns = (self.store.column("value").pointers, *states)
@@ -207,12 +207,12 @@ class RowStep(NamedTuple):
 
 
 class RowSteps(NamedTuple):
-    """Steps of rows of several tables. What is a sequence has one of each; see `RowStep`.
+    """Steps of rows of several tables, as columns of `RowStep`: one entry for each table.
 
     Attributes:
       backends: of the tables.
-      stores, states, steps, rows, grads: of each step.
-      rounding: keys and seeds; None: to nearest even.
+      stores, states, steps, rows, grads: the attributes of `RowStep`, of each step.
+      rounding: keys and seeds of stochastic rounding, of each step; None: to nearest even.
     """
 
     backends: Sequence[Backend]
@@ -329,7 +329,7 @@ def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -
 
 
 def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -> Array:
-    """Counts the gradient rows that have a NaN or an infinity; see `counting_nonfinite`.
+    """Counts the gradient rows that have a NaN or an infinity.
 
     Returns:
       A 0-d integer array of the backend: `int()` of it waits for the GPU.
@@ -364,7 +364,7 @@ def apply_rule(
       on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated all the same,
         and counted. "error": they raise before anything has changed, at the cost of one more pass
         over the gradients.
-      rounding: see `plan_update`.
+      rounding: of float16 and bfloat16 rows; None: to nearest even.
 
     Returns:
       The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the

@@ -1,7 +1,7 @@
-"""The kernels over rows: what is read from rows by number, and what is written to them.
+"""Reads and writes rows of a column by row number: the kernels over rows.
 
-What changes rows that somebody holds comes in two forms: `plan_swap` prepares it, for a table that
-changes its index at the same time, and `swap` does it.
+A change of rows that keys have comes in two forms: `plan_swap` prepares it, for a table that
+changes its index at the same time, and `swap` does it at once.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from sok_lite.engine.rows.column import Column
 
 
 class Copying(NamedTuple):
-    """Where a kernel finds value rows and where it copies them to.
+    """The arguments of a kernel that copies value rows into an array.
 
     Attributes:
       pointers: (at least num_chunks,) uint64, addresses of the chunks.
       chunk_shift: a chunk holds 2**chunk_shift rows.
       row_bytes: of a row.
-      out: (n * row_bytes,) uint8.
+      out: (n * row_bytes,) uint8, to write into.
     """
 
     pointers: Array
@@ -32,13 +32,14 @@ class Copying(NamedTuple):
 
 
 class NewRows(NamedTuple):
-    """What keys that were missing in a lookup have got.
+    """The rows of keys that were missing in a lookup.
 
     Attributes:
-      number: (n,) int32, which new key an item has, from `first` on; -1: its key was not missing.
-      first: the number of the first new key.
-      rows: (u,) uint32, row numbers, or NO_ROW; None: no key has one.
-      values: (u, dim) storage, what a new key gives without a row; None: zeros.
+      number: (n,) int32, the number of an item's key among the missing ones, counted from `first`;
+        -1: its key was not missing.
+      first: the number of the first missing key.
+      rows: (u,) uint32, row numbers, or NO_ROW; None: no key got one.
+      values: (u, dim) storage, the result of a key that has no row; None: zeros.
     """
 
     number: Array
@@ -48,7 +49,7 @@ class NewRows(NamedTuple):
 
 
 class RowAccess:
-    """Columns of rows, for those who know the row numbers.
+    """Columns of rows, read and written by row number.
 
     Attributes:
       backend: where the rows are.
@@ -141,12 +142,12 @@ class RowAccess:
     def plan_deliver(
         self, got: NewRows, rows: Array, out: Array | None, num_without_row: Array
     ) -> Action:
-        """Prepares to give items whose keys were missing what these have got.
+        """Prepares to write row numbers and rows of items whose keys were missing.
 
         Args:
-          got: says what.
-          rows: (n,) uint32, gets the row numbers of such items.
-          out: (n, dim) from `output`, gets their rows; None: not wanted.
+          got: the rows of these keys.
+          rows: (n,) uint32, the row numbers of such items are written to it.
+          out: (n, dim) from `output`, their rows are written to it; None: they are not.
           num_without_row: (1,) int64, grows by such items without a row.
         """
         col, n = self.column(), int(rows.size)
@@ -175,7 +176,13 @@ class RowAccess:
     def write(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
     ) -> None:
-        """Copies rows in; see `plan_write`."""
+        """Copies rows in.
+
+        Args:
+          rows: (n,) uint32, distinct; NO_ROW is skipped.
+          values: (m, dim) of the column's storage dtype, C-contiguous.
+          source: (n,) int32, row i takes values[source[i]]; None: values[i].
+        """
         self.plan_write(rows, values, column, source)()
 
     def plan_add(self, rows: Array, deltas: Array, scale: float = 1.0) -> Action:
@@ -200,7 +207,7 @@ class RowAccess:
         return deltas * np.array(int(scale) % (1 << 64), np.uint64).astype(deltas.dtype)[()]
 
     def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
-        """Adds `scale * deltas` to value rows; see `plan_add`."""
+        """Adds `scale * deltas` (n, dim) to the value rows (n,) uint32, distinct; skips NO_ROW."""
         self.plan_add(rows, deltas, scale)()
 
     def plan_fill(self, state: str, rows: Array) -> Action:
@@ -209,7 +216,7 @@ class RowAccess:
         return self._prepared("rows_fill", col, int(rows.size), rows, float(col.initial))
 
     def fill(self, state: str, rows: Array) -> None:
-        """Sets rows of a state column to its initial value; see `plan_fill`."""
+        """Sets rows of a state column to its initial value; NO_ROW is skipped."""
         self.plan_fill(state, rows)()
 
     def plan_swap(self, rows: Array, others: Array) -> list[Action]:
@@ -226,7 +233,7 @@ class RowAccess:
         ]
 
     def swap(self, rows: Array, others: Array) -> None:
-        """Exchanges rows[i] and others[i] in every column; see `plan_swap`."""
+        """Exchanges rows[i] and others[i] in every column: (n,) uint32, distinct, none NO_ROW."""
         publish(self.plan_swap(rows, others))
 
     def to_storage(self, values: Any) -> Array:
@@ -235,7 +242,7 @@ class RowAccess:
 
 
 def store_words(stores: Sequence[RowAccess]) -> np.ndarray:
-    """Returns `place` of the value rows of stores as kernels take it, (num_stores, 4) int64."""
+    """Returns `place` of the value rows of stores, as kernels take it, (num_stores, 4) int64."""
     places = [
         (store.columns["value"].address, store.chunk_shift, store.dim, store.row_dtype.number)
         for store in stores

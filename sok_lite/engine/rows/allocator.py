@@ -1,4 +1,4 @@
-"""Which rows of a store are handed out, and which of those nobody holds."""
+"""The row numbers of a store: which are handed out, and which of those are free again."""
 
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class RowNumbers(NamedTuple):
       first_far: rows below this number are near.
       returned: ranges of rows that were freed and whose memory has gone back to the system; they
         are not in the lists of free ones.
-      num_freed: rows freed since somebody last looked which memory could go back.
+      num_freed: rows freed since memory was last returned or looked for.
     """
 
     num_rows: int
@@ -37,39 +37,39 @@ class RowNumbers(NamedTuple):
 
     @staticmethod
     def none(xp: Any, first_far: int) -> "RowNumbers":
-        """Returns what a store begins with."""
+        """Returns the row numbers of an empty store."""
         empty = xp.empty(0, np.uint32)
         return RowNumbers(0, empty, empty, first_far)
 
     @property
     def num_free(self) -> int:
-        """How many rows were handed out and are held by nobody."""
+        """The number of free rows among those handed out."""
         return self.num_listed + self.num_returned
 
     @property
     def num_listed(self) -> int:
-        """How many of those have their memory."""
+        """The number of free rows that have memory."""
         return int(self.free_near.size + self.free_far.size)
 
     @property
     def num_returned(self) -> int:
-        """How many of them have not."""
+        """The number of free rows whose memory was returned to the system."""
         return sum(self.returned_by_tier)
 
     @property
     def returned_by_tier(self) -> tuple[int, int]:
-        """How many near and far ones have not."""
+        """The number of near and of far free rows whose memory was returned."""
         near = sum(len(rows) for rows in self.returned if rows.start < self.first_far)
         return near, sum(map(len, self.returned)) - near
 
     @property
     def num_near_free(self) -> int:
-        """How many near rows were handed out and are held by nobody."""
+        """The number of free near rows."""
         return int(self.free_near.size) + self.returned_by_tier[0]
 
     @property
     def num_far(self) -> int:
-        """How many of the rows handed out are far."""
+        """The number of far rows among those handed out."""
         return max(0, self.num_rows - self.first_far)
 
     def claim(self, xp: Any, count: int) -> "Claim":
@@ -80,7 +80,7 @@ class RowNumbers(NamedTuple):
         return Claim(xp.empty(count, np.uint32), self, near, count - near - far)
 
     def releasing(self, xp: Any, rows: Array) -> "RowNumbers":
-        """Returns what is left when rows (n,) uint32 are given back, distinct and none NO_ROW."""
+        """Returns the row numbers after rows (n,) uint32, distinct, none NO_ROW, become free."""
         num_freed = self.num_freed + int(rows.size)
         if not self.num_far:
             free_near = xp.concatenate([self.free_near, rows])
@@ -94,21 +94,21 @@ class RowNumbers(NamedTuple):
 
     @property
     def _num_idle(self) -> int:
-        """How many free rows have memory beyond those kept for the next keys."""
+        """The number of free rows with memory, without those that stay for the next keys."""
         return self.num_listed - (self.num_rows - self.num_free) // _KEPT
 
     def is_worth_a_look(self, block_shift: int) -> bool:
-        """Returns whether `empty_blocks` may find what is worth its time."""
+        """Returns whether `empty_blocks` may find enough to be worth its time."""
         least = max((1 << block_shift) // _LEAST_OF_BLOCK, self.num_listed // _LOOK)
         return self.num_freed >= least and self._num_idle > 0
 
     def empty_blocks(self, block_shift: int, with_far: bool) -> list[range]:
-        """Returns ranges of free rows whose memory may go; the lists are of the host.
+        """Returns ranges of free rows whose memory can be returned; the lists are on the host.
 
         Args:
           block_shift: a range has 2**block_shift rows, or those of them that are of one tier and
             handed out.
-          with_far: whether far rows are wanted, too.
+          with_far: whether to look among far rows too.
         """
         idle, blocks = self._num_idle, []
         tiers = [(self.free_near, 0, min(self.first_far, self.num_rows))]
@@ -129,10 +129,11 @@ class RowNumbers(NamedTuple):
         return blocks
 
     def returning(self, blocks: list[range], block_shift: int) -> "RowNumbers":
-        """Returns what is left when free rows lose their memory; the lists are of the host.
+        """Returns the row numbers after free rows lose their memory; the lists are on the host.
 
         Args:
-          blocks, block_shift: from and of `empty_blocks`.
+          blocks: the ranges that `empty_blocks` returned.
+          block_shift: that it was called with.
         """
         if not blocks:
             return self._replace(num_freed=0)
@@ -153,7 +154,7 @@ class RowNumbers(NamedTuple):
         )
 
     def needed(self, count: int) -> list[range]:
-        """Returns which of `returned` must have memory before `count` rows are claimed."""
+        """Returns the ranges of `returned` that need memory before `count` rows are claimed."""
         missing = count - int(self.free_near.size)
         if missing <= 0 or not self.returned:
             return []
@@ -170,10 +171,10 @@ class RowNumbers(NamedTuple):
         return needed
 
     def regaining(self, xp: Any, blocks: list[range], listed: list[Array]) -> "RowNumbers":
-        """Returns what is left when some of `returned` have memory again.
+        """Returns the row numbers after some ranges of `returned` have memory again.
 
         Args:
-          blocks: which.
+          blocks: the ranges.
           listed: the rows of each, uint32.
         """
         gone = set(self.returned).difference(blocks)
@@ -188,7 +189,7 @@ class RowNumbers(NamedTuple):
         )
 
     def exchanging(self, xp: Any, num_near: int, far: Array) -> "RowNumbers":
-        """Returns what is left when far rows (m,) are freed in place of the last near ones."""
+        """Returns the row numbers after far rows (m,) are freed in place of the last near ones."""
         if num_near == 0:
             return self
         return self._replace(
@@ -198,13 +199,13 @@ class RowNumbers(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Rows that are chosen, and are nobody's until `left` says what is left.
+    """Rows that are chosen, and stay free until a store takes `left()` for its row numbers.
 
     Attributes:
-      rows: (count,) uint32, memory for them, which `plan_list` writes: freed near ones, new ones,
-        freed far ones.
-      before: what they were chosen from.
-      near, fresh: how many of them are freed near ones and new ones.
+      rows: (count,) uint32, which `plan_list` writes: freed near rows, new rows, freed far rows.
+      before: the row numbers that they were chosen from.
+      near: how many of them are freed near rows.
+      fresh: how many of them are new rows.
     """
 
     rows: Array
@@ -214,7 +215,7 @@ class Claim(NamedTuple):
 
     @property
     def fresh_rows(self) -> Array:
-        """Those that were never handed out before."""
+        """The rows of the claim that were never handed out before."""
         return self.rows[self.near : self.near + self.fresh]
 
     def plan_list(self, backend: Backend) -> Action:
@@ -227,7 +228,7 @@ class Claim(NamedTuple):
         )
 
     def left(self, count: int | None = None) -> RowNumbers:
-        """Returns what is left when the first `count` of the rows are taken; None: all."""
+        """Returns the row numbers after the first `count` rows are taken; None: all."""
         count = int(self.rows.size) if count is None else count
         near, far = min(count, self.near), max(0, count - self.near - self.fresh)
         before = self.before

@@ -15,16 +15,16 @@ class Column:
     """One array of rows, in chunks.
 
     Attributes:
-      name: "value", or what tells a state from all others of the store.
-      state: the name that an optimizer gives a state; several optimizers may give the same.
+      name: "value", or the name of a state, unique in the store.
+      state: the name of a state in its optimizer; states of several optimizers may have the same.
       dim: elements of a row.
       dtype: storage dtype of an element.
-      initial: what unheld rows hold.
+      initial: the value of every element of free rows.
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
       address: of `pointers`.
-      owner: of a state, a StateOwner (engine/rows/state_owner.py); None: the state is free, and
-        belongs together with no other.
+      owner: of a state, a StateOwner (engine/rows/state_owner.py); None: the state is free and in
+        no group with others.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Column:
         return [*place, *plan_set(self, num_chunks=end, _memory=[*self._memory, *memory])]
 
     def give_back(self, rows: range) -> None:
-        """Gives the memory of rows that nobody holds back to the system until it is touched."""
+        """Returns the memory of free rows to the system, until it is touched."""
         first, last = rows.start * self.row_bytes, rows.stop * self.row_bytes
         start = 0
         for part in self._memory:
@@ -96,7 +96,7 @@ class Column:
             start = end
 
     def discard(self) -> None:
-        """Gives the space of far rows back to the disk, of a column that nobody uses any more."""
+        """Returns the disk space of far rows of a column that is not used any more."""
         if self._far_file:
             for part in self._memory:
                 self._far_file.discard(part)

@@ -1,8 +1,8 @@
 """A scratch file for rows that do not fit in memory, mapped piece by piece as a table grows.
 
-The file is not a checkpoint: nothing in it can be read back without the table, and it is gone when
-the table is. Its space is taken from the disk when a piece is made, because a disk found full at
-the first write to mapped memory would kill the process.
+The file is not a checkpoint: nothing in it can be read back without the table, and it is removed
+with the table. Its space is allocated on the disk when a piece is made, because a disk that is full
+at the first write to mapped memory would kill the process.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ class FarFile:
         the process is killed; or the name of a file, which must not exist yet.
 
     Attributes:
-      path: as given.
+      path: the argument.
 
     Raises:
-      FileExistsError: there is a file of this name: another table's, or what a killed process left.
+      FileExistsError: there is a file of this name: of another table, or of a killed process.
       OSError: the file cannot be made.
     """
 
@@ -69,8 +69,8 @@ class FarFile:
         """Returns new zeroed memory at the end of the file, (num_bytes,) uint8.
 
         Raises:
-          MemoryError: the disk, or the limit on the size of a file, has no room; the file is as it
-            was.
+          MemoryError: the disk is full, or the limit on the size of a file reached; the file is as
+            it was.
         """
         length = -(-num_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         start = self.num_bytes
@@ -92,10 +92,10 @@ class FarFile:
         self._readers[reader] = num_bytes
 
     def discard(self, memory: np.ndarray) -> None:
-        """Gives the disk back what `zeros` returned, which nobody may use any more.
+        """Frees the disk space of memory from `zeros`, which must not be used any more.
 
         The file keeps its length. Other memory is left alone. A file system that cannot make holes
-        gives the space back with the file, or when it is cut.
+        frees the space when the file is cut or removed.
         """
         # Some NumPys keep a view of what the memory is of.
         owner = getattr(memory.base, "obj", memory.base)
@@ -104,7 +104,7 @@ class FarFile:
                 owner.madvise(mmap.MADV_REMOVE)
 
     def trim(self, num_bytes: int) -> None:
-        """Gives back what lies behind `num_bytes`, if anything does and nobody reads it.
+        """Cuts the file behind `num_bytes`, unless a reader still uses that part.
 
         Raises:
           OSError: the file is shorter: somebody has cut it. A kernel that reads behind the end of a
@@ -123,7 +123,7 @@ class FarFile:
             )
 
     def truncate(self, num_bytes: int) -> None:
-        """Gives back what lies behind `num_bytes`; nobody may use that memory any more."""
+        """Cuts the file behind `num_bytes`; that memory must not be used any more."""
         os.ftruncate(self._fd, num_bytes)
 
 

@@ -1,4 +1,4 @@
-"""How much memory a store asks for at a time.
+"""The amount of memory that a store allocates at a time.
 
 A store may stay small, and most do: the first slab of a tier is small and the next ones grow with
 it. A slab costs a system call or a call of the GPU's driver, and Linux allows 65,530 mappings: so
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sok_lite.backend import Backend
 
-# Rows are near in whole chunks: less than one chunk of what was asked for is missing, 1/32.
+# Rows are near in whole chunks: at most one chunk fewer than requested, 1/32.
 _MIN_NEAR_CHUNKS = 32
 # A slab is at least this part of what its tier has, which is then the most that is set aside and
 # not in use.
@@ -21,7 +21,7 @@ _FIRST_FAR_BYTES = 1 << 16
 
 
 class Chunks(NamedTuple):
-    """How many chunks there are of each tier. Those of a tier that come together are one slab."""
+    """Numbers of chunks by tier. Chunks of a tier that are allocated together are one slab."""
 
     near: int
     far: int
@@ -38,9 +38,10 @@ class Slabs(NamedTuple):
     Attributes:
       chunk_shift: a chunk holds 2**chunk_shift rows.
       near_rows: rows below this number are near, in whole chunks; None: all are.
-      block_shift: the memory of 2**block_shift rows goes back to the system at once.
+      block_shift: the memory of 2**block_shift rows is returned to the system at once.
       near: chunks of the smallest near slab.
-      first_far, far: chunks of the first far slab, and of the largest that is no part of the tier.
+      first_far: chunks of the first far slab.
+      far: chunks of the largest far slab, while 1/8 of the tier is less.
     """
 
     chunk_shift: int
@@ -52,7 +53,7 @@ class Slabs(NamedTuple):
 
     @staticmethod
     def of(backend: Backend, dim: int, near_rows: int | None) -> "Slabs":
-        """Returns those of a store; `near_rows` as it was asked for."""
+        """Returns the sizes for a store; `near_rows` as requested, not yet whole chunks."""
 
         def shift(num_bytes: int) -> int:
             return max(1, num_bytes // (4 * dim)).bit_length() - 1
@@ -78,18 +79,18 @@ class Slabs(NamedTuple):
             1 << (far_shift - chunk_shift),
         )
 
-    def more(self, before: Chunks, least: int, room: int, spare: bool) -> Chunks:
-        """Returns what is added to the chunks of a store.
+    def more(self, before: Chunks, least: int, max_near: int, spare: bool) -> Chunks:
+        """Returns the numbers of chunks to add to a store.
 
         Args:
-          before: what it has.
-          least: so many at least, of both tiers.
-          room: as many can be near.
-          spare: whether it should be some more than needed.
+          before: the chunks that it has.
+          least: the number of chunks needed, of both tiers together.
+          max_near: the most that can be near.
+          spare: whether to add more than needed, as a slab that grows with the tier.
         """
-        near, far = min(least, room), max(0, least - room)
+        near, far = min(least, max_near), max(0, least - max_near)
         if spare and near:
-            near = min(room, max(near, self.near, before.near // NEAR_GROWTH))
+            near = min(max_near, max(near, self.near, before.near // NEAR_GROWTH))
         if spare and far:
             doubling = max(self.first_far, min(before.far, self.far))
             far = max(far, doubling, before.far // FAR_GROWTH)

@@ -1,9 +1,10 @@
-"""Whose the optimizer states of a row store are: states that belong together, and their optimizer.
+"""The owners of the optimizer states of a row store: one owner for all states of an optimizer.
 
-Columns with one and the same owner are the states of one optimizer. Those of an optimizer that is
-gone are nobody's for good. Free ones, such as a checkpoint brings, have not had an optimizer yet.
-What a restore gave an optimizer that is there is its own, and until it has used it another one of
-the same kinds may have a copy: a program may have made it anew, and still hold the old one.
+Columns with the same owner are the states of one optimizer. States of an optimizer that is gone are
+orphaned: they will be dropped. Free states, from a checkpoint for example, have had no optimizer
+yet. States that a restore gave to a living optimizer are its own; until it has used them, another
+optimizer of the same kinds may get a copy: a program may have made the optimizer again, and still
+refer to the old one.
 """
 
 import warnings
@@ -17,7 +18,7 @@ from sok_lite.engine.rows.column import Column
 
 @dataclass(frozen=True, eq=False)
 class StateOwner:
-    """What the states of one optimizer have in common. It is known by its identity.
+    """The owner of the states of one optimizer, compared by identity.
 
     Attributes:
       reference: a weak reference to the optimizer; None: the states are free.
@@ -29,22 +30,22 @@ class StateOwner:
 
     @classmethod
     def of(cls, optimizer: Any) -> "StateOwner":
-        """Returns a new owner; with None its states are free."""
+        """Returns a new owner; if the optimizer is None, its states are free."""
         return cls(None if optimizer is None else weakref.ref(optimizer))
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer; None: there is none yet, or it is gone."""
+        """The optimizer; None: the states are free, or it is gone."""
         return None if self.reference is None else self.reference()
 
     @property
     def is_gone(self) -> bool:
-        """Whether there was an optimizer and is none any more, which has used the states."""
+        """Whether the optimizer has used the states and is gone."""
         return self.reference is not None and not self.is_restored and self.optimizer is None
 
     @property
     def is_free(self) -> bool:
-        """Whether the states are for the next optimizer that has the same."""
+        """Whether the next optimizer that needs the same states may take them over."""
         return self.optimizer is None and not self.is_gone
 
 
@@ -60,8 +61,8 @@ class SoleStates(NamedTuple):
     """All states of a store, where they have one owner.
 
     Attributes:
-      owner: whose they are; None: there are no states.
-      states, kinds: of all of them.
+      owner: of all states; None: there are no states.
+      states, kinds: of the store.
     """
 
     owner: StateOwner | None
@@ -70,7 +71,7 @@ class SoleStates(NamedTuple):
 
     @staticmethod
     def of(groups: StateGroups) -> "SoleStates | None":
-        """Returns those of a store; None: its states have several owners, or none."""
+        """Returns all states of a store; None: they have several owners, or none."""
         if not groups:
             return SoleStates(None, {}, {})
         owner, *others = groups
@@ -80,7 +81,7 @@ class SoleStates(NamedTuple):
 
 
 def owned(groups: StateGroups, optimizer: Any) -> States | None:
-    """Returns the states of an optimizer; None: it has none."""
+    """Returns the states that an optimizer owns; None: it owns none."""
     if optimizer is not None:
         for owner, states in groups.items():
             if owner is not None and owner.optimizer is optimizer:
@@ -89,7 +90,7 @@ def owned(groups: StateGroups, optimizer: Any) -> States | None:
 
 
 def orphaned(groups: StateGroups) -> list[Column]:
-    """Returns those whose optimizer is gone: nobody can use them any more."""
+    """Returns the states whose optimizer is gone: they cannot be used any more."""
     return [
         column
         for owner, states in groups.items()
@@ -104,7 +105,7 @@ def fitting(groups: StateGroups, kinds: Kinds) -> States | None:
 
 
 def warn_if_several_fit(table_name: str, groups: StateGroups, kinds: Kinds) -> None:
-    """Says whose states an optimizer takes over where several optimizers have left such states."""
+    """Warns if free states of several optimizers fit, and names those that are taken over."""
     found = list(_all_fitting(groups, kinds))
     if len(found) > 1:
         names = "; ".join(
@@ -123,9 +124,9 @@ def warn_if_several_fit(table_name: str, groups: StateGroups, kinds: Kinds) -> N
 def _all_fitting(groups: StateGroups, kinds: Kinds) -> Iterator[States]:
     """Yields free states that an optimizer can take over.
 
-    Those that belong together must be all that the optimizer has: Ftrl has an `accumulator` as
-    Adagrad does, and means another thing. Of those that no owner keeps together, as old checkpoints
-    have them, some are enough.
+    States of one owner must be all the states of the optimizer: Ftrl has an `accumulator` as
+    Adagrad does, with another meaning. Of free states without an owner, as from old checkpoints,
+    some are enough.
     """
     for owner, states in groups.items():
         if owner is not None and not owner.is_free:
@@ -138,7 +139,7 @@ def _all_fitting(groups: StateGroups, kinds: Kinds) -> Iterator[States]:
 
 
 def restored(groups: StateGroups, kinds: Kinds) -> list[States]:
-    """Returns those of some kinds that optimizers have of a restore and have not used since."""
+    """Returns states of these kinds that a restore gave to an optimizer which has not used them."""
     return [
         states
         for owner, states in groups.items()

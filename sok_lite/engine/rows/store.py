@@ -1,16 +1,16 @@
 """The rows of a table and their optimizer state, in columns that share one row number.
 
 A column is a list of equally long chunks, so a store grows without moving a row and a row number
-stays good for as long as its key lives. Column `value` has the table's row format; every optimizer
-state is a float32 column beside it. Rows that nobody holds have their state at its initial value: a
-new key then needs no pass over state columns.
+is valid for as long as its key lives. Column `value` has the table's row format; every optimizer
+state is a float32 column beside it. The states of free rows have their initial value: a new key
+then needs no pass over state columns.
 
 A store may have two tiers. Rows below `near_rows` are near: in the memory of the backend's device.
 The others are far: on a GPU in pinned memory of the host, which kernels read and write in place; on
 a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows do not move by
 themselves: `swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
 
-What is done with rows is in engine/rows/access.py; here is where they come from and go back to.
+Reading and writing rows is in engine/rows/access.py; this module allocates and frees them.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class TierBytes(NamedTuple):
 
     Attributes:
       near_used, far_used: rows and states that were handed out so far, free ones included.
-      near, far: memory set aside. What has gone back to the system is in none of the four.
+      near, far: memory allocated. Memory that was returned to the system is in none of the four.
     """
 
     near_used: int
@@ -55,19 +55,22 @@ class RowStore(RowAccess):
 
     Args:
       near_rows: how many rows may be near; None: all of them. A store keeps the largest number of
-        whole chunks: all that was asked for below 32 rows, more than 31/32 of it above.
+        whole chunks: all of them below 32 rows, more than 31/32 of them above.
       far_path: only on the cpu backend, only with `near_rows`: keeps far rows in a scratch file
         instead of memory; a folder or the name of a new file, see FarFile.
 
     Attributes:
-      backend, dim, row_dtype, chunk_shift: as of RowAccess.
+      backend: where the rows are.
+      dim: elements of a value row.
+      row_dtype: format of the value rows.
+      chunk_shift: a chunk holds 2**chunk_shift rows.
       near_rows: rows below this number are near; None: all are.
       numbers: which rows are handed out and which of those are free.
       known_groups: what `state_groups` gave last; None: it is to be made anew.
       sole_states: the states, where all have one owner; good as long as `known_groups` is there.
 
     Raises:
-      ValueError: an argument is not as said here.
+      ValueError: an argument is not as described here.
       OSError: the file cannot be made.
     """
 
@@ -157,8 +160,8 @@ class RowStore(RowAccess):
         """Makes float32 columns for states, all of them or none, whatever others there are.
 
         Args:
-          kinds: by name, elements of a row and what a row holds that no update has touched.
-          owner: of all of them; see Column.
+          kinds: by name, elements of a row and their initial value.
+          owner: of all of them; None: they are free.
 
         Raises:
           MemoryError: no memory for them; the store is as it was.
@@ -181,7 +184,7 @@ class RowStore(RowAccess):
         return groups
 
     def plan_give(self, columns: Iterable[Column], owner: StateOwner) -> list[Action]:
-        """Prepares to give free states to an owner."""
+        """Prepares to make an owner the owner of free states."""
         given = [action for column in columns for action in plan_set(column, owner=owner)]
         return [*given, *plan_set(self, known_groups=None)]
 
@@ -194,14 +197,14 @@ class RowStore(RowAccess):
                 self.write(rows, self.read(rows, states[column.state].name), column.name)
 
     def plan_rename(self, column: Column, state: str) -> list[Action]:
-        """Prepares to have a state called otherwise."""
+        """Prepares to rename a state."""
         name = self._unused(state)
         columns = {name if each is column else key: each for key, each in self.columns.items()}
         renamed = plan_set(self, columns=columns, known_groups=None)
         return [*plan_set(column, name=name, state=state), *renamed]
 
     def drop_states(self, columns: Sequence[Column]) -> None:
-        """Gives the memory of states back that nobody will use any more."""
+        """Drops states that are not used any more, and frees their memory."""
         gone = {column.name for column in columns}
         left = {name: column for name, column in self.columns.items() if name not in gone}
         if self.num_far_rows:
@@ -215,7 +218,7 @@ class RowStore(RowAccess):
 
         Args:
           name: of the state, such as "m".
-          initial: what a row holds that no update has touched.
+          initial: the value of every element before the first update.
           dim: elements of a row; None: as many as a value row.
 
         Raises:
@@ -246,13 +249,13 @@ class RowStore(RowAccess):
     def used_bytes(self) -> int:
         """Memory of the rows and states that were handed out so far, free ones included.
 
-        What has gone back to the system does not count.
+        Memory that was returned to the system does not count.
         """
         return (self.num_rows - self.numbers.num_returned) * self.row_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Memory set aside for rows and states. On a CPU untouched pages of it cost nothing."""
+        """Memory allocated for rows and states. On a CPU untouched pages of it cost nothing."""
         tiers = self.tier_bytes()
         return tiers.near + tiers.far
 
@@ -278,7 +281,7 @@ class RowStore(RowAccess):
         return self.numbers.num_far
 
     def claim(self, count: int) -> Claim:
-        """Chooses `count` rows and makes memory for them. Nobody has them until `plan_take`.
+        """Chooses `count` rows and allocates memory for them. They stay free until `plan_take`.
 
         Raises:
           MemoryError: no memory for them; the store is as it was.
@@ -342,14 +345,14 @@ class RowStore(RowAccess):
         if least <= 0:
             return
         columns = list(self.columns.values())
-        room = (self._first_far >> self.chunk_shift) - self._chunks.near
-        chunks = self._slabs.more(self._chunks, least, room, spare=True)
+        max_near = (self._first_far >> self.chunk_shift) - self._chunks.near
+        chunks = self._slabs.more(self._chunks, least, max_near, spare=True)
         made = None
         with contextlib.suppress(MemoryError):
             made = self._new_memory(columns, chunks)
         if made is None:
             # Spare rows are no reason to fail. What the first try did get is free again.
-            chunks = self._slabs.more(self._chunks, least, room, spare=False)
+            chunks = self._slabs.more(self._chunks, least, max_near, spare=False)
             made = self._new_memory(columns, chunks)
         memory, far_bytes = made
         attaching = [
@@ -365,23 +368,23 @@ class RowStore(RowAccess):
         )
 
     def plan_release(self, rows: Array) -> list[Action]:
-        """Prepares to give rows back, distinct and none NO_ROW; their states begin anew."""
+        """Prepares to free rows, distinct and none NO_ROW, and to reset their states."""
         return [
             *(self.plan_fill(name, rows) for name in self.state_names),
             *plan_set(self, numbers=self.numbers.releasing(self.backend.xp, rows)),
         ]
 
     def release(self, rows: Array) -> None:
-        """Gives rows back; see `plan_release`."""
+        """Frees rows, distinct and none NO_ROW, and resets their states."""
         publish(self.plan_release(rows))
 
     def give_back(self) -> None:
-        """Gives memory of rows that nobody holds back, after some were released; it may find none.
+        """Returns memory of free rows to the system, after some were released; it may find none.
 
-        Nothing goes where little could. Else all of it goes if no row is held, or blocks whose rows
-        are all free, which come back as they are taken again. Some free rows keep theirs: for the
-        next keys, which would else pay for pages time and again. So do those of a far file, and of
-        a GPU.
+        Where little could be returned nothing is. Otherwise all memory is if no row is in use, or
+        else blocks whose rows are all free, which get memory again when they are taken. Some free
+        rows keep theirs, for the next keys, which would otherwise pay for pages again and again.
+        Free rows of a far file and of a GPU keep theirs too.
         """
         numbers, shift = self.numbers, self._slabs.block_shift
         if not numbers.is_worth_a_look(shift):
@@ -400,7 +403,7 @@ class RowStore(RowAccess):
             column.give_back(rows)
 
     def _regain(self, count: int) -> None:
-        """Makes sure that `count` rows can be claimed without one whose memory has gone back."""
+        """Makes sure that `count` rows can be claimed which have memory."""
         blocks = self.numbers.needed(count)
         if not blocks:
             return
@@ -415,7 +418,7 @@ class RowStore(RowAccess):
         )
 
     def plan_clear(self) -> list[Action]:
-        """Prepares to give all rows and their memory back. The state columns stay, empty."""
+        """Prepares to free all rows and their memory. The state columns stay, empty."""
         columns = {name: column.emptied() for name, column in self.columns.items()}
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
@@ -426,12 +429,12 @@ class RowStore(RowAccess):
         return [*memory, *plan_set(self, numbers=numbers)]
 
     def clear(self) -> None:
-        """Gives all rows and their memory back. The state columns stay, empty."""
+        """Frees all rows and their memory. The state columns stay, empty."""
         publish(self.plan_clear())
         self.trim()
 
     def trim(self) -> None:
-        """Gives back the part of the far file that belongs to no row.
+        """Cuts the far file behind the last row.
 
         Raises:
           OSError: somebody has cut the file short.
@@ -440,12 +443,12 @@ class RowStore(RowAccess):
             self._far_file.trim(self._far_bytes)
 
     def close_far(self) -> None:
-        """Gives the far file back, where this store is not used any more."""
+        """Frees the far file of a store that is not used any more."""
         if self._far_file:
             self._far_file.close()
 
     def for_reading(self) -> "RowStore":
-        """Returns a store with the columns of now: its rows can be read when all have gone back."""
+        """Returns a store with the present columns: they can be read after this one is cleared."""
         other = copy.copy(self)
         if self._far_file:
             # To read behind the end of a file would end the process.

@@ -1,19 +1,20 @@
-"""Which rows of a store are worth being near: access counts, and rows that change places.
+"""Promotes hot rows of a store to the near tier, by access counts.
 
-Every lookup counts an access of each of its rows, and every so often all counts are halved: the
-count of a row is about how many of the last lookups saw it, the older the less. Then the far rows
-with the most accesses, the hot ones, change places with the near rows that have the least.
+Every lookup counts an access of each of its rows, and in regular passes all counts are halved: the
+count of a row is about the number of recent lookups that saw it, older ones with less weight. In a
+pass the far rows with the most accesses, the hot ones, are exchanged with the near rows with the
+fewest.
 
-* A far row must have more accesses than the near one by more than chance explains. They are about
-  Poisson numbers, so the difference of two equal rows has the standard deviation of the root of
-  their sum. Without this, rows that are all alike would move for ever.
+* A far row must have more accesses than the near one by more than chance explains. Counts are about
+  Poisson distributed, so the difference of two equal rows has the standard deviation of the root of
+  their sum. Without this, rows that are all alike would move forever.
 * Accesses are counted until there are half as many as rows. Then a pass walks through all rows:
   its share of a lookup stays the same however large the table is.
-* Passes that move little are followed by rests in which nothing is counted. So keys that are all
-  alike, and hot keys that stay the same, cost little. A change of the hot keys is seen after the
-  rest, and then pass follows pass until it has been dealt with.
+* Passes that move few rows are followed by rests in which nothing is counted. So keys that are all
+  alike, and hot keys that stay the same, cost little. A change of the hot keys is noticed after the
+  rest, and then pass follows pass until few rows move.
 
-Nothing here knows an index: `rebalance` says which keys have which rows now.
+Nothing here knows an index: `rebalance` returns the keys that have moved, with their new rows.
 """
 
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class Moved(NamedTuple):
 
     Attributes:
       keys: (m,) int64, distinct.
-      rows: (m,) uint32, where each now is.
+      rows: (m,) uint32, the new row number of each.
     """
 
     keys: Array
@@ -60,7 +61,7 @@ class Moved(NamedTuple):
 
 
 class RowTiers:
-    """The access counts of the rows of a store of two tiers, and the key that holds each.
+    """The access counts of the rows of a store of two tiers, and the key of each row.
 
     The table must hold its lock around every method.
 
@@ -103,7 +104,7 @@ class RowTiers:
     # ---------------------------------------------------------------- what the table says
 
     def reserve(self, num_rows: int) -> None:
-        """Makes room for rows below `num_rows`, so that `assigned` cannot run out of memory.
+        """Reserves capacity for rows below `num_rows`, so that `assigned` cannot fail.
 
         Raises:
           MemoryError: nothing has changed.
@@ -119,7 +120,7 @@ class RowTiers:
         publish(plan_set(self, _counts=counts, _keys=keys))
 
     def plan_assign(self, rows: Array, keys: Array) -> list[Action]:
-        """Prepares to say that rows belong to keys from now on, after `reserve`.
+        """Prepares to note the keys that rows are assigned to, after `reserve`.
 
         Args:
           rows: (n,) uint32, distinct; NO_ROW is skipped.
@@ -131,7 +132,7 @@ class RowTiers:
         return [self._backend.prepared("rows_assign", n, self._counts, self._keys, rows, keys, n)]
 
     def assigned(self, rows: Array, keys: Array) -> None:
-        """Says that rows belong to keys from now on; see `plan_assign`.
+        """Notes the keys (n,) int64 that rows (n,) uint32, distinct, are assigned to.
 
         Raises:
           MemoryError: nothing has changed.
@@ -140,7 +141,7 @@ class RowTiers:
         publish(self.plan_assign(rows, keys))
 
     def access_counts(self) -> Array | None:
-        """Returns the counts of the rows, (num_rows or more,) uint8; None: nobody counts."""
+        """The counts of the rows, (num_rows or more,) uint8; None: accesses are not counted."""
         if not self._store.num_far_rows:
             return None
         self.reserve(self._store.num_rows)
@@ -152,10 +153,10 @@ class RowTiers:
         return self._rest <= 0
 
     def plan_score_update(self, num_rows: int, new_rows: Array | None = None) -> list[Action]:
-        """Prepares to say that a lookup saw rows, after it has counted those that it found.
+        """Prepares to add a lookup to the counts, after it has counted the rows that it found.
 
         Args:
-          num_rows: that it found, each once.
+          num_rows: the number of distinct rows that it found.
           new_rows: (n,) uint32, distinct, of keys that it has inserted; NO_ROW is skipped.
         """
         n = 0 if new_rows is None else int(new_rows.size)
@@ -170,21 +171,21 @@ class RowTiers:
         ]
 
     def touched(self, rows: Array) -> None:
-        """Counts rows (n,) uint32, distinct, and says that a lookup saw them."""
+        """Counts an access of rows (n,) uint32, distinct, by one lookup."""
         publish(self.plan_score_update(0, rows))
 
     def plan_release(self, rows: Array) -> list[Action]:
-        """Prepares to say that nobody holds rows (n,) any more, none NO_ROW."""
+        """Prepares to note that rows (n,), none NO_ROW, are free."""
         if self._store.near_rows is None:
             return []
         n = int(rows.size)
         return [self._backend.prepared("rows_assign", n, self._counts, self._keys, rows, None, n)]
 
     def released(self, rows: Array) -> None:
-        """Says that nobody holds rows (n,) any more, none NO_ROW."""
+        """Notes that rows (n,), none NO_ROW, are free."""
         publish(self.plan_release(rows))
 
-    # ---------------------------------------------------------------- what the table asks
+    # ---------------------------------------------------------------- rebalancing
 
     def seen_lately(self) -> tuple[int, int] | None:
         """Returns the accesses of all near rows together, and of all rows; None: all are near."""
@@ -202,7 +203,7 @@ class RowTiers:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough was looked up since the last pass that another one is worth its time."""
+        """Whether enough rows were looked up since the last pass for another one."""
         return (
             self._lookups >= _MIN_LOOKUPS
             and self._looked_up >= _LOOKED_UP_PER_ROW * self._store.num_rows
@@ -213,7 +214,7 @@ class RowTiers:
         use.
 
         Args:
-          moving: prepares what else must change as the rows move: the row numbers of the keys, and
+          moving: prepares what else must change with the rows: the row numbers of the keys, and
             the row_epoch.
 
         Returns:
@@ -276,7 +277,7 @@ class RowTiers:
 
     @staticmethod
     def _exceeds(far_accesses: Array, near_accesses: Array) -> Array:
-        """Returns where far rows are hotter than near ones by the margin; never where not held."""
+        """Returns where far rows are hotter than near ones by the margin; never for free rows."""
         far_accesses, near_accesses = far_accesses.astype(np.int32), near_accesses.astype(np.int32)
         more = far_accesses - near_accesses
         return (more > 0) & (more * more > _MARGIN**2 * (far_accesses + near_accesses + 1))
