@@ -60,7 +60,7 @@ def get_backend(name: str | None = None) -> Backend:
 
     Raises:
       ValueError: no such backend; where SOK_LITE_BACKEND names it, the error says so.
-      RuntimeError: cuda was asked for and there is no CuPy or no GPU.
+      RuntimeError: cuda was requested and there is no CuPy or no GPU.
     """
     source = "backend" if name else "SOK_LITE_BACKEND"
     name = name or default_backend()

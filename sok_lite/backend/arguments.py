@@ -1,7 +1,7 @@
 """Arguments of kernels as words of 8 bytes.
 
-A step over many tables passes thousands of arguments: what is done here for each of them is done as
-seldom and as fast as Python can.
+A step over many tables passes thousands of arguments: this module does as little as possible for
+each of them, in as few calls of Python as possible.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _UNFIT = (OverflowError, TypeError, struct.error)
 
 
 class _Types(dict[int, Any]):
-    """The types of arrays of so many int64, which ctypes makes anew for whoever keeps none."""
+    """The ctypes types of arrays of n int64, by n: ctypes makes a new one unless it is kept."""
 
     _MOST = 1 << 12
 
@@ -37,7 +37,7 @@ WORDS = _Types()
 
 
 class ArrayReader:
-    """Reads where arrays lie, by kernels/cpu_arguments.cpp.
+    """Reads the addresses of arrays, by kernels/cpu_arguments.cpp.
 
     Attributes:
       read: takes words, the first to read, their number, dtypes, the number of these, and then
@@ -79,14 +79,14 @@ _is_data_there = _word_at(id(_example) + _DATA).value == _example.ctypes.data
 
 
 def address_of(array: np.ndarray) -> int:
-    """Returns where an array's data lies: NumPy takes five times as long to tell it."""
+    """Returns the address of an array's data: NumPy's own attribute takes five times as long."""
     if _is_data_there and type(array) is np.ndarray:
         return _word_at(id(array) + _DATA).value
     return int(array.ctypes.data)
 
 
 def checked_address(what: str, array: Any, dtype: np.dtype) -> int:
-    """Returns where an array's data lies. Raises TypeError where it is not as kernels need it."""
+    """Returns the address of an array's data. Raises TypeError if kernels cannot take the array."""
     if not isinstance(array, np.ndarray):
         raise TypeError(
             f"{what} must be a NumPy array of {dtype}. Received: {type(array).__name__}."
@@ -100,10 +100,12 @@ def checked_address(what: str, array: Any, dtype: np.dtype) -> int:
 
 
 def write_columns(table: np.ndarray, columns: Sequence[Any]) -> None:
-    """Writes columns of words side by side; see `Backend.joined_columns`.
+    """Writes columns of words side by side.
 
     Args:
       table: (num_parts, num_arguments) int64, to write into.
+      columns: each (num_parts,) int64, the words of one argument; (num_parts, m), of several; or an
+        int, the same for all parts.
 
     Raises:
       TypeError: they are fewer than the arguments.
@@ -133,7 +135,7 @@ class ArgumentPacker:
         """Args:
         kernel: its name, for messages.
         signature: a letter for each argument, as kernels/parts.cuh has them.
-        reader: reads where arrays lie.
+        reader: reads the addresses of arrays.
         """
         self.num_arguments = len(signature)
         self._kernel = kernel
@@ -156,7 +158,8 @@ class ArgumentPacker:
           place: the address of that word.
 
         Raises:
-          TypeError: as of `Backend.joined`.
+          TypeError: arguments of a part do not fit the kernel's signature, or an array is not
+            contiguous.
         """
         num_arguments, arrays, pack_into = self.num_arguments, self._arrays, self._format.pack_into
         start, step = 8 * first, 8 * num_arguments

@@ -1,4 +1,4 @@
-"""What the engine asks of a backend."""
+"""The interface of a backend: arrays, memory, and launches of kernels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
 
 class Backend(ABC):
-    """Where arrays live and kernels run.
+    """The device of arrays and kernels.
 
     Attributes:
       name: "cpu" or "cuda".
@@ -93,7 +93,7 @@ class Backend(ABC):
     def load_kernels(self) -> None:
         """Has all kernels compiled and loaded, where that is not so from the start.
 
-        To load one may wait for all that the GPU does: CUDA loads each when it is first asked for
+        Loading a kernel may wait for all that the GPU does: CUDA loads each when it is first used
         ("Lazy Loading" in its programming guide). Kernels of NCCL wait for other ranks there.
         """
         return None
@@ -101,15 +101,31 @@ class Backend(ABC):
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         """Runs a kernel over `num_items` items. On the GPU it returns before the kernel ends.
 
-        Args, Raises: as of `prepared`.
+        Args:
+          kernel: the kernel's name in `kernels/`.
+          num_items: items of its main loop; 0: nothing is launched.
+          args: in the kernel's order: C-contiguous arrays of the backend, None for a null pointer,
+            int for i64, float for f32.
+
+        Raises:
+          TypeError: the arguments do not fit the kernel's signature, or an array is not contiguous.
         """
         self.prepared(kernel, num_items, *args)()
 
     def prepared(self, kernel: str, num_items: int, *args: Any) -> Action:
-        """Returns a launch of one part that is yet to be made, an action for `publish`.
+        """Returns a launch of one part that is not made yet, an action for `publish`.
 
-        Arguments are looked at when it is published, before anything is done. Args, Raises: as of
-        `joined`; `num_items` and `args` are those of the part.
+        Arguments are checked when it is published, before any action is taken.
+
+        Args:
+          kernel: the kernel's name in `kernels/`.
+          num_items: items of its main loop; 0: nothing is launched.
+          args: in the kernel's order: C-contiguous arrays of the backend, None for a null pointer,
+            int for i64, float for f32.
+
+        Raises:
+          TypeError: by `publish`: the arguments do not fit the kernel's signature, or an array is
+            not contiguous.
         """
         return Launch(self, kernel, Work(num_items, args)) if num_items > 0 else NOTHING
 
@@ -137,17 +153,17 @@ class Backend(ABC):
         columns: Sequence[Words],
         arrays: Any,
     ) -> list[Action]:
-        """Returns what `joined` does, of arguments that are known as words.
+        """Returns the launches for several parts, ready to be made, from arguments as words.
 
         It costs nothing per part. Nothing is checked: a wrong address is a wrong address.
 
         Args:
-          kernel: as of `joined`.
+          kernel: the kernel's name in `kernels/`.
           num_items: of each part.
-          columns: the words of all arguments, in the kernel's order: (num_parts,) int64 those of
-            one, (num_parts, m) of several, an int where all parts have the same. Of an array its
-            address, see `addresses`; of a float the bits of its float32.
-          arrays: what the addresses are of: it lives as long as the launch.
+          columns: the words of all arguments, in the kernel's order: each (num_parts,) int64, the
+            words of one argument; (num_parts, m), of several; or an int, the same for all parts.
+            The word of an array is its address (`addresses`), of a float the bits of its float32.
+          arrays: owns the memory at the addresses: it is referred to as long as the launch lives.
         """
         if 0 in num_items:
             kept = [i for i, count in enumerate(num_items) if count > 0]
@@ -190,7 +206,7 @@ class Backend(ABC):
         """
 
     def first_chunk(self, num_bytes: int) -> Array:
-        """Returns what `zeros_chunk` does, for a store that may stay small.
+        """Returns zeroed memory, (num_bytes,) uint8, for a store that may stay small.
 
         Raises:
           MemoryError: there is not that much.
@@ -206,7 +222,7 @@ class Backend(ABC):
         """
 
     def give_back(self, memory: Array) -> None:
-        """Lets the system have part of a chunk until it is touched again.
+        """Returns the memory of part of a chunk to the system until it is touched again.
 
         It then holds zeros or what it held. Not for memory of a file.
         """
@@ -230,7 +246,7 @@ class Backend(ABC):
 
 
 def joined_launches(parts: Iterable[tuple[Backend, str, Work]]) -> list[Action]:
-    """Returns a launch for each kernel of a backend, ready to be made; see `Backend.joined`.
+    """Returns the launches for parts of several kernels, ready to be made, joined by kernel.
 
     Args:
       parts: backend, kernel and part. Kernels are launched in the order in which they come first.
@@ -251,11 +267,14 @@ def joined_column_launches(
     columns: Sequence[Words],
     arrays: Any,
 ) -> list[Action]:
-    """Does what `joined_launches` does, of arguments that are known as words.
+    """Returns the launches for parts of several kernels, joined by kernel, from arguments as words.
 
     Args:
       kernels: backend and kernel of each part.
-      The others: see `Backend.joined_columns`.
+      num_items: of each part.
+      columns: the words of all arguments, in the kernels' order: each (num_parts,) int64, the words
+        of one argument; (num_parts, m), of several; or an int, the same for all parts.
+      arrays: owns the memory at the addresses: it is referred to as long as the launches live.
     """
     if not kernels:
         return []

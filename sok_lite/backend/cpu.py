@@ -42,7 +42,7 @@ class _Kernel(NamedTuple):
 
 
 class _Kernels(dict[str, _Kernel]):
-    """The kernels of a library, by name, which are looked for when they are first asked for."""
+    """The kernels of a library by name; each is looked up in the library when it is first used."""
 
     def __init__(self, library: ctypes.CDLL, reader: ArrayReader) -> None:
         self._library, self._reader = library, reader
@@ -165,7 +165,7 @@ class CpuBackend(Backend):
         return np.ndarray(count, np.int64, words)
 
     def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[Any, int, int]:
-        """Returns the words of a launch; which is the first of its arguments, and its address.
+        """Returns the words of a launch, the number of its first argument word, and its address.
 
         They are the members of SokLaunch, then what they point to.
         """

@@ -1,10 +1,10 @@
-"""What a compiler made, kept on disk under all that decides it.
+"""A cache of compiled files on disk, keyed by everything that decides the result.
 
-A file is written beside its place and renamed into it, so nobody sees half of one, and begins with
-the checksum of the rest: what a full disk or a crash has cut short is made anew. Nobody waits for
-anybody: of several ranks that miss the same file each makes it, on a core of its own in the time
-that it would have waited, and the last one's stays. A lock would save nothing but work, and not
-every shared disk has locks that a killed process gives back.
+A file is written under another name and then renamed, so no reader sees half of one, and begins
+with the checksum of the rest: a file that a full disk or a crash has cut short is made again. There
+is no lock: of several ranks that miss the same file each makes it, on a core of its own in the time
+that it would have waited, and the last one stays. A lock would save only work, and not every shared
+disk has locks that a killed process releases.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 class DiskCache:
-    """Files in a folder. One that cannot be used costs a warning, and is done without.
+    """Files in a folder. If the folder cannot be used there is a warning, and nothing is cached.
 
     Args:
       folder: where the files are; made when the first one is written.
@@ -27,11 +27,11 @@ class DiskCache:
         self._has_warned = False
 
     def get(self, facts: Sequence[str], make: Callable[[], bytes]) -> bytes:
-        """Returns what `make` returns, or what it returned for these facts before.
+        """Returns the cached result for some facts, or that of `make`, which is then cached.
 
         Args:
-          facts: all that decides the result.
-          make: called where there is no whole file. What it raises is passed on.
+          facts: everything that decides the result.
+          make: called if there is no valid file; its errors are passed on.
         """
         digest = hashlib.sha256()
         for fact in facts:

@@ -10,7 +10,7 @@ from sok_lite.backend.nvrtc import FLAGS, Nvrtc
 from sok_lite.backend.sources import inlined
 from sok_lite.backend.tunables import kernel_defines
 
-# Words of arguments of a narrow launch, and of a wide one: with CUDA 12.1 and newer there is room
+# Words of arguments of a narrow launch, and of a wide one: with CUDA 12.1 and newer there is space
 # for 32,764 bytes, in the words of the CUDA C++ Programming Guide on parameters of __global__.
 LAUNCH_WORDS, WIDE_LAUNCH_WORDS = 480, 4080
 _WIDE_SINCE = (12, 1)
@@ -48,7 +48,7 @@ class GpuBinaries:
 
     @property
     def forms(self) -> tuple[bool, ...]:
-        """Returns what `is_wide` of `get` can be."""
+        """Returns the possible values of `is_wide` of `get`."""
         return (False, True) if self.has_wide else (False,)
 
     def get(self, path: Path, capability: str, is_wide: bool) -> bytes:

@@ -18,7 +18,7 @@ def nccl_unavailable() -> str | None:
 
 
 def load_nccl() -> ModuleType:
-    """Returns CuPy's module of NCCL; what it lacks is said by `nccl_unavailable`.
+    """Returns CuPy's module of NCCL, which `nccl_unavailable` checks.
 
     Raises:
       ImportError: there is no CuPy.

@@ -17,7 +17,7 @@ class CompileError(RuntimeError):
 
 
 class Compiled(NamedTuple):
-    """What became of a source.
+    """The result of compiling a source.
 
     Attributes:
       binary: what a GPU's driver loads: machine code (a cubin), or PTX where the flags name a
@@ -50,7 +50,7 @@ class Nvrtc:
 
     @property
     def build(self) -> str:
-        """What tells one build of NVRTC from another: the comment over all PTX that it makes.
+        """An identifier of this build of NVRTC: the comment at the head of all its PTX.
 
         The version does not: patches of a release share it.
         """

@@ -20,9 +20,9 @@ class Launch(NamedTuple):
     """A launch that is yet to be made, and that those of other tables can join.
 
     Attributes:
-      backend: what makes it, a `Backend`.
+      backend: the `Backend` that makes it.
       kernel: the kernel's name.
-      part: what it works on, a `Part`.
+      part: its `Work`.
     """
 
     backend: Any
@@ -46,8 +46,8 @@ _take: Callable[[partial[Any]], object] = partial.__call__
 def publish(*lists: Sequence[Action]) -> None:
     """Takes actions, those of each list one after the other.
 
-    What different lists do must not depend on each other: a launch of one list waits for those that
-    it can be joined with.
+    Actions of different lists must not depend on each other: a launch of one list is delayed to be
+    joined with launches of the same kernel in others.
     """
     lists = tuple(filter(None, lists))
     ready = lists[0] if len(lists) == 1 and Launch not in map(type, lists[0]) else _ready(lists)
@@ -69,8 +69,8 @@ class _Alike(NamedTuple):
 
     Attributes:
       kinds: of the launches.
-      lists: each cut before its launches: what is to be done before the first, the first and what
-        is to be done after it, and so on.
+      lists: each cut before its launches: the actions before the first launch; the first launch and
+        the actions after it; and so on.
     """
 
     kinds: tuple[_Kind, ...]
@@ -111,7 +111,7 @@ def _ready(lists: Sequence[Sequence[Action]]) -> list[Any]:
 
 
 def _next_kind(left: list[tuple[_Kind, ...]]) -> _Kind:
-    """Returns the kind of launch to make next: if there is one, one that nobody comes to later."""
+    """Returns the kind of launch to make next: if possible one that no list has later."""
     for kinds in left:
         if all(kinds[0] not in others[1:] for others in left if others[0] != kinds[0]):
             return kinds[0]

@@ -1,4 +1,4 @@
-"""Where the kernel sources are, and which file holds which kernel."""
+"""The kernel sources: their folder, and the file and signature of each kernel."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def kernel_files() -> list[Path]:
 
 
 def runtime_files() -> list[Path]:
-    """Returns what every CPU library holds beside its kernels, sorted by name."""
+    """Returns the files that every CPU library has beside its kernels, sorted by name."""
     return sorted(kernel_folder().glob("*.cpp"))
 
 
@@ -72,7 +72,7 @@ def inlined(path: Path) -> str:
 
 
 class KernelSource(NamedTuple):
-    """Where a kernel is defined.
+    """The definition of a kernel.
 
     Attributes:
       name: the kernel's name, or its first part where a macro makes several of them.

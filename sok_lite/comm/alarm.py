@@ -1,14 +1,14 @@
-"""How a rank learns that another cannot go on, while it waits for that one on its GPU.
+"""The alarm: a rank that cannot go on tells the others, even while they wait on their GPUs.
 
-Nothing ends a wait for a GPU that waits for another GPU, and no collective can be begun meanwhile.
-So the ranks have sockets beside, in a ring, and each a thread that listens. What one says goes
-round both ways: a rank that dies breaks the ring in one place only.
+A wait for a GPU that waits for another GPU never ends by itself, and no collective can begin
+meanwhile. So the ranks also have sockets, in a ring, and each a thread that listens. A message is
+sent round in both directions: a rank that dies breaks the ring in one place only.
 
-Each rank also tells the next which call it begins. Ranks that are in different ones wait on their
-GPUs for messages that nobody sends; here they learn of it.
+Each rank also tells the next which call it begins. Ranks that are in different calls would wait on
+their GPUs for messages that are never sent; the alarm tells them.
 
-What a rank that is alive says holds after its last collective. That one every rank has begun, or it
-would not be over, and all can end it.
+A message of a living rank takes effect after the sender's last collective: every rank has begun
+that one, or it would not have ended, and all can complete it.
 """
 
 import os
@@ -43,11 +43,11 @@ class _Begun(NamedTuple):
 
 
 class Alarm:
-    """The sockets of a rank to the ranks beside it, and what came through them.
+    """The sockets of a rank to its neighbors in the ring, and the messages received.
 
     Attributes:
       reason: why this rank cannot go on, or None.
-      is_final: whether there is no way on after that.
+      is_final: whether ranks cannot continue after that either.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Alarm:
 
         Args:
           comm: brings the ranks together.
-          ended: called after a reason is set, by whatever thread learns of it.
+          ended: called after a reason is set, by the thread that received it.
           look: called about once a second; returns why this rank cannot go on, or None.
 
         Raises:
@@ -107,23 +107,23 @@ class Alarm:
             self._weigh()
 
     def fail(self, reason: str) -> None:
-        """Lets all ranks know why this one does not come to the next collective."""
+        """Tells all ranks why this one does not come to the next collective."""
         with self._lock:
             self._has_failed(self._comm.turn, reason)
 
     def ring(self, reason: str) -> None:
-        """Lets all ranks know, at once, why none can go on."""
+        """Tells all ranks at once why none can go on."""
         with self._lock:
             if not self.is_final:
                 self._tell(_ENDS, 0, reason)
                 self._set(reason, is_final=True)
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether there is a reason, or comes one within a time."""
+        """Returns whether there is a reason, or one arrives within a time."""
         return self._rings.wait(timeout_s)
 
     def quiet(self) -> None:
-        """Forgets a reason after which ranks go on. Every rank must call it, at the same time."""
+        """Clears a reason after which ranks continue. Every rank must call it, at the same time."""
         with self._lock:
             self.reason = self._failed = None
             self._rings.clear()
@@ -136,7 +136,7 @@ class Alarm:
                     self._has_failed(turn, reason)
 
     def close(self) -> None:
-        """Tells the others that this rank makes no more calls. What it has begun goes on."""
+        """Tells the others that this rank makes no more calls. Calls that it has begun continue."""
         with self._lock:
             if self._is_closed:
                 return
@@ -221,7 +221,7 @@ class Alarm:
     # ---------------------------------------------------------------- what follows from it
 
     def _weigh(self) -> None:
-        """Lets what another rank said hold, once this one is past that one's last collective."""
+        """Applies a message of another rank, once this one is past that rank's last collective."""
         if self._failed is not None:
             turn, reason = self._failed
             if self._comm.turn >= turn if self._at is None else self._at > turn:
@@ -237,7 +237,7 @@ class Alarm:
             self._ended()
 
     def _compare(self) -> None:
-        """Finds calls of this rank and the one before it that differ."""
+        """Detects that this rank and the previous one are in different calls."""
         while self._mine and self._theirs and self.reason is None:
             if self._theirs[0].epoch != self._epoch:
                 return
@@ -251,7 +251,7 @@ class Alarm:
                 )
 
     def _tick(self) -> None:
-        """Looks whether this rank cannot go on, or waits for another for long."""
+        """Checks whether this rank cannot go on, or has waited long for another."""
         reason = self._look()
         if reason is not None:
             self.ring(reason)

@@ -1,6 +1,6 @@
-"""Ranks that come and go: a communicator that stays while the ranks are connected anew.
+"""The communicator of an elastic job: it stays while the ranks are connected again.
 
-Whoever has it, a traced function too, goes on with the ranks that there are then.
+Whatever refers to it, a traced function too, continues with the ranks of the new connection.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class ElasticCommunicator(Communicator):
     `disconnect` every collective raises CommunicatorError, until `reconnect`.
 
     Args:
-      connect: connects the ranks that there are.
+      connect: connects the present ranks.
     """
 
     def __init__(self, connect: Callable[[], Communicator]) -> None:
@@ -25,7 +25,7 @@ class ElasticCommunicator(Communicator):
         super().__init__(self._inner.rank, self._inner.size, self._inner.local_rank)
 
     def reconnect(self) -> None:
-        """Connects the ranks that there are now. Every rank must call it.
+        """Connects the present ranks. Every rank must call it.
 
         Raises:
           CommunicatorError: a rank has died meanwhile.

@@ -1,12 +1,12 @@
-"""However the program of one rank ends, no other rank waits for it in vain.
+"""The end of a rank's program: no other rank waits for it in vain.
 
- killed             the transport or the launcher sees it, and ends the others
- uncaught exception this rank aborts the job, with the exception as its message; one that is about
-                    the ranks together ends in one line, for all ranks have it
+ killed             the transport or the launcher notices, and ends the others
+ uncaught exception this rank aborts the job, with the exception as its message; an exception about
+                    all ranks is printed as one line, because all ranks have it
  anything else      this rank leaves: ranks that are in a collective, or come to one, raise
 
-The last is what `sys.exit` and the end of the program do. Where all ranks end alike it is a clean
-end; the launcher gives the exit statuses on.
+"Anything else" is `sys.exit` and the end of the program. If all ranks end like that it is a clean
+end; the launcher passes the exit statuses on.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from sok_lite.comm.protocol import (
 
 
 def end_together(comm: Communicator) -> None:
-    """Lets the end of this process, however it comes, be known to all ranks of `comm`."""
+    """Makes the end of this process, however it comes, known to all ranks of `comm`."""
     show, process = sys.excepthook, os.getpid()
     failures: list[str] = []
 
@@ -54,10 +54,10 @@ def end_together(comm: Communicator) -> None:
 
 
 def _about_ranks(error: BaseException) -> str | None:
-    """Returns what an error says of the ranks together, None if it is of this rank alone.
+    """Returns the message of an error about all ranks; None: the error is of this rank alone.
 
-    A traceback would be one of each rank, of where it found out; only the line of the program that
-    it comes to tells more. TensorFlow has the text of an error in a graph's step within its own.
+    Every rank would print a traceback of where it noticed; only the line of the program is useful.
+    The message may be within an error of TensorFlow, which quotes the error of a graph's step.
     """
     if isinstance(error, (CommunicatorError, RanksDifferError)):
         return str(error)

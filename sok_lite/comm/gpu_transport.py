@@ -1,7 +1,8 @@
-"""How arrays of a GPU travel between ranks without the host: what each transport answers to.
+"""The interface of transports that send arrays of a GPU between ranks without the host.
 
-Payload and control are apart. Payload is keys, rows and gradients: bytes on the device, of which
-the host sees none. Control is which call this is, how many come from whom, and who failed.
+Payload and control are separate. Payload is keys, rows and gradients: bytes on the device that
+never pass through the host. Control is which call this is, how many keys each rank sends to each,
+and who failed.
 """
 
 import zlib
@@ -23,11 +24,11 @@ NUM_WORDS = 5
 
 
 class Check(NamedTuple):
-    """Whether this rank may send its keys: known when they are read, and told to all ranks.
+    """A check of this rank's keys on the device, read and sent to all ranks with the counts.
 
     Attributes:
-      count: (1,) int64 of the backend, 0 where it may.
-      refuse: raises otherwise.
+      count: (1,) int64 of the backend, 0 if the keys may be sent.
+      refuse: called if it is not 0; raises the error.
     """
 
     count: Array
@@ -35,7 +36,7 @@ class Check(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many keys travel.
+    """The numbers of keys that are sent and received.
 
     Attributes:
       sent: (size, num_tables) int64, on the host: keys of each table for each rank.
@@ -54,8 +55,8 @@ class GpuTransport(ABC):
     for rank 0 first; splits count rows and are (size,) integers.
 
     Attributes:
-      name: what users call it.
-      what: what it is, for people.
+      name: of the argument `gpu_transport` of `sok.init`.
+      what: a description for people.
     """
 
     name: str
@@ -73,15 +74,16 @@ class GpuTransport(ABC):
         The host waits once.
 
         Args:
-          call: see `Communicator.alltoallv`.
-          offsets: (size * num_tables + 1,) int64, where the keys of each rank and table begin.
+          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
+            raise.
+          offsets: (size * num_tables + 1,) int64, the first key of each rank and table.
           num_tables, tag: equal on all ranks.
-          check: see `Check`; None: there is nothing to check.
+          check: of this rank's keys; None: they are not checked.
 
         Raises:
           CommunicatorError: another rank called `refuse`, or this with another tag or number of
             tables; or a rank has died.
-          Exception: what the check raises; a CommunicatorError with the reason on other ranks.
+          Exception: whatever the check raises; on other ranks a CommunicatorError with the reason.
         """
 
     @abstractmethod
@@ -89,7 +91,7 @@ class GpuTransport(ABC):
         """Sends keys that were counted. Every rank must call it. The host need not wait.
 
         Returns:
-          The message that came. Until `check` has returned it may be partly zeros.
+          The received message. Until `check` has returned it may be partly zeros.
         """
 
     @abstractmethod
@@ -98,7 +100,7 @@ class GpuTransport(ABC):
     ) -> Array:
         """Sends rows or gradients whose counts all ranks know. Every rank must call it.
 
-        The host waits once: what is returned has arrived whole.
+        The host waits once: the returned message has arrived completely.
 
         Raises:
           CommunicatorError: a rank has died, or is in another call.
@@ -114,29 +116,29 @@ class GpuTransport(ABC):
 
     @abstractmethod
     def fail(self, call: str) -> None:
-        """Lets all ranks raise that wait for this one in `rows`, or come to it, or to `check`.
+        """Makes all ranks raise that wait for this one in `rows`, or come to it, or to `check`.
 
-        It returns when the others know, and all may go on.
+        It returns when the others know, and all may continue.
 
         Args:
-          call: the failure, as what this rank is in instead; equal failures have equal texts.
+          call: the failure, in place of the name of a call; equal failures have equal texts.
         """
 
     def check(self, turn: int) -> None:
-        """Raises CommunicatorError where the keys of the collective `turn` may not be whole.
+        """Raises CommunicatorError if the keys of the collective `turn` may be incomplete.
 
-        To be called when the device has used them, before what was made of them changes anything.
+        To be called when the device has used them, before results of them change anything.
         """
         return None
 
     def leave(self) -> None:
-        """Lets go of what this rank holds, which makes no more calls; one alone may call it."""
+        """Frees the resources of this rank, which makes no more calls; one alone may call it."""
         return None
 
     # ---- what they share ------------------------------------------------------------------------
 
     def _check_arrays(self, *arrays: Any) -> None:
-        """Raises TypeError where an array is none of the backend's: NumPy's have no place here."""
+        """Raises TypeError if an array is not of the backend, such as one of NumPy."""
         for array in arrays:
             if not isinstance(array, self._backend.xp.ndarray):
                 raise TypeError(
@@ -163,7 +165,7 @@ class GpuTransport(ABC):
         return self._comm.allgatherv(rows, call)
 
     def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
-        """Tells all ranks why this one has no keys, if so, and raises the first reason there is.
+        """Tells all ranks why this one has no keys, if so, and raises the reason of the first rank.
 
         Every rank must call it; NCCL's in a collective, where another cannot begin.
         """
@@ -177,7 +179,7 @@ class GpuTransport(ABC):
 
 
 def no_lookup(rank: int, reason: str) -> str:
-    """Returns what ranks raise when another could not send its keys."""
+    """Returns the error of ranks when another one could not send its keys."""
     return f"Rank {rank} could not make this lookup. {reason}"
 
 

@@ -1,7 +1,7 @@
-"""What a rank says of its part in a collective before it sends rows: its header.
+"""The header of a rank's part in a collective, sent before its rows.
 
-Every transport gives every rank the headers of all others first. Ranks that are in different calls,
-or send rows of different formats, are found there, on every rank, before a row is used.
+Every transport first exchanges the headers of all ranks. So every rank notices, before it uses a
+row, that ranks are in different calls or send rows of different formats.
 """
 
 import struct
@@ -24,7 +24,7 @@ class Header(NamedTuple):
 
     Attributes:
       turn: number of the collective, counted by each rank for itself.
-      call: what the caller calls it: "allreduce sum of 12", "return_rows of lookup 7".
+      call: name of the call: "allreduce sum of 12", "return_rows of lookup 7".
       dtype: of the rows, as `np.dtype.str`.
       row_bytes: of one row.
     """
@@ -35,7 +35,7 @@ class Header(NamedTuple):
     row_bytes: int
 
     def pack(self, num_rows: Iterable[int]) -> list[bytes]:
-        """Returns the header of each part, HEADER_BYTES bytes, for their numbers of rows."""
+        """Returns the headers of parts with these numbers of rows, HEADER_BYTES bytes each."""
         call = _CALL.pack(self.turn, self.row_bytes, self.dtype.encode(), self.call.encode())
         return [call + _ROWS.pack(n) for n in num_rows]
 

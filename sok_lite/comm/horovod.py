@@ -1,8 +1,9 @@
 """The communicator of `horovodrun`: NumPy rows through Horovod's TensorFlow operations.
 
-Horovod wakes once per HOROVOD_CYCLE_TIME (milliseconds, 1 unless set) and starts what all ranks
-have asked for by then, so a collective takes at least about that long, however small. Set it before
-`hvd.init()`, or give `horovodrun --cycle-time-ms`; a shorter cycle costs idle processor time.
+Horovod wakes once per HOROVOD_CYCLE_TIME (milliseconds, 1 unless set) and starts the operations
+that all ranks have requested by then, so a collective takes at least about that long, however
+small. Set it before `hvd.init()`, or pass `horovodrun --cycle-time-ms`; a shorter cycle costs idle
+processor time.
 """
 
 import contextlib
@@ -71,7 +72,8 @@ class HorovodCommunicator(Communicator):
         threading.Thread(target=self._say_farewell, name="sok_lite-farewell", daemon=True).start()
 
     def given_by_all(self, tensor: Any, name: str) -> Any:
-        """Returns a sum over ranks: Horovod begins it when all have asked, and keeps no thread."""
+        """Returns a sum over ranks: Horovod begins it when all have requested it, without a thread
+        waiting."""
         with self._tf.device("/CPU:0"):
             return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
 

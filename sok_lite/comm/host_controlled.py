@@ -1,5 +1,4 @@
-"""A transport whose control goes by the communicator, through the host, and only payload does
-not."""
+"""A transport that sends control by the communicator, through the host, and payload without it."""
 
 from abc import abstractmethod
 from contextlib import suppress
@@ -18,9 +17,10 @@ from sok_lite.comm.protocol import CommunicatorError
 
 
 class HostControlledTransport(GpuTransport):
-    """Tells counts and calls by collectives of the host, which compare the calls of all ranks.
+    """Exchanges counts and calls by collectives of the host, which compare the calls of all ranks.
 
-    What a subclass carries has arrived when it returns. A rank that dies meanwhile is its matter.
+    A message that a subclass sends has arrived when its method returns. It also has to raise if a
+    rank dies meanwhile.
     """
 
     @abstractmethod

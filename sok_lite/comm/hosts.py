@@ -1,10 +1,10 @@
 """Several machines: shared memory between ranks of one, another transport between machines.
 
-A collective is one of the transport. Where a rank has much for one of its machine, those of its
-machine get no rows in that, but find them in its outbox (`sok_lite.comm.shared_memory`). It fills
-the outbox before it enters the transport's collective, and they look after it. So nobody waits for
-a signal, ranks agree or fail where the transport lets them, and everybody has read an outbox before
-its owner comes to it again.
+A collective is one of the transport between machines. If a rank has a large part for a rank of its
+machine, the ranks of its machine get no rows in that collective, but find them in its outbox
+(`sok_lite.comm.shared_memory`). It fills the outbox before it enters the transport's collective,
+and they read it afterwards. So no rank waits for a signal, ranks agree or fail in the transport,
+and all have read an outbox before its owner fills it again.
 """
 
 import itertools
@@ -104,7 +104,7 @@ class HostsCommunicator(Communicator):
         return Gathered(received, counts)
 
     def _signals(self, recv_splits: np.ndarray) -> dict[int, Signal]:
-        """Returns the signals that are there of ranks from which nothing has come."""
+        """Returns the signals of ranks from which the transport has brought no rows."""
         found = {}
         for peer in self._boxes.links:
             signal = None if recv_splits[peer] else self._boxes.look(self.turn, peer)

@@ -1,4 +1,4 @@
-"""Which communicator a process gets: what was launched, what was asked for, what is installed."""
+"""Makes the communicator of a process, by launcher, requested tool and installed packages."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def launched_ranks() -> int:
 
 
 def is_alone() -> bool:
-    """Whether nothing says that this process has other ranks, or may get some."""
+    """Returns whether this process is the only rank and can get no others."""
     return launched_ranks() == 1 and os.environ.get(_ELASTIC_VARIABLE) != "1"
 
 
@@ -44,12 +44,12 @@ def make_communicator(tool: str = "horovod") -> Communicator:
     the tool brings them together. On several, ranks of one do so with large parts where the tool
     does not itself (`sok_lite.comm.hosts`). SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
 
-    However the program of a rank ends from here on, the others learn of it
+    From then on the other ranks are told when the program of a rank ends, however it ends
     (`sok_lite.comm.ending`).
 
     In an elastic job of Horovod's it is an `ElasticCommunicator`, also with one rank.
 
-    With one rank, "horovod" and "mpi" need nothing installed and give the single communicator.
+    With one rank, "horovod" and "mpi" need nothing installed and return the single communicator.
     "single" is obeyed even where a launcher started several ranks (a process that a rank starts
     inherits the launcher's variables), with a warning: such ranks share no table.
 

@@ -1,4 +1,4 @@
-"""The fast way between ranks of one machine: rows through shared memory, signals through sockets.
+"""The transport between ranks of one machine: rows through shared memory, signals through sockets.
 
 A transport meant for networks costs a millisecond of latency and two copies through the kernel.
 Here ranks copy their parts out of each other's memory (`sok_lite.comm.shared_memory`). A rank that
@@ -177,14 +177,14 @@ def connect_local(base: Communicator) -> Communicator:
     """Connects the ranks of each machine through shared memory. Every rank must call it.
 
     Args:
-      base: connects the ranks already; it brings them together here, carries what goes from one
-        machine to another, and can still end the job.
+      base: connects the ranks already; it is used to bring them together here, to send rows between
+        machines, and to abort the job.
 
     Returns:
-      The fast communicator where all ranks are on one machine, one that uses both ways where some
-      share a machine, or `base` itself if none do (also where they are kept apart, in containers of
-      their own), if it does that itself (`shares_memory`), or SOK_LITE_COMM_LOCAL is "0"; the same
-      kind on all ranks.
+      A `LocalCommunicator` if all ranks are on one machine; a `HostsCommunicator`, which uses both
+      transports, if some share a machine; or `base` itself if none do (also where they are in
+      separate containers), if it shares memory itself (`shares_memory`), or if SOK_LITE_COMM_LOCAL
+      is "0". The same kind on all ranks.
     """
     if base.size == 1:
         return base

@@ -1,14 +1,14 @@
-"""Arrays of GPUs from one to another by NCCL, on a stream of its own.
+"""The transport from GPU to GPU by NCCL, on a stream of its own.
 
-A communicator brings the ranks together and carries what is said when something has failed. What
-NCCL carries is on the device: nothing of a message goes through the host.
+A communicator brings the ranks together and is used again when something has failed. Messages of
+NCCL stay on the device: no byte of them goes through the host.
 
- counts   a block of control to each rank, with the counts of keys; the host reads all it got, once
- keys     follow, and the host does not wait: `check` says later whether they were whole
+ counts   a block of control to each rank, with the counts of keys; the host reads all of them once
+ keys     follow, and the host does not wait: `check` raises later if they were incomplete
  rows     of known counts, each with a block of control, which the host reads when all has arrived
 
-A rank waits for its stream alone. Where one cannot go on, `sok_lite.comm.alarm` tells the others,
-whose part NCCL then aborts: no wait lasts, and what was on its way is never used.
+A rank waits only for its own stream. If a rank cannot go on, `sok_lite.comm.alarm` tells the
+others, which then abort NCCL: every wait ends, and messages that were being sent are never used.
 """
 
 import threading
@@ -35,7 +35,7 @@ from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, sp
 _FIRST_TABLES = 32
 # How long an abort waits for the rank's own call of NCCL. One that is stuck ends by the abort.
 _ABORT_AFTER_S = 1.0
-# How long the names of calls may be on their way when control has arrived.
+# How long the names of calls may take to arrive after control.
 _ANNOUNCED_S = 5.0
 # How long after a failure of NCCL the reason for it may come.
 _HEARD_S = 1.0
@@ -43,11 +43,12 @@ _ID_BYTES = 128
 
 
 class Message(NamedTuple):
-    """Arrays that travel in one group.
+    """Arrays that are sent and received in one group.
 
     Attributes:
       sent, received: C-contiguous, rank by rank.
-      to, came: bytes for each rank and from each.
+      to: bytes for each rank.
+      came: bytes from each rank.
     """
 
     sent: Array
@@ -67,9 +68,9 @@ class NcclTransport(GpuTransport):
 
         Args:
           comm: the ranks.
-          backend: of the arrays that will travel; each rank has a GPU of its own.
-          cuda: has what `cupy.cuda` has of streams and events.
-          nccl: has what `cupy.cuda.nccl` has.
+          backend: of the arrays to send; each rank has a GPU of its own.
+          cuda: `cupy.cuda`, or a stand-in with its streams and events.
+          nccl: `cupy.cuda.nccl`, or a stand-in.
 
         Raises:
           CommunicatorError: NCCL cannot connect the ranks, or they cannot reach each other by TCP;
@@ -79,7 +80,7 @@ class NcclTransport(GpuTransport):
         self._cuda, self._library = cuda, nccl
         self._nccl: Any = None
         self._issuing = threading.Lock()
-        self._num_tables = _FIRST_TABLES  # that a block has room for; equal on all ranks
+        self._num_tables = _FIRST_TABLES  # capacity of a block; equal on all ranks
         # Collectives whose keys nobody has waited for, and those whose keys did not come whole.
         self._pending: set[int] = set()
         self._lost: set[int] = set()
@@ -151,11 +152,11 @@ class NcclTransport(GpuTransport):
         with self._taking_part(call):
             words = self._words(call, num_tables, tag)
             while True:
-                room = self._num_tables
-                blocks = xp.empty((size, NUM_WORDS + room), np.int64)
+                capacity = self._num_tables
+                blocks = xp.empty((size, NUM_WORDS + capacity), np.int64)
                 blocks[:, :NUM_WORDS] = self._backend.from_host(words)
                 blocks[:, FAILED] = count
-                if num_tables <= room:
+                if num_tables <= capacity:
                     by_rank = (offsets[1:] - offsets[:-1]).reshape(size, num_tables)
                     blocks[:, NUM_WORDS : NUM_WORDS + num_tables] = by_rank
                 came = self._blocks_of_all(blocks)
@@ -163,17 +164,17 @@ class NcclTransport(GpuTransport):
                 told = self._backend.to_host(mine)  # one wait
                 self._arrived()
                 ends, theirs = told[1 : 1 + len(offsets)], told[1 + len(offsets) :]
-                theirs = theirs.reshape(size, NUM_WORDS + room)
+                theirs = theirs.reshape(size, NUM_WORDS + capacity)
                 self._check_calls(call, theirs)
                 if theirs[:, FAILED].any():
                     return None, self._reasons(call, check if told[0] else None)
                 self._check_tables(theirs, num_tables, tag)
-                if num_tables <= room:
+                if num_tables <= capacity:
                     sent = np.diff(ends).reshape(size, num_tables)
                     received = theirs[:, NUM_WORDS : NUM_WORDS + num_tables].copy()
                     self._owes_keys = True
                     return Counts(sent, received), None
-                # Every rank is here, with as many tables: all have more room from now on.
+                # Every rank is here, with as many tables: all have larger blocks from now on.
                 self._num_tables = 1 << (num_tables - 1).bit_length()
 
     def _refuse(self, call: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What ranks say to each other: the protocol every transport answers to.
+"""The communicator: the interface of all transports between ranks.
 
 Rows go in and rows come out, as NumPy arrays. A transport supplies two primitives, `_alltoallv` and
 `_allgatherv`; argument checks, reductions and broadcasts are built on them here, once, so that a
@@ -44,7 +44,7 @@ class CommunicatorError(RuntimeError):
 
 
 class RanksDifferError(ValueError):
-    """What must be the same on all ranks is not. Raised on every rank, with the same text."""
+    """Arguments that must be equal on all ranks differ. Raised on all, with the same text."""
 
 
 class JobAborted(CommunicatorError):
@@ -52,7 +52,7 @@ class JobAborted(CommunicatorError):
 
 
 class Gathered(NamedTuple):
-    """What arrived on this rank, and how much of it from whom.
+    """The rows received by this rank, and how many of them from each rank.
 
     Attributes:
       rows: (m, ...), the rows of rank 0 first, then those of rank 1, and so on.
@@ -76,9 +76,9 @@ class Communicator(ABC):
     collective the others wait, so they must come in the same order on all ranks.
 
     Rows are NumPy arrays of bool, (u)int8 to (u)int64 or float16 to float64, of any strides; their
-    dtype and trailing shape must be equal on all ranks. bfloat16 rows travel as uint16, GPU arrays
-    by the `transport`, or through the host (`Backend.to_host`). What is returned belongs to the
-    caller, but for one case: with a single rank it may be the argument itself.
+    dtype and trailing shape must be equal on all ranks. bfloat16 rows are sent as uint16, arrays of
+    a GPU by the `gpu_transport`, or through the host (`Backend.to_host`). A returned array belongs
+    to the caller, with one exception: with a single rank it may be the argument itself.
 
     Wrong arguments raise ValueError or TypeError before anything is sent. A dead or disagreeing
     rank raises CommunicatorError. So does every call after one that broke off in the middle (at a
@@ -89,7 +89,7 @@ class Communicator(ABC):
       size: number of processes.
       local_rank: number of this process among those of the same machine.
       turn: number of collectives so far; equal on all ranks whenever one has been completed.
-      transport: what carries arrays of a GPU without the host; None: they go by the host.
+      gpu_transport: sends arrays of a GPU without the host; None: they go through the host.
       shares_memory: whether ranks of one machine pass rows through memory, also where there are
         ranks on other machines.
     """
@@ -121,10 +121,10 @@ class Communicator(ABC):
         Args:
           rows: (n, ...), those for rank 0 first, then those for rank 1, and so on.
           send_splits: (size,) integers, number of rows for each rank; they sum to n.
-          recv_splits: (size,) int32, number of rows that will come from each rank, where the caller
-            knows it (a way back along a route).
-          call: says which call this is, equal on all ranks, in ASCII; another one on another rank
-            raises on all of them.
+          recv_splits: (size,) int32, number of rows that will be received from each rank, if the
+            caller knows it (as by a route).
+          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
+            raise.
 
         Returns:
           Gathered(rows (m, ...), recv_splits (size,) int32): what the others sent to this rank.
@@ -154,11 +154,12 @@ class Communicator(ABC):
         return Gathered(_unflat(received.rows, array), received.recv_splits)
 
     def allgatherv(self, rows: Any, call: str = "allgatherv") -> Gathered:
-        """Gives the rows of all ranks to all ranks. Every rank must call it.
+        """Gathers the rows of all ranks on all ranks. Every rank must call it.
 
         Args:
           rows: (n, ...); n may differ between ranks.
-          call: see `alltoallv`.
+          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
+            raise.
 
         Returns:
           Gathered(rows (m, ...), recv_splits (size,) int32): the rows of all ranks in rank order.
@@ -208,11 +209,11 @@ class Communicator(ABC):
         return self._together(self._allreduce, call, flat, op).reshape(array.shape)
 
     def broadcast(self, x: Any, root: int = 0) -> np.ndarray:
-        """Gives the array of one rank to all ranks. Every rank must call it.
+        """Broadcasts the array of one rank to all ranks. Every rank must call it.
 
         Args:
           x: any shape; shape and dtype equal on all ranks, only the content of root's is used.
-          root: the rank that gives, equal on all ranks.
+          root: the rank that sends, equal on all ranks.
 
         Returns:
           An array of the shape and dtype of x.
@@ -237,8 +238,8 @@ class Communicator(ABC):
         """Returns a scalar tensor of a TF1 graph when all ranks have it, where that can be told.
 
         Args:
-          tensor: int64, that the graph has somewhere; the value of what comes is of no meaning.
-          name: the same on all ranks, of no other tensor that is on its way.
+          tensor: int64, a scalar of the graph; the value of the result has no meaning.
+          name: equal on all ranks, and of no other tensor that is waited for at the same time.
         """
         return tensor
 
@@ -246,7 +247,8 @@ class Communicator(ABC):
         """Returns when every rank has called it. Every rank must call it.
 
         Args:
-          call: see `alltoallv`.
+          call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
+            raise.
         """
         self._trace(call, None)
         self._together(self._barrier, call)
@@ -280,14 +282,14 @@ class Communicator(ABC):
 
     @property
     def connection(self) -> "Communicator":
-        """What is another one after ranks were connected anew: whatever ranks agreed on, or have
-        under way, is of the connection."""
+        """The present connection, another object after ranks were connected again: agreements of
+        ranks and unfinished work belong to a connection."""
         return self
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one rank, and never another: what a graph leaves out then, as long as it
-        lives."""
+        """Whether there is one rank and never will be another, so that a graph may leave out its
+        collectives."""
         return self.size == 1
 
     # ---- what a transport supplies --------------------------------------------------------------
@@ -310,7 +312,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def _break_off(self, reason: str) -> None:
-        """Lets ranks fail that wait for this one, which is out of step and makes no more calls."""
+        """Makes ranks fail that wait for this one, which is out of step and makes no more calls."""
 
     # ---- helpers --------------------------------------------------------------------------------
 

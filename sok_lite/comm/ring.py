@@ -1,7 +1,7 @@
 """TCP connections from each rank to the next, made with the help of a communicator.
 
-Ranks give each other all the addresses that they may have, with a token: who answers at one of them
-and knows it is that rank.
+Ranks exchange all the addresses that they may have, with a token: a process that answers at one of
+them and knows the token is that rank.
 """
 
 import fcntl
@@ -100,7 +100,7 @@ def _called(card: dict[str, Any]) -> socket.socket:
 
 
 def _answer_of(host: str, card: dict[str, Any]) -> socket.socket | OSError:
-    """Returns a link to whoever knows the token, or why there is none."""
+    """Returns a link to a process that knows the token, or why there is none."""
     try:
         link = socket.create_connection((host, card["port"]), _CALL_TIMEOUT_S)
     except OSError as error:
@@ -117,7 +117,7 @@ def _answer_of(host: str, card: dict[str, Any]) -> socket.socket | OSError:
 
 
 def _answered(listener: socket.socket, token: str) -> socket.socket:
-    """Returns the link of the first that calls and knows the token."""
+    """Returns the link of the first caller that knows the token."""
     while True:
         link, _ = listener.accept()
         link.settimeout(_TOKEN_TIMEOUT_S)

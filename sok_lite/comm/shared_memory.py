@@ -1,8 +1,8 @@
-"""What ranks of one machine give each other: memory that several map, signals through sockets.
+"""Shared memory between ranks of one machine, with signals through sockets.
 
-A rank writes the rows that leave it into its outbox, tells each of the others where its part lies,
-and they copy it out. Every rank has two outboxes and takes them in turn: what is in one may be read
-until its owner has twice more met those who read it.
+A rank writes the rows that it sends into its outbox and signals to each of the others where its
+part lies; they copy it out. Every rank has two outboxes and uses them in turn: the content of one
+may be read until its owner has met its readers in two more collectives.
 """
 
 import mmap
@@ -37,11 +37,11 @@ class LinkError(Exception):
 
 
 class Signal(NamedTuple):
-    """What a rank says of its part for this one.
+    """The signal of a rank about its part for this one.
 
     Attributes:
-      packed: its header, packed.
-      offset: where the part begins in its outbox.
+      packed: the header of the part, packed.
+      offset: first byte of the part in the outbox of that rank.
     """
 
     packed: bytes
@@ -112,7 +112,7 @@ class Mailboxes:
         return signal
 
     def look(self, turn: int, peer: int) -> Signal | None:
-        """Returns a rank's signal of this turn, or None if none is there.
+        """Returns a rank's signal of this turn, or None if it has not arrived.
 
         Raises:
           LinkError: the rank is gone, or this one has closed its links.
@@ -156,21 +156,21 @@ class Mailboxes:
             link.close()
 
     def forget(self) -> None:
-        """Lets go of all that a forked child must not keep: the others would not see the end of
-        this process while a child holds its links."""
+        """Closes all that a forked child must not keep: the others would not notice the end of
+        this process while a child has its links."""
         self.close()
         self._outboxes.clear()
         self._inboxes.clear()
 
 
 class LastWords:
-    """What each rank had to say before it closed its links: memory that outlives its process."""
+    """The reasons of ranks that closed their links, in memory that outlives their processes."""
 
     def __init__(self, peers: dict[int, socket.socket]) -> None:
-        """Gives the memory of this rank to the others and takes theirs. Every rank must call it.
+        """Shares the memory of this rank with the others and maps theirs. Every rank must call it.
 
         Raises:
-          OSError: a rank is gone, or gave none.
+          OSError: a rank is gone, or has shared none.
         """
         self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
         try:
@@ -194,7 +194,7 @@ class LastWords:
         return self._theirs[peer].tobytes().rstrip(b"\0").decode(errors="replace")
 
     def forget(self) -> None:
-        """Lets go of the memory, in a forked child."""
+        """Unmaps the memory, in a forked child."""
         del self._mine
         self._theirs.clear()
 
@@ -217,7 +217,7 @@ class Outbox:
         self.memory = np.empty(0, np.uint8)
 
     def reserve(self, num_bytes: int) -> int | None:
-        """Makes room; returns a file of new memory, which the others must map, or None.
+        """Grows if necessary; returns a file of new memory, which the others must map, or None.
 
         The caller closes the file.
         """

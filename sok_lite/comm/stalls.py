@@ -1,7 +1,7 @@
-"""How long a rank waits for others before it says so, by the settings of Horovod that users have.
+"""The times after which a wait for other ranks is logged or an error, by Horovod's settings.
 
-Horovod reads whole seconds and takes what it cannot read for 0. A job must not break at a setting
-that Horovod bears, so here too nothing is refused.
+Horovod reads whole seconds and takes a value that it cannot read for 0. A job must not break at a
+setting that Horovod accepts, so nothing is rejected here either.
 """
 
 import math
@@ -9,7 +9,7 @@ import os
 
 
 def stall_limits() -> tuple[float, float]:
-    """Returns seconds between two notes of a wait, and until it is an error; infinite: never."""
+    """Returns the seconds between two logs of a wait, and until it is an error; infinite: never."""
     if _seconds("HOROVOD_STALL_CHECK_DISABLE", 0.0):
         return math.inf, math.inf
     return (
@@ -19,7 +19,7 @@ def stall_limits() -> tuple[float, float]:
 
 
 def _seconds(name: str, otherwise: float) -> float:
-    """Returns a variable's number, 0 or more; `otherwise` where it is not set or holds no such."""
+    """Returns a variable's number, 0 or more; `otherwise` if it is not set or no such number."""
     try:
         seconds = float(os.environ.get(name) or otherwise)
     except ValueError:

@@ -63,7 +63,7 @@ class _World:
             return self._last
 
     def leave(self, rank: int) -> None:
-        """Notes that a rank has returned; who waits for it will wait in vain."""
+        """Notes that a rank has returned: ranks that wait for it will fail."""
         with self._condition:
             self._returned.add(rank)
             if self._items:

@@ -1,4 +1,4 @@
-"""The transport of GPU arrays: what was asked for, and what all ranks can use."""
+"""Chooses the transport of GPU arrays: the requested one, if all ranks can use it."""
 
 import json
 import os
@@ -34,10 +34,10 @@ class TransportKind(NamedTuple):
 
 
 def checked_transport(transport: str | None) -> str:
-    """Returns the transport that was asked for, by name or by SOK_LITE_GPU_TRANSPORT.
+    """Returns the name of the requested transport, the argument or SOK_LITE_GPU_TRANSPORT.
 
     Raises:
-      ValueError: it is none.
+      ValueError: there is no such transport.
     """
     source = "gpu_transport"
     if transport is None:
@@ -70,12 +70,12 @@ def choose_transport(
       more: kinds that this module does not know, by name.
 
     Returns:
-      What carries arrays, for people.
+      A description of the transport, for people.
 
     Raises:
-      ValueError: ranks ask for different transports; on all ranks.
-      CommunicatorError: a rank cannot use what was asked for, or not with the others; on
-        all ranks.
+      ValueError: ranks request different transports; on all ranks.
+      CommunicatorError: a rank cannot use the requested transport, or not with the others; on all
+        ranks.
     """
     kinds = {"nccl": TransportKind(lambda _: nccl_unavailable(), _nccl), **(more or {})}
     known = tuple(name for name in _AUTO if name in kinds)
@@ -86,9 +86,9 @@ def choose_transport(
         backend.load_kernels()  # before the ranks meet at the cards
     mine = {"transport": transport, "obstacles": obstacles, "gpu": _gpu(backend)}
     cards = _cards(comm, mine)
-    asked = [card["transport"] for card in cards]
-    if len(set(asked)) > 1:
-        raise RanksDifferError(f"gpu_transport must be the same on all ranks. Received: {asked}.")
+    names = [card["transport"] for card in cards]
+    if len(set(names)) > 1:
+        raise RanksDifferError(f"gpu_transport must be the same on all ranks. Received: {names}.")
     reasons: list[str] = []
     for name in names:
         reason = _reason(cards, name)
@@ -153,7 +153,7 @@ def _nccl(comm: Communicator, backend: Backend) -> GpuTransport:
 
 
 def _gpu(backend: Backend) -> str:
-    """Returns what tells the GPU of this rank from that of any other; "" on a CPU."""
+    """Returns an identifier of this rank's GPU, unique over all ranks; "" on a CPU."""
     if backend.name == "cpu":
         return ""
     bus = backend.xp.cuda.runtime.deviceGetPCIBusId(backend.device_id)

@@ -30,7 +30,7 @@ def report_of(table: EmbeddingTable) -> TableReport:
 
 
 def memory_of(table: EmbeddingTable) -> dict[str, int]:
-    """Returns the bytes in use by part; see `TableReport.memory`."""
+    """Returns the bytes in use by part: "index", and "rows" and "states" by tier: "rows near"."""
     store, tiers = table.store, table.store.tier_bytes()
     memory = {"index": table.index_bytes}
     far = "file" if store.has_far_file else "far"

@@ -50,7 +50,8 @@ def growth(reports: Sequence[Report]) -> Any:
       reports: of `sok_lite.report`, in the order in which they were made; at least one.
 
     Returns:
-      A matplotlib Figure; see `histograms`. Its x axis is hours since the first report.
+      A matplotlib Figure, whose x axis is hours since the first report. The last line of a
+      notebook's cell shows it, and `savefig` writes it.
 
     Raises:
       ImportError: there is no matplotlib. ValueError: there are no reports.

@@ -17,7 +17,7 @@ MOST_EVENTS = 200_000
 
 
 class StageTime(NamedTuple):
-    """What a stage took.
+    """The time of a stage.
 
     Attributes:
       stage: such as "find and insert".
@@ -43,7 +43,7 @@ class _Event(NamedTuple):
 
 
 class Profile:
-    """The times of a `with` block: print it, ask `report()` for the numbers, `save` a trace.
+    """The times of a `with` block: print it, call `report()` for the numbers, `save` a trace.
 
     Attributes:
       seconds: of the whole block; 0 while it goes on.

@@ -1,4 +1,4 @@
-"""A report: what is in tables, what has happened to their keys, and how ranks share them."""
+"""Reports: the content of tables, what has happened to their keys, and how ranks share them."""
 
 import json
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ COUNTERS = ("found", "missed", "inserted", "evicted", "erased", "refused", "not_
 
 
 class TableReport(NamedTuple):
-    """One table: of a rank, or of all ranks together. None: nobody knows.
+    """The report of one table: of a rank, or of all ranks together. None: not known.
 
     Attributes:
       name, dim, dtype, key_type, var_type: of the table.
-      keys: held.
+      keys: number of keys with a row.
       capacity: slots of the index.
       counts: by name of COUNTERS, since the table was made, cleared or wholly loaded.
-      near_seen, seen: how often lookups asked lately for keys whose row is in the fast tier now,
-        and for any; older lookups count less. Of a table of one tier: None.
+      near_seen, seen: number of recent accesses, by lookups, of keys whose row is in the fast tier
+        now, and of all keys; older lookups count less. None: the table has one tier.
       memory: bytes by part: "index", and rows and optimizer states by tier, such as "rows near",
         "states far" and "rows file". Of a checkpoint: bytes by column.
-      reserved_bytes: set aside for rows and states, those in use included.
+      reserved_bytes: allocated for rows and states, those in use included.
       ages: how long before the last lookup of the table its keys were last seen.
       norms: lengths (L2 norms) of the rows.
       keys_of_ranks, bytes_of_ranks: of each rank, in its order.
@@ -61,7 +61,7 @@ class TableReport(NamedTuple):
 
     @property
     def near_share(self) -> float | None:
-        """The share of the keys that lookups asked for lately whose row is in the fast tier now."""
+        """The share of recent accesses to keys whose row is in the fast tier now."""
         return _share(self.near_seen, self.seen)
 
     @property
@@ -116,13 +116,13 @@ class TableReport(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is in tables: text in a terminal, HTML in a notebook, numbers for programs.
+    """A report of tables: text in a terminal, HTML in a notebook, numbers for programs.
 
-    No key is in it.
+    It contains no keys.
 
     Attributes:
       tables: of each its TableReport, of all ranks together.
-      ranks: how many have the tables.
+      ranks: number of ranks that have the tables.
       time: when it was made, in seconds since 1970.
       source: the path of a checkpoint; "": of tables that are in memory.
     """
@@ -150,7 +150,7 @@ class Report:
         return {"source": self.source, "time": self.time, "ranks": self.ranks, "tables": tables}
 
     def to_json(self) -> str:
-        """Returns what `as_dict` gives, as JSON."""
+        """Returns the numbers of `as_dict` as JSON."""
         return json.dumps(self.as_dict(), indent=1)
 
     def __str__(self) -> str:

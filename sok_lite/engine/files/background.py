@@ -1,9 +1,9 @@
 """A dump that goes on while the tables are in use again.
 
-Each rank copies its part of the tables to the host while they are held, and a thread writes the
-copy. So there must be memory of the host for all that the tables hold, which goes back as it is
-written, and the tables are held as long as the copy takes. The thread makes no collective call, for
-those of the program would come in between: the ranks agree in `wait`, which all of them call.
+Each rank copies its part of the tables to the host under their locks, and a thread writes the copy.
+So the host needs memory for the whole content of the tables, which is freed as it is written, and
+the tables are locked for as long as the copy takes. The thread makes no collective call, which
+could interleave with those of the program: the ranks agree in `wait`, which all of them call.
 """
 
 import os
@@ -23,10 +23,10 @@ from sok_lite.engine.files.shard_content import ShardContent, copied
 
 
 class BackgroundDump:
-    """A dump under way. `dump_in_background` makes it.
+    """A dump that is being written. `dump_in_background` makes it.
 
-    The process does not end before this rank's files are written. Where the system has no further
-    thread the files are written at once.
+    The process does not end before this rank's files are written. If the system cannot start a
+    thread, the files are written at once.
     """
 
     def __init__(self, begun: Begun, parts: list[ShardContent], chunk_bytes: int) -> None:
@@ -57,12 +57,13 @@ class BackgroundDump:
 
     @property
     def done(self) -> bool:
-        """Whether this rank's part is over, well or not: `wait` waits for other ranks at most."""
+        """Whether this rank's part has ended, successfully or not: `wait` then waits for other
+        ranks at most."""
         return not self._thread.is_alive()
 
     @property
     def path(self) -> str:
-        """Of the folder."""
+        """The path of the folder."""
         return self._begun.folder
 
     def wait(self) -> None:
@@ -110,7 +111,7 @@ class BackgroundDump:
         return self._shards
 
     def why_unfinished(self) -> str:
-        """Says what it lacks, where the process ends."""
+        """Returns why the dump is not complete, for a warning when the process ends."""
         if self._failure is not None:
             return f"{type(self._failure).__name__}: {self._failure}"
         return (
@@ -127,14 +128,17 @@ def dump_in_background(
     chunk_bytes: int = CHUNK_BYTES,
     incremental: bool = False,
 ) -> BackgroundDump:
-    """Begins a dump of what tables hold now. Every rank must call it; it returns together.
+    """Begins a dump of the present content of tables. Every rank must call it; it returns together.
 
-    Args:
-      As of `dump.dump`.
+    The arguments are those of `dump.dump`.
 
     Raises:
-      As of `dump.dump`, and MemoryError: a rank has no memory for a copy of its part. What fails
-      later `wait` raises.
+      TypeError: an item is no table with keys of its own.
+      ValueError: a name repeats, or a rank has other tables.
+      RuntimeError: another thread has restored a table meanwhile.
+      OSError: the folders cannot be made. The old checkpoint is as it was.
+      MemoryError: a rank has no memory for a copy of its part. The old checkpoint is as it was.
+      Later failures are raised by `wait`.
     """
     begun = begin(path, tables, comm, extra, incremental)
     try:

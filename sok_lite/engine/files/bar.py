@@ -38,11 +38,11 @@ def checked_progress(progress: Any, rank: int) -> bool:
 
 @contextlib.contextmanager
 def progress_bar(is_shown: bool, what: str, num_ranks: int = 1) -> Iterator[Report | None]:
-    """Gives what to call with the bytes done and all bytes; it draws a bar with them and the rate.
+    """Shows a bar in a `with` block, whose target is called with the bytes done and the total.
 
     Args:
-      is_shown: whether there is to be one; else None is given.
-      what: is done, before the bar.
+      is_shown: whether there is a bar; without one the target is None.
+      what: the text before the bar.
       num_ranks: with several the bar says that it is rank 0's part.
     """
     if not is_shown:

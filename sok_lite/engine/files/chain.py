@@ -1,4 +1,4 @@
-"""Where the rows of keys are, in a file of a checkpoint and those that it continues."""
+"""Finds the rows of keys in a file of a checkpoint and the files that it continues."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -14,8 +14,8 @@ class FileRows(NamedTuple):
 
     Attributes:
       shard, reader: of the file.
-      at: (k,) int64, ascending, where they are in the file.
-      places: (k,) int64, where their keys are among those that were asked for.
+      at: (k,) int64, ascending, the positions of the rows in the file.
+      places: (k,) int64, the positions of their keys among the requested ones.
     """
 
     shard: Shard
@@ -27,7 +27,7 @@ class FileRows(NamedTuple):
 def rows_of(
     shard: Shard, readers: Sequence[ShardReader], keys: np.ndarray, at: np.ndarray
 ) -> list[FileRows]:
-    """Returns where the newest row of each key is.
+    """Finds the newest row of each key.
 
     The newest file has all keys. An older one has a key's row if that has not changed since.
 
@@ -35,7 +35,7 @@ def rows_of(
       shard: the newest file.
       readers: of its chain, oldest first.
       keys: (n,) distinct.
-      at: (n,) int64, ascending, where they are in the newest file.
+      at: (n,) int64, ascending, the positions of the keys in the newest file.
 
     Raises:
       ValueError: a file is corrupt.
@@ -59,7 +59,7 @@ def newest_rows(
     Args:
       keys: (n,) distinct.
       held: the keys that have a row in a file, the newest file first.
-      corrupt: makes the error of a reason.
+      corrupt: makes an error from a reason.
 
     Returns:
       Of each file `FileRows.at` and `FileRows.places`.
@@ -93,7 +93,7 @@ def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:
 
 
 def tensors_of_chain(shard: Shard, tensor: str) -> list[str | None]:
-    """Returns what a tensor of rows is in each file of a chain, oldest first; None: not there."""
+    """Returns the name of a tensor of rows in each file of a chain, oldest first; None: missing."""
     names: list[str | None] = []
     name: str | None = tensor
     for part in reversed(shard.chain):

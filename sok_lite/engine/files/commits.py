@@ -1,12 +1,12 @@
-"""What a job goes back to when ranks have left it: all that tables held at the last commit.
+"""Commits of an elastic job: the content of tables that a job returns to when ranks have left it.
 
-In memory each part is there twice: on the rank that it is of, and on another, of another machine
-where there is one. On disk it is a checkpoint. What goes with the tables, the same on all ranks, is
-in the memory of every rank.
+In memory there are two copies of each part: on its own rank, and on another rank, of another
+machine if there is one. On disk a commit is a checkpoint. The values that go with the tables, equal
+on all ranks, are in the memory of every rank.
 
-A commit is made in two steps, so that however ranks die there is one that is whole. Each rank
-stages it, beside the one before; when all have, each settles it. So if any rank has settled a
-commit all have staged it, and if none has, all still have the one before.
+A commit has two steps, so that a complete one exists whenever ranks die. Each rank stages it,
+beside the previous one; when all have, each settles it. So if any rank has settled a commit, all
+have staged it, and if none has, all still have the previous one.
 """
 
 import json
@@ -41,12 +41,11 @@ class Commit(NamedTuple):
     """A commit on one rank.
 
     Attributes:
-      number: commits of a job count on from a random number, by which a checkpoint in the folder
-        that another job has left is told from them.
-      size: how many ranks made it.
-      values: what goes with the tables.
-      parts: by rank that they are of, a part of each table: this rank's own first. Of a commit on
-        disk there are none.
+      number: commits of a job count from a random number on, so that a checkpoint of another job in
+        the folder is recognized.
+      size: number of ranks that made it.
+      values: that go with the tables.
+      parts: by their rank, a part of each table: this rank's own first. A commit on disk has none.
     """
 
     number: int
@@ -69,16 +68,17 @@ class Commits:
         self._staged: Commit | None = None
 
     def make(self, comm: Communicator, values: bytes) -> None:
-        """Keeps what the tables hold now. Every rank must call it; it returns together.
+        """Commits the present content of the tables. Every rank must call it; it returns together.
 
         Args:
           comm: the ranks.
-          values: what goes with the tables, the same on all ranks.
+          values: that go with the tables, equal on all ranks.
 
         Raises:
-          TypeError, ValueError: as of `checked_items`.
-          OSError, MemoryError: a rank cannot keep its part. The commit before is as it was.
-          CommunicatorError: a rank has died. This commit is the last one, or the one before is.
+          TypeError: an item is no table with keys of its own.
+          ValueError: a name repeats, or a rank has other tables.
+          OSError, MemoryError: a rank cannot store its part. The previous commit is as it was.
+          CommunicatorError: a rank has died. The last commit is this one or the previous one.
         """
         newest = max((commit.number for commit in self._held()), default=0)
         card = [newest, _machine(), secrets.randbits(48)]
@@ -96,18 +96,18 @@ class Commits:
         self._settled, self._staged = self._staged, None
 
     def restore(self, comm: Communicator) -> bytes | None:
-        """Gives the tables what they held at the last commit. Every rank must call it.
+        """Restores the tables from the last commit. Every rank must call it.
 
-        The ranks may be others than those that made it, and more or fewer. The commit stays, for
-        what comes before the next one is made.
+        The ranks may be others than those that made it, and more or fewer. The commit stays, until
+        the next one is made.
 
         Returns:
-          What went with the tables; None: no rank has a commit, and nothing has changed.
+          The values that went with the tables; None: no rank has a commit, and nothing has changed.
 
         Raises:
           RuntimeError: a part is lost: the ranks have left that had it in memory, or the folder has
             a checkpoint that is no commit of this job.
-          OSError, ValueError, MemoryError: a part cannot be read, or a rank cannot hold its own.
+          OSError, ValueError, MemoryError: a part cannot be read, or does not fit into memory.
             All ranks raise the same, and no table has changed.
         """
         cards = _cards(comm, [*self._held()], self._settled)
@@ -144,7 +144,7 @@ class Commits:
     def _kept_twice(
         self, comm: Communicator, keeper: Sequence[int | None]
     ) -> dict[int, list[Content]]:
-        """Returns the parts that this rank keeps: its own, and copies of others."""
+        """Returns the parts that this rank stores: its own, and copies of others."""
         own = together(comm, lambda: _taken(self._tables))
         mine = keeper[comm.rank]
         kept = {comm.rank: own}
@@ -156,7 +156,7 @@ class Commits:
         return kept
 
     def _number_on_disk(self, comm: Communicator, is_any: bool) -> int:
-        """Returns which commit the folder has; 0 where no rank knows one: it is of another job."""
+        """Returns the number of the commit in the folder; 0 if it is not of this job."""
 
         def read() -> int:
             if comm.rank != 0 or not is_any:
@@ -169,11 +169,11 @@ class Commits:
     def _redistribute(
         self, comm: Communicator, parts: Mapping[int, list[Content]], size: int
     ) -> None:
-        """Gives tables what parts have, each rank the keys that it owns now.
+        """Restores tables from parts: each rank takes the keys that it owns now.
 
         Args:
-          parts: those that this rank gives, by rank that they were of.
-          size: how many ranks there were.
+          parts: those that this rank sends, by the rank that they were of.
+          size: number of ranks that made the commit.
         """
 
         def give() -> None:
@@ -206,7 +206,7 @@ class Commits:
 
 
 def _taken(tables: Sequence[EmbeddingTable]) -> list[Content]:
-    """Returns a copy of all that tables hold, of one moment."""
+    """Returns a copy of the content of tables, under the locks of all of them."""
     for table in tables:
         alone(table, partial(drop_orphaned_states, table))
     return holding(tables, lambda: list(map(take, tables)))
@@ -219,13 +219,13 @@ def _restoring(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Acti
 
 
 def keepers(machines: Sequence[int]) -> list[int | None]:
-    """Returns for each rank which other one keeps a copy of its part; None: there is no other.
+    """Returns for each rank the other one that stores a copy of its part; None: there is no other.
 
-    It is of another machine where there is one: the next that follows, whose ranks share the work.
-    Else it is the next rank.
+    If there is another machine it is a rank of the next one, whose ranks share the work; otherwise
+    it is the next rank.
 
     Args:
-      machines: of each rank.
+      machines: number of the machine of each rank.
     """
     size = len(machines)
     chosen: list[int | None] = []
@@ -247,7 +247,7 @@ def _machine() -> int:
 
 
 def _exchanged(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Sends a message to some ranks; returns what came, by rank. Every rank must call it."""
+    """Sends a message to some ranks; returns the received ones by rank. Every rank must call it."""
     none = np.empty(0, WORD)
     rows = [messages.get(rank, none) for rank in range(comm.size)]
     splits = np.array([len(message) for message in rows], np.int64)
@@ -258,7 +258,7 @@ def _exchanged(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[i
 def _cards(
     comm: Communicator, held: Sequence[Commit], settled: Commit | None
 ) -> list[dict[str, Any]]:
-    """Returns which commits every rank has."""
+    """Returns the numbers of the commits that every rank has."""
     card = {
         "settled": 0 if settled is None else settled.number,
         "held": {
@@ -272,14 +272,14 @@ def _cards(
 
 
 def _givers(held: Mapping[int, Sequence[int]], size: int) -> list[int]:
-    """Returns for each part the rank that gives it.
+    """Returns for each part the rank that sends it.
 
     Args:
       held: by rank, the parts that it has, its own first.
-      size: how many parts there are.
+      size: number of parts.
 
     Raises:
-      RuntimeError: nobody has one.
+      RuntimeError: no rank has a part.
     """
     owners = {parts[0]: rank for rank, parts in held.items()}
     keeping = {part: rank for rank, parts in held.items() for part in parts}
@@ -294,11 +294,11 @@ def _givers(held: Mapping[int, Sequence[int]], size: int) -> list[int]:
 
 
 def broadcast_bytes(comm: Communicator, data: bytes, root: int) -> bytes:
-    """Gives the bytes of one rank to all. Every rank must call it.
+    """Broadcasts the bytes of one rank to all. Every rank must call it.
 
     Args:
-      data: of root; what others give is not used.
-      root: the rank that gives.
+      data: of root; the argument of other ranks is not used.
+      root: the rank that sends.
     """
     length = int(comm.broadcast(np.array([len(data)], np.int64), root)[0])
     mine = np.frombuffer(data, np.uint8) if comm.rank == root else np.zeros(length, np.uint8)

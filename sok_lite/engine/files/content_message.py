@@ -1,7 +1,7 @@
 """Contents of tables as one message between ranks.
 
-It is the length of a JSON text, the text, which says what there is, and then the arrays, each from
-a multiple of 8 bytes on.
+It is the length of a JSON text, the text, which describes the arrays, and then the arrays, each
+from a multiple of 8 bytes on.
 """
 
 import itertools

@@ -1,10 +1,10 @@
 """Writing a checkpoint: several tables, on all ranks, into one folder.
 
 The folder has a manifest and, for each dump, a folder of files. A dump writes its files beside
-those of the one before, then the manifest takes the place of the old one in one piece, and only
-then those of the old files go that it does not name: an increment names what it continues. So
-whenever a dump ends, however it ends, the folder has a whole checkpoint: the old one, or the new
-one. What an interrupted dump leaves is read by nobody, and the next dump removes it.
+those of the previous one, then replaces the manifest atomically, and only then removes old files
+that the new manifest does not name: an increment names those that it continues. So whenever a dump
+ends, however it ends, the folder has a complete checkpoint: the old one, or the new one. Files of
+an interrupted dump are never read, and the next dump removes them.
 """
 
 import json
@@ -51,28 +51,29 @@ def dump(
     report: Report | None = None,
     incremental: bool = False,
 ) -> None:
-    """Writes all that tables hold into a folder. Every rank must call it; it returns together.
+    """Writes the whole content of tables to a folder. Every rank must call it; it returns together.
 
-    All ranks must see the same folder. A checkpoint that is there is replaced when the new one is
-    whole. The tables are held meanwhile: no other thread changes them. Memory is needed for a few
-    chunks, whatever the tables hold.
+    All ranks must see the same folder. An existing checkpoint is replaced when the new one is
+    complete. The tables are locked meanwhile: no other thread changes them. Memory is needed for a
+    few chunks, whatever the size of the tables.
 
-    An incremental dump leaves the files that are there, and writes the rows and states that have
-    changed since, with the keys of all. Where it cannot be told what has changed it writes all of
-    them, as without `incremental`, and rank 0 warns.
+    An incremental dump leaves the existing files, and writes the rows and states that have changed
+    since, with all keys. If it is not known what has changed it writes everything, as without
+    `incremental`, and rank 0 warns.
 
     Args:
-      path: of the folder; it is made if it is not there. One dump at a time: one of this process
-        that goes on in the background is waited for.
+      path: of the folder; it is made if missing. One dump at a time: a background dump of this
+        process into the folder is waited for.
       tables: with different names, the same on all ranks.
       comm: the ranks.
-      extra: what JSON knows, given back by `load`. That of rank 0 counts.
-      chunk_bytes: bytes that are written together.
-      report: called with the bytes of this rank's files that are written, and all of them.
-      incremental: whether to add to the checkpoint that is there.
+      extra: values that JSON knows, returned by `load`. Those of rank 0 count.
+      chunk_bytes: bytes that are written together, and have one checksum.
+      report: called with the bytes of this rank's files written so far, and of all of them.
+      incremental: whether to add to the existing checkpoint.
 
     Raises:
-      TypeError, ValueError: as of `checked_items`.
+      TypeError: an item is no table with keys of its own.
+      ValueError: a name repeats, or a rank has other tables.
       RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
@@ -88,12 +89,13 @@ class Begun(NamedTuple):
     """A dump that all ranks have begun.
 
     Attributes:
-      folder, data: of the checkpoint; in it, of the files of this dump.
-      items: what is dumped.
-      tables: what the manifest says of them, but for their files.
+      folder: path of the checkpoint.
+      data: name of the folder of this dump's files, in it.
+      items: the tables that are dumped.
+      tables: their entries of the manifest, without files.
       comm: the ranks.
-      extra: as of `dump`.
-      before: by table the file of this rank that is continued; none: all is written.
+      extra: values that JSON knows, returned by `load`.
+      before: by table the file of this rank that is continued; without an entry all is written.
     """
 
     folder: str
@@ -137,10 +139,10 @@ def begin(
 
 
 def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
-    """Lets the folder have the new checkpoint, or the old one if a rank fails. Every rank calls it.
+    """Writes and publishes the checkpoint; if a rank fails the old one stays. Every rank calls it.
 
     Args:
-      write: returns what this rank has written.
+      write: writes the files of this rank and returns their entries of the manifest.
     """
     try:
         shards = together(begun.comm, write)
@@ -151,13 +153,13 @@ def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
 
 
 def end(begun: Begun) -> None:
-    """Removes what belongs to no checkpoint, once no rank writes any more."""
+    """Removes files that belong to no checkpoint, once no rank writes any more."""
     if begun.comm.rank == 0:
         sweep(begun.folder, begun.data)
 
 
 def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[ShardContent]], T]) -> T:
-    """Calls a function of what this rank is to write, while the tables are held.
+    """Calls a function with the parts that this rank has to write, under the locks of the tables.
 
     Args:
       chunk_bytes: of a piece at most.
@@ -175,7 +177,7 @@ def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[ShardCon
 def write_parts(
     begun: Begun, parts: Sequence[ShardContent], chunk_bytes: int, report: Report | None = None
 ) -> list[Shard]:
-    """Writes what this rank has for a checkpoint, which is on the disk then. No communication."""
+    """Writes and syncs this rank's parts of a checkpoint to disk. It does not communicate."""
     progress = Progress(report, sum(part.num_bytes for part in parts))
     shards = [write_part(part, begun.folder, chunk_bytes, progress) for part in parts]
     manifest.sync_path(os.path.join(begun.folder, begun.data))
@@ -188,7 +190,7 @@ def checked_items(
     """Returns tables as items of a checkpoint. Every rank must call it.
 
     Args:
-      more: what must be equal on all ranks as well.
+      more: further values that must be equal on all ranks.
       what: "dump" or "load".
 
     Raises:
@@ -225,7 +227,7 @@ def _make_folders(folder: str, data: str, comm: Communicator) -> None:
 
 
 def check_is_ours(path: str) -> None:
-    """Raises FileExistsError if there is a file that is no manifest where one is to go."""
+    """Raises FileExistsError if a file that is no manifest has the path of the manifest."""
     try:
         with open_file(path) as file:
             is_ours = manifest.FORMAT.encode() in file.read()
@@ -239,7 +241,7 @@ def check_is_ours(path: str) -> None:
 
 
 def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
-    """Returns what the files of every rank are."""
+    """Returns the manifest's entries of the files of every rank."""
     text = np.frombuffer(manifest.shards_to_text(shards).encode(), np.uint8)
     gathered = comm.allgatherv(text, call="dump")
     return [manifest.shards_from_text(part.tobytes()) for part in gathered.by_rank()]
@@ -257,7 +259,7 @@ def _publish(begun: Begun, by_rank: list[list[Shard]]) -> None:
 
 
 def _facts(table: AnyTable) -> TableFacts:
-    """Returns what the manifest says of a table, but for its files."""
+    """Returns the manifest's entry of a table, without files."""
     kinds = (table.var_type, table.dim, table.row_dtype.name, table.key_dtype.name)
     return TableFacts(table.name, *kinds, table.owner.name, _options(table), ())
 
@@ -270,10 +272,10 @@ def _options(table: AnyTable) -> dict[str, Any]:
 
 
 def sweep(folder: str, data: str) -> None:
-    """Removes what belongs to no checkpoint: files of old dumps, and of those that failed.
+    """Removes files that belong to no checkpoint: of old dumps, and of dumps that failed.
 
-    What cannot be removed stays. Where the manifest cannot be read nothing goes but, if there is no
-    manifest at all, the files of this dump.
+    Files that cannot be removed stay. If the manifest cannot be read nothing is removed; if there
+    is no manifest at all, only the files of this dump.
 
     Args:
       data: the folder of this dump's files.

@@ -1,4 +1,4 @@
-"""A file that a failed write leaves as it was."""
+"""A file that is unchanged if a write fails."""
 
 import os
 import zlib
@@ -8,13 +8,13 @@ import numpy as np
 
 
 class GrowingFile:
-    """A file that is written behind its old bytes, or anew under another name until `publish`.
+    """A file that is appended to, or written under another name until `publish`.
 
-    Left without `publish`, it is as before.
+    Without `publish` it stays as before.
 
     Args:
       path: of the file.
-      old_crc: CRC-32 of the bytes to write behind; None: a new file.
+      old_crc: CRC-32 of the bytes to append to; None: a new file.
 
     Attributes:
       crc: CRC-32 of the whole file.
@@ -43,7 +43,7 @@ class GrowingFile:
         os.fsync(self._file.fileno())
 
     def publish(self) -> None:
-        """Lets the file be what was written, under its name."""
+        """Makes what was written the file of that name."""
         if self._written != self._path:
             os.replace(self._written, self._path)
         self._is_published = True

@@ -1,8 +1,8 @@
-"""Whether a dump may add to the checkpoint that is there, and what it then has to write.
+"""Decides whether a dump may continue the existing checkpoint, and which rows it has to write.
 
-An increment may continue a file only where nothing can have been missed in between. Each rank must
-remember that its table was written to the newest file of its part, or made from that file, and the
-ranks must be the same. Else all is dumped anew.
+An increment may continue a file only if no change can have been missed in between. Each rank must
+remember that its table was written to the newest file of its part, or loaded from that file, and
+the ranks must be the same. Otherwise everything is dumped again.
 """
 
 import os
@@ -21,16 +21,16 @@ from sok_lite.engine.table.pieces import numbered_states, pieces
 
 
 class CannotContinueError(Exception):
-    """An increment would not be whole. Its text says why."""
+    """An increment would be incomplete, for the reason in its text."""
 
 
 def shards_to_continue(
     folder: str, tables: Sequence[EmbeddingTable], names: Collection[str], comm: Communicator
 ) -> tuple[Mapping[str, Shard], str]:
-    """Returns what increments of tables are to continue. Every rank must call it.
+    """Returns the files that increments of tables continue. Every rank must call it.
 
     Args:
-      names: of these tables, and of those that are to be dumped as a whole.
+      names: of these tables, and of those that are always dumped completely.
 
     Returns:
       (of each table, by name, the newest file of this rank's part; none where all is to be dumped;
@@ -104,14 +104,14 @@ def _fits(table: EmbeddingTable, facts: TableFacts) -> bool:
 def continuing(
     table: EmbeddingTable, shard: Shard, before: Shard, columns: Sequence[Column], num_slots: int
 ) -> tuple[Shard, int]:
-    """Returns what the manifest says of an increment of a table, but for `written`, and the least
+    """Returns the manifest's entry of an increment of a table, without `written`, and the least
     stamp of the keys that have changed.
 
     Args:
-      shard: of all that the table holds.
-      before: what it continues.
+      shard: the entry of a complete dump of the table.
+      before: the file that it continues.
       columns: the states, in the order of `shard.states`.
-      num_slots: that are looked at together.
+      num_slots: slots that are read at a time.
 
     Raises:
       RuntimeError: the table has forgotten what has changed since.
@@ -138,14 +138,14 @@ def continuing(
 
 
 def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
-    """Returns what a state is in the file before; None: it was not there."""
+    """Returns the tensor of a state in the previous file; None: it has none."""
     tensors = [state.tensor for state in before.states]
     known = zip(dumped.states, tensors, strict=True)
     return next((tensor for state, tensor in known if state() is column), None)
 
 
 def plan_remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> list[Action]:
-    """Prepares to remember that a file has what a table holds. Hold the table."""
+    """Prepares to remember that a file has the content of a table. Hold the table's lock."""
     columns = [column for *_, column in numbered_states(table.store)]
     continued = shard.before[-1].file if shard.before else None
     return plan_remember(table, folder, shard.file, columns, continued)
@@ -154,10 +154,10 @@ def plan_remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> list
 def remember_load(
     folder: str, tables: Sequence[EmbeddingTable], found: Manifest, comm: Communicator
 ) -> None:
-    """Remembers that tables hold what a checkpoint has, where dumps may continue it.
+    """Remembers that tables have the content of a checkpoint, so that dumps may continue it.
 
     Args:
-      tables: held, since they were given what it has.
+      tables: locked since they were loaded.
     """
     if found.ranks != comm.size:
         return

@@ -1,4 +1,4 @@
-"""What a checkpoint is of: tables of keys, and parts of static ones, by the same questions."""
+"""The items of a checkpoint: tables of keys, and parts of static tables, behind one interface."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ class Item(ABC):
 
     Attributes:
       table: the table.
-      held: the tables to hold while the item is read or changed.
-      of_all_ranks: what must be equal on all ranks, beside kinds and names.
+      held: the tables to lock while the item is read or changed.
+      of_all_ranks: values that must be equal on all ranks, beside kinds and names.
     """
 
     table: AnyTable
@@ -39,12 +39,12 @@ class Item(ABC):
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
     ) -> ShardContent:
-        """Returns what this rank writes, as it is now. Hold the tables to its last array.
+        """Returns the part that this rank writes. Lock the tables until its last array is read.
 
         Args:
           folder: of the checkpoint.
           file: the new one, relative to the folder, with "/".
-          chunk_bytes: of a piece at most.
+          chunk_bytes: the most bytes of a piece.
           before: the file of this rank that is continued; None: all is written.
         """
 
@@ -52,10 +52,10 @@ class Item(ABC):
     def actions(
         self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
     ) -> list[Action]:
-        """Prepares to take what a checkpoint has of it, however that was spread over ranks.
+        """Prepares to load this rank's part from a checkpoint of any number of ranks.
 
         Args:
-          facts: what the manifest says of the table.
+          facts: the manifest's entry of the table.
           mode: "replace" or "merge".
 
         Raises:
@@ -109,7 +109,7 @@ def items_of(tables: Iterable[Any], what: str) -> list[Item]:
 
 
 def tables_of(items: Iterable[Item]) -> list[EmbeddingTable]:
-    """Returns the tables to hold while items are read or changed."""
+    """Returns the tables to lock while items are read or changed."""
     return [table for item in items for table in item.held]
 
 

@@ -1,8 +1,8 @@
-"""Where keys are among many that do not change: two arrays, made by one sort.
+"""A read-only index of keys: two arrays, made by one sort.
 
-Keys lie in buckets by the first bits of their hash, one or two in each. An array has where each
-bucket begins, the other the places of the keys, bucket by bucket. A lookup compares its key with
-those of one bucket. Both arrays together have 6 to 8 bytes for each key.
+Keys lie in buckets by the first bits of their hash, one or two in each. One array has the start of
+each bucket, the other the positions of the keys, bucket by bucket. A lookup compares its key with
+those of one bucket. Both arrays together take 6 to 8 bytes a key.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ _PLACE_BITS = np.uint64(32)
 
 
 class KeyIndex(NamedTuple):
-    """What finds keys.
+    """An index from keys to their positions in an array.
 
     Attributes:
-      starts: (buckets + 1,) where each bucket begins in `places`; buckets are a power of two.
-      places: (n,) uint32, of the keys, bucket by bucket, ascending in each.
-      seed: of the hash; see engine/hashing.py.
+      starts: (buckets + 1,) the start of each bucket in `places`; buckets are a power of two.
+      places: (n,) uint32, positions of the keys, bucket by bucket, ascending in each.
+      seed: of the hash (engine/hashing.py), so that nobody can choose keys that collide.
     """
 
     starts: np.ndarray
@@ -33,15 +33,15 @@ class KeyIndex(NamedTuple):
     def find(
         self, keys: np.ndarray, key_at: Callable[[np.ndarray], np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns where keys are.
+        """Finds keys.
 
         Args:
           keys: (m,) int64.
-          key_at: takes places (k,) and gives the keys there, (k,) int64.
+          key_at: positions (k,) -> the keys there, (k,) int64.
 
         Returns:
-          (numbers of those that are found among `keys`, (k,); their places, (k,)). Of a key that is
-          there twice the first place.
+          (which of `keys` were found, (k,); their positions, (k,)). Of a key that occurs twice the
+          first position.
         """
         buckets = _buckets(keys, self.starts.size - 1, self.seed)
         at, ends = self.starts[buckets].astype(np.int64), self.starts[buckets + 1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""TFRA's files of keys and values, and a third one that says what they hold.
+"""TFRA's files of keys and values, and a third one that describes them.
 
 A shard is three files; `key_value_names` has the bases of their names:
 
@@ -47,7 +47,7 @@ _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
 
 class Layout(NamedTuple):
-    """What a variable's files hold. `make_layout` checks one.
+    """The content of a variable's files: types and sizes. `make_layout` checks one.
 
     Attributes:
       name: of the variable.
@@ -97,9 +97,9 @@ class StoredShard:
 
     Attributes:
       base: path of its files, without their endings.
-      layout: what they hold.
-      count: how many keys.
-      meta: of its third file; None where there is none.
+      layout: types and sizes of their content.
+      count: number of keys.
+      meta: the content of its third file; None: there is none.
     """
 
     base: str
@@ -235,7 +235,7 @@ def open_shards(
 
 
 def checksums(folder: str, base: str) -> tuple[int, int] | None:
-    """Returns what a shard's third file says are the CRC-32 of its keys and of its values.
+    """Returns the CRC-32 of a shard's keys and of its values, from its third file.
 
     Args:
       base: of its files.
@@ -248,7 +248,7 @@ def checksums(folder: str, base: str) -> tuple[int, int] | None:
 
 
 def described(folder: str, base: str) -> Layout | None:
-    """Returns what a shard's third file says that the shard holds.
+    """Returns the layout of a shard, from its third file.
 
     Args:
       base: of its files.
@@ -326,7 +326,7 @@ def _open_shard(base: str, layout: Layout) -> StoredShard:
 
 
 def _count(path: str, width: int, what: str) -> int:
-    """Returns how many things of `width` bytes a file holds."""
+    """Returns the number of elements of `width` bytes in a file."""
     length = os.path.getsize(path)
     if length % width:
         raise ValueError(
@@ -337,7 +337,7 @@ def _count(path: str, width: int, what: str) -> int:
 
 
 def _read_meta(base: str) -> dict[str, Any] | None:
-    """Returns what a shard's third file says; None where there is none."""
+    """Returns the content of a shard's third file; None: there is none."""
     try:
         with open(_meta(base), encoding="utf-8") as file:
             meta = json.load(file)
@@ -365,7 +365,7 @@ def _crc_of(path: str) -> int:
 
 
 def _old_crc(shard: StoredShard | None, what: str) -> int | None:
-    """Returns the checksum of a file that is to be written behind; None: there is no such file."""
+    """Returns the checksum of a file that is to be appended to; None: there is no such file."""
     if shard is None:
         return None
     return _crc_of(f"{shard.base}-{what}") if shard.meta is None else shard.meta[f"{what}_crc32"]

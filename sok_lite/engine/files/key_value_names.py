@@ -1,4 +1,4 @@
-"""How files of keys and values are named, and which files of a folder a variable is read from.
+"""The names of files of keys and values, and the files of a folder that a variable is read from.
 
 The name of a shard's files starts with its base, which is
 
@@ -23,7 +23,7 @@ _ENDINGS = ("-keys", "-values")
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """Which shard of a variable.
+    """The position of a shard among those of a variable.
 
     Attributes:
       index: from 1 to num_shards.
@@ -74,7 +74,7 @@ def bases_by_prefix(folder: str) -> dict[str, list[tuple[str, bool]]]:
 
 
 def group_sizes(folder: str, name: str) -> set[int]:
-    """Returns how many processes have written a variable's files: several numbers, several saves.
+    """Returns the numbers of processes that wrote a variable's files, one for each save.
 
     Args:
       folder: where they are; it may be missing.
@@ -87,7 +87,18 @@ def group_sizes(folder: str, name: str) -> set[int]:
 def find_shards(
     folder: str, name: str, size: int | None = None, rank: int | None = None
 ) -> list[str]:
-    """Returns the bases of a variable's files in a folder; see `find_places`."""
+    """Returns the bases of a variable's files in a folder, by rank and then by index.
+
+    Args:
+      folder: that has the files.
+      name: of the variable.
+      size: the number of processes that wrote the group; None: there must be one group only.
+      rank: of one process, so that files of others may be missing; None: of all.
+
+    Raises:
+      FileNotFoundError: there is no such folder, no such group, or a shard of it is missing.
+      ValueError: there are several groups, or files of the group that cannot be of one save.
+    """
     return [place.base(name) for place in find_places(folder, name, size, rank)]
 
 

@@ -1,4 +1,4 @@
-"""What files of keys and values do not hold of a table: optimizer states, stamps, scores.
+"""The file of what files of keys and values lack: optimizer states, stamps, scores.
 
 A process writes one file beside its shards, an .npz of NumPy arrays that is named
 
@@ -51,7 +51,7 @@ def read_states(
     """Returns the arrays of a file; None: there is none.
 
     Args:
-      checksums: of the shards that it is to be of; None for one that does not know.
+      checksums: of keys and values of each shard that it belongs to; None: those are not known.
 
     Raises:
       ValueError: it is corrupt, or of other shards.

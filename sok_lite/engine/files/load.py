@@ -1,7 +1,7 @@
-"""Reading a checkpoint: several tables, on any number of ranks, whatever ranks wrote it.
+"""Reading a checkpoint: several tables, on any number of ranks, written by any number.
 
-Nothing is given to a table before all of it has been read and checked, on all ranks: a load that
-fails leaves every table as it was.
+No table changes before everything was read and checked, on all ranks: a load that fails leaves
+every table as it was.
 """
 
 import os
@@ -37,33 +37,35 @@ def load(
     report: Report | None = None,
     accept: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Gives tables what a checkpoint has of them. Every rank must call it; it returns together.
+    """Loads tables from a checkpoint. Every rank must call it; it returns together.
 
-    All that a table is to hold is made beside what it holds, so until then there must be memory for
-    both, unless the table is empty. Kinds and options of tables may differ from those that were
-    written, as `restoring.restore` says; so may the number of ranks. No other thread may look the
-    tables up on all ranks meanwhile: the ranks would wait for each other.
+    The new content of a table is built beside the old one, so there must be memory for both, unless
+    the table is empty. Kinds and options of tables may differ from those that were written, and so
+    may the number of ranks. No other thread may look the tables up on all ranks meanwhile: the
+    ranks would deadlock.
 
     Args:
       path: of the folder that `dump` wrote.
       tables: those to load, the same on all ranks; others of the checkpoint are not read. A static
-        one takes all of its rows, in both modes.
+        table takes all of its rows, in both modes.
       comm: the ranks.
-      mode: "replace": a table holds what was written and nothing else. "merge": it keeps its other
-        keys too; see `merging.merged`.
-      cast: whether rows of floats may be of another dtype of floats than those of the table, to
+      mode: "replace": a table has the keys that were written and no others. "merge": it keeps its
+        other keys too; a key of both has the row that was written.
+      cast: whether rows of floats may have another dtype of floats than those of the table, to
         which they are rounded.
-      report: called with the bytes that this rank has read, and those of the files that it reads,
-        also of rows that newer files have.
-      accept: called with what `dump` was given as `extra`, before anything else is read; raises
-        ValueError if that is none.
+      report: called with the bytes that this rank has read, and the bytes of the files that it
+        reads, rows included that newer files replace.
+      accept: called with the `extra` of `dump` before anything else is read; raises ValueError to
+        reject it.
 
     Returns:
-      What `dump` was given as `extra`.
+      The `extra` of `dump`.
 
     Raises:
-      OSError: a file cannot be read, or there is no checkpoint. TypeError: as of `dump`.
-      ValueError: a file is corrupt, or what it has does not fit a table.
+      TypeError: an item is no table with keys of its own.
+      OSError: a file cannot be read, or there is no checkpoint.
+      ValueError: a name repeats, a rank has other tables, a file is corrupt, or its content does
+        not fit a table.
       MemoryError: no memory for it. In all cases every table is as it was, on all ranks.
     """
     folder = os.path.abspath(path)

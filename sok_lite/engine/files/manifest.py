@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what it has, which files those are, and how each must look.
+"""The manifest of a checkpoint: its tables, their files, and size and checksums of each file.
 
-It is the last file to be written, and takes the place of the one before in one piece: so it decides
-which checkpoint a folder holds. The files of each dump are in a folder of their own beside it.
+It is written last, and replaces the previous one atomically: so it decides which checkpoint a
+folder has. The files of each dump are in a folder of their own beside it.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ _FILE = re.compile(rf"{DATA_FOLDER.pattern}/[^/\0]+\.safetensors")
 
 
 class StateFacts(NamedTuple):
-    """An optimizer state in a file; see `state_columns.State`.
+    """An optimizer state in a file: a `state_columns.State` with its tensors.
 
     Attributes:
-      before: its tensor in the file before, of an increment; None: it has begun since.
+      before: of an increment, its tensor in the previous file; None: the state is new.
     """
 
     tensor: str
@@ -53,16 +53,18 @@ class Shard(NamedTuple):
     """The part of a table that was on one rank.
 
     Attributes:
-      file: relative to the folder of the manifest, with "/".
-      rows, sighted: keys with a row; keys that were seen and have none yet.
+      file: path relative to the folder of the manifest, with "/".
+      rows: number of keys with a row.
+      sighted: number of keys that were seen and have no row yet.
       scores, slots: whether the file has those tensors.
       states: the optimizer states.
-      facts: as of `saved.SavedPart`.
+      facts: num_lookups; where it is known spans, the times of lookups; of a "hybrid" table also
+        what a restore of its index needs, such as strategy, epoch and capacity.
       written: the file's size and checksums.
-      changed: of how many keys, the first ones, an increment has rows and states; those of the
-        others are in the files before. None: it is no increment, all rows are in the file.
-      before: the files that an increment continues, oldest first; the first is no increment. Of
-        these nobody asks what is before.
+      changed: number of keys, the first ones, whose rows and states an increment has; those of the
+        others are in the previous files. None: it is no increment, all rows are in the file.
+      before: the files that an increment continues, oldest first; the first is no increment. Their
+        own `before` is not used.
     """
 
     file: str
@@ -78,7 +80,7 @@ class Shard(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """How many rows the file has."""
+        """The number of rows in the file."""
         return self.rows if self.changed is None else self.changed
 
     @property
@@ -92,8 +94,8 @@ class TableFacts(NamedTuple):
 
     Attributes:
       name, var_type, dim, dtype, key_type: of the table.
-      owner: name of the rule that says which rank owns a key.
-      options: what else it was made with: for people, a load does not ask.
+      owner: name of the rule for the owner ranks of keys.
+      options: other arguments of the table, for people: a load does not use them.
       shards: of each rank.
     """
 
@@ -108,12 +110,12 @@ class TableFacts(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint has.
+    """The content of a checkpoint.
 
     Attributes:
-      ranks: how many wrote it.
+      ranks: number of ranks that wrote it.
       tables: by name.
-      extra: what the caller of `dump` gave.
+      extra: the `extra` of `dump`.
     """
 
     ranks: int
@@ -166,7 +168,8 @@ def read(folder: str | os.PathLike[str]) -> Manifest:
     """Returns the manifest of a folder.
 
     Raises:
-      FileNotFoundError: it has none, so no whole checkpoint. ValueError: as of `from_text`.
+      FileNotFoundError: it has none, so no complete checkpoint.
+      ValueError: it is not a manifest, or of a newer version, or corrupt.
     """
     path = os.path.join(folder, NAME)
     try:
@@ -186,14 +189,14 @@ def path_of(folder: str, shard: Shard) -> str:
 
 
 def from_text(data: bytes, path: str) -> Manifest:
-    """Returns the manifest that a text is.
+    """Parses the text of a manifest.
 
     Args:
       data: of the file.
       path: of the file, for errors.
 
     Raises:
-      ValueError: it is none, or of a newer version, or not as it was written.
+      ValueError: it is not a manifest, or of a newer version, or corrupt.
     """
     try:
         described = json.loads(data, object_pairs_hook=distinct)
@@ -219,10 +222,11 @@ def from_text(data: bytes, path: str) -> Manifest:
 
 
 def publish(folder: str, text: str) -> None:
-    """Lets the text be the manifest of a folder. At every moment it is the old or the new one.
+    """Replaces the manifest of a folder atomically by this text.
 
     Raises:
-      OSError: it is the old one; or the new one, if it is there, may not survive a loss of power.
+      OSError: the old manifest is still there; or the new one is, and may not survive a loss of
+        power.
     """
     temporary = os.path.join(folder, _TEMPORARY)
     # A file of its own: what has the name, of a dump that was killed or a link that somebody has
@@ -242,7 +246,7 @@ def publish(folder: str, text: str) -> None:
 
 
 def sync_path(path: str) -> None:
-    """Lets a file, or the names of a folder's files, survive a loss of power."""
+    """Syncs a file, or the names of a folder's files, to disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -277,7 +281,7 @@ def shards_to_text(shards: Sequence[Shard]) -> str:
 
 
 def shards_from_text(text: str | bytes) -> list[Shard]:
-    """Returns what `shards_to_text` was given."""
+    """Returns the argument of `shards_to_text`."""
     return [_shard(shard) for shard in json.loads(text)]
 
 
@@ -348,7 +352,7 @@ def _one_file(each: dict[str, Any]) -> Shard:
 
 
 def _facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the facts of a table, whose numbers are some."""
+    """Returns the facts of a table, or raises ValueError if one is not valid."""
     _number(facts["num_lookups"], 0, 0xFFFFFFFF)
     if "spans" in facts:
         Spans.of(facts["spans"], facts["num_lookups"])

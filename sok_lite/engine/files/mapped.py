@@ -1,4 +1,4 @@
-"""A file of a checkpoint whose keys and rows are in memory as far as they are read, no further."""
+"""A file of a checkpoint, memory-mapped: only keys and rows that are read take memory."""
 
 import mmap
 import os
@@ -13,7 +13,8 @@ from sok_lite.engine.files.table_file import open_shard
 class MappedShard:
     """The keys and rows of a table in one file. They stay readable when the file is removed.
 
-    What the file says of itself is checked when it is opened, keys and rows when that is asked for.
+    The header of the file is checked when it is opened, keys and rows by `check_keys` and
+    `check_rows`.
 
     Args:
       facts: of the table.
@@ -22,8 +23,8 @@ class MappedShard:
 
     Attributes:
       keys: (n,) of the key type.
-      rows: (k, dim) in the format in which they are kept, of the first k keys.
-      reader: of the file, which may be gone.
+      rows: (k, dim) in storage format, of the first k keys.
+      reader: of the file, which may have been removed.
 
     Raises:
       OSError: the file cannot be read. ValueError: it is corrupt.

@@ -1,4 +1,4 @@
-"""Dumps of this process that are not finished: what comes next in their folder waits for them."""
+"""Unfinished background dumps of this process: the next dump or load of their folder waits."""
 
 import atexit
 import os
@@ -16,7 +16,7 @@ class Pending(Protocol):
         """Waits until it is finished, on all ranks."""
 
     def why_unfinished(self) -> str:
-        """Says what it lacks, where the process ends."""
+        """Returns why it is not complete, for a warning when the process ends."""
 
 
 # By folder, of a connection of ranks. They make and finish them together, so that they have the
@@ -27,22 +27,22 @@ _pending: "weakref.WeakKeyDictionary[Communicator, dict[str, Pending]]" = (
 
 
 def add_pending(comm: Communicator, folder: str, dump: Pending) -> None:
-    """Notes that a dump is under way."""
+    """Registers a dump that has begun."""
     _pending.setdefault(comm.connection, {})[os.path.realpath(folder)] = dump
 
 
 def remove_pending(comm: Communicator, folder: str, dump: Pending) -> None:
-    """Notes that it is over; there may be another one by now."""
+    """Removes a dump that has ended; another one may be registered by then."""
     dumps, path = _pending.get(comm.connection, {}), os.path.realpath(folder)
     if dumps.get(path) is dump:
         del dumps[path]
 
 
 def wait_for_pending(comm: Communicator, folder: str) -> None:
-    """Waits for a dump into a folder if one is under way. Every rank must call it.
+    """Waits for the background dump into a folder, if there is one. Every rank must call it.
 
     Raises:
-      What that dump has failed with.
+      OSError: that dump has failed; or any other error of it.
     """
     dump = _pending.get(comm.connection, {}).get(os.path.realpath(folder))
     if dump is not None:

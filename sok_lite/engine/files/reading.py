@@ -1,7 +1,7 @@
-"""The files of a checkpoint as what a table of this rank is to hold, read piece by piece.
+"""Reads from the files of a checkpoint, piece by piece, the content of a table on this rank.
 
-Where as many ranks wrote the checkpoint as read it, and the keys have the same owners, each rank
-reads the file of its own number alone; else the keys of all files and the rows of its own keys.
+If as many ranks wrote the checkpoint as read it, and keys have the same owners, each rank reads
+only the file of its own number; otherwise the keys of all files and the rows of its own keys.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequenc
 
 
 def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
-    """Whether each rank has a file with its keys and no others."""
+    """Returns whether each rank has a file with exactly its own keys."""
     return len(facts.shards) == comm.size and facts.owner == table.owner.name
 
 
@@ -40,10 +40,10 @@ def saved_in(
     comm: Communicator,
     progress: Progress | None = None,
 ) -> Saved:
-    """Returns what a checkpoint has for the part of a table that is on this rank.
+    """Returns the content of a checkpoint for this rank's part of a table.
 
     Args:
-      facts: what the manifest says of the table; dim, key type and dtype fit it.
+      facts: the manifest's entry of the table; dim, key type and dtype fit it.
       folder: of the checkpoint.
       progress: told of every chunk when it is read for the first time.
 
@@ -68,13 +68,13 @@ def _place(comm: Communicator) -> tuple[int, int]:
 
 
 class _SavedFileRows(SavedRows):
-    """The keys of a file that have a row there, and these.
+    """The keys of a file that have a row in it, and these rows.
 
     Args:
       reader: of the file.
-      num_rows: how many there are.
-      tensors: of each name the tensor there; None: there is none yet.
-      convert: makes rows of the file those of the table.
+      num_rows: number of such keys.
+      tensors: by name the tensor in this file; None: it has none yet.
+      convert: converts rows of the file to the dtype of the table.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _SavedFileRows(SavedRows):
 
 
 class _SavedFile(SavedPart):
-    """A file, and those that it continues."""
+    """A file, and the files that it continues."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _SavedFile(SavedPart):
 
     @cached_property
     def num_keys(self) -> int:  # type: ignore[override]
-        """How many keys are of this rank."""
+        """The number of keys of this rank."""
         if self.owns is None:
             return self._num_keys
         return sum(int(np.count_nonzero(self.owns(keys))) for keys in self.read("keys"))
@@ -155,7 +155,7 @@ class _SavedFile(SavedPart):
 
 
 def _conversion(table: AnyTable, dtype: str) -> Convert:
-    """Returns what makes rows of a dtype those of the table."""
+    """Returns the function that converts rows of a dtype to that of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
     source, target = row_dtype(dtype), table.row_dtype

@@ -1,7 +1,7 @@
-"""`open_readonly`: the tables of a checkpoint looked up in its files, without loading them.
+"""`open_readonly`: lookups in the files of a checkpoint, without loading its tables.
 
-Files are mapped into memory, so a lookup reads the rows that it gives and no others, and processes
-that serve one checkpoint share what they have read. Nothing here needs TensorFlow or a GPU.
+Files are mapped into memory, so a lookup reads only the rows that it returns, and processes that
+serve one checkpoint share the pages that they have read. It needs neither TensorFlow nor a GPU.
 """
 
 import os
@@ -38,7 +38,7 @@ class ReadonlyTable:
       name: of the table.
       dim: length of a row.
       key_type: "int64", "int32" or "uint64".
-      dtype: NumPy's, of the rows that lookups give: that of the table, of bfloat16 float32.
+      dtype: NumPy's, of the rows that lookups return: that of the table, for bfloat16 float32.
     """
 
     def __init__(self, facts: TableFacts, folder: str, check_rows: bool) -> None:
@@ -71,7 +71,7 @@ class ReadonlyTable:
         return self._num_keys
 
     def __contains__(self, key: object) -> bool:
-        """Whether an integer is a key."""
+        """Returns whether an integer is a key."""
         limits, key = np.iinfo(self._key_dtype.dtype), number_in(key)
         if not is_integer(key):
             raise TypeError(
@@ -109,7 +109,7 @@ class ReadonlyTable:
 
         Args:
           keys: integers of any shape.
-          default: what a key gives that is not there: a number, or a row (dim,).
+          default: the row of a missing key: a number, or (dim,).
 
         Returns:
           keys.shape + (dim,) of `dtype`, writable: a copy.
@@ -140,7 +140,7 @@ class ReadonlyTable:
         return rows.reshape(*wanted.shape, self.dim), self._mask(wanted, found)
 
     def prepare(self) -> None:
-        """Makes the index of the keys now, and not in the first lookup.
+        """Builds the index of the keys now instead of in the first lookup.
 
         Raises:
           ValueError: a file is corrupt.
@@ -167,7 +167,7 @@ class ReadonlyTable:
         return places
 
     def _places(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which of some keys are there, and where, among all keys together."""
+        """Returns which of some keys exist, and their positions among all keys."""
         if self._index is None:
             self.prepare()
         assert self._index is not None
@@ -193,7 +193,7 @@ class ReadonlyTable:
 def _by_file(
     files: Sequence[MappedShard], starts: np.ndarray, places: np.ndarray
 ) -> Iterator[tuple[MappedShard, Any, np.ndarray]]:
-    """Yields each file, which of some places are in it, and their numbers there."""
+    """Yields each file, which of some positions are in it, and their numbers there."""
     if len(files) == 1:
         yield files[0], slice(None), places.astype(np.int64, copy=False)
         return
@@ -205,7 +205,7 @@ def _by_file(
 
 
 class ReadonlyTables(Mapping[str, ReadonlyTable]):
-    """The tables of a checkpoint by name; see `open_readonly`."""
+    """A mapping of names to the `ReadonlyTable`s of a checkpoint."""
 
     def __init__(self, folder: str, tables: dict[str, ReadonlyTable]) -> None:
         self._folder, self._tables = folder, tables
@@ -231,15 +231,15 @@ class ReadonlyTables(Mapping[str, ReadonlyTable]):
 def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> ReadonlyTables:
     """Opens a checkpoint for lookups in its files, without TensorFlow and without loading it.
 
-    Read and checked at once are the manifest and what each file says of itself; the keys of a table
-    with its first lookup, see `ReadonlyTable`. A dump that replaces the checkpoint changes nothing
-    for who has it open: the files are removed, and go when nobody has them mapped. Open it again
-    for the new one.
+    The manifest and the header of each file are read and checked at once, the keys of a table in
+    its first lookup or by `prepare`. If a dump replaces the checkpoint, an open one still reads the
+    old files: they are removed, and their space is freed when no process has them mapped. Open the
+    checkpoint again for the new one.
 
     Args:
       path: of the folder that `sok.dump` wrote, on any number of ranks.
-      check_rows: whether rows are checked as well: each stretch of 8 MiB of a file, before a row in
-        it is given for the first time. It is read as a whole for that, so soon all rows are.
+      check_rows: whether rows are checked too: each chunk of 8 MiB of a file, before a row of it is
+        returned for the first time. The whole chunk is read for that, so soon all rows are.
 
     Returns:
       A mapping of names to tables.

@@ -31,17 +31,17 @@ def write_checkpoint(
 ) -> None:
     """Writes tables as a checkpoint, as if so many ranks had dumped them.
 
-    A checkpoint that is there is replaced when the new one is whole, as by `dump`; it may be the
-    one that the sources read. Memory is needed for a few pieces of each source, and a file for each
-    rank is open at a time. The keys are read once for every column, everything else once.
+    An existing checkpoint is replaced when the new one is complete, as by `dump`; the sources may
+    read it. Memory is needed for a few pieces of each source, and one file for each rank is open at
+    a time. The keys are read once for every column, everything else once.
 
     Args:
-      folder: it is made if it is not there.
+      folder: it is made if missing.
       sources: with different names. The keys of each are distinct: a load takes the first of equal
         ones.
-      ranks: how many files each table has.
-      extra: what a load gives back.
-      chunk_bytes: see `Written`.
+      ranks: number of files of each table.
+      extra: values that JSON knows, returned by a load.
+      chunk_bytes: bytes that have one checksum.
 
     Raises:
       OSError: a file cannot be written or read. ValueError: a source is corrupt, two have one name,
@@ -133,7 +133,7 @@ def _counts(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndar
 
 
 def _content(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields what goes into the files, in the order of `tensors_of`, and the keys whose it is."""
+    """Yields the content of the files, in the order of `tensors_of`, with the keys of each."""
     yield from _with_keys(source, "keys")
     yield from _with_keys(source, "values")
     if "stamps" in source.columns:

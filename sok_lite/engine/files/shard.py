@@ -1,10 +1,9 @@
 """A file of tensors in the format of safetensors, written and read in pieces.
 
-Eight bytes, little-endian, are the length of a JSON header, which says of each tensor its dtype,
-its shape and where its bytes are; the tensors follow, without a gap. Any reader of safetensors
-opens such a file. The format has no checksum: whoever writes a file keeps the CRC-32 of each of its
-chunks, stretches of equal length from the first byte of the file on, and a reader checks a chunk
-whenever it reads a part of it.
+Eight bytes, little-endian, are the length of a JSON header, which has dtype, shape and byte range
+of each tensor; the tensors follow, without a gap. Any reader of safetensors opens such a file. The
+format has no checksum: the manifest has the CRC-32 of each chunk, stretches of equal length from
+the first byte of the file on, and a reader checks a chunk whenever it reads a part of it.
 """
 
 import copy
@@ -68,12 +67,12 @@ class Tensor(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of what one number of the first dimension has."""
+        """Bytes of one entry of the first dimension."""
         return math.prod(self.shape[1:]) * self.storage.itemsize
 
 
 class Written(NamedTuple):
-    """What a manifest says of a file.
+    """Size and checksums of a file, as in the manifest.
 
     Attributes:
       num_bytes: its size.
@@ -99,8 +98,8 @@ class ShardWriter:
     Args:
       path: of the file, which must not be there.
       tensors: all of them, in the order in which they will come.
-      about: texts that the header has besides.
-      chunk_bytes: see `Written`.
+      about: further texts of the header.
+      chunk_bytes: the length of a chunk, which has one checksum; the last one may be shorter.
       progress: told of every byte of the tensors.
 
     Raises:
@@ -144,7 +143,7 @@ class ShardWriter:
             data = data[written:]
 
     def finish(self) -> Written:
-        """Waits until all is on the disk and returns what the manifest says of it."""
+        """Syncs the file to disk; returns its size and checksums, for the manifest."""
         if self._num_bytes != self._total:
             raise RuntimeError(
                 f"{self._path} was to have {self._total:,} bytes. Received: {self._num_bytes:,}. "
@@ -178,12 +177,12 @@ def _header(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
 
 
 class ShardReader:
-    """Reads a file that `ShardWriter` wrote, or one that says it is such. Nothing is believed.
+    """Reads a file of `ShardWriter`, or one that claims to be: header and sizes are all checked.
 
     Args:
       path: of the file.
-      written: what the manifest says of it.
-      table: whose it is, for errors.
+      written: its size and checksums, from the manifest.
+      table: name of its table, for errors.
       progress: told of every chunk when it is read for the first time.
 
     Attributes:
@@ -191,7 +190,7 @@ class ShardReader:
 
     Raises:
       OSError: the file cannot be read.
-      ValueError: the file is not what the manifest says, or no such file at all.
+      ValueError: the file differs from the manifest, or has another format.
     """
 
     def __init__(
@@ -214,7 +213,7 @@ class ShardReader:
             self._begin, self.tensors = self._described(file)
 
     def _described(self, file: Any) -> tuple[int, dict[str, Tensor]]:
-        """Returns where the tensors begin, and what they are."""
+        """Returns the byte at which the tensors begin, and the tensors."""
         size = self._written.num_bytes
         if size < _LENGTH_BYTES:
             raise self.corrupt("it is too short for a header")
@@ -241,7 +240,7 @@ class ShardReader:
         return begin, {tensor.name: tensor for *_, tensor in placed}
 
     def apart(self) -> "ShardReader":
-        """Returns a reader of the same file, which keeps another chunk in memory."""
+        """Returns a reader of the same file that has its own chunk in memory."""
         other = copy.copy(self)
         other.forget()
         return other
@@ -261,7 +260,7 @@ class ShardReader:
                 yield np.frombuffer(data, tensor.storage).reshape(last - first, *tensor.shape[1:])
 
     def _read(self, file: Any, begin: int, end: int) -> bytes:
-        """Returns the bytes [begin, end), whose chunks are as they were written."""
+        """Returns the bytes [begin, end), after checking their chunks."""
         size = self._written.chunk_bytes
         parts = []
         for number in range(begin // size, -(-end // size)):
@@ -283,7 +282,7 @@ class ShardReader:
         return self._chunk
 
     def check(self, number: int, chunk: bytes) -> None:
-        """Raises ValueError if the bytes of a chunk are not what was written."""
+        """Raises ValueError if the bytes of a chunk do not have its checksum."""
         size, total = self._written.chunk_bytes, self._written.num_bytes
         expected = min(size, total - number * size)
         if len(chunk) != expected or zlib.crc32(chunk) != self._written.crcs[number]:
@@ -293,11 +292,11 @@ class ShardReader:
             )
 
     def forget(self) -> None:
-        """Gives back the memory of the chunk that was read last."""
+        """Frees the memory of the chunk that was read last."""
         self._number, self._chunk = -1, b""
 
     def place(self, name: str) -> int:
-        """Returns where the bytes of a tensor begin in the file."""
+        """Returns the byte of the file at which a tensor begins."""
         return self._first[name]
 
     def expect(self, tensor: Tensor) -> None:
@@ -308,7 +307,7 @@ class ShardReader:
             )
 
     def corrupt(self, reason: str) -> ValueError:
-        """Returns the error that says so."""
+        """Returns a ValueError that the file is corrupt, with table, file and reason."""
         return ValueError(
             f"{self._path}, a file of table {self._table!r}, is corrupt: {reason}. Nothing was "
             "loaded. Take another checkpoint."
@@ -316,7 +315,7 @@ class ShardReader:
 
 
 def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a file to be read: never a pipe, which may let its reader wait for ever, or a device.
+    """Opens a file to be read: never a pipe, which may block its reader forever, or a device.
 
     Raises:
       OSError: it cannot be opened, or is no regular file.
@@ -335,7 +334,7 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object of JSON, or raises ValueError where a name is there twice."""
+    """Returns an object of JSON, or raises ValueError if a name occurs twice."""
     found: dict[str, Any] = {}
     for name, value in members:
         if name in found:
@@ -345,7 +344,7 @@ def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _placed(name: str, facts: Any) -> tuple[int, int, Tensor]:
-    """Returns where the bytes of a tensor begin and end, and the tensor."""
+    """Returns the byte range of a tensor, [begin, end), and the tensor."""
     first, last = facts["data_offsets"]
     numbers = [first, last, *facts["shape"]]
     if not all(type(number) is int and number >= 0 for number in numbers):

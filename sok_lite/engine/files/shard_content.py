@@ -1,4 +1,4 @@
-"""What a rank writes into one file of a checkpoint."""
+"""The content of one file of a checkpoint, before it is written."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,10 @@ class ShardContent(NamedTuple):
 
     Attributes:
       table: name of the table.
-      shard: what the manifest says of the file, but for `written`.
+      shard: the manifest's entry of the file, without `written`.
       tensors: of the file.
-      arrays: their elements, in pieces on the host. They are taken from the table as they are asked
-        for: hold it until the last one came.
+      arrays: their elements, in pieces on the host. Each is read from the table when it is taken
+        from the iterator: lock the table until the last one.
     """
 
     table: str
@@ -34,7 +34,7 @@ class ShardContent(NamedTuple):
 
 
 def copied(part: ShardContent) -> ShardContent:
-    """Returns a part that needs its table no more: all of it is on the host, until it is written.
+    """Returns a copy of a part on the host, which does not need its table any more.
 
     Raises:
       MemoryError: there is no memory for it.
@@ -52,11 +52,11 @@ def write_part(part: ShardContent, folder: str, chunk_bytes: int, progress: Prog
 
     Args:
       folder: of the checkpoint.
-      chunk_bytes: see `Written`.
+      chunk_bytes: bytes that have one checksum.
       progress: told of every byte of the tensors.
 
     Returns:
-      What the manifest says of the file, which is on the disk.
+      The manifest's entry of the file, which is synced to disk.
 
     Raises:
       OSError: it cannot be written.

@@ -1,7 +1,7 @@
-"""Tables as streams of columns: what tools read and write without tables, TensorFlow or a GPU.
+"""Tables as streams of columns, for tools that have no tables, TensorFlow or GPU.
 
-A `Source` is a table that somebody can read: of a checkpoint of ours, of a file of another system,
-or one made of others. `rewriting.write_checkpoint` makes a checkpoint of sources.
+A `Source` is a table that can be read: of a checkpoint of this package, of a file of another
+system, or combined from others. `rewriting.write_checkpoint` writes a checkpoint from sources.
 """
 
 import os
@@ -32,7 +32,7 @@ _NUMBERS["sighting_stamps"] = "uint32"
 
 
 class Column(NamedTuple):
-    """What `Source.read` yields of a name.
+    """A column of a source: the type of the arrays that `Source.read` yields for its name.
 
     Attributes:
       name: one of docs/checkpoint_format.md, such as "keys", "values" or "states.0.m".
@@ -54,8 +54,11 @@ class About(NamedTuple):
     """What is known of a table beside its columns.
 
     Attributes:
-      var_type, owner, options: as of `manifest.TableFacts`.
-      facts: as of `manifest.Shard`, of all ranks together, without places of slots.
+      var_type: kind of the table.
+      owner: name of the rule for the owner ranks of keys.
+      options: other arguments of the table, for people.
+      facts: num_lookups and other facts of `manifest.Shard`, of all ranks together, without those
+        that belong to slots.
       num_sighted: keys that were seen and have no row; `read` then knows `SIGHTED` too.
     """
 
@@ -67,15 +70,15 @@ class About(NamedTuple):
 
 
 class Source(Protocol):
-    """A table that can be read column by column. Make it a base: what has a value here may stay.
+    """A table that can be read column by column. Subclasses may keep the defaults given here.
 
     Attributes:
       name, dim, dtype, key_type: of the table, such as "float32" or "bfloat16", and "int64",
         "int32" or "uint64".
-      num_keys: how many there are.
+      num_keys: number of keys.
       states: optimizer states; the `tensor` of each is its column.
-      columns: what else there is of each key: of "stamps" and "scores" those that it has.
-      about: what else is known.
+      columns: further columns with an entry for each key: of "stamps" and "scores" those it has.
+      about: further facts.
     """
 
     name: str
@@ -101,7 +104,7 @@ class Source(Protocol):
 
 
 def column_of(source: Source, name: str) -> Column:
-    """Returns what arrays `source.read(name)` yields.
+    """Returns the column of a name, with the type of the arrays that `source.read(name)` yields.
 
     Raises:
       ValueError: it has no such column.
@@ -132,7 +135,7 @@ class CheckpointSource(Source):
 
     Args:
       folder: of the checkpoint.
-      facts: what its manifest says of the table.
+      facts: the manifest's entry of the table.
 
     Raises:
       OSError: a file cannot be read. ValueError: it is corrupt.
@@ -208,7 +211,7 @@ class CheckpointSource(Source):
                     yield rows[at[a:b] - at[a]]
 
     def _rows(self, i: int, shard: Shard) -> tuple[np.ndarray, list[FileRows]]:
-        """Returns the keys of a rank's part, and where their rows are."""
+        """Returns the keys of a rank's part, and the files and positions of their rows."""
         if self._found is None or self._found[0] != i:
             readers = [open_shard(self._facts, part, self._folder) for part in shard.chain]
             keys = whole_tensor(readers[-1], "keys")

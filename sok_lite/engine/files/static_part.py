@@ -1,7 +1,7 @@
-"""Static tables in a checkpoint: a file has the numbers of rows as keys, and says no more of them.
+"""Static tables in a checkpoint: a file has the numbers of rows as keys.
 
-So any reader of the files of dynamic tables reads these, and a table of either kind takes what the
-other had, if the keys are those that it has. The rows themselves are kept by somebody else.
+So any reader of the files of dynamic tables reads these, and a table of either kind loads those of
+the other, if it has these keys. The rows themselves are stored outside the engine.
 """
 
 from abc import abstractmethod
@@ -31,11 +31,11 @@ class StaticPart(Item):
     """This rank's rows of a static table, and their optimizer states.
 
     Args:
-      table: whose rows they are.
+      table: the static table.
       states: of one optimizer, which have as many elements as a row; None: they are left out.
 
     Attributes:
-      table, states: the same.
+      table, states: the arguments.
     """
 
     def __init__(self, table: StaticTable, states: tuple[str, ...] | None = None) -> None:
@@ -44,7 +44,7 @@ class StaticPart(Item):
 
     @abstractmethod
     def reading(self) -> ReadRows:
-        """Returns what reads rows as they are now, whatever becomes of them until it is called.
+        """Returns a function that reads the present rows, also if they change before it is called.
 
         It returns (last - first, dim) on the host, of the storage dtype; of a state float32.
         """
@@ -115,10 +115,10 @@ class StaticPart(Item):
 
 
 class _RowNumbers:
-    """Which of a rank's rows have come, by the order in which they came.
+    """The rows of a rank that were read so far, in the order in which they were read.
 
     Attributes:
-      has_others: whether keys have come that are none of these.
+      has_others: whether keys were read that are no rows of this rank.
     """
 
     def __init__(self, table: StaticTable, numbers: range) -> None:
@@ -126,13 +126,13 @@ class _RowNumbers:
         self._order = table.backend.xp.full(len(numbers), NO_ROW, np.uint32)
 
     def _places(self, keys: Array) -> tuple[Array, Array]:
-        """Returns where keys are among the rows, and which are there at all."""
+        """Returns the positions of keys among the rows, and which keys exist."""
         start, stop, step = self._numbers.start, self._numbers.stop, self._numbers.step
         is_there = (keys >= start) & (keys < stop) & ((keys - start) % step == 0)
         return (keys - start) // step, is_there
 
     def find(self, keys: Array) -> Array:
-        """Returns which one each key was, (k,) uint32; NO_ROW for another."""
+        """Returns the number of each key in reading order, (k,) uint32; NO_ROW for another key."""
         xp = self._backend.xp
         at, is_there = self._places(keys)
         found = xp.full(keys.size, NO_ROW, np.uint32)
@@ -140,7 +140,7 @@ class _RowNumbers:
         return found
 
     def insert(self, keys: Array, first: int) -> None:
-        """Notes that keys have come, from number `first` on."""
+        """Notes keys that were read, numbered from `first` on."""
         at, is_there = self._places(keys)
         self.has_others |= not bool(is_there.all())
         order = self._backend.xp.arange(first, first + keys.size, dtype=np.uint32)

@@ -6,10 +6,10 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
   values           (n, dim)   rows
   stamps           (n,)       U32, number of the lookup that last saw each key
   scores           (n,)       U64, where they are not the stamps
-  slots            (n,)       I64, places in a "hybrid" index, where they say anything
+  slots            (n,)       I64, positions in a "hybrid" index, if a restore can use them
   states.<i>.<s>   (n, dim)   F32, rows of the i-th optimizer state, which its optimizer calls s
   sighted_keys     (m,)       the table's key type
-  sightings        (m,)       U32, how often each was seen
+  sightings        (m,)       U32, pending counts: how often each was seen
   sighting_stamps  (m,)       U32, number of the lookup that last saw each
 
 An increment has all of this but the rows of values and states that have not changed. The keys that
@@ -45,7 +45,7 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
 
     Args:
       dim, dtype, key_type: of the table.
-      shard: says how much there is; `written` is not looked at.
+      shard: has the numbers of keys and rows; `written` is not used.
     """
     n, m, k, key = shard.rows, shard.sighted, shard.num_rows, dtype_of(key_type)
     return [
@@ -87,12 +87,12 @@ def part_of(
     chunk_bytes: int = CHUNK_BYTES,
     before: Shard | None = None,
 ) -> ShardContent:
-    """Returns what is written of a table. Hold it, as `holding` does, to the last array.
+    """Returns the part of a table to write. Lock it, as `holding` does, until the last array.
 
     Args:
       file: the new file, relative to the folder of the checkpoint, with "/".
-      chunk_bytes: of a piece at most.
-      before: what the file is to continue as an increment; None: it has all rows.
+      chunk_bytes: the most bytes of a piece.
+      before: the file that this one continues as an increment; None: it has all rows.
 
     Raises:
       RuntimeError: the table does not know any more what has changed since `before`.
@@ -113,7 +113,7 @@ def part_of(
 
 
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
-    """Returns of how many slots the rows and states make a chunk at most."""
+    """Returns the number of slots whose rows and states take at most a chunk."""
     widest = max(column.row_bytes for column in (table.store.column(), *columns))
     return max(1, chunk_bytes // max(widest, ENTRY_BYTES))
 
