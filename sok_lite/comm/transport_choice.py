@@ -86,9 +86,11 @@ def choose_transport(
         backend.load_kernels()  # before the ranks meet at the cards
     mine = {"transport": transport, "obstacles": obstacles, "gpu": _gpu(backend)}
     cards = _cards(comm, mine)
-    names = [card["transport"] for card in cards]
-    if len(set(names)) > 1:
-        raise RanksDifferError(f"gpu_transport must be the same on all ranks. Received: {names}.")
+    transports = [card["transport"] for card in cards]
+    if len(set(transports)) > 1:
+        raise RanksDifferError(
+            f"gpu_transport must be the same on all ranks. Received: {transports}."
+        )
     reasons: list[str] = []
     for name in names:
         reason = _reason(cards, name)
