@@ -1,13 +1,13 @@
-// Which of the new keys of a table get a row now: by chance, or after they were seen often enough.
+// Admission: which new keys of a table get a row now, at random or by how often they occurred.
 #include "hash.cuh"
 
-// Draws keys.
+// Draws keys at random.
 //
 // keys      (n,)
-// salt      another one for each table and lookup
-// limit     out of 2^53, the chance to be drawn
+// salt      different for each table and lookup
+// limit     the probability of each key, times 2^53
 // admitted  (n,)  out  1 or 0
-// count     (1,)  grows by the keys that are drawn; null: it is not wanted
+// count     (1,)  grows by the keys that are drawn; null: they are not counted
 SOK_KERNEL(admission_draw)
 (const SokShare share, const i64* keys, i64 salt, i64 limit, u8* admitted, i64* count, i64 n) {
   i64 drawn = 0;
@@ -20,25 +20,25 @@ SOK_KERNEL(admission_draw)
 }
 SOK_EXPORT(admission_draw)
 
-// Counts sightings of keys.
+// Counts occurrences of keys that have no row: their pending counts.
 //
-// sightings  (n,)  how often each key was seen before; absent: never
-// given      (n,)  how often each is seen now, at least once; null: once
-// threshold  at so many sightings, at least 2, a key is admitted. Its count stays
-// admitted   (n,)  in: whether the sighting counts; out: whether the key is admitted
-// known      (n,)  out  the new count of a key that was seen before; absent: it stays
-// first      (n,)  out  the count of a key that was not seen before and is not admitted; absent: of
-//                       no such key
+// pending    (n,)  how often each key occurred before; SOK_NO_ROW: never
+// given      (n,)  how often each occurs now, at least once; null: once
+// threshold  count from which on a key is admitted, at least 2. Its pending count stays then
+// admitted   (n,)  in: whether the occurrence counts; out: whether the key is admitted
+// known      (n,)  out  the new count of a key that occurred before; SOK_NO_ROW: it stays
+// first      (n,)  out  the count of a key that occurs for the first time and is not admitted;
+//                       SOK_NO_ROW for all other keys
 // stamps     (n,)  out  the stamp, for each key
 // counts     (2,)  grow by the keys that are admitted, and by those whose first count was written
 SOK_KERNEL(admission_count)
-(const SokShare share, const u32* sightings, const u64* given, i64 threshold, i64 stamp,
- u8* admitted, u32* known, u32* first, u32* stamps, i64* counts, i64 n) {
+(const SokShare share, const u32* pending, const u64* given, i64 threshold, i64 stamp, u8* admitted,
+ u32* known, u32* first, u32* stamps, i64* counts, i64 n) {
   i64 num_admitted = 0, num_first = 0;
   // Counts stay far below what stands for SOK_NO_ROW.
   constexpr u64 kMost = (1ull << 30) + 1;
   SOK_FOR_EACH(i, n) {
-    const u32 before = sightings[i];
+    const u32 before = pending[i];
     const bool is_counted = admitted[i] != 0, is_first = before == SOK_NO_ROW;
     const u64 more = !given || given[i] < 1 ? 1 : given[i] < kMost ? given[i] : kMost;
     const u64 sum = (is_first ? 0 : (u64)before) + more;
@@ -59,9 +59,9 @@ SOK_EXPORT(admission_count)
 
 // Lists the admitted keys.
 //
-// sums    (n,)  how many keys are admitted up to each one, of all tables of a call
-// before  how many are in the tables before this one
-// place   (n,)           out  the number of a key among those of its table; -1: it is not admitted
+// sums    (n,)  number of admitted keys up to each one, over all tables of a call
+// before  number of admitted keys of the tables before this one
+// place   (n,)           out  number of a key among those admitted of its table; -1: not admitted
 // listed  (num_listed,)  out  the keys
 // source  (num_listed,)  out  the number of each in `keys`
 SOK_KERNEL(admission_list)
@@ -77,9 +77,9 @@ SOK_KERNEL(admission_list)
 }
 SOK_EXPORT(admission_list)
 
-// Tells all keys which row number they have, where the admitted ones have got theirs.
+// Writes the row number of every key, once the admitted ones have rows.
 //
-// place     (n,)           which of `new_rows` a key has; -1: none
+// place     (n,)           the number of a key's row in `new_rows`; -1: none
 // new_rows  (num_listed,)
 // rows      (n,)  out      row number, or SOK_NO_ROW
 SOK_KERNEL(admission_spread)

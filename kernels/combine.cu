@@ -130,7 +130,7 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
                                 i64* num_without_row, i64 num_rows) {
   const i64 dim = items.dim;
   const bool in_quads = sums_quads(dim, items.got.values, out);
-  i64 absent = 0;
+  i64 missing = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(b, num_rows, in_quads ? dim / 4 : dim) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     bool is_new = false;
@@ -140,17 +140,17 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
       if (!SOK_IS_FIRST_WORD(b)) break;
       // Nobody reads it meanwhile: the sum below takes it from where this does.
       rows[k] = new_row(items.got, items.got.number[k]);
-      absent += rows[k] == SOK_NO_ROW;
+      missing += rows[k] == SOK_NO_ROW;
     }
     if (is_new) sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
   }
-  sok_count(num_without_row, absent);
+  sok_count(num_without_row, missing);
 }
-// pool_again_<T>: gives items whose keys were missing their row numbers, and pools as pool_<T> does
-// the rows that have such an item.
+// pool_again_<T>: writes the row numbers of items whose keys were missing, and pools, as pool_<T>
+// does, the rows that have such an item.
 //
 // number, first, new_rows  see NewRows
-// values      (k, dim) elements of T: what a new key gives that has no row; null: zeros
+// values      (k, dim) elements of T: the result of a missing key that has no row; null: zeros
 // rows        (n,)  in: of the items whose keys were not missing; out
 // num_without_row  (1,)  grows by the items whose keys were missing and have no row
 #define SOK_POOL_AGAIN(T)                                                                          \
@@ -204,7 +204,7 @@ SOK_KERNEL(keys_count_outside)
 }
 SOK_EXPORT(keys_count_outside)
 
-// The row of every item, and what the gradient of its row is multiplied by for it.
+// The row of every item, and the factor of the gradient of that row for the item.
 //
 // item_rows     (n,)  out
 // coefficients  (n,)  out  weight / divisor; null: not wanted

@@ -1,8 +1,8 @@
 // Rows between the arrays of tables and the messages that ranks send each other.
 //
 // A message has a part for each rank, a part a section for each table: the rows of that table that
-// go to the rank or come from it, one behind another. Rows of all formats are bytes here. Sections
-// begin on 16 bytes.
+// are sent to the rank or received from it, one after another. Rows of all formats are bytes here.
+// Sections begin on 16 bytes.
 //
 // ways  (num_tables, 3 * size + 1)  of a table and of each of the `size` ranks: the rows of the
 //                                   table before those of the rank, then all of them; the byte of
@@ -15,8 +15,8 @@ struct SokPlaces {
   i64 row, byte;
 };
 
-// order  null: row i of the table is the i-th that travels
-// first  the number that order has for row 0 of the table
+// order  null: row i of the table is the i-th in the message
+// first  the number of row 0 of the table in `order`
 SOK_DEVICE SokPlaces places_of(const i64* ways, i64 size, i64 row_bytes, const i32* order,
                                i64 first, i64 i) {
   i64 rank = 0;

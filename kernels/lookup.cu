@@ -1,4 +1,4 @@
-// Finds keys in indexes of both kinds, and gives their rows: as they are, or pooled.
+// Finds keys in indexes of both kinds, and returns their rows: as they are, or pooled.
 #include "det/det.cuh"
 #include "hkv/hkv.cuh"
 #include "pooling.cuh"
@@ -254,8 +254,8 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 }
 #endif
 
-// Finds the row numbers of keys, which may repeat, and copies their rows if that is wanted: the
-// memory of the slots, of the rows and of the result is then asked for at the same time.
+// Finds the row numbers of keys, which may repeat, and copies their rows if `out` is not null: the
+// memory of slots, rows and result is then prefetched at the same time.
 //
 // directory, ...  the index, see slots.cuh
 // stamp      written to the slots that are found; 0: neither stamps nor scores are written
@@ -266,7 +266,7 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 // chunks, shift, row_bytes  where rows live; see rows.cuh
 // keys       (n,)
 // rows       (n,)  out  row number, or SOK_NO_ROW
-// out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not wanted
+// out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not copied
 // counts     (2,)  grow by the keys that are missing and, where there are scores or access
 //                  counts, by those that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)
@@ -286,17 +286,17 @@ SOK_TILE_KERNEL(find)
 }
 SOK_EXPORT(find)
 
-// Finds the row numbers of keys that are likely the same as others, in the same order, whose rows
-// are known: only where a key is another one, or had no row, its index is asked.
+// Finds the row numbers of keys that are most likely equal to known keys, in the same order, whose
+// rows are known: the index is searched only for a key that differs, or had no row.
 //
 // directory, ...  the index, see slots.cuh
-// stamp       written to the slots of the keys that the index is asked for; 0: to none
+// stamp       written to the slots of the keys that are searched for; 0: to none
 // keys        (n,)
 // known_keys  (n,)  null: nothing is known
-// known_rows  (n,)  their row numbers, which are still good, or SOK_NO_ROW
+// known_rows  (n,)  their row numbers, which are still valid, or SOK_NO_ROW
 // rows        (n,)  out  row number, or SOK_NO_ROW
-// num_others  (1,)  grows by the keys that are not those known; null: not wanted
-// num_without_row  (1,)  grows by the keys without a row; null: not wanted
+// num_others  (1,)  grows by the keys that differ from the known ones; null: not counted
+// num_without_row  (1,)  grows by the keys without a row; null: not counted
 SOK_TILE_KERNEL(recall_rows)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
  i64 empty_key, i64 reclaim_key, i64 stamp, const i64* keys, const i64* known_keys,
@@ -389,8 +389,8 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
                        row_splits, combiner, rows, out, tally, num_rows);
 }
 
-// Does what `find` and `pool` do (combine.cu), on a CPU: a key is looked for while the row of an
-// earlier one comes. On a GPU the two at once would take three times the registers.
+// `find` and `pool` (combine.cu) in one, on a CPU: a key is searched for while the row of an
+// earlier one is fetched. On a GPU the two at once would take three times the registers.
 //
 // format      of the rows, see rows.cuh
 // row_splits  (num_rows + 1,)  from 0 to n, ascending; those that do not fit are counted, and
@@ -398,7 +398,8 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 // weights     (n,)             null: all 1
 // combiner    see pooling.cuh
 // out         (num_rows, dim)  out
-// counts      (3,)             as of `find`; the last by row splits that do not fit
+// counts      (3,)  grow by the keys that are missing; where there are scores or access counts by
+//             those that are found, each once; and by row splits that do not fit
 SOK_ROW_KERNEL(find_and_pool)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
  i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, u8* accesses, i64 is_counting,

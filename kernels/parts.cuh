@@ -1,4 +1,4 @@
-// What a launch is: a kernel for several parts at once.
+// A launch: a kernel for several parts at once.
 //
 // A part is the items of one table, with arguments of its own: whatever the number of tables, there
 // is one launch. A kernel is written for one part. Its first parameter says which of the part's

@@ -29,19 +29,19 @@ SOK_DEVICE void rows_read(const SokShare share, i64 words, const u64* chunks, i6
   }
 }
 
-// Gives items whose keys were missing what these have got: a row number and a copy of the row or,
-// without a row, the value that was given for that.
+// Writes row numbers and rows of items whose keys were missing: a copy of the row or, without a
+// row, of the key's value in `values`.
 //
 // number, first, new_rows, values  see NewRows
 // rows        (n,)         out  row number of such an item, or SOK_NO_ROW
-// out         (n, words)   out  its row; null: not wanted
+// out         (n, words)   out  its row; null: not written
 // num_without_row  (1,)         grows by such items without a row
 template <class W>
 SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks, i64 shift,
                              const i32* number, i64 first, const u32* new_rows, const void* values,
                              u32* rows, void* out, i64* num_without_row, i64 n) {
   const NewRows<W> got = new_rows_from(number, first, new_rows, (const W*)values, words);
-  i64 absent = 0;
+  i64 missing = 0;
   SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) {
     if (SOK_AHEAD > 0 && out && r + SOK_AHEAD < n && number[r + SOK_AHEAD] >= 0)
       sok_prefetch_row<W>(chunks, shift, words, new_row(got, number[r + SOK_AHEAD]));
@@ -49,7 +49,7 @@ SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks,
     const u32 row = new_row(got, number[r]);
     if (SOK_IS_FIRST_WORD(r)) {
       rows[r] = row;
-      absent += row == SOK_NO_ROW;
+      missing += row == SOK_NO_ROW;
     }
     if (!out) continue;
     const W* from = row != SOK_NO_ROW ? sok_row<W>(chunks, shift, words, row)
@@ -58,7 +58,7 @@ SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks,
     W* to = (W*)out + r * words;
     SOK_FOR_EACH_WORD_OF_ROW(w, r, words) { to[w] = from ? from[w] : W{}; }
   }
-  sok_count(num_without_row, absent);
+  sok_count(num_without_row, missing);
 }
 
 // Copies rows into a column; SOK_NO_ROW is skipped. The rows are distinct.
@@ -112,36 +112,36 @@ SOK_DEVICE void dense_gather(const SokShare share, i64 words, const void* x, con
   }
 }
 
-#define SOK_COPY_KERNELS(suffix, type)                                                        \
-  SOK_ROW_KERNEL(rows_read_##suffix)                                                          \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out,   \
-   i64 n) {                                                                                   \
-    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                         \
-  }                                                                                           \
-  SOK_EXPORT(rows_read_##suffix)                                                              \
-  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                       \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first, \
-   const u32* new_rows, const type* values, u32* rows, type* out, i64* num_without_row, i64 n) {   \
-    SOK_COPY(type, dim, (const type*)((u64)values | (u64)out), rows_deliver, chunks, shift,   \
-             number, first, new_rows, values, rows, out, num_without_row, n);                      \
-  }                                                                                           \
-  SOK_EXPORT(rows_deliver_##suffix)                                                           \
-  SOK_ROW_KERNEL(rows_write_##suffix)                                                         \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,              \
-   const type* values, const i32* source, i64 n) {                                            \
-    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);          \
-  }                                                                                           \
-  SOK_EXPORT(rows_write_##suffix)                                                             \
-  SOK_ROW_KERNEL(rows_swap_##suffix)                                                          \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,              \
-   const u32* others, i64 n) {                                                                \
-    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);           \
-  }                                                                                           \
-  SOK_EXPORT(rows_swap_##suffix)                                                              \
-  SOK_ROW_KERNEL(dense_gather_##suffix)                                                       \
-  (const SokShare share, const type* x, i64 dim, const i32* index, type* out, i64 n) {        \
-    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);    \
-  }                                                                                           \
+#define SOK_COPY_KERNELS(suffix, type)                                                           \
+  SOK_ROW_KERNEL(rows_read_##suffix)                                                             \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, type* out,      \
+   i64 n) {                                                                                      \
+    SOK_COPY(type, dim, out, rows_read, chunks, shift, rows, out, n);                            \
+  }                                                                                              \
+  SOK_EXPORT(rows_read_##suffix)                                                                 \
+  SOK_ROW_KERNEL(rows_deliver_##suffix)                                                          \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first,    \
+   const u32* new_rows, const type* values, u32* rows, type* out, i64* num_without_row, i64 n) { \
+    SOK_COPY(type, dim, (const type*)((u64)values | (u64)out), rows_deliver, chunks, shift,      \
+             number, first, new_rows, values, rows, out, num_without_row, n);                    \
+  }                                                                                              \
+  SOK_EXPORT(rows_deliver_##suffix)                                                              \
+  SOK_ROW_KERNEL(rows_write_##suffix)                                                            \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                 \
+   const type* values, const i32* source, i64 n) {                                               \
+    SOK_COPY(type, dim, values, rows_write, chunks, shift, rows, values, source, n);             \
+  }                                                                                              \
+  SOK_EXPORT(rows_write_##suffix)                                                                \
+  SOK_ROW_KERNEL(rows_swap_##suffix)                                                             \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                 \
+   const u32* others, i64 n) {                                                                   \
+    SOK_COPY(type, dim, (type*)nullptr, rows_swap, chunks, shift, rows, others, n);              \
+  }                                                                                              \
+  SOK_EXPORT(rows_swap_##suffix)                                                                 \
+  SOK_ROW_KERNEL(dense_gather_##suffix)                                                          \
+  (const SokShare share, const type* x, i64 dim, const i32* index, type* out, i64 n) {           \
+    SOK_COPY(type, dim, (const type*)((u64)x | (u64)out), dense_gather, x, index, out, n);       \
+  }                                                                                              \
   SOK_EXPORT(dense_gather_##suffix)
 
 // By width: rows of 8, 4, 2 or 1 bytes an element.
@@ -194,7 +194,7 @@ SOK_KERNEL(rows_claim)(const SokShare share, const u32* near, i64 num_near, i64 
 }
 SOK_EXPORT(rows_claim)
 
-// Says that rows belong to keys from now on, and have no accesses; SOK_NO_ROW is skipped.
+// Assigns rows to keys, with no accesses yet; SOK_NO_ROW is skipped.
 //
 // accesses  (num_rows,)
 // held_for  (num_rows,)  the key of each row
@@ -211,8 +211,8 @@ SOK_KERNEL(rows_assign)(const SokShare share, u8* accesses, i64* held_for, const
 SOK_EXPORT(rows_assign)
 
 // Exchanges what is known of rows[r] and others[r]. All are distinct and none is SOK_NO_ROW.
-SOK_KERNEL(rows_swap_accesses)(const SokShare share, u8* accesses, i64* held_for,
-                               const u32* rows, const u32* others, i64 n) {
+SOK_KERNEL(rows_swap_accesses)(const SokShare share, u8* accesses, i64* held_for, const u32* rows,
+                               const u32* others, i64 n) {
   SOK_FOR_EACH(r, n) {
     u8 x = accesses[rows[r]];
     accesses[rows[r]] = accesses[others[r]];

@@ -35,7 +35,7 @@ SOK_DEVICE const T* row_zero(const T* source, i64 first, i64 dim) {
   return (const T*)((u64)source - (u64)(first * dim) * sizeof(T));
 }
 
-// What keys that were missing in a lookup have got. New keys are numbered over all tables: the
+// The rows of keys that were missing in a lookup. New keys are numbered over all tables: the
 // first one of a table is number `first`.
 //
 // number    (n,)  which new key an item has; -1: its key was not missing

@@ -33,8 +33,8 @@ SOK_DEVICE i64 table_of(const i64* begin, i64 num_tables, i64 item) {
 struct Slots {
   i64 end, from, size;  // where its items end; its slots
 };
-SOK_DEVICE Slots slots_of(const i64* begin, const i64* room, i64 table) {
-  return Slots{begin[table + 1], 2 * room[table], 2 * (room[table + 1] - room[table])};
+SOK_DEVICE Slots slots_of(const i64* begin, const i64* items, i64 table) {
+  return Slots{begin[table + 1], 2 * items[table], 2 * (items[table + 1] - items[table])};
 }
 
 // Finds the scratch slot of every item that takes part.
@@ -42,14 +42,14 @@ SOK_DEVICE Slots slots_of(const i64* begin, const i64* room, i64 table) {
 // keys   (n,)
 // rows   (n,)  an item takes part if its row is SOK_NO_ROW; null: all do
 // begin  (num_tables + 1,)
-// room   (num_tables + 1,)  how many items take part in the tables before
+// items  (num_tables + 1,)  number of items that take part in the tables before
 // heads  (2 num_items,)  num_items: that take part. In: -1; out: first item with the slot's key, or
 //                        -1. Where no key repeats (n,), in: anything
 // slots  (n,)    out  the slot of keys[i]; 0 of an item that takes no part
 // repeat         whether keys may repeat
 // seed           of the hash, see slots.cuh
 SOK_KERNEL(dedup_insert)
-(const SokShare share, const i64* keys, const u32* rows, const i64* begin, const i64* room,
+(const SokShare share, const i64* keys, const u32* rows, const i64* begin, const i64* items,
  i64 num_tables, i64 repeat, i64 seed, i32* heads, i32* slots, i64 n) {
   if (!repeat) {
     SOK_FOR_EACH(i, n) {
@@ -61,18 +61,18 @@ SOK_KERNEL(dedup_insert)
   SOK_FOR_EACH_BLOCK(first, count, n) {
     const i64 first_table = table_of(begin, num_tables, first);
     i64 start[SOK_BLOCK];
-    Slots own = slots_of(begin, room, first_table);
+    Slots own = slots_of(begin, items, first_table);
     for (i64 j = 0, table = first_table; j < count; ++j) {
-      while (first + j >= own.end) own = slots_of(begin, room, ++table);
+      while (first + j >= own.end) own = slots_of(begin, items, ++table);
       if (rows && rows[first + j] != SOK_NO_ROW) continue;
       const u64 hash = sok_hash(keys[first + j] ^ seed) >> 32;
       start[j] = own.from + (i64)(hash * (u64)own.size >> 32);
       sok_prefetch(heads + start[j]);
     }
-    own = slots_of(begin, room, first_table);
+    own = slots_of(begin, items, first_table);
     for (i64 j = 0, table = first_table; j < count; ++j) {
       const i32 item = (i32)(first + j);
-      while (item >= own.end) own = slots_of(begin, room, ++table);
+      while (item >= own.end) own = slots_of(begin, items, ++table);
       if (rows && rows[item] != SOK_NO_ROW) {
         slots[item] = 0;
         continue;

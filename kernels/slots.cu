@@ -1,4 +1,4 @@
-// What both kinds of index do with all of their slots.
+// Passes over all slots of an index, for both kinds.
 #include "slots.cuh"
 
 // Halves the number of every lookup, so that counting can go on.

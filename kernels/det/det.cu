@@ -1,4 +1,4 @@
-// What changes the "hbm" index; det.cuh says what it is, and how a key is found.
+// Changes of the "hbm" index; det.cuh has its layout and the search for a key.
 #include "det/det.cuh"
 
 // The slot that a key has got; null: it has none. was_erased: whether another key was there before.
@@ -8,7 +8,7 @@ struct DetClaim {
 };
 
 // Claims a slot for a key that is in none. It gives up after `most` lines of its segment, or after
-// all, if none has an open slot: there should be room, so the keys are not spread as hashes are.
+// all, if none has an open slot: the keys are not spread as hashes are then.
 SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i64 most) {
   const i64 empty_key = index.empty_key, reclaim_key = index.reclaim_key;
   Slot* slot = sok_side_slot(index, key);
@@ -48,7 +48,7 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i
   return DetClaim{slot, was == reclaim_key};
 }
 
-// Inserts keys that are distinct and in no slot. There must be room for all of them.
+// Inserts keys that are distinct and in no slot. There must be free slots for all of them.
 //
 // directory, ...  the index, see slots.cuh
 // rows         (n,)  the row number that each key gets; one whose row is SOK_NO_ROW is skipped.
@@ -79,7 +79,7 @@ SOK_TILE_KERNEL(det_insert)
 }
 SOK_EXPORT(det_insert)
 
-// Gives row numbers to keys that det_insert placed.
+// Writes the row numbers of keys that det_insert placed.
 //
 // placed  (n,)  what it wrote; none is 0
 // rows    (n,)

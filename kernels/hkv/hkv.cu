@@ -1,4 +1,4 @@
-// What changes the "hybrid" index; hkv.cuh says what it is, and how a key is found.
+// Changes of the "hybrid" index; hkv.cuh has its layout and the search for a key.
 #include "hkv/hkv.cuh"
 
 // The slots of a key's two buckets are numbered: w < bucket in the first, the others in the second.
@@ -31,7 +31,7 @@ SOK_DEVICE i32 hkv_open_slot(const HkvPlace& place, u32 bucket, i64 empty_key) {
   return free_second > free_first ? (i32)bucket + second : first;
 }
 
-// What eviction would take: a slot of the lowest score in both buckets that is not of this batch.
+// The victim of an eviction: a slot of the lowest score in both buckets that is not of this batch.
 struct HkvVictim {
   u64 score;
   i32 number;  // -1: every slot is of this batch
@@ -146,7 +146,7 @@ SOK_TILE_KERNEL(hkv_insert)
 }
 SOK_EXPORT(hkv_insert)
 
-// Gives row numbers to keys that hkv_insert placed: that of the key that was evicted, or a spare.
+// Writes the row numbers of keys that hkv_insert placed: that of the evicted key, or a spare one.
 //
 // placed, evicted_rows  (n,)  what hkv_insert wrote
 // spare     (num_spare,)  rows that nobody holds, at least as many as free slots were taken; if
@@ -254,7 +254,7 @@ SOK_EXPORT(hkv_erase)
 
 // Spreads the buckets of a segment over those of empty ones that are to take its place and have 2,
 // 4, 8, ... times as many: a key whose bucket was b goes to one of those into which b falls, by the
-// next bits of its hash. So each has room, and no two threads write to one.
+// next bits of its hash. So each has a free slot, and no two threads write to one.
 //
 // slots           (size * bucket, 2)  of the segment, and its scores behind them
 // size            its buckets

@@ -108,7 +108,7 @@ SOK_DEVICE void hkv_prefetch_all(i64 bucket, const HkvPlace& place) {
 // The score that a key has after it was seen once more.
 //
 // old    the one before; 0 for a new key
-// given  what the caller says: the increment (kLfu, kEpochLfu) or the score itself (kCustomized)
+// given  from the caller: the increment (kLfu, kEpochLfu) or the score itself (kCustomized)
 SOK_DEVICE u64 hkv_score(i64 strategy, u64 old, u64 given, u64 stamp, u64 epoch) {
   if (strategy == HKV_LFU) return old + given < old ? ~0ull : old + given;
   if (strategy == HKV_EPOCH_LRU) return (epoch << 32) | stamp;
