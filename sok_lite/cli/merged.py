@@ -7,20 +7,15 @@ import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import WrongUse
+from sok_lite.cli.joined import JoinedSource
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import SIGHTED, Source
-from sok_lite.engine.table.joined import joined_facts, joined_states
 
 _RECORD = np.dtype([("key", np.int64), ("place", np.int64)])
 
 
-class MergedSource(Source):
-    """Several sources as one. Keep its Buckets open while it is read.
-
-    It has the states of all; a row of a source without one has its initial value. Stamps and scores
-    are kept where all have them, scores only of one strategy: those of two cannot be compared.
-    Times are those of the source with most lookups, options those of the last one.
+class MergedSource(JoinedSource):
+    """Several sources as one, without keys that repeat. Keep its Buckets open while it is read.
 
     Args:
       sources: of one name, at least one; the later ones win.
@@ -31,25 +26,9 @@ class MergedSource(Source):
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        last = sources[-1]
         for source in sources:
-            _check_alike(source, last)
-        self._sources = list(sources)
-        self.name, self.dim, self.dtype = last.name, last.dim, last.dtype
-        self.key_type = last.key_type
-        self._states = {
-            f"states.{i}.{state.name}": state
-            for i, state in enumerate(joined_states([source.states for source in sources]))
-        }
-        self.states = tuple(
-            StateFacts(tensor, state.name, state.dim, state.initial, state.group)
-            for tensor, state in self._states.items()
-        )
-        strategies = {source.about.facts.get("strategy") for source in sources}
-        kept = ("stamps", "scores") if len(strategies) == 1 else ("stamps",)
-        self.columns = tuple(
-            name for name in kept if all(name in source.columns for source in sources)
-        )
+            _check_alike(source, sources[-1])
+        super().__init__(sources)
         num_rows = [source.num_keys for source in sources]
         num_sighted = [source.about.num_sighted for source in sources]
         total = sum(num_rows) + sum(num_sighted)
@@ -66,9 +45,8 @@ class MergedSource(Source):
             zip(("keys", "sighted_keys"), _begins(num_rows, num_sighted), strict=True)
         )
         self.num_keys = int(np.count_nonzero(self._kept[: sum(num_rows)]))
-        facts = joined_facts([dict(source.about.facts) for source in sources])
         sighted = int(np.count_nonzero(self._kept[sum(num_rows) :]))
-        self.about = last.about._replace(facts=facts, num_sighted=sighted)
+        self.about = self.about._replace(num_sighted=sighted)
 
     def close(self) -> None:
         """Removes the temporary files."""
@@ -108,16 +86,6 @@ class MergedSource(Source):
                 kept = self._kept[place : place + len(piece)]
                 place += len(piece)
                 yield piece[kept]
-
-    def _read(self, i: int, source: Source, column: str) -> Iterator[np.ndarray]:
-        state = self._states.get(column)
-        if state is None:
-            yield from source.read(column)
-        elif i in state.tensors:
-            yield from source.read(state.tensors[i])
-        else:
-            for keys in source.read("keys"):
-                yield np.full((keys.size, state.dim), state.initial, np.float32)
 
 
 def _begins(num_rows: list[int], num_sighted: list[int]) -> tuple[list[int], list[int]]:

@@ -71,7 +71,7 @@ def test_the_version_is_shown():
         (["convert", "c", "d", "--to-format", "csv", "--to-option", "x=1"], "it has: none"),
         (["inspect", "c", "--from-option", "x=1"], "'x=1' is no option of format sok_lite"),
         (["inspect", "empty"], "looks like none of the formats"),
-        (["inspect", "model.keras"], "is a file of Keras. Load the model"),
+        (["inspect", "model.keras"], "looks like none of the formats"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

@@ -18,7 +18,9 @@ EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table use
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a checkpoint, or a file of another format")
+    parser.add_argument(
+        "path", metavar="PATH", help="a checkpoint, a .keras file, or a file of another format"
+    )
     add_tables(parser)
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
     add_from_format(parser, "PATH")

@@ -10,8 +10,7 @@ import time
 from sok_lite.cli.arguments import add_from_format, add_tables
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.progress import watched
-from sok_lite.cli.reading import OWN, chosen, format_of, open_sources, own_ranks
-from sok_lite.engine.files import manifest
+from sok_lite.cli.reading import chosen, format_of, keys_of_ranks, open_sources
 from sok_lite.reports.html import report_page
 from sok_lite.reports.of_source import READ_COLUMNS, report_of_source
 from sok_lite.reports.report import Report
@@ -21,7 +20,9 @@ EXAMPLES = "sok-lite report runs/model\nsok-lite report runs/model --html report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a checkpoint, or a file of another format")
+    parser.add_argument(
+        "path", metavar="PATH", help="a checkpoint, a .keras file, or a file of another format"
+    )
     add_tables(parser)
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
     parser.add_argument("--html", metavar="FILE", help="write a page of HTML into a file")
@@ -31,13 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     name = format_of(args.path, args.from_format)
     sources = chosen(open_sources(args.path, name, args.from_option), args.table, args.path)
-    keys_of_ranks: dict[str, tuple[int, ...]] = {}
-    if name == OWN:
-        tables = manifest.read(args.path).tables
-        keys_of_ranks = {each: tuple(s.rows for s in tables[each].shards) for each in tables}
+    of_ranks = keys_of_ranks(args.path, name, sources)
     with watched(sources, "report", args.progress, only=READ_COLUMNS) as read:
-        found = [report_of_source(each, keys_of_ranks.get(each.name, ())) for each in read]
-    report = Report(tuple(found), own_ranks(args.path), time.time(), args.path)
+        found = [report_of_source(each, of_ranks.get(each.name, ())) for each in read]
+    ranks = max(map(len, of_ranks.values()), default=1)
+    report = Report(tuple(found), ranks, time.time(), args.path)
     if args.html is not None:
         with open(args.html, "w", encoding="utf-8") as file:
             file.write(report_page(report))

@@ -32,6 +32,7 @@ FORMATS = {
     "parquet": "parquet",
     "safetensors": "safetensors",
     "csv": "csv",
+    "keras": "keras_file",
     "tfra": "tfra_files",
     "tfra_tensorflow": "tfra_checkpoint",
     "tfplus": "tfplus",
@@ -64,11 +65,6 @@ def detected_format(path: str) -> str:
     for name in with_sources:
         if format_module(name).detect(path):
             return name
-    if path.endswith((".keras", ".weights.h5")):
-        raise WrongUse(
-            f"{path} is a file of Keras. Load the model in a program that imports sok_lite.keras, "
-            "and write its tables with sok_lite.dump(folder, tables): such a folder is read here"
-        )
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "
         "with --from-format where the command has it"

@@ -9,9 +9,11 @@ import numpy as np
 
 from sok_lite.cli.importers import format_module
 from sok_lite.engine.files.source import checkpoint_sources
-from tests.cli.helpers import fine
+from tests.cli.helpers import CPU, fine
 from tests.cli.importers.test_hkv import saved
+from tests.cli.importers.test_keras_file import archive, arrays_of, weights
 from tests.cli.importers.test_sok import sok_dump
+from tests.support.filled_tables import filled
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "file_formats.md"
 # The formats of each part of the page that has a table of options.
@@ -29,11 +31,14 @@ def test_its_commands_run(tmp_path, monkeypatch):
     for name in ("item_0", "user_0"):
         sok_dump(tmp_path / "sok_dump", np.arange(3), rows, name, Adam__m=rows, Adam__v=rows)
     saved(tmp_path / "hkv_files", np.arange(3), rows, np.ones(3, np.uint64))
+    user = {"table": ("user", arrays_of(filled(CPU, 5)[0]))}
+    archive(tmp_path / "model.keras", weights(user))
     np.savez("user.npz", id=np.arange(3, dtype=np.uint32), row=rows, adam_m=rows)
     for body in re.findall(r"^```bash\n((?s:.*?))^```$", PAGE.read_text(), re.MULTILINE):
         for line in body.splitlines():
             fine(*shlex.split(line)[1:])
     assert [source.name for source in checkpoint_sources("runs/from_sok")] == ["item", "user"]
+    assert [source.name for source in checkpoint_sources("runs/from_keras")] == ["user"]
     assert [source.name for source in checkpoint_sources("runs/item")] == ["product"]
     assert (tmp_path / "hkv_again" / "values").read_bytes() == rows.tobytes()
     assert (tmp_path / "sok_again" / "user_0-Adam-v").read_bytes()[296:] == rows.tobytes()

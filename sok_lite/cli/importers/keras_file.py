@@ -1,0 +1,246 @@
+"""Files of Keras: `.keras` of `model.save`, `.weights.h5` of `model.save_weights`. Read only.
+
+A `.keras` file is an archive with `model.weights.h5` in it, stored as it is; a `.weights.h5` file
+is that alone, HDF5. Each layer has a group `.../vars` there, which Keras 3 gives the attribute
+`name`, and a `sok_lite.keras.Table` in its group the arrays that bridge/checkpoint.py lists, texts
+as bridge/stored.py writes them. What several ranks saved has their names behind `rank<i>of<n>_`.
+
+h5py says where an array lies; its rows are then read from the file. Arrays that lie elsewhere, or
+in chunks, were not written by Keras and are refused.
+"""
+
+import io
+import json
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from sok_lite.cli.errors import WrongUse
+from sok_lite.cli.file_source import FileSource, Stored, raw_rows
+from sok_lite.cli.joined import JoinedSource
+from sok_lite.cli.named import check_opens, naming, package
+from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.source import SIGHTED, About, Source
+from sok_lite.engine.table.joined import without_slots
+from sok_lite.engine.table.state_columns import states_of
+
+_MEMBER = "model.weights.h5"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of an archive: lengths of what comes next
+_OF_RANK = re.compile(r"(?:rank(\d{1,9})of(\d{1,9})_)?(\w+)")
+# The dtypes of h5py's arrays, little-endian, and ours; uint16 is of the bits of bfloat16.
+_DTYPES = {dtype: np.dtype(dtype).name for dtype in ("<i8", "<i4", "<u8", "<f4", "<f2", "|u1")} | {
+    "<u2": "bfloat16"
+}
+_NAMES = {"keys", "values", "states", "stamps", "scores", "sighted_keys", "sightings"}
+_TEXTS = ("facts_bytes", "state_columns_bytes")
+_MOST_TEXT = 1 << 20  # a few hundred bytes a state
+_ERRORS = (
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError),
+    *(AttributeError, LookupError, TypeError, ValueError, RecursionError),
+)
+
+
+def detect(path: str) -> bool:
+    """Returns whether a file is an archive with weights of Keras, or one of HDF5."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(len(_HDF5)) == _HDF5:
+                return True
+        with zipfile.ZipFile(path) as archive:
+            return _MEMBER in archive.namelist()
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError):
+        return False
+
+
+def sources(path: str) -> list[Source]:
+    """Returns the tables of a model, each with the keys of all ranks that saved it.
+
+    A table has the name of its layer. Where two layers have one name, and in files of tf_keras,
+    which name no layer, it is where the table is in the file, such as "layers/table_1".
+
+    Raises:
+      ImportError: h5py is missing. OSError: the file cannot be read. ValueError: it is corrupt.
+      WrongUse: it has no table.
+    """
+    check_opens(path)
+    h5py = package("h5py", "files of Keras", "h5py")
+    with naming(path, *_ERRORS):
+        begin, size = _place_of_weights(path)
+        with h5py.File(_Stretch(path, begin, size), "r") as file:
+            groups = _groups_of(h5py, file)
+            names = [_name_of(*each) for each in groups.items()]
+            found = [
+                _source(path, begin, size, group, name if names.count(name) == 1 else place)
+                for (place, group), name in zip(groups.items(), names, strict=True)
+            ]
+    if not found:
+        raise WrongUse(
+            f"{path} has no table of sok_lite.keras, which are what is read of a file of Keras"
+        )
+    return found
+
+
+def _place_of_weights(path: str) -> tuple[int, int]:
+    """Returns the first byte of the weights in a file, and how many there are."""
+    with open(path, "rb") as file:
+        if file.read(len(_HDF5)) == _HDF5:
+            return 0, os.fstat(file.fileno()).st_size
+        with zipfile.ZipFile(file) as archive:
+            info = archive.getinfo(_MEMBER)
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(
+                    f"{_MEMBER!r} in it is compressed, which Keras does not do. Unpack the file, "
+                    f"and give {_MEMBER}"
+                )
+            archive.open(info).close()  # raises where its header is none
+        file.seek(info.header_offset)
+        head = file.read(_LOCAL_HEADER.size)
+        return info.header_offset + len(head) + sum(_LOCAL_HEADER.unpack(head)), info.file_size
+
+
+class _Stretch(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, path: str, begin: int, size: int) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._begin, self._size, self._at = begin, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_CUR: self._at, os.SEEK_END: self._size}.get(whence, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
+        self._file.seek(self._begin + self._at)
+        count = self._file.readinto(view)
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _groups_of(h5py: Any, file: Any) -> dict[str, Any]:
+    """Returns the groups of tables, by the paths of their layers in the file."""
+    found: dict[str, Any] = {}
+
+    def visit(place: str, item: Any) -> None:
+        is_of_layer = isinstance(item, h5py.Group) and place.endswith("/vars")
+        if is_of_layer and any(name.endswith("facts_bytes") for name in item):
+            found[place.removesuffix("/vars")] = item
+
+    file.visititems(visit)
+    return found
+
+
+def _name_of(place: str, group: Any) -> str:
+    """Returns the name of a layer; where the file has none, its place there."""
+    name = group.attrs.get("name")
+    return name if isinstance(name, str) and name else place
+
+
+def _source(path: str, begin: int, size: int, group: Any, name: str) -> Source:
+    """Returns a table.
+
+    Args:
+      begin, size: the weights in the file.
+      group: of the table.
+      name: of the table.
+    """
+    ranks: dict[tuple[int, int], dict[str, Any]] = {}
+    for match in filter(None, map(_OF_RANK.fullmatch, group)):
+        rank, of, array = match.groups()
+        ranks.setdefault((int(of or 1), int(rank or 0)), {})[array] = group[match[0]]
+    num_ranks = next(iter(ranks))[0]
+    expected = {(num_ranks, rank) for rank in range(min(num_ranks, len(ranks) + 1))}
+    if ranks.keys() != expected:
+        raise ValueError(f"table {name!r} does not have the parts of all of {num_ranks:,} ranks")
+    parts = [_part(path, begin, size, ranks[rank], name) for rank in sorted(ranks)]
+    kinds = {(part.dim, part.dtype, part.key_type) for part in parts}
+    if len(kinds) != 1:
+        raise ValueError(f"the parts of table {name!r} differ: {sorted(kinds)}")
+    return JoinedSource(parts)
+
+
+def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str) -> "_Part":
+    """Returns what one rank has saved of a table."""
+    missing = sorted({*_NAMES, *_TEXTS} - arrays.keys())
+    if missing:
+        raise ValueError(f"table {name!r} has no {missing[0]!r}")
+    found = {each: _stored(path, begin, size, arrays[each]) for each in sorted(_NAMES)}
+    if found["scores"].shape != found["keys"].shape:  # the stamps are the scores
+        del found["scores"]
+    facts, columns = (json.loads(_text(arrays[each])) for each in _TEXTS)
+    if type(facts["num_lookups"]) is not int:
+        raise TypeError(f"table {name!r} has no number of lookups")
+    rows = found.pop("states")
+    states = states_of(np.empty((0, rows.shape[1]), np.float32), columns, f"table {name!r}")
+    ends = list(accumulate(state.dim for state in states))
+    for i, (state, end) in enumerate(zip(states, ends, strict=True)):
+        found[f"states.{i}.{state.name}"] = _columns_of(rows, end - state.dim, end)
+    about = About(
+        "hybrid" if "strategy" in facts else "hbm",
+        facts=without_slots(facts),
+        num_sighted=found["sighted_keys"].shape[0],
+    )
+    described = [
+        StateFacts(f"states.{i}.{s.name}", s.name, s.dim, float(s.initial), s.group)
+        for i, s in enumerate(states)
+    ]
+    return _Part(path, found, name, states=tuple(described), about=about)
+
+
+class _Part(FileSource):
+    """What a rank has saved of a table: its keys, and those that were seen and have no row."""
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        if column not in SIGHTED:
+            yield from super().read(column)
+            return
+        stored = self._stored["sighted_keys" if column == "sighted_keys" else "sightings"]
+        for piece in stored.read(self._piece_rows):
+            if column == "sighted_keys":
+                yield piece.astype(self.key_type)
+            else:  # 2**32 times the stamp, and the sightings
+                yield (piece >> 32 if column == "sighting_stamps" else piece).astype(np.uint32)
+
+
+def _stored(path: str, begin: int, size: int, dataset: Any) -> Stored:
+    """Returns an array as a stretch of the file."""
+    dtype = _DTYPES.get(dataset.dtype.str)
+    if dtype is None:
+        raise TypeError(f"{dataset.name} is of {dataset.dtype}, which no array of a table is")
+    is_elsewhere = bool(dataset.external) or dataset.is_virtual or dataset.chunks is not None
+    at, num_bytes = dataset.id.get_offset(), dataset.nbytes
+    if is_elsewhere or (num_bytes and (at is None or not 0 <= at <= size - num_bytes)):
+        raise ValueError(f"{dataset.name} does not lie in one piece in it, as Keras writes it")
+    return raw_rows(path, begin + (at or 0), dtype, dataset.shape)
+
+
+def _columns_of(rows: Stored, begin: int, end: int) -> Stored:
+    """Returns some of the columns of an array."""
+
+    def read(piece_rows: int) -> Iterator[np.ndarray]:
+        return (piece[:, begin:end] for piece in rows.read(piece_rows))
+
+    return Stored(rows.dtype, (rows.shape[0], end - begin), read)
+
+
+def _text(dataset: Any) -> bytes:
+    if dataset.nbytes > _MOST_TEXT:
+        raise ValueError(f"{dataset.name} has {dataset.nbytes:,} bytes, which is no such text")
+    return bytes(np.asarray(dataset, np.uint8))
