@@ -182,6 +182,11 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
     if missing:
         raise ValueError(f"table {name!r} has no {missing[0]!r}")
     found = {each: _stored(path, begin, size, arrays[each]) for each in sorted(_NAMES)}
+    n = found["keys"].shape[:1]
+    for each in ("keys", "values", "states", "stamps"):
+        shape, num_dims = found[each].shape, 2 if each in ("values", "states") else 1
+        if len(shape) != num_dims or shape[:1] != n:
+            raise ValueError(f"{each!r} of table {name!r} have shape {shape}, and keys {n}")
     if found["scores"].shape != found["keys"].shape:  # the stamps are the scores
         del found["scores"]
     facts, columns = (json.loads(_text(arrays[each])) for each in _TEXTS)

@@ -189,7 +189,11 @@ def test_what_keras_would_not_write_is_refused(tmp_path):
         ("facts_bytes", np.zeros((1 << 20) + 1, np.uint8), "1,048,577 bytes"),
         ("facts_bytes", np.frombuffer(b'{"num_lookups": "x"}', np.uint8), "number of lookups"),
         ("states", np.ones((9, 4), np.float32), "its states have 3 columns"),
-        ("values", np.ones((8, 3), np.float32), "column 'values' must have shape (9, 3)"),
+        (
+            "values",
+            np.ones((8, 3), np.float32),
+            "'values' of table 'user' have shape (8, 3), and keys (9,)",
+        ),
         ("sighted_keys", np.int64(3), ""),
     ):
         archive(path, weights({"table": ("user", arrays | {name: array})}))
