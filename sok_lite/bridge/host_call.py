@@ -12,6 +12,7 @@ the CPU the call is put on the CPU, or keys would go to a GPU and come back. The
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,8 +23,16 @@ from sok_lite.bridge.collective_order import CollectiveCall, in_collective_order
 from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import memory_of_call
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
+from sok_lite.engine.work_done import WorkDone
 
-__all__ = ["graph_of_function", "host_call", "make_turn", "on_device", "refuse_replicas"]
+__all__ = [
+    "graph_of_function",
+    "host_call",
+    "make_turn",
+    "on_device",
+    "refuse_replicas",
+    "timed_on_device",
+]
 
 Result = TypeVar("Result")
 
@@ -52,6 +61,16 @@ def on_device(backend: Backend, function: Callable[..., Result], *args: Any) -> 
                 raise
 
 
+def timed_on_device(
+    work: WorkDone, backend: Backend, function: Callable[..., Result], *args: Any
+) -> Result:
+    """Does what `on_device` does, and adds the time to work of a kind."""
+    begun = time.perf_counter()
+    result = on_device(backend, function, *args)
+    work.add(time.perf_counter() - begun)
+    return result
+
+
 @tf.autograph.experimental.do_not_convert  # else each call of a graph runs through AutoGraph
 def host_call(
     function: Callable[..., Sequence[tf.Tensor]],
@@ -60,6 +79,7 @@ def host_call(
     backend: Backend,
     what: str,
     collective: CollectiveCall | None = None,
+    work: WorkDone | None = None,
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
@@ -71,6 +91,7 @@ def host_call(
       backend: what `function` computes with; waited for before the outputs go to TensorFlow.
       what: what the call does, for the error text ("A lookup in 'user'").
       collective: the ranks that make it together; None: each by itself.
+      work: which kind of work it is, for metrics; None: none that counts.
 
     Returns:
       A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
@@ -82,17 +103,20 @@ def host_call(
     """
     refuse_replicas(what)
     refuse_while_exporting(what)
+
+    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        if work is None:
+            return on_device(backend, function, *tensors)
+        return timed_on_device(work, backend, function, *tensors)
+
     if tf.executing_eagerly():
-        return list(on_device(backend, function, *inputs))
+        return list(run(*inputs))
     if is_for_xla(tf.compat.v1.get_default_graph()):
         raise NotImplementedError(
             f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
             "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
             "the model in a function of its own."
         )
-
-    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-        return on_device(backend, function, *tensors)
 
     def place(
         function: Callable[..., Sequence[tf.Tensor]],

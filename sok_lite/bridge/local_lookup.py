@@ -25,6 +25,7 @@ from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.work_done import LOOKUPS
 
 
 def local_lookup(
@@ -140,9 +141,8 @@ def _differentiable(
     @custom_gradient
     def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
         shapes = [keys.shape.concatenate([dim]), *other_shapes]
-        rows, *more = table_call(
-            variable, f"A lookup in {name!r}", run, [keys, *others], dtypes, shapes
-        )
+        what, tensors = f"A lookup in {name!r}", [keys, *others]
+        rows, *more = table_call(variable, what, run, tensors, dtypes, shapes, LOOKUPS)
 
         def grad(row_grads: tf.Tensor, *_: tf.Tensor) -> Any:
             refuse_replicas(f"The gradient of a lookup in {name!r}")

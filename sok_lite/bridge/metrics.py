@@ -8,7 +8,12 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.report import tables_in
-from sok_lite.reports.openmetrics import CONTENT_TYPE, openmetrics, samples_of
+from sok_lite.reports.openmetrics import (
+    CONTENT_TYPE,
+    openmetrics,
+    samples_of,
+    samples_of_process,
+)
 
 __all__ = ["CONTENT_TYPE", "prometheus"]
 
@@ -18,8 +23,9 @@ def prometheus(tables: Any) -> str:
 
     It does not communicate: each rank has its own numbers, with its number as the label "rank". It
     reads the index of each table, not its rows, so it may be called every few seconds, from any
-    thread. `CONTENT_TYPE` is the media type of the text. No key is in it. Of a table in Redis rank
-    0 tells the number of keys.
+    thread. What calls took, what this rank has sent to others, and its dumps are those of all
+    tables of the process. `CONTENT_TYPE` is the media type of the text. No key is in it. Of a table
+    in Redis rank 0 tells the number of keys.
 
     Args:
       tables: as of `sok_lite.report`.
@@ -39,6 +45,5 @@ def prometheus(tables: Any) -> str:
             f"{counts[repeated[0]]} tables of the name {repeated[0]!r}. Rename them."
         )
     shown = [table for table in found if rank == 0 or table.var_type != "remote"]
-    return openmetrics(
-        rank, [(table.name, on_device(table.backend, samples_of, table)) for table in shown]
-    )
+    of_tables = [(table.name, on_device(table.backend, samples_of, table)) for table in shown]
+    return openmetrics(rank, of_tables, samples_of_process())

@@ -11,12 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.host_call import host_call, on_device, refuse_replicas
+from sok_lite.bridge.host_call import host_call, refuse_replicas, timed_on_device
 from sok_lite.bridge.joined import Numbers, cut, cut_rows, join, joined_rows, shapes_of
 from sok_lite.bridge.lookup_arguments import Argument
 from sok_lite.bridge.pooled_host import AT_HAND, PooledHost
 from sok_lite.bridge.row_gradient import derived_once
 from sok_lite.bridge.tf_private import could_possibly_record
+from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 
 
 class PooledCall(ABC):
@@ -87,12 +88,12 @@ class PooledCall(ABC):
         tensors = [*self._inputs, *([join(weights)] if weights else []), *self.beside(sources)]
         backward: Callable[..., Any]
         if tf.executing_eagerly():
-            joined, context = on_device(host.backend, host.forward, *tensors)
+            joined, context = timed_on_device(LOOKUPS, host.backend, host.forward, *tensors)
             backward, carried = partial(host.backward, context), []
         else:
             joined, packed = host_call(
                 *(host.forward_packed, tensors, [tf.float32, tf.int64]),
-                *(host.backend, host.what, host.collective),
+                *(host.backend, host.what, host.collective, LOOKUPS),
             )
             packed.set_shape([None])
             # An eager one would belong to no graph.
@@ -140,7 +141,7 @@ class PooledCall(ABC):
         num_joined = len(dtypes)
         results = host_call(
             *(backward, [*carried, *inputs], [*dtypes, *host.more_dtypes]),
-            *(host.backend, f"The gradient of {host.what}", host.collective),
+            *(host.backend, f"The gradient of {host.what}", host.collective, GRADIENTS),
         )
         lengths = results[0]
         if not tf.executing_eagerly():

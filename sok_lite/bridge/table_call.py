@@ -12,6 +12,7 @@ from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.work_done import WorkDone
 
 
 def table_call(
@@ -21,6 +22,7 @@ def table_call(
     inputs: Sequence[Any] = (),
     dtypes: Sequence[tf.DType] = (),
     shapes: Sequence[Any] = (),
+    work: WorkDone | None = None,
 ) -> Any:
     """Calls a function of a variable's table and of eager tensors; see `host_call`.
 
@@ -30,6 +32,7 @@ def table_call(
       function: takes the engine's table and the tensors, gives eager tensors.
       inputs: tensors.
       dtypes, shapes: of what it gives.
+      work: as of `host_call`.
 
     Returns:
       A list of tensors; without any, None in eager mode and the operation in a graph.
@@ -39,7 +42,7 @@ def table_call(
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
         return function(alive(reference).table, *tensors)
 
-    outputs = host_call(run, inputs, dtypes, variable.table.backend, what)
+    outputs = host_call(run, inputs, dtypes, variable.table.backend, what, work=work)
     if not dtypes:
         return None if tf.executing_eagerly() else outputs
     for output, shape in zip(outputs, shapes, strict=True):

@@ -23,9 +23,10 @@ from sok_lite.comm.gpu_transport import Check, GpuTransport
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_failure
-from sok_lite.engine.message import RowMessage, keys_with_headers, keys_without_headers
+from sok_lite.engine.message import LINE_BYTES, RowMessage, keys_with_headers, keys_without_headers
 from sok_lite.engine.owner import OwnerRule, owners
 from sok_lite.engine.segments import Groups, cut, group
+from sok_lite.engine.work_done import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS, WorkDone
 
 __all__ = ["Check", "Route", "return_rows", "send_grads", "send_keys"]
 
@@ -200,6 +201,7 @@ def _keys_by_host(
         ends, sorted_keys = np.split(on_host, [comm.size * num_tables + 1])
         send_counts = np.diff(ends).reshape(comm.size, num_tables)
         message, send_splits = keys_with_headers(sorted_keys, send_counts, tag)
+    _note_sent(SENT_KEYS, comm, send_splits, message.itemsize)
     received = comm.alltoallv(message, send_splits, call=SEND_KEYS)
     with failure_known_to_all(comm):
         recv_keys, recv_counts = keys_without_headers(
@@ -228,6 +230,7 @@ def _keys_by_gpu_transport(
         message = sent.packed(cut(keys, sizes))
         recv_keys = backend.xp.empty(int(counts.received.sum()), np.int64)
         route = Route(backend, comm, counts.sent, counts.received, groups.order, comm.turn)
+    _note_sent(SENT_KEYS, comm, sent.splits)
     received = transport.keys(message, sent.splits, came.splits)
     with failure_known_to_all(comm):
         came.unpack(received, cut(recv_keys, route.num_received))
@@ -300,6 +303,7 @@ def _exchanged(
     code = zlib.crc32(repr([(dim, dtype.str) for dim, dtype in formats]).encode())
     call = f"{name} of lookup {route.lookup}, formats {code:08x}"
     message, splits = sent.packed(rows), (sent.splits, came.splits)
+    _note_sent(SENT_ROWS if name == "return_rows" else SENT_GRADIENTS, route.comm, sent.splits)
     transport = route.comm.gpu_transport
     if transport is not None:
         received = transport.rows(call, message, *splits)
@@ -312,6 +316,18 @@ def _exchanged(
     ]
     came.unpack(received, results)
     return results
+
+
+def _note_sent(
+    work: WorkDone, comm: Communicator, splits: np.ndarray, bytes_of_row: int = LINE_BYTES
+) -> None:
+    """Counts what goes to other ranks, headers and padding too.
+
+    Args:
+      splits: (size,) rows of the message for each rank.
+    """
+    num_rows = int(splits.sum()) - int(splits[comm.rank])
+    work.add(num_bytes=num_rows * bytes_of_row)
 
 
 # ---- checks: before a collective, for one rank that fails alone leaves the others waiting -------

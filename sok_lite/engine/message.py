@@ -18,7 +18,7 @@ from sok_lite.engine.failure import reason_in
 
 # A message of rows is sent as rows of two int64: what transports count are these.
 _WORDS = 2
-_LINE = 8 * _WORDS
+LINE_BYTES = 8 * _WORDS
 
 
 def keys_with_headers(
@@ -92,8 +92,8 @@ class RowMessage(NamedTuple):
         backend: Backend, counts: np.ndarray, row_bytes: Sequence[int], order: Array | None
     ) -> "RowMessage":
         """Returns the message of `counts` (size, num_tables) rows."""
-        lines = -(-counts * np.array(row_bytes, np.int64) // _LINE)
-        sections = _LINE * split_offsets(lines.reshape(-1))[:-1].reshape(counts.shape)
+        lines = -(-counts * np.array(row_bytes, np.int64) // LINE_BYTES)
+        sections = LINE_BYTES * split_offsets(lines.reshape(-1))[:-1].reshape(counts.shape)
         in_order = split_offsets(counts.reshape(-1))[:-1].reshape(counts.shape)
         before = np.zeros((len(counts) + 1, counts.shape[1]), np.int64)
         np.cumsum(counts, axis=0, out=before[1:])

@@ -9,9 +9,19 @@ from typing import NamedTuple
 
 from sok_lite._version import __version__
 from sok_lite.engine.table import EmbeddingTable, Statistics
+from sok_lite.engine.work_done import (
+    DUMPS,
+    GRADIENTS,
+    LOOKUPS,
+    SENT_GRADIENTS,
+    SENT_KEYS,
+    SENT_ROWS,
+    UPDATES,
+)
 from sok_lite.reports.of_table import memory_of
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_OF_PROCESS = "since the process began"
 _SINCE = "since the table was made, cleared or wholly loaded"
 
 
@@ -59,12 +69,31 @@ _PROBES = Family(
 _LONGEST = Family(
     "sok_index_probe_lines_max", "gauge", "", "Lines of slots that a search reads, at most."
 )
+# Of all tables of the process together: those of one call share its time and its messages.
+_CALLS = Family("sok_calls", "counter", "", f"Calls from TensorFlow, by kind, {_OF_PROCESS}.")
+_CALL_SECONDS = Family(
+    "sok_call_seconds",
+    "counter",
+    "seconds",
+    f"Time in calls from TensorFlow, with the wait for other ranks, by kind, {_OF_PROCESS}.",
+)
+_SENT = Family(
+    "sok_sent_bytes", "counter", "bytes", f"Bytes that went to other ranks, {_OF_PROCESS}."
+)
+_DUMPS = Family("sok_dumps", "counter", "", f"Dumps that were finished, {_OF_PROCESS}.")
+_DUMP_SECONDS = Family(
+    "sok_dump_seconds", "counter", "seconds", "Time of those, from their begin to the checkpoint."
+)
+_DUMP_BYTES = Family("sok_dump_bytes", "counter", "bytes", "Bytes of the files of this rank.")
+_LAST_DUMP = Family(
+    "sok_last_dump_timestamp_seconds", "gauge", "seconds", "When the last one was finished."
+)
 # A gauge, since readers of the older text format know no type "info".
 _BUILD = Family("sok_build_info", "gauge", "", "1, with the version of sok_lite.")
 
 
 class Sample(NamedTuple):
-    """A number of a table: of which metric, with which labels beside table and rank."""
+    """A number: of which metric, with which labels beside the table, if it is of one, and rank."""
 
     family: Family
     value: float
@@ -106,17 +135,41 @@ def _samples(table: EmbeddingTable, numbers: Statistics) -> list[Sample]:
     ]
 
 
-def openmetrics(rank: int, of_tables: Sequence[tuple[str, Sequence[Sample]]]) -> str:
+def samples_of_process() -> list[Sample]:
+    """Returns the numbers of what this process has done, as of now."""
+    calls = {"lookup": LOOKUPS, "gradient": GRADIENTS, "update": UPDATES}
+    sent = {"keys": SENT_KEYS, "rows": SENT_ROWS, "gradients": SENT_GRADIENTS}
+    last = [] if DUMPS.last is None else [Sample(_LAST_DUMP, DUMPS.last, {})]
+    return [
+        *(Sample(_CALLS, work.number, {"call": name}) for name, work in calls.items()),
+        *(Sample(_CALL_SECONDS, work.seconds, {"call": name}) for name, work in calls.items()),
+        *(Sample(_SENT, work.num_bytes, {"content": name}) for name, work in sent.items()),
+        Sample(_DUMPS, DUMPS.number, {}),
+        Sample(_DUMP_SECONDS, DUMPS.seconds, {}),
+        Sample(_DUMP_BYTES, DUMPS.num_bytes, {}),
+        *last,
+    ]
+
+
+def openmetrics(
+    rank: int,
+    of_tables: Sequence[tuple[str, Sequence[Sample]]],
+    of_process: Sequence[Sample] = (),
+) -> str:
     """Returns the text of a rank.
 
     Args:
       of_tables: name and numbers of each table.
+      of_process: numbers of all of them together.
     """
     lines: dict[Family, list[str]] = {}
     for name, samples in of_tables:
         for family, value, labels in samples:
             all_labels = {"table": name, "rank": str(rank), **labels}
             lines.setdefault(family, []).append(_line(family, all_labels, value))
+    for family, value, labels in of_process:
+        line = _line(family, {"rank": str(rank), **labels}, value)
+        lines.setdefault(family, []).append(line)
     lines[_BUILD] = [_line(_BUILD, {"version": __version__, "rank": str(rank)}, 1)]
     text = [line for family, found in lines.items() for line in [*_heads(family), *found]]
     return "\n".join([*text, "# EOF"]) + "\n"

@@ -1,5 +1,7 @@
 """OpenMetrics text, read by the parser of prometheus_client."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -66,9 +68,16 @@ def test_names_follow_the_rules_of_prometheus():
         for sample in family.samples:
             assert sample.name.endswith("_total") == (family.type == "counter")
             assert family.name.endswith(f"_{family.unit}" if family.unit else "")
-            assert set(sample.labels) <= {"table", "rank", "part", "tier", "reason", "result"} | (
-                {"version"} if family.name == "sok_build_info" else set()
-            )
+            assert set(sample.labels) <= {
+                "table",
+                "rank",
+                "part",
+                "tier",
+                "reason",
+                "result",
+                "call",
+                "content",
+            } | ({"version"} if family.name == "sok_build_info" else set())
 
 
 def test_the_older_text_format_is_read_too():
@@ -108,3 +117,55 @@ def test_a_table_that_is_somewhere_else_tells_its_size():
 def test_what_has_no_table_is_refused():
     with pytest.raises(TypeError, match="Expected tables"):
         sok.metrics.prometheus([])
+
+
+def numbers(metric):
+    """{the labels beside the rank: value} of a metric of the process."""
+    samples, _ = parsed(sok.metrics.prometheus(sok.DynamicVariable(2, name="other")))
+    found = samples.get(metric, {})
+    return {tuple(v for n, v in labels if n != "rank"): value for labels, value in found.items()}
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_calls_and_their_seconds_are_counted_by_kind(in_graph):
+    table = sok.DynamicVariable(2, name="t")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.1))
+
+    def step():
+        with tf.GradientTape() as tape:
+            rows = sok.lookup_sparse(table, tf.ragged.constant([[1, 2], [3]]), combiners="sum")
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    step()
+    if in_graph:
+        step = tf.function(step)
+        step()
+    before = {name: numbers(name) for name in ("sok_calls_total", "sok_call_seconds_total")}
+    begun = time.perf_counter()
+    for _ in range(3):
+        step()
+    seconds = time.perf_counter() - begun
+    now = {name: numbers(name) for name in before}
+    for kind in ("lookup", "gradient", "update"):
+        calls, took = (now[name][kind,] - before[name][kind,] for name in before)
+        assert calls == 3 and 0 < took < seconds, kind
+
+
+def test_dumps_are_counted_with_their_bytes_and_age(tmp_path):
+    names = ("sok_dumps_total", "sok_dump_bytes_total", "sok_dump_seconds_total")
+    table = looked_up("dumped")
+    before, begun = {name: numbers(name)[()] for name in names}, time.time()
+    sok.dump(tmp_path / "c", [table])
+    sok.dump(tmp_path / "d", [table], background=True).wait()
+    dumps, num_bytes, seconds = (numbers(name)[()] - before[name] for name in names)
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert (dumps, num_bytes) == (2, written) and 0 < seconds < 2 * (time.time() - begun)
+    assert begun <= numbers("sok_last_dump_timestamp_seconds")[()] <= time.time()
+    with pytest.raises(OSError):
+        sok.dump("/proc/none", [table])
+    assert numbers("sok_dumps_total")[()] == before["sok_dumps_total"] + 2
+
+
+def test_one_rank_sends_nothing():
+    assert numbers("sok_sent_bytes_total") == {("keys",): 0, ("rows",): 0, ("gradients",): 0}

@@ -1,5 +1,6 @@
 """A step of an optimizer on tables: all of a call in one host call, and its place in the order."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from sok_lite.bridge.optimizers.step_lock import LockedStep, StepLock, dense_che
 from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
 from sok_lite.bridge.tf_private import FuncGraph
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.work_done import UPDATES
 
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
@@ -200,12 +202,16 @@ class RowOptimizer(tf.Module):
             number, plain = int(step), [float(each) for each in numbers]
 
             def take() -> Any:
+                begun = time.perf_counter()
                 rows_step, done = host.step(plain, number, inputs, batches), None
                 if dense_step is not None:
                     rows_step.prepare()
+                    paused = time.perf_counter()
                     done = dense_step()
+                    begun += time.perf_counter() - paused
                 actions = plan_set(self._taken, step=number)
                 rows_step.commit(actions + self.kept.plan_drop() if batches > 1 else actions)
+                UPDATES.add(time.perf_counter() - begun)
                 return done
 
             return None, on_device(backend, take)
@@ -225,7 +231,8 @@ class RowOptimizer(tf.Module):
             rows_step.commit(host.plan_drop() if batches > 1 else ())
             return ()
 
-        update = host_call(run, [step, stacked, *inputs, *rows_move], [], backend, what)
+        moved = [step, stacked, *inputs, *rows_move]
+        update = host_call(run, moved, [], backend, what, work=UPDATES)
         if dense_step is None:
             return update, None
         with tf.control_dependencies([update]):

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -36,6 +37,7 @@ from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.shard_content import ShardContent, write_part
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.work_done import DUMPS
 
 T = TypeVar("T")
 
@@ -96,6 +98,7 @@ class Begun(NamedTuple):
       comm: the ranks.
       extra: values that JSON knows, returned by `load`.
       before: by table the file of this rank that is continued; without an entry all is written.
+      since: when it began, as of time.monotonic().
     """
 
     folder: str
@@ -105,6 +108,7 @@ class Begun(NamedTuple):
     comm: Communicator
     extra: dict[str, Any]
     before: Mapping[str, Shard]
+    since: float
 
 
 def begin(
@@ -117,7 +121,7 @@ def begin(
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
     wanted = {"path": os.fspath(path), "incremental": incremental}
     items = checked_items(tables, comm, wanted, "dump")
-    folder = os.path.abspath(path)
+    folder, since = os.path.abspath(path), time.monotonic()
     wait_for_pending(comm, folder)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
@@ -129,7 +133,7 @@ def begin(
             text = f"All is dumped into {folder}, and not only what has changed: {reason}."
             warnings.warn(text, RuntimeWarning, stacklevel=3)
     facts = [_facts(item.table) for item in items]
-    begun = Begun(folder, data, items, facts, comm, dict(extra or {}), before)
+    begun = Begun(folder, data, items, facts, comm, dict(extra or {}), before, since)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
     except BaseException:
@@ -148,6 +152,8 @@ def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
         shards = together(begun.comm, write)
         by_rank = _gathered(begun.comm, shards)
         together(begun.comm, lambda: _publish(begun, by_rank))
+        num_bytes = sum(shard.written.num_bytes for shard in shards)
+        DUMPS.add(time.monotonic() - begun.since, num_bytes, time.time())
     finally:
         end(begun)
 
