@@ -13,6 +13,14 @@ from sok_lite.bridge.keras import held
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.work_done import (
+    GRADIENTS,
+    LOOKUPS,
+    SENT_GRADIENTS,
+    SENT_KEYS,
+    SENT_ROWS,
+    UPDATES,
+)
 
 _log = logging.getLogger("sok_lite")
 
@@ -26,7 +34,9 @@ class TableMetricsPart:
 
     Args:
       every: also tell how tables do within an epoch, after every so many steps: keys, the hit rate,
-        and new and evicted keys for each step since. None: once an epoch only.
+        and new and evicted keys for each step since; of all tables together "seconds_per_step" of
+        lookups, gradients and updates, the mean over ranks, and "sent_bytes_per_step" between
+        ranks. None: once an epoch only.
       log_dir: where rank 0 then writes it for TensorBoard, as "sok/<name>/keys" and the like, with
         the keys of the rank with most. None: the logger "sok_lite" tells it, at level INFO.
 
@@ -52,6 +62,7 @@ class TableMetricsPart:
         # Steps so far, those of the epochs before, and those when it was told the last time.
         self._steps = self._before = self._told = 0
         self._last: dict[str, dict[str, int]] = {}
+        self._work = np.zeros(2)
         if every is not None:
             # Of this object: a callback that looks at every step has Keras wait for each.
             self.on_train_batch_end = self._after_step
@@ -64,7 +75,7 @@ class TableMetricsPart:
         if comm is not None:
             check_equal_on_all_ranks(comm, {"every": int(self._every)}, "`every` of TableMetrics")
         self._before = self._told = self._steps = 0
-        self._last = self._totals()
+        self._last, self._work = self._totals(), _work()
         if self._log_dir is not None and (comm is None or comm.rank == 0):
             self._writer = tf.summary.create_file_writer(str(self._log_dir))
 
@@ -91,8 +102,10 @@ class TableMetricsPart:
         self._last = now
         sums, most = flat - last, flat[:, :1]
         sums[:, :1] = most  # keys are of now, all else is since the last time
-        comm = other_ranks()
+        comm, work = other_ranks(), _work()
+        self._work, done = work, work - self._work
         if comm is not None and now:
+            done = allreduce(tf.constant(done), "sum", "TableMetrics").numpy()
             sums = allreduce(tf.constant(sums), "sum", "TableMetrics").numpy()
             most = allreduce(tf.constant(most), "max", "TableMetrics").numpy()
         for name, (keys, found, missed, inserted, evicted), (busiest,) in zip(
@@ -106,6 +119,11 @@ class TableMetricsPart:
             facts["new_keys_per_step"] = inserted / since
             facts["evicted_per_step"] = evicted / since
             told |= {f"{name}/{fact}": value for fact, value in facts.items()}
+        if now:
+            seconds, num_bytes = done.tolist()
+            told["seconds_per_step"] = seconds / since / (1 if comm is None else comm.size)
+            if comm is not None:
+                told["sent_bytes_per_step"] = num_bytes / since
         if self._writer is not None:
             with self._writer.as_default(step):
                 for name, value in told.items():
@@ -158,6 +176,12 @@ def _facts_of(table: EmbeddingTable) -> dict[str, int]:
         "evicted": 0 if table.keeps_every_key else table.num_evicted,
         "bytes": table.store.used_bytes + table.index_bytes,
     }
+
+
+def _work() -> np.ndarray:
+    """Returns the seconds of calls so far, and the bytes that this rank has sent to others."""
+    calls, sent = (LOOKUPS, GRADIENTS, UPDATES), (SENT_KEYS, SENT_ROWS, SENT_GRADIENTS)
+    return np.array([sum(each.seconds for each in calls), sum(each.num_bytes for each in sent)])
 
 
 def _totals_of(table: EmbeddingTable) -> dict[str, int]:

@@ -285,6 +285,9 @@ class TablePart:
     def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> tf.Tensor:
         """Removes the keys on this rank that were not seen lately; returns how many.
 
+        It is one change, whole or not at all, and shows no progress: 10 million keys of dim 16, of
+        which half go, take about a second of a core.
+
         Args:
           num_lookups: those that none of the last `num_lookups` lookups of the table asked for.
           seconds: those that no lookup asked for within that time.

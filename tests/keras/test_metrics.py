@@ -44,9 +44,10 @@ def test_tensorboard_gets_the_numbers_of_every_few_steps(sk, fitted, tmp_path):
     assert found["sok/item/new_keys_per_step"] == pytest.approx({3: 20 / 3, 6: 5 / 3, 9: 0, 12: 0})
     assert found["sok/item/evicted_per_step"] == {3: 0, 6: 0, 9: 0, 12: 0}
     assert found["sok/item/hit_rate"] == pytest.approx({3: 1 / 3, 6: 25 / 30, 9: 1, 12: 1})
-    assert set(found) == {
-        f"sok/item/{name}" for name in ("keys", "hit_rate", "new_keys_per_step", "evicted_per_step")
-    }
+    seconds = found["sok/seconds_per_step"]
+    assert set(seconds) == {3, 6, 9, 12} and all(0 < each < 60 for each in seconds.values())
+    names = ("keys", "hit_rate", "new_keys_per_step", "evicted_per_step")
+    assert set(found) == {"sok/seconds_per_step", *(f"sok/item/{name}" for name in names)}
 
 
 def test_several_steps_at_once_are_told_once(sk, fitted, tmp_path):

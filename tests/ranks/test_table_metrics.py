@@ -37,6 +37,8 @@ def test_rank_0_tells_the_numbers_of_all(comm, caplog):
         assert told == []
         return
     assert len(told) == 1 and told[0].startswith("step 4: item/keys 24,")
+    assert ("sent_bytes_per_step" in told[0]) == (comm.size > 1)
+    assert float(told[0].split("seconds_per_step ")[1].split(",")[0]) > 0
     if comm.size == 2:
         assert len(table) == 16 and "item/keys_of_busiest_rank 16," in told[0]
 
@@ -46,3 +48,27 @@ def test_another_every_on_one_rank_is_an_error_on_all(comm):
         pytest.skip("one rank has nobody to differ from")
     with pytest.raises(ValueError, match="`every` of TableMetrics must be the same on all ranks"):
         fit(comm, sk.TableMetrics(every=2 + comm.rank))
+
+
+def test_bytes_that_go_to_other_ranks_are_counted(comm):
+    import tensorflow as tf
+
+    import sok_lite as sok
+    from sok_lite.engine.work_done import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS
+
+    table = sok.DynamicVariable(4, name="sent")
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(0.1))
+    kinds = (SENT_KEYS, SENT_ROWS, SENT_GRADIENTS)
+    before = [work.num_bytes for work in kinds]
+    ids = tf.RaggedTensor.from_row_lengths(
+        tf.range(64 * comm.size, dtype=tf.int64), [64] * comm.size
+    )
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(sok.lookup_sparse(table, ids, combiners="sum"))
+    optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+    keys, rows, gradients = (w.num_bytes - b for w, b in zip(kinds, before, strict=True))
+    # 64 keys for each other rank, and as many rows of 4 float32; a message has a head of 24 bytes.
+    others = comm.size - 1
+    assert rows == gradients == others * 64 * 16
+    assert keys in (others * (64 * 8 + 24), others * 64 * 8)
+    assert f'content="rows"}} {SENT_ROWS.num_bytes}' in sok.metrics.prometheus(table)
