@@ -280,8 +280,8 @@ def expire(
 ) -> tf.Tensor:
     """Removes keys that were not seen lately; returns how many, scalar int64.
 
-    It is one change, whole or not at all, and shows no progress: 10 million keys of dim 16, of which
-    half go, take about a second of a core.
+    It is one change, whole or not at all, and shows no progress: 10 million keys of dim 16, of
+    which half go, take about a second of a core.
 
     Args:
       num_lookups: those that none of the last `num_lookups` lookups of this table asked for.
