@@ -7,21 +7,42 @@ among the attributes are then what they are in the optimizer by now.
 
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+# Why an optimizer cannot take its step on rows.
+_REASONS = {
+    "config": "copies of it are made from its get_config(), which raises {}. A schedule of your "
+    "own needs a get_config too.",
+    "copy": "no copy of it can be made, from_config(get_config()) raises {}. Let its get_config "
+    "return all arguments of its __init__.",
+    "variables": "it has variables ({}) that are no slots, and a copy of it would change them.",
+    # A copy would share it, and train it.
+    "optimizer": "it has an optimizer of its own in {}. Wrap that one, and do what is around it "
+    "yourself.",
+    "build": "it cannot be built on dense variables, which raises {}.",
+    "step": "a step on dense variables raises {}.",
+    "late": "it makes variables ({}) while it takes the step, so that they would be made anew in "
+    "each step. Make them in build().",
+    "count": "its attribute {} changes in a step and is no variable, so that the change would be "
+    "lost. Keep it in a variable.",
+    "hidden": "some of what it keeps from one step for the next is in no variable among its "
+    "attributes, and would be lost after each step. Keep it in variables.",
+    "size": "the size of its variable in {} depends on the number of rows, but it has not one row "
+    "for each. Give it the shape of the variable, or (rows, anything).",
+    "dtype": "its state {} is {}. Keep states of rows in float32.",
+    "initial": "its state {} does not begin with the same number in all rows, and new rows come at "
+    "any time. Let it begin with one number.",
+}
 # What acts on gradients before a step or on variables after it, and so not in a copy.
 _NOT_OF_THE_STEP: dict[str, Any] = {
-    "clipnorm": None,
-    "clipvalue": None,
-    "global_clipnorm": None,
+    **dict.fromkeys(["clipnorm", "clipvalue", "global_clipnorm", "ema_overwrite_frequency"]),
+    **dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]),
     "use_ema": False,
-    "ema_overwrite_frequency": None,
-    "loss_scale_factor": None,
-    "gradient_accumulation_steps": None,
     "jit_compile": False,  # each number of rows would be compiled
 }
 _OF_THE_OBJECT = {"name", "_name", "built", "_built", "_lock", "_hypers_created"}
@@ -36,37 +57,43 @@ _SETTINGS = (
 class CannotStepError(NotImplementedError):
     """An optimizer that no rule follows cannot take its step on rows either."""
 
-    def __init__(self, optimizer: Any, reason: str) -> None:
+    def __init__(self, optimizer: Any, reason: str, *values: Any) -> None:
         super().__init__(
             f"{type(optimizer).__name__} cannot train tables. There is no update rule for it, and "
-            f"its own step cannot be taken on rows: {reason}"
+            f"its own step cannot be taken on rows: {_REASONS[reason].format(*values)}"
         )
+
+
+@contextmanager
+def refusing(optimizer: Any, reason: str) -> Iterator[None]:
+    """Raises CannotStepError for a reason, whose text has room for what has been raised."""
+    try:
+        yield
+    except Exception as error:
+        raise CannotStepError(optimizer, reason, repr(error)) from error
+
+
+def config_of(optimizer: Any) -> dict[str, Any]:
+    """Returns the config of a Keras optimizer; raises CannotStepError if it has none."""
+    with refusing(optimizer, "config"):
+        return dict(_own_class(optimizer).get_config(optimizer))
 
 
 def made_anew(
     optimizer: Any, config: Mapping[str, Any], changes: Mapping[str, Any], followed: Collection[str]
 ) -> Any:
-    """Returns a copy of a Keras optimizer.
+    """Returns a copy of a Keras optimizer; raises CannotStepError if its config makes none.
 
     Args:
       config: of the optimizer.
       changes: in place of what is in the config, if it is there.
       followed: attributes that the copy gets from the optimizer, as they are by now.
-
-    Raises:
-      CannotStepError: it cannot be made from its config.
     """
     changes = {**_NOT_OF_THE_STEP, **changes}
     config = {name: changes.get(name, value) for name, value in config.items()}
-    try:
-        made = own_class(optimizer).from_config(config)
-    except Exception as error:
-        raise CannotStepError(
-            optimizer,
-            f"no copy of it can be made, from_config(get_config()) raises {error!r}. Let its "
-            "get_config return all arguments of its __init__.",
-        ) from error
-    for name, value in settings_in(optimizer):
+    with refusing(optimizer, "copy"):
+        made = _own_class(optimizer).from_config(config)
+    for name, value in settings_in(optimizer).items():
         if name in followed and name.removeprefix("_") not in changes:
             setattr(made, name, value)
     for name, value in _NOT_OF_THE_STEP.items():  # its __init__ may set what the config lacks
@@ -75,52 +102,28 @@ def made_anew(
     return made
 
 
-def config_of(optimizer: Any) -> dict[str, Any]:
-    """Returns the config that copies of a Keras optimizer are made from.
+def _own_class(optimizer: Any) -> Any:
+    """Returns the class of an optimizer without what Horovod puts around it."""
+    return next(c for c in type(optimizer).__mro__ if c.__module__.split(".")[0] != "horovod")
 
-    Raises:
-      CannotStepError: it has none.
-    """
-    try:
-        return dict(own_class(optimizer).get_config(optimizer))
-    except Exception as error:
-        raise CannotStepError(
-            optimizer,
-            f"copies of it are made from its get_config(), which raises {error!r}. A schedule of "
-            "your own needs a get_config too.",
-        ) from error
+
+def settings_in(optimizer: Any) -> dict[str, Any]:
+    """Returns the attributes that are settings, and no variables or objects."""
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if isinstance(value, _SETTINGS)
+        and not (name in _OF_THE_OBJECT or name.startswith("_self_"))
+    }
 
 
 def refuse_inner_optimizers(optimizer: Any) -> None:
-    """Raises for an optimizer that has another: a copy would share it, and train it.
-
-    Raises:
-      CannotStepError: there is one among its attributes.
-    """
+    """Raises CannotStepError for an optimizer that has another among its attributes."""
     for name, value in vars(optimizer).items():
         if not name.startswith("_self_") and any(
             hasattr(leaf, "apply_gradients") for leaf in _leaves(value)
         ):
-            raise CannotStepError(
-                optimizer,
-                f"it has an optimizer of its own in {name!r}. Wrap that one, and do what is around "
-                "it yourself.",
-            )
-
-
-def own_class(optimizer: Any) -> Any:
-    """Returns the class of an optimizer without what Horovod puts around it."""
-    return next(
-        base for base in type(optimizer).__mro__ if base.__module__.split(".")[0] != "horovod"
-    )
-
-
-def settings_in(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes that are settings, and no variables or objects."""
-    for name, value in list(vars(optimizer).items()):
-        is_own = name in _OF_THE_OBJECT or name.startswith("_self_")
-        if isinstance(value, _SETTINGS) and not is_own:
-            yield name, value
+            raise CannotStepError(optimizer, "optimizer", repr(name))
 
 
 def variables_in(optimizer: Any, left_out: Sequence[str]) -> list[tuple[str, Any]]:
@@ -137,9 +140,8 @@ def variables_in(optimizer: Any, left_out: Sequence[str]) -> list[tuple[str, Any
     found = []
     # TensorFlow's tracking has its own lists, under names that begin so.
     plain = {name for name in attributes if not name.startswith("_self_")}
-    names = sorted(plain - {*left_out, *LISTS_OF_ALL})
-    for name in [*names, *(name for name in LISTS_OF_ALL if name in attributes)]:
-        for leaf in _leaves(attributes[name]):
+    for name in [*sorted(plain - {*left_out, *LISTS_OF_ALL}), *LISTS_OF_ALL]:
+        for leaf in _leaves(attributes.get(name)):
             if id(leaf) not in seen and is_variable(leaf):
                 seen.add(id(leaf))
                 found.append((name, leaf))
@@ -155,11 +157,9 @@ def is_variable(value: Any) -> bool:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for part in value.values():
-            yield from _leaves(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
+    parts = list(value.values()) if isinstance(value, Mapping) else value
+    if isinstance(parts, (list, tuple)):
+        for part in parts:
             yield from _leaves(part)
     else:
         yield value

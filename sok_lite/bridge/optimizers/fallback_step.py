@@ -5,8 +5,8 @@ the optimizer is built on these, takes the step, and what it leaves in them goes
 optimizer all tables together are a model: the copy is built on every table that it has seen, in the
 order in which they came, and updates those of the step.
 
-What the copy has for each row, such as a momentum, is a state of the rows; see roles.py. Anything
-else, such as a count or a product, goes on from step to step as it is.
+What the copy has for each row, such as a momentum, is a state of the rows; see state_discovery.py.
+Anything else, such as a count or a product, goes on from step to step as it is.
 """
 
 import io
@@ -25,12 +25,13 @@ from sok_lite.bridge.optimizers.clones import CannotStepError, refuse_inner_opti
 from sok_lite.bridge.optimizers.family import Cloning, FallbackStep, Family
 from sok_lite.bridge.optimizers.host import StepHost
 from sok_lite.bridge.optimizers.state_discovery import (
+    Built,
     Shape,
     State,
     Trial,
-    own_variables,
-    row_variables,
-    tried,
+    TrialSteps,
+    assign,
+    value_of,
 )
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.engine.gathered_update import Gathered, GatheredStep, Stepped
@@ -86,7 +87,7 @@ class _Known(NamedTuple):
 
     tables: "Sequence[weakref.ref[EmbeddingTable]]" = ()
     shapes: Sequence[Shape] = ()
-    trial: Trial = Trial([], frozenset())
+    trial: Trial = Trial()
 
     @property
     def states(self) -> list[State]:
@@ -123,7 +124,7 @@ class FallbackSteps:
         if self._known.tables:
             return
         try:
-            trial = self._tried(optimizer, now, [Shape("rows", 2)])
+            trial = self._trial(optimizer, now, [Shape("rows", 2)])
         except CannotStepError as error:
             # It may know variables by their names, and these tables it does not know yet.
             if not isinstance(error.__cause__, KeyError):
@@ -140,27 +141,28 @@ class FallbackSteps:
         with self._lock:
             held = [reference() for reference in self._known.tables]
             known = {id(table): table for table in held if table is not None}
-            new = {id(table): table for table in tables if id(table) not in known}
-            if not new:
-                return
-            alive_tables = [*known.values(), *new.values()]
-            shapes = [Shape(table.name, table.dim) for table in alive_tables]
-            trial = self._tried(optimizer, now, shapes)
-            self._known = _Known(list(map(weakref.ref, alive_tables)), shapes, trial)
+            every = known | {id(table): table for table in tables}
+            if len(every) > len(known):
+                shapes = [Shape(table.name, table.dim) for table in every.values()]
+                trial = self._trial(optimizer, now, shapes)
+                self._known = _Known(list(map(weakref.ref, every.values())), shapes, trial)
 
     def kinds(self, table: EmbeddingTable) -> Kinds:
         """Returns the states of a known table."""
         known = self._known
         number = known.number_of(table)
-        return {role.name: (role.size, role.initial) for role in known.states if role[0] == number}
+        return {
+            role.name: (role.size, role.initial) for role in known.states if role.table == number
+        }
 
     @property
     def state_names(self) -> list[str]:
         """The names of the states that rows have, as far as a trial has shown them."""
         return list(dict.fromkeys(role.name for role in self._known.states))
 
-    def _tried(self, optimizer: Any, now: Now, shapes: Sequence[Shape]) -> Trial:
-        return tried(optimizer, self._cloning, partial(self._copy, optimizer, now), shapes)
+    def _trial(self, optimizer: Any, now: Now, shapes: Sequence[Shape]) -> Trial:
+        make = partial(self._copy, optimizer, now)
+        return TrialSteps(optimizer, self._cloning, make).trial(shapes)
 
     def _copy(self, optimizer: Any, now: Now, followed: Collection[str]) -> Any:
         rest = (now.learning_rate, now.numbers, followed)
@@ -181,67 +183,45 @@ class FallbackSteps:
         Args:
           undecayed: tables that weight decay does not act on.
         """
-        backend = parts[0].table.backend
-        given, parts = parts, [part if len(part.rows) else self._one_row(part) for part in parts]
-        known = self._known
-        places = [known.number_of(part.table) for part in parts]
+        backend, known = parts[0].table.backend, self._known
+        by_number = {known.number_of(part.table): part for part in parts}
+
+        def tensor(array: Array, initial: float = 0.0) -> tf.Tensor:
+            if not len(array):
+                return tf.fill((1, array.shape[1]), initial)
+            return to_tensor(array, tf.float32, backend)
+
         rows = [tf.zeros((0, shape.dim)) for shape in known.shapes]
-        for i, part in zip(places, parts, strict=True):
-            rows[i] = to_tensor(part.rows, tf.float32, backend)
-        grads = [to_tensor(part.grads, tf.float32, backend) for part in parts]
-        held = {
-            role: to_tensor(parts[places.index(role.table)].states[role.name], tf.float32, backend)
+        for number, part in by_number.items():
+            rows[number] = tensor(part.rows)
+        grads = [tensor(part.grads) for part in parts]
+        values: dict[State | str, tf.Tensor] = {
+            role: tensor(by_number[role.table].states[role.name], role.initial)
             for role in known.states
-            if role.table in places
+            if role.table in by_number
         }
         backend.synchronize()  # TensorFlow reads them now, on a stream of its own
+        values.update((name, tf.constant(value)) for name, value in self.carried.values.items())
         copy = self._copy(optimizer, now, known.trial.followed)
-        variables = row_variables(self._cloning, known.shapes, rows)
-        without = [variables[known.number_of(table)] for table in undecayed]
-        self._cloning.build(copy, variables, without)
-        own = [variable for _, variable in own_variables(self._cloning, copy, variables)]
-        by_role = dict(zip(known.trial.roles, own, strict=True))
-        others = {name: by_role[name] for name in known.trial.roles if isinstance(name, str)}
-        for role, states in held.items():
-            _assign(by_role[role], states)
-        for name, variable in others.items():
-            if name in self.carried.values:
-                _assign(variable, tf.constant(self.carried.values[name]))
-        updated = [variables[i] for i in places]
-        self._cloning.apply(copy, list(zip(grads, updated, strict=True)), now.step)
+        without = list(map(known.number_of, undecayed))
+        built = Built(self._cloning, copy, known.shapes, rows, without)
+        own = {role: v for role, (_, v) in zip(known.trial.roles, built.own, strict=True)}
+        for role in own.keys() & values.keys():
+            assign(own[role], values[role])
+        built.step(by_number, grads, now.step)
         stepped = [
             Stepped(
-                _array(variables[i], backend, part.rows),
+                _array(built.rows[number], backend, part.rows),
                 {
-                    role.name: _array(by_role[role], backend, part.states[role.name])
-                    for role in held
-                    if role.table == i
+                    role.name: _array(variable, backend, part.states[role.name])
+                    for role, variable in own.items()
+                    if isinstance(role, State) and role.table == number
                 },
             )
-            for i, part in zip(places, given, strict=True)
+            for number, part in by_number.items()
         ]
-        values = {name: _kept(variable) for name, variable in others.items()}
-        return stepped, plan_set(self.carried, values={**self.carried.values, **values})
-
-    def _one_row(self, part: Gathered) -> Gathered:
-        """Returns a row of zeros, with states as they begin, in place of no row."""
-        xp = part.table.backend.xp
-        row = xp.zeros((1, part.table.dim), np.float32)
-        kinds = self.kinds(part.table)
-        states = {
-            name: xp.full((1, size), initial, np.float32) for name, (size, initial) in kinds.items()
-        }
-        return Gathered(part.table, row, xp.zeros_like(row), states)
-
-
-def _assign(variable: Any, value: tf.Tensor) -> None:
-    variable.assign(tf.cast(tf.reshape(value, tuple(variable.shape)), variable.dtype))
-
-
-def _kept(variable: Any) -> np.ndarray:
-    """Returns what a variable holds, of a type that NumPy can save."""
-    tensor = tf.convert_to_tensor(variable)
-    return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+        carried = {role: value_of(each) for role, each in own.items() if isinstance(role, str)}
+        return stepped, plan_set(self.carried, values={**self.carried.values, **carried})
 
 
 def _array(variable: Any, backend: Backend, like: Array) -> Array:

@@ -1,6 +1,6 @@
 """What the variables of an optimizer are for: states of rows, or what goes on from step to step.
 
-A trial shows it: a copy of the optimizer is built for tables of unlike sizes and takes a step. A
+A trial shows it: copies of the optimizer are built for tables of unlike sizes and take steps. A
 variable with as many rows as a table is a state of its rows.
 """
 
@@ -8,14 +8,13 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.optimizers.clones import CannotStepError, settings_in, variables_in
+from sok_lite.bridge.optimizers.clones import CannotStepError, refusing, settings_in, variables_in
 from sok_lite.bridge.optimizers.family import Cloning
 
 
@@ -55,109 +54,229 @@ class Trial(NamedTuple):
       followed: attributes that are settings, which a copy is to have as the optimizer has them.
     """
 
-    roles: list[State | str]
-    followed: frozenset[str]
+    roles: Sequence[State | str] = ()
+    followed: Collection[str] = ()
 
 
-def tried(
-    optimizer: Any,
-    cloning: Cloning,
-    make: Callable[[Collection[str]], Any],
-    tables: Sequence[Shape],
-) -> Trial:
-    """Returns what a step on tables like these shows.
+class Built:
+    """A copy of an optimizer that is built for rows.
 
     Args:
+      cloning: of its family.
+      copy: the copy.
+      tables: what the optimizer is told of them.
+      rows: of each table.
+      undecayed: numbers of the tables that weight decay does not act on.
+
+    Attributes:
+      rows: a variable for each table, of its name.
+      own: (attribute, variable) of the copy, which are neither rows nor settings.
+    """
+
+    def __init__(
+        self,
+        cloning: Cloning,
+        copy: Any,
+        tables: Sequence[Shape],
+        rows: Sequence[tf.Tensor],
+        undecayed: Iterable[int] = (),
+    ) -> None:
+        self._cloning, self._copy = cloning, copy
+        names = [_variable_name(table.name) for table in tables]
+        self.rows = [cloning.variable(*each) for each in zip(rows, names, strict=True)]
+        cloning.build(copy, self.rows, [self.rows[i] for i in undecayed])
+        self.own = self._found()
+
+    def _found(self) -> list[tuple[str, Any]]:
+        rows = set(map(id, self.rows))
+        found = variables_in(self._copy, self._cloning.not_states)
+        return [(name, variable) for name, variable in found if id(variable) not in rows]
+
+    def step(self, numbers: Iterable[int], grads: Iterable[tf.Tensor], step: int) -> None:
+        """Takes a step on tables by their numbers; `step` is 1 for the first."""
+        updated = [self.rows[number] for number in numbers]
+        self._cloning.apply(self._copy, list(zip(grads, updated, strict=True)), step)
+
+    def late(self) -> list[str]:
+        """Returns the attributes with variables that have come since it was built."""
+        own = {id(variable) for _, variable in self.own}
+        return [name for name, variable in self._found() if id(variable) not in own]
+
+    def name_of(self, variable: Any, table: int) -> str:
+        """Returns the name of a state's variable; "": it has none of its own.
+
+        Of rows "user" Keras 3 says "adam/user_momentum", tf_keras "m/user". A name that nobody
+        chose, which counts all variables there are, is left out.
+        """
+        rows = self.rows[table]
+        if slot := self._cloning.slot_name(self._copy, variable, rows):
+            return slot
+        of_rows, name = (getattr(v, "path", v.name).split(":")[0] for v in (rows, variable))
+        parts = [part for part in name.split("/") if part != of_rows]
+        name = parts[-1].removeprefix(f"{of_rows}_") if parts else ""
+        return "" if re.fullmatch(r"[Vv]ariable(_\d+)?", name) else name
+
+
+def _variable_name(table: str) -> str:
+    """Returns the name of a table with what TensorFlow takes in the name of a variable."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", table).lstrip("_-") or "rows"
+
+
+def value_of(variable: Any) -> np.ndarray:
+    """Returns what a variable holds, of a type that NumPy can save."""
+    tensor = tf.convert_to_tensor(variable)
+    return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+
+
+def assign(variable: Any, value: Any) -> None:
+    """Has a variable hold a value, in its own shape and dtype."""
+    variable.assign(tf.cast(tf.reshape(value, tuple(variable.shape)), variable.dtype))
+
+
+class TrialSteps:
+    """Steps of copies of an optimizer, which show what it keeps.
+
+    Args:
+      optimizer: it.
+      cloning: of its family.
       make: takes the attributes that are followed; gives a copy of the optimizer.
-
-    Raises:
-      CannotStepError: the optimizer cannot take its steps so.
     """
-    rng = np.random.default_rng(0)
-    sizes = _unlike_sizes([table.dim for table in tables])
-    rows = [
-        tf.constant(rng.normal(size=(size, table.dim)), tf.float32)
-        for size, table in zip(sizes, tables, strict=True)
-    ]
-    followed = _settings_that_stay(optimizer, cloning, make, tables, rows)
-    copy, variables = _built(optimizer, cloning, make(followed), tables, rows)
-    own = own_variables(cloning, copy, variables)
-    more_tables = [*tables, Shape("one_more", 2)]
-    more_rows = [tf.zeros((len(part) + 1, part.shape[1])) for part in rows] + [tf.zeros((3, 2))]
-    try:
-        more = _built(optimizer, cloning, make(followed), more_tables, more_rows)
-    except CannotStepError:  # it may know its tables by name
-        with_more = own
-    else:
-        with_more = own_variables(cloning, *more)
-    roles = _roles(optimizer, cloning, copy, variables, own)
-    names = _names_of_others(optimizer, [table.name for table in tables], own, with_more, roles)
-    others = iter(names)
-    roles = [role if isinstance(role, State) else next(others) for role in roles]
-    _check_that_all_goes_on(optimizer, cloning, partial(make, followed), tables)
-    return Trial(roles, followed)
+
+    def __init__(
+        self, optimizer: Any, cloning: Cloning, make: Callable[[Collection[str]], Any]
+    ) -> None:
+        self._optimizer, self._cloning, self._make = optimizer, cloning, make
+
+    def trial(self, tables: Sequence[Shape]) -> Trial:
+        """Returns what steps on tables like these show.
+
+        Raises:
+          CannotStepError: the optimizer cannot take its steps so.
+        """
+        sizes = _unlike_sizes([table.dim for table in tables])
+        more_sizes = [size + 1 for size in sizes]
+        try:
+            followed, more = self._first([*tables, Shape("one_more", 2)], [*more_sizes, 3])
+        except CannotStepError:  # it may know its tables by name
+            followed, more = self._first(tables, more_sizes)
+
+        def built() -> Built:
+            return self._built(self._make(followed), tables, _normal(tables, sizes, 0))
+
+        def two_steps(built: Built, rebuilt: Built | None = None) -> list[np.ndarray]:
+            """Takes one step of a copy and another of the same; or of one with its variables."""
+            self._step(built, tables, sizes, 1)
+            values = _values(built)
+            if rebuilt is not None:
+                built = rebuilt
+                for variable, value in zip(_variables(built), values, strict=True):
+                    assign(variable, tf.constant(value))
+            self._step(built, tables, sizes, 2)
+            return _values(built)
+
+        first = built()
+        roles = self._roles(first, sizes, tables, more)
+        at_once = two_steps(first)
+        # One that draws at random never does the same twice: nothing can be told then.
+        if not _are_close(at_once, two_steps(built(), built())) and _are_close(
+            at_once, two_steps(built())
+        ):
+            raise CannotStepError(self._optimizer, "hidden")
+        return Trial(roles, followed)
+
+    def _built(self, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]) -> Built:
+        with refusing(self._optimizer, "build"):
+            return Built(self._cloning, copy, tables, rows)
+
+    def _step(self, built: Built, tables: Sequence[Shape], sizes: Sequence[int], step: int) -> None:
+        with refusing(self._optimizer, "step"):
+            built.step(range(len(tables)), _normal(tables, sizes, step), step)
+
+    def _first(
+        self, tables: Sequence[Shape], sizes: Sequence[int]
+    ) -> tuple[frozenset[str], list[tuple[str, list[int]]]]:
+        """Returns the settings that a step does not change, and (attribute, shape) of variables."""
+        copy = self._make(())
+        before = settings_in(copy)
+        built = self._built(copy, tables, _normal(tables, sizes, 0))
+        self._step(built, tables, sizes, 1)
+        if late := built.late():
+            raise CannotStepError(self._optimizer, "late", ", ".join(map(repr, late)))
+        after = settings_in(copy)
+        # What a class gives all its optimizers becomes an attribute of one with its first change.
+        before = {n: getattr(type(copy), n) for n in after if hasattr(type(copy), n)} | before
+        changed = {name for name in before if not _is_same(before[name], after.get(name))}
+        for name in sorted(changed):
+            if isinstance(before[name], (int, float)) and not isinstance(before[name], bool):
+                raise CannotStepError(self._optimizer, "count", repr(name))
+        return frozenset(before.keys() - changed), [(n, _sizes(v)) for n, v in built.own]
+
+    def _roles(
+        self,
+        built: Built,
+        sizes: Sequence[int],
+        tables: Sequence[Shape],
+        more: Sequence[tuple[str, list[int]]],
+    ) -> list[State | str]:
+        """Returns the roles of a copy's own variables.
+
+        Args:
+          built: for tables of these sizes.
+          more: (attribute, shape) of one for other numbers of rows, and mostly one table more.
+
+        Raises:
+          CannotStepError: a variable can have none.
+        """
+        roles: list[State | str] = []
+        counts, more_counts = (Counter(name for name, _ in own) for own in (built.own, more))
+        seen: Counter[str] = Counter()
+        for attribute, variable in built.own:
+            shape, number = _sizes(variable), seen[attribute]
+            seen[attribute] += 1
+            if shape and shape[0] in sizes:
+                table = sizes.index(shape[0])
+                taken = [r.name for r in roles if isinstance(r, State) and r.table == table]
+                name = _unused(built.name_of(variable, table) or attribute.strip("_"), taken)
+                initial = self._initial_value(name, variable)
+                roles.append(State(table, name, math.prod(shape[1:]), initial))
+                continue
+            if (attribute, shape) not in more:
+                raise CannotStepError(self._optimizer, "size", repr(attribute))
+            # One for each table, and so in their order; of several the order cannot be told.
+            is_by_table = counts[attribute] == len(tables) == more_counts[attribute] - 1
+            name = f"{attribute} of {tables[number].name}" if is_by_table else attribute
+            roles.append(_unused(name, [role for role in roles if isinstance(role, str)]))
+        return roles
+
+    def _initial_value(self, name: str, variable: Any) -> float:
+        """Returns what a state begins with, the same number for all rows."""
+        values = value_of(variable)
+        if values.dtype.kind == "f" and values.dtype.itemsize > 4:
+            raise CannotStepError(self._optimizer, "dtype", repr(name), values.dtype)
+        if (values != values.flat[0]).any():
+            raise CannotStepError(self._optimizer, "initial", repr(name))
+        return float(values.flat[0])
 
 
-def _built(
-    optimizer: Any, cloning: Cloning, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
-) -> tuple[Any, list[Any]]:
-    """Returns a copy that is built, and the variables that it is built for.
-
-    Raises:
-      CannotStepError: it cannot be built.
-    """
-    variables = row_variables(cloning, tables, rows)
-    try:
-        cloning.build(copy, variables, ())
-    except Exception as error:
-        raise CannotStepError(
-            optimizer, f"it cannot be built on dense variables, which raises {error!r}."
-        ) from error
-    return copy, variables
+def _unlike_sizes(dims: Sequence[int]) -> list[int]:
+    """Returns a size for each table: none is that of a row, a multiple of another or a sum."""
+    sizes = (size for size in itertools.count(101 + len(dims)) if size not in dims)
+    return list(itertools.islice(sizes, len(dims)))
 
 
-def _check_that_all_goes_on(
-    optimizer: Any, cloning: Cloning, make: Callable[[], Any], tables: Sequence[Shape]
-) -> None:
-    """Raises if two steps of one copy are not a step of one and, with its variables, of another.
-
-    Raises:
-      CannotStepError: they are not: the copy has something that is no variable of its own.
-    """
-    rng = np.random.default_rng(1)
-    first, *grads = (
-        [tf.constant(rng.normal(size=(5, table.dim)), tf.float32) for table in tables]
-        for _ in range(3)
-    )
-
-    def after(copy: Any, variables: Sequence[Any], number: int) -> list[np.ndarray]:
-        cloning.apply(copy, list(zip(grads[number - 1], variables, strict=True)), number)
-        own = [variable for _, variable in own_variables(cloning, copy, variables)]
-        return [_array(variable) for variable in (*variables, *own)]
-
-    def two_steps(copies: int) -> list[np.ndarray]:
-        copy, variables = _built(optimizer, cloning, make(), tables, first)
-        values = after(copy, variables, 1)
-        if copies == 2:
-            rows = [tf.constant(part) for part in values[: len(tables)]]
-            copy, variables = _built(optimizer, cloning, make(), tables, rows)
-            own = own_variables(cloning, copy, variables)
-            for (_, variable), value in zip(own, values[len(tables) :], strict=True):
-                variable.assign(value)
-        return after(copy, variables, 2)
-
-    at_once = two_steps(1)
-    # One that draws at random never does the same twice: nothing can be told then.
-    if not _are_close(at_once, two_steps(2)) and _are_close(at_once, two_steps(1)):
-        raise CannotStepError(
-            optimizer,
-            "some of what it keeps from one step for the next is in no variable among its "
-            "attributes, and would be lost after each step. Keep it in variables.",
-        )
+def _normal(tables: Sequence[Shape], sizes: Sequence[int], seed: int) -> list[tf.Tensor]:
+    """Returns random rows."""
+    rng = np.random.default_rng(seed)
+    shapes = [(size, table.dim) for size, table in zip(sizes, tables, strict=True)]
+    return [tf.constant(rng.normal(size=shape), tf.float32) for shape in shapes]
 
 
-def _array(variable: Any) -> np.ndarray:
-    return tf.convert_to_tensor(variable).numpy()
+def _variables(built: Built) -> list[Any]:
+    return [*built.rows, *(variable for _, variable in built.own)]
+
+
+def _values(built: Built) -> list[np.ndarray]:
+    return list(map(value_of, _variables(built)))
 
 
 def _are_close(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
@@ -167,178 +286,16 @@ def _are_close(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool
     )
 
 
-def _names_of_others(
-    optimizer: Any,
-    tables: Sequence[str],
-    own: Sequence[tuple[str, Any]],
-    with_more: Sequence[tuple[str, Any]],
-    roles: Sequence[State | str],
-) -> list[str]:
-    """Returns the names of what is no state: of the attribute, and of the table that it is of.
-
-    Args:
-      own: (attribute, variable) of a copy for the tables.
-      with_more: the same of one for other numbers of rows, and one table more.
-      roles: what `own` are.
-
-    Raises:
-      CannotStepError: one of them has a size that the number of rows decides.
-    """
-    found = [pair for pair, role in zip(own, roles, strict=True) if not isinstance(role, State)]
-    counts = Counter(attribute for attribute, _ in found)
-    all_counts = Counter(attribute for attribute, _ in own)
-    more_counts = Counter(attribute for attribute, _ in with_more)
-    names: list[str] = []
-    seen: Counter[str] = Counter()
-    for attribute, variable in found:
-        others = [other for name, other in with_more if name == attribute]
-        shapes = [_sizes(other) for other in others]
-        if _sizes(variable) not in shapes:
-            raise CannotStepError(
-                optimizer,
-                f"the size of its variable in {attribute!r} depends on the number of rows, but it "
-                "has not one row for each. Give it the shape of the variable, or (rows, anything).",
-            )
-        number, seen[attribute] = seen[attribute], seen[attribute] + 1
-        grows = more_counts[attribute] - all_counts[attribute]
-        # One for each table, and so in their order; of several the order cannot be told.
-        is_by_table = grows == 1 and counts[attribute] == all_counts[attribute] == len(tables)
-        name = f"{attribute} of {tables[number]}" if is_by_table else attribute
-        names.append(_unused(name, names))
-    return names
-
-
-def row_variables(
-    cloning: Cloning, tables: Sequence[Shape], rows: Sequence[tf.Tensor]
-) -> list[Any]:
-    """Returns variables that a copy can update, one for each table and of its name."""
-    return [
-        cloning.variable(part, _variable_name(table.name))
-        for table, part in zip(tables, rows, strict=True)
-    ]
-
-
-def _variable_name(table: str) -> str:
-    """Returns the name of a table with what TensorFlow takes in the name of a variable."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", table).lstrip("_-") or "rows"
-
-
-def own_variables(cloning: Cloning, copy: Any, variables: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Returns a copy's own (attribute, variable), which are neither rows nor settings."""
-    rows = {id(variable) for variable in variables}
-    found = variables_in(copy, cloning.not_states)
-    return [(name, variable) for name, variable in found if id(variable) not in rows]
-
-
-def _settings_that_stay(
-    optimizer: Any,
-    cloning: Cloning,
-    make: Callable[[Collection[str]], Any],
-    tables: Sequence[Shape],
-    rows: Sequence[tf.Tensor],
-) -> frozenset[str]:
-    """Returns the settings in a copy that a step does not change."""
-    copy = make(())
-    before = dict(settings_in(copy))
-    copy, variables = _built(optimizer, cloning, copy, tables, rows)
-    made = own_variables(cloning, copy, variables)
-    grads = [tf.fill(tf.shape(part), 0.5) for part in rows]
-    try:
-        cloning.apply(copy, list(zip(grads, variables, strict=True)), 1)
-    except Exception as error:
-        raise CannotStepError(optimizer, f"a step on dense variables raises {error!r}.") from error
-    late = own_variables(cloning, copy, variables)[len(made) :]
-    if late:
-        names = ", ".join(repr(name) for name, _ in late)
-        raise CannotStepError(
-            optimizer,
-            f"it makes variables ({names}) while it takes the step, so that they would be made "
-            "anew in each step. Make them in build().",
-        )
-    after = dict(settings_in(copy))
-    # What a class gives all its optimizers becomes an attribute of one with its first change.
-    of_class = {name: getattr(type(copy), name) for name in after if hasattr(type(copy), name)}
-    before = {**of_class, **before}
-    changed = {name for name in before if not _is_same(before[name], after.get(name))}
-    for name in sorted(changed):
-        if isinstance(before[name], (int, float)) and not isinstance(before[name], bool):
-            raise CannotStepError(
-                optimizer,
-                f"its attribute {name!r} changes in a step and is no variable, so that the change "
-                "would be lost. Keep it in a variable.",
-            )
-    return frozenset(before.keys() - changed)
-
-
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
     return one is other or (type(one) is type(other) and bool(one == other))
 
 
-def _unlike_sizes(dims: Sequence[int]) -> list[int]:
-    """Returns as many sizes as there are tables: primes that no table has for a dimension."""
-    primes = (n for n in itertools.count(101, 2) if all(n % d for d in range(3, 1 + n // 3, 2)))
-    return list(itertools.islice((n for n in primes if n not in dims), len(dims)))
-
-
-def _roles(
-    optimizer: Any,
-    cloning: Cloning,
-    copy: Any,
-    variables: Sequence[Any],
-    own: Sequence[tuple[str, Any]],
-) -> list[State | str]:
-    by_size = {_sizes(variable)[0]: i for i, variable in enumerate(variables)}
-    roles: list[State | str] = []  # of what is no state, the attribute
-    for attribute, variable in own:
-        shape = _sizes(variable)
-        table = by_size.get(shape[0]) if shape else None
-        if table is None:
-            roles.append(attribute)
-            continue
-        rows = variables[table]
-        name = cloning.slot_name(copy, variable, rows) or _plain_name(variable, rows)
-        taken = [role.name for role in roles if isinstance(role, State) and role.table == table]
-        name = _unused(name or attribute.strip("_"), taken)
-        initial = _initial_value(optimizer, name, variable)
-        roles.append(State(table, name, math.prod(shape[1:]), initial))
-    return roles
-
-
 def _sizes(variable: Any) -> list[int]:
     return tf.TensorShape(variable.shape).as_list()
 
 
-def _plain_name(variable: Any, rows: Any) -> str:
-    """Returns the name of a state's variable without those of the optimizer and of the rows.
-
-    Of rows "user" Keras 3 says "adam/user_momentum", tf_keras "m/user". A name that nobody chose,
-    which counts all variables there are, is left out: "".
-    """
-    of_rows, name = (getattr(v, "path", v.name).split(":")[0] for v in (rows, variable))
-    parts = [part for part in name.split("/") if part != of_rows]
-    name = parts[-1].removeprefix(f"{of_rows}_") if parts else ""
-    return "" if re.fullmatch(r"[Vv]ariable(_\d+)?", name) else name
-
-
-def _unused(name: str, taken: Collection[Any]) -> str:
+def _unused(name: str, taken: Collection[str]) -> str:
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
     return next(name for name in names if name not in taken)
-
-
-def _initial_value(optimizer: Any, name: str, variable: Any) -> float:
-    """Returns what a state begins with, the same number for all rows."""
-    values = np.asarray(tf.convert_to_tensor(variable))
-    if values.dtype.kind == "f" and values.dtype.itemsize > 4:
-        raise CannotStepError(
-            optimizer, f"its state {name!r} is {values.dtype}. Keep states of rows in float32."
-        )
-    first = values.reshape(-1)[0]
-    if (values != first).any():
-        raise CannotStepError(
-            optimizer,
-            f"its state {name!r} does not begin with the same number in all rows, and new rows "
-            "come at any time. Let it begin with one number.",
-        )
-    return float(first)

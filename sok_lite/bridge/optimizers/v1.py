@@ -170,13 +170,9 @@ def _made(
     for name, value in numbers.items():
         setattr(copy, name, value)
     setattr(copy, _name_of_rate(optimizer), learning_rate)
-    held = variables_in(copy, ())
-    if held:
+    if held := variables_in(copy, ()):
         names = ", ".join(repr(name) for name, _ in held)
-        raise CannotStepError(
-            optimizer,
-            f"it has variables ({names}) that are no slots, and a copy of it would change them.",
-        )
+        raise CannotStepError(optimizer, "variables", names)
     return copy
 
 
