@@ -38,11 +38,10 @@ _REASONS = {
     "initial": "its state {} does not begin with the same number in all rows, and new rows come at "
     "any time. Let it begin with one number.",
 }
-# What acts on gradients before a step or on variables after it, and so not in a copy.
+# What acts on gradients before a step, and so not in a copy. (Averages are refused: settings.py.)
 _NOT_OF_THE_STEP: dict[str, Any] = {
-    **dict.fromkeys(["clipnorm", "clipvalue", "global_clipnorm", "ema_overwrite_frequency"]),
+    **dict.fromkeys(["clipnorm", "clipvalue", "global_clipnorm"]),
     **dict.fromkeys(["loss_scale_factor", "gradient_accumulation_steps"]),
-    "use_ema": False,
     "jit_compile": False,  # each number of rows would be compiled
 }
 _OF_THE_OBJECT = {"name", "_name", "built", "_built", "_lock", "_hypers_created"}
