@@ -644,6 +644,21 @@ def test_tables_that_are_gone_are_forgotten():
     assert len(fallback_steps(settings_of(ours.optimizer, KERAS3))._known.tables) == 1
 
 
+def test_an_optimizer_that_has_trained_dense_variables():
+    """One of TF1 then has tensors among its attributes, which its next step makes anew."""
+    inner, twin = OfV1(), Twin()
+    inner.apply_gradients([(tf.ones([2]), tf.Variable([1.0, 2.0]))])
+    ours = sok.OptimizerWrapper(inner)
+    table, dense = new_table(3, "second"), tf.Variable([[1.0]])
+    rows = dict(zip(KEYS, rows_of(table).astype(np.float64), strict=True))
+    for i in range(3):
+        pairs = [(slices(some_grads(i, 3)), table), (tf.constant([[1.0]]), dense)]
+        ours.apply_gradients(pairs)
+        twin.step(rows, KEYS, some_grads(i, 3))
+    np.testing.assert_allclose(rows_of(table), [rows[key] for key in KEYS], atol=1e-5)
+    ours.apply_gradients([(slices(some_grads(9, 3)), new_table(3, "third"))])
+
+
 def test_a_copy_of_a_wrapper_counts_by_itself():
     table, ours = new_table(3, "copied"), sok.OptimizerWrapper(OfV1())
     ours.apply_gradients([(slices(some_grads(0, 3)), table)])

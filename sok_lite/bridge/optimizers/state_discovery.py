@@ -206,7 +206,7 @@ class TrialSteps:
         # What a class gives all its optimizers becomes an attribute of one with its first change.
         before = {n: getattr(type(copy), n) for n in after if hasattr(type(copy), n)} | before
         changed = {name for name in before if not _is_same(before[name], after.get(name))}
-        for name in sorted(changed):
+        for name in sorted(changed & after.keys()):  # else a tensor is made anew in each step
             if isinstance(before[name], (int, float)) and not isinstance(before[name], bool):
                 raise CannotStepError(self._optimizer, "count", repr(name))
         return frozenset(before.keys() - changed), [(n, _sizes(v)) for n, v in built.own]
