@@ -647,7 +647,7 @@ def test_tables_that_are_gone_are_forgotten():
 def test_an_optimizer_that_has_trained_dense_variables():
     """One of TF1 then has tensors among its attributes, which its next step makes anew."""
     inner, twin = OfV1(), Twin()
-    inner.apply_gradients([(tf.ones([2]), tf.Variable([1.0, 2.0]))])
+    inner.apply_gradients([(tf.ones([1, 2]), tf.Variable([[1.0, 2.0]]))])
     ours = sok.OptimizerWrapper(inner)
     table, dense = new_table(3, "second"), tf.Variable([[1.0]])
     rows = dict(zip(KEYS, rows_of(table).astype(np.float64), strict=True))
