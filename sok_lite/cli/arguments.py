@@ -3,6 +3,16 @@
 import argparse
 
 
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of commands that read one PATH of any format and print what is there."""
+    parser.add_argument(
+        "path", metavar="PATH", help="a checkpoint, a .keras file, or a file of another format"
+    )
+    add_tables(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_from_format(parser, "PATH")
+
+
 def add_tables(parser: argparse.ArgumentParser) -> None:
     """Adds --table."""
     parser.add_argument(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
-from sok_lite.cli.plain import plain
+from sok_lite.cli.wrapped import plain
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import Source, column_of
 

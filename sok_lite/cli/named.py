@@ -22,8 +22,8 @@ import numpy as np
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import NUMBERS, FileSource, Stored
-from sok_lite.cli.initial import initial_values
-from sok_lite.cli.plain import plain_columns
+from sok_lite.cli.options import initial_values
+from sok_lite.cli.wrapped import plain_columns
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import About, Column, Source
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sok_lite.cli.planned import GIB, MOST_ROOM
-from sok_lite.cli.texts import counted
+from sok_lite.reports.text import counted
 
 _PARTS = (
     ("rows", "near_rows_bytes", "far_rows_bytes"),

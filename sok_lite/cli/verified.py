@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
-from sok_lite.cli.texts import counted, listed
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.chain import rows_of, whole_tensor
 from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
 from sok_lite.engine.files.rewriting import owner_rule
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, open_file
 from sok_lite.engine.files.table_file import open_shard
+from sok_lite.reports.text import counted, listed
 
 _NUM_EXAMPLES = 5
 _RECORD = np.dtype([("key", np.int64), ("rank", np.int32)])

@@ -1,6 +1,6 @@
 """A report as text, for terminals, and the facts of a table in words."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -76,9 +76,14 @@ def histograms_of(table: "TableReport") -> Iterator[tuple[str, Histogram]]:
         yield "norm: L2 length of a row", table.norms
 
 
-def counted(count: int, what: str) -> str:
-    """Returns a number and what it is of."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def counted(count: int, what: str, several: str = "") -> str:
+    """Returns a number and what it is of, such as "1 key" and "1,000 keys"."""
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
+def listed(examples: Sequence[object], count: int) -> str:
+    """Returns examples of so many things, with dots where there are more."""
+    return ", ".join(map(str, examples)) + (", ..." if count > len(examples) else "")
 
 
 def _bars(histogram: Histogram) -> list[str]:

@@ -10,7 +10,7 @@ from sok_lite.cli.importers import FORMATS, format_module, names_with
 from sok_lite.cli.options import options_for
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
-from sok_lite.cli.texts import counted
+from sok_lite.reports.text import counted
 
 HELP = "write the tables of one format in another"
 EXAMPLES = (

@@ -8,10 +8,10 @@ from sok_lite.cli.compared import Difference, difference
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, open_sources
-from sok_lite.cli.texts import counted, listed
 from sok_lite.cli.wrapped import Sighted, WithColumns
 from sok_lite.engine.files.source import SIGHTED, Source
 from sok_lite.engine.table.joined import joined_states
+from sok_lite.reports.text import counted, listed
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
 EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"

@@ -5,25 +5,20 @@ import json
 from datetime import datetime, timezone
 from typing import Any
 
-from sok_lite.cli.arguments import add_from_format, add_tables
+from sok_lite.cli.arguments import add_reading
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
-from sok_lite.cli.texts import counted
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of
+from sok_lite.reports.text import counted
 
 HELP = "show the tables of a checkpoint: keys, rows, bytes, ranks, states, options"
 EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table user --json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path", metavar="PATH", help="a checkpoint, a .keras file, or a file of another format"
-    )
-    add_tables(parser)
-    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
-    add_from_format(parser, "PATH")
+    add_reading(parser)
 
 
 def run(args: argparse.Namespace) -> int:

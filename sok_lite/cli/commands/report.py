@@ -7,7 +7,7 @@ is what `sok_lite.report` gives of tables in memory: the two can be compared.
 import argparse
 import time
 
-from sok_lite.cli.arguments import add_from_format, add_tables
+from sok_lite.cli.arguments import add_reading
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, format_of, keys_of_ranks, open_sources
@@ -20,13 +20,8 @@ EXAMPLES = "sok-lite report runs/model\nsok-lite report runs/model --html report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path", metavar="PATH", help="a checkpoint, a .keras file, or a file of another format"
-    )
-    add_tables(parser)
-    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_reading(parser)
     parser.add_argument("--html", metavar="FILE", help="write a page of HTML into a file")
-    add_from_format(parser, "PATH")
 
 
 def run(args: argparse.Namespace) -> int:

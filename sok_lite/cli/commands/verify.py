@@ -5,10 +5,10 @@ import os
 
 from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.cli.progress import progress_bar
-from sok_lite.cli.texts import counted
 from sok_lite.cli.verified import findings_of_table
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.rewriting import owner_rule
+from sok_lite.reports.text import counted
 
 HELP = "read every byte of a checkpoint and say what is wrong with it"
 EXAMPLES = "sok-lite verify runs/model"

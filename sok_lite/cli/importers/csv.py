@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sok_lite.cli.plain import plain_columns, read_plain
-from sok_lite.cli.wrapped import only_one
+from sok_lite.cli.wrapped import only_one, plain_columns, read_plain
 from sok_lite.engine.files.source import Column, Source
 
 

@@ -23,8 +23,7 @@ from sok_lite.cli.named import (
     naming,
     shape_of,
 )
-from sok_lite.cli.plain import read_plain
-from sok_lite.cli.wrapped import only_one
+from sok_lite.cli.wrapped import only_one, read_plain
 from sok_lite.engine.files.source import Source
 
 _END = ".npy"

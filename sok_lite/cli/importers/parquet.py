@@ -21,8 +21,7 @@ from sok_lite.cli.named import (
     package,
     regrouped,
 )
-from sok_lite.cli.plain import read_plain
-from sok_lite.cli.wrapped import only_one
+from sok_lite.cli.wrapped import only_one, read_plain
 from sok_lite.engine.files.source import Column, Source
 
 _MARK = b"PAR1"

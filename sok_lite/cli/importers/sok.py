@@ -26,7 +26,7 @@ import numpy as np
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, cast_rows, raw_rows, recast
-from sok_lite.cli.initial import initial_values
+from sok_lite.cli.options import initial_values
 from sok_lite.cli.sorted_file import Places, write_sorted
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source

@@ -22,8 +22,7 @@ from sok_lite.cli.named import (
     package,
     shape_of,
 )
-from sok_lite.cli.plain import read_plain
-from sok_lite.cli.wrapped import only_one
+from sok_lite.cli.wrapped import only_one, read_plain
 from sok_lite.engine.files.source import Source
 
 _DTYPES = frozenset(
