@@ -5,7 +5,7 @@ Each file is a header of 296 bytes and then numbers, little-endian, row by row:
   256 bytes   name of the table, with spaces before it; SOK leaves all of it blank
   uint32      0: keys, 1: rows, 2: an optimizer state; big-endian
   32 bytes    name of the state, with spaces before it; blank of keys and rows
-  uint32      dtype of the numbers, see `_DTYPES`; big-endian
+  uint32      number of the dtype, the place of its name in `sok_header.DTYPES`; big-endian
 
 How many keys there are, and the length of a row, follow from the sizes of the files. They are named
 `<table>-key`, `<table>-weight` and `<table>-<optimizer>-<state>`, where `_` stands for each
@@ -18,23 +18,28 @@ keys ascend are right for any number of ranks, and that is how they are written 
 
 import os
 import string
-import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, cast_rows, raw_rows, recast
+from sok_lite.cli.importers.sok_header import (
+    DTYPES,
+    HEADER,
+    KEYS,
+    ROWS,
+    STATE,
+    File,
+    corrupt,
+    header,
+    opened,
+)
 from sok_lite.cli.options import initial_values
 from sok_lite.cli.sorted_file import Places, write_sorted
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source
 
-_HEADER = struct.Struct(">256sI32sI")
-_KEYS, _ROWS, _STATE = range(3)
-_WHAT = {_KEYS: "keys", _ROWS: "rows", _STATE: "an optimizer state"}
-_DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, "_"))
 
 # The states of SOK's optimizers by their names, and ours where they differ. Adamax is an "Adam".
@@ -54,20 +59,11 @@ _OPTIMIZERS = {
 _INITIAL = {("Adagrad", "accumulator"): 0.1, ("Ftrl", "accumulator"): 0.1}
 
 
-class _File(NamedTuple):
-    """A file whose header was read: the name in it, the dtype, and how many numbers it has."""
-
-    path: str
-    name: str
-    dtype: str
-    size: int
-
-
 def detect(path: str) -> bool:
     """Returns whether a folder has a file of keys with SOK's header."""
     try:
         names = [name for name in os.listdir(path) if name.endswith("-key")]
-        return any(_opened(os.path.join(path, name), _KEYS, "") for name in names)
+        return any(opened(os.path.join(path, name), KEYS, "") for name in names)
     except (OSError, ValueError):
         return False
 
@@ -81,8 +77,8 @@ def _is_file(folder: str, name: str) -> bool:
     _, _, end = name.partition("-")  # such as key, or Adam-m
     _, _, state = end.partition("-")
     try:
-        kind = {"key": _KEYS, "weight": _ROWS}.get(end, _STATE)
-        _opened(os.path.join(folder, name), kind, state)
+        kind = {"key": KEYS, "weight": ROWS}.get(end, STATE)
+        opened(os.path.join(folder, name), kind, state)
     except (OSError, ValueError):
         return False
     return True
@@ -142,10 +138,10 @@ def _source(
     files: Sequence[str],
     initial: str,
 ) -> Source:
-    keys = _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "")
-    rows = _opened(os.path.join(folder, f"{stem}-weight"), _ROWS, "")
+    keys = opened(os.path.join(folder, f"{stem}-key"), KEYS, "")
+    rows = opened(os.path.join(folder, f"{stem}-weight"), ROWS, "")
     stored = {
-        "keys": raw_rows(keys.path, _HEADER.size, keys.dtype, (keys.size,)),
+        "keys": raw_rows(keys.path, HEADER.size, keys.dtype, (keys.size,)),
         "values": _rows(rows, keys, dim),
     }
     dim = stored["values"].shape[1]
@@ -155,7 +151,7 @@ def _source(
             optimizer, state = file[len(stem) + 1 :].split("-", 1)
             found.append((optimizer, _STATES.get(optimizer, {}).get(state, state)))
             stored[_column(len(found) - 1, found[-1][1])] = _rows(
-                _opened(os.path.join(folder, file), _STATE, state), keys, dim, is_state=True
+                opened(os.path.join(folder, file), STATE, state), keys, dim, is_state=True
             )
     given = initial_values(initial, [state for _, state in found])
     groups = list(dict.fromkeys(optimizer for optimizer, _ in found))
@@ -178,7 +174,7 @@ def _column(i: int, state: str) -> str:
 
 def _names(folder: str, stems: Sequence[str]) -> dict[str, str]:
     """Returns the names of tables by those of their files."""
-    stated = {stem: _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "").name for stem in stems}
+    stated = {stem: opened(os.path.join(folder, f"{stem}-key"), KEYS, "").name for stem in stems}
     names = {
         stem: name if name and _stem(name) == stem else stem.removesuffix("_0") or stem
         for stem, name in stated.items()
@@ -187,41 +183,7 @@ def _names(folder: str, stems: Sequence[str]) -> dict[str, str]:
     return names if is_clear else {stem: stem for stem in stems}
 
 
-def _opened(path: str, kind: int, state: str) -> _File:
-    """Returns what the header of a file says, and how many numbers the file has.
-
-    Args:
-      kind: what it must be.
-      state: the name that an optimizer state must have.
-    """
-    with open(path, "rb") as file:
-        head = file.read(_HEADER.size)
-        size = os.fstat(file.fileno()).st_size
-    if len(head) < _HEADER.size:
-        raise _corrupt(path, f"its header has {_HEADER.size} bytes, and there are {len(head)}")
-    name, stated_kind, stated_state, number = _HEADER.unpack(head)
-    if stated_kind != kind:
-        raise _corrupt(
-            path, f"byte 256 says kind {stated_kind}, and {_WHAT[kind]} are of kind {kind}"
-        )
-    if number >= len(_DTYPES):
-        raise _corrupt(path, f"byte 292 says dtype {number}, and the last is {len(_DTYPES) - 1}")
-    try:
-        texts = name.decode().strip(), stated_state.decode().strip()
-    except UnicodeDecodeError as error:
-        raise _corrupt(path, f"a name in its header is no UTF-8 ({error})") from error
-    if texts[1] != state:
-        raise _corrupt(path, f"byte 260 names state {texts[1]!r}, and the file {state!r}")
-    dtype = _DTYPES[number]
-    width = np.dtype(dtype).itemsize
-    if (size - _HEADER.size) % width:
-        raise _corrupt(
-            path, f"behind its header are {size - _HEADER.size:,} bytes, and a {dtype} has {width}"
-        )
-    return _File(path, texts[0], dtype, (size - _HEADER.size) // width)
-
-
-def _rows(file: _File, keys: _File, dim: int | None, is_state: bool = False) -> Stored:
+def _rows(file: File, keys: File, dim: int | None, is_state: bool = False) -> Stored:
     """Returns the rows of a file, one for each key."""
     n = keys.size
     found = file.size // n if n else dim
@@ -241,12 +203,8 @@ def _rows(file: _File, keys: _File, dim: int | None, is_state: bool = False) -> 
                 ". SOK leaves keys that were never trained out of these files, and does not say "
                 "which: give states=no to read the table without them"
             )
-        raise _corrupt(file.path, reason)
-    return raw_rows(file.path, _HEADER.size, file.dtype, (n, found))
-
-
-def _corrupt(path: str, reason: str) -> ValueError:
-    return ValueError(f"{path} is no whole file of a dump of SOK: {reason}.")
+        raise corrupt(file.path, reason)
+    return raw_rows(file.path, HEADER.size, file.dtype, (n, found))
 
 
 def write(
@@ -295,7 +253,7 @@ def _stem(name: str) -> str:
 
 
 def _check_writable(source: Source, with_states: bool) -> None:
-    if source.dtype not in _DTYPES:
+    if source.dtype not in DTYPES:
         raise WrongUse(
             f"SOK has no rows of {source.dtype}, as table {source.name!r} has: give dtype=float32"
         )
@@ -341,24 +299,17 @@ def _write(folder: str, source: Source, with_states: bool, ranks: int | None) ->
     dtype = source.dtype
 
     def write_file(end: str, column: str, kind: int, state: str, stored: str, given: str) -> None:
-        head = _header(source.name, kind, state, stored)
-        path, shape = f"{stem}-{end}", (source.dim,) if kind != _KEYS else ()
+        head = header(source.name, kind, state, stored)
+        path, shape = f"{stem}-{end}", (source.dim,) if kind != KEYS else ()
         pieces = source.read(column)
         if given != stored:
             pieces = (cast_rows(piece, given, stored) for piece in pieces)
         write_sorted(path, head, pieces, np.dtype(stored), shape, places)
 
-    write_file("weight", "values", _ROWS, "", dtype, dtype)
+    write_file("weight", "values", ROWS, "", dtype, dtype)
     for tensor, (optimizer, state) in _state_files(source).items() if with_states else ():
-        write_file(f"{optimizer}-{state}", tensor, _STATE, state, dtype, "float32")
-    write_file("key", "keys", _KEYS, "", source.key_type, source.key_type)
-
-
-def _header(name: str, kind: int, state: str, dtype: str) -> bytes:
-    text = name.encode()
-    # A longer name has no place there; SOK does not look at it.
-    title = text.rjust(256) if len(text) <= 256 else b" " * 256
-    return _HEADER.pack(title, kind, state.encode().rjust(32), _DTYPES.index(dtype))
+        write_file(f"{optimizer}-{state}", tensor, STATE, state, dtype, "float32")
+    write_file("key", "keys", KEYS, "", source.key_type, source.key_type)
 
 
 def _check_keys(source: Source, places: Places, ranks: int | None) -> None:
