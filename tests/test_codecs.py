@@ -15,7 +15,7 @@ import tensorflow as tf
 from sok_lite import dynamic_embedding as de
 from sok_lite.backend import get_backend
 from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
-from sok_lite.bridge.saved_parts import part_of_rank
+from sok_lite.bridge.stored import part_of_rank
 from sok_lite.cli.main import main
 from sok_lite.comm import SingleCommunicator, run_ranks
 from sok_lite.engine.files.commits import Commits

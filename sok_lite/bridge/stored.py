@@ -7,13 +7,22 @@ bits (uint16), and texts as their bytes (uint8) one after the other, with their 
 
 import io
 import itertools
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.checkpoint import as_arrays
 from sok_lite.comm import Communicator
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import (
+    concatenate,
+    from_named_arrays,
+    named_arrays,
+    owned_by,
+    owns,
+)
 
 _BYTES, _LENGTHS = "_bytes", "_lengths"
 
@@ -95,3 +104,25 @@ def parts_of_all(comm: Communicator, arrays: dict[str, np.ndarray]) -> list[dict
     np.savez(file, **arrays)  # type: ignore[arg-type]
     gathered = comm.allgatherv(np.frombuffer(file.getvalue(), np.uint8), call="Table.save")
     return [dict(np.load(io.BytesIO(part.tobytes()))) for part in gathered.by_rank()]
+
+
+Tensors = Mapping[str, tf.Tensor]
+
+
+def part_of_rank(
+    parts: Sequence[Tensors], table: EmbeddingTable, rank: int, size: int
+) -> dict[str, tf.Tensor]:
+    """Returns what a rank is to have of what all have saved: its own keys, of every part.
+
+    Args:
+      parts: of each rank that saved what `checkpoint.serialized` gave, eager tensors.
+      table: whose keys they are.
+      rank, size: of the ranks that there are now.
+
+    Raises:
+      ValueError: a part is corrupt, or two have a key in common.
+    """
+    whose, are_own = f"table {table.name!r}", owns(table, rank, size)
+    contents = (from_named_arrays(as_arrays(part), whose) for part in parts)
+    whole = concatenate([owned_by(each, are_own) for each in contents], whose)
+    return {name: tf.constant(array) for name, array in named_arrays(whole).items()}

@@ -8,6 +8,7 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 import weakref
 from collections.abc import Callable
 from functools import cache, partial
+from html import escape
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -25,7 +26,6 @@ from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.refusals import RefusesDense
 from sok_lite.bridge.row_gradient import slices_only
 from sok_lite.bridge.serving.mode import stand_in
-from sok_lite.bridge.summary import facts_html
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
 
@@ -329,3 +329,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         """Makes the table what was saved: other keys are removed."""
         return checkpoint.restored(self, restored_tensors)
+
+
+def facts_html(caption: str, facts: dict[str, str]) -> str:
+    """Returns facts as a table of HTML."""
+    cells = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in facts.items()
+    )
+    return f"<table><caption>{escape(caption)}</caption>{cells}</table>"

@@ -6,11 +6,8 @@ process that is killed leaves a whole checkpoint or the one before. An increment
 dense weights, and the manifest that it publishes names these.
 """
 
-import contextlib
 import logging
 import os
-import re
-import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,19 +21,14 @@ from sok_lite.bridge.keras import held
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.failure import together
-from sok_lite.engine.files import manifest
 from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
+from sok_lite.keras import checkpoints
 from sok_lite.keras.dense_states import DenseStates
 from sok_lite.keras.skipping import in_one_call, skip_batches
 
 _log = logging.getLogger("sok_lite")
-
-_FOLDER = re.compile(r"step-(\d+)")
-_DENSE = re.compile(r"dense-[\d-]+")
-# In what a dump is given as `extra`.
-_EXTRA = "sok_lite.keras"
 
 
 class Restored(NamedTuple):
@@ -147,12 +139,12 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
         self.wait()
 
-        numbers = together(comm, self._numbers)
+        numbers = together(comm, lambda: checkpoints.numbers(self._path))
         number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
         if number < 0:
             return None
-        folder = os.path.join(self._path, _name(number))
-        at = together(comm, lambda: _at(folder))
+        folder = os.path.join(self._path, checkpoints.name_of(number))
+        at = together(comm, lambda: checkpoints.place_in_training(folder))
         return Restored(folder, at["epoch"], at["batch"], at["steps"])
 
     def restore(self, model: Any) -> Restored | None:
@@ -195,7 +187,7 @@ class CheckpointPart:
             begun, dense = self._under_way
             self._under_way = None
             begun.wait()
-            self._tidy(begun.path, dense)
+            checkpoints.tidy(self._path, self._keep, begun.path, dense)
 
     # ---------------------------------------------------------------- what Keras calls
 
@@ -283,55 +275,27 @@ class CheckpointPart:
         states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"))
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
-        folder = self._folder if is_increment else os.path.join(self._path, f"step-{step:010d}")
+        folder = (
+            self._folder if is_increment else os.path.join(self._path, checkpoints.name_of(step))
+        )
         assert folder is not None
         epoch, batch = self._at
         dense = f"dense-{step}-{epoch}-{batch}"  # no other checkpoint has these files
         if not is_increment:
-            together(comm, lambda: self._sweep(comm.rank))
+            together(comm, lambda: checkpoints.sweep(self._path, comm.rank))
         together(comm, lambda: states.write(os.path.join(folder, dense), comm.rank, comm.size))
         at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}
         write: Callable[..., Any] = dump_in_background if self._in_background else dump
-        writing = partial(write, folder, tables, comm, {_EXTRA: at}, incremental=is_increment)
+        writing = partial(
+            write, folder, tables, comm, {checkpoints.EXTRA: at}, incremental=is_increment
+        )
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0
         self._folder = folder
         if begun is None:
-            self._tidy(folder, dense)
+            checkpoints.tidy(self._path, self._keep, folder, dense)
         else:
             self._under_way = (begun, dense)
-
-    def _sweep(self, rank: int) -> None:
-        """Removes what saves have left that were broken off."""
-        if rank != 0:
-            return
-        os.makedirs(self._path, exist_ok=True)
-        for name in os.listdir(self._path):
-            if _FOLDER.fullmatch(name) and not _is_whole(os.path.join(self._path, name)):
-                shutil.rmtree(os.path.join(self._path, name), ignore_errors=True)
-
-    def _tidy(self, folder: str, dense: str) -> None:
-        """Removes checkpoints that are too old, and dense weights that no manifest names.
-
-        What cannot be removed stays: the new checkpoint is whole, and other ranks train on.
-        """
-        if communicator().rank != 0:
-            return
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
-                if _DENSE.fullmatch(name) and name != dense:
-                    shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-            for number in self._numbers()[: -self._keep]:
-                old = os.path.join(self._path, _name(number))
-                # First what makes it a checkpoint: it is never one that lacks something.
-                os.unlink(os.path.join(old, manifest.NAME))
-                shutil.rmtree(old)
-
-    def _numbers(self) -> list[int]:
-        """Returns the numbers of the whole checkpoints, ascending."""
-        names = os.listdir(self._path) if os.path.isdir(self._path) else []
-        found = [(int(match[1]), name) for name in names if (match := _FOLDER.fullmatch(name))]
-        return sorted(n for n, name in found if _is_whole(os.path.join(self._path, name)))
 
     # ---------------------------------------------------------------- restoring
 
@@ -353,7 +317,7 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, models, "The model of a Checkpoint")
 
         def values() -> Any:
-            folder = os.path.join(found.path, _at(found.path)["dense"])
+            folder = os.path.join(found.path, checkpoints.place_in_training(found.path)["dense"])
             return states.read(folder, comm.rank, comm.size)
 
         dense = together(comm, values)
@@ -362,22 +326,3 @@ class CheckpointPart:
         self._steps = found.steps
         self._saved_every = found.steps // self._every if self._every else 0
         self._at = (found.epoch, found.batch)
-
-
-def _name(number: int) -> str:
-    return f"step-{number:010d}"
-
-
-def _is_whole(folder: str) -> bool:
-    return os.path.exists(os.path.join(folder, manifest.NAME))
-
-
-def _at(folder: str) -> dict[str, Any]:
-    """Returns where a checkpoint was made, and the name of its dense weights."""
-    extra = manifest.read(folder).extra
-    if _EXTRA not in extra:
-        raise ValueError(
-            f"{folder} was not written by sok_lite.keras.Checkpoint. Give it a path of its own."
-        )
-    found: dict[str, Any] = extra[_EXTRA]
-    return found

@@ -1,43 +1,32 @@
-"""What a `Table` does, whichever Keras it is of; classes.py makes classes of it."""
+"""`Table` for either Keras; classes.py makes a layer class of it for each."""
 
 import itertools
-import re
 import weakref
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge import stored, table_ops, writes
+from sok_lite.bridge import table_ops, writes
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.job import communicator
-from sok_lite.bridge.keras import saving
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.keras.running import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
-from sok_lite.bridge.saved_parts import part_of_rank
-from sok_lite.bridge.summary import facts_html
-from sok_lite.bridge.variable import table_for_variable
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.bridge.variable import facts_html, table_for_variable
 from sok_lite.engine.fingerprint import fingerprints
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.keras.features import Feature, as_tensor_of_texts, keys_of_texts, rows_of
+from sok_lite.keras.stored_rows import load_rows, save_rows
+from sok_lite.keras.table_arguments import TEXTS, check_names_differ, checked_arguments
 from sok_lite.keras.together import note_place, prepared_rows
 from sok_lite.keras.weight import TableWeight
 
-_TEXTS = "str"
-_KEY_TYPES = ("int64", "int32", "uint64", _TEXTS)
-# What the names of arrays begin with that a rank of several has saved.
-_OF_RANK = re.compile(r"rank\d+of(\d+)_")
 # In a config: the number, in its process, of a table that several layers share.
 _SHARED = "shared"
 _numbers = itertools.count()
-_ROW_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class TablePart:
@@ -89,32 +78,9 @@ class TablePart:
         dtype: Any = None,
         **options: Any,
     ) -> None:
-        if not isinstance(name, str):
-            raise TypeError(
-                f"`name` must be a string. Received: name={name!r}. A table has a name and a "
-                'dimension, and no size: Table("item", 16).'
-            )
-        for argument, number, least in (("dim", dim, 1), ("seed", seed, None)):
-            if not is_integer(number):
-                raise TypeError(
-                    f"`{argument}` must be an integer. Received: {argument}={number!r}."
-                )
-            if least is not None and number < least:
-                raise ValueError(
-                    f"`{argument}` must be at least {least}. Received: {argument}={number}."
-                )
-        key_type = _TEXTS if key_type in (str, _TEXTS, tf.string) else _name_of(key_type)
-        row_dtype = _name_of(row_dtype)
-        _check_among("key_type", key_type, _KEY_TYPES)
-        _check_among("row_dtype", row_dtype, _ROW_DTYPES)
-        _check_among("var_type", var_type, ("hbm", "hybrid"))
-        known = HkvOptions.names() if var_type == "hybrid" else ["init_capacity"]
-        unknown = sorted(set(options) - set(known))
-        if unknown:
-            raise TypeError(
-                f"A table of var_type={var_type!r} has no option {unknown[0]!r}. It has: "
-                f"{', '.join(known)}."
-            )
+        key_type, row_dtype = checked_arguments(
+            name, dim, seed, key_type, row_dtype, var_type, options
+        )
         super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
         if initializer is None or isinstance(initializer, str):
             initializer = self.package.initializers.get(initializer or "uniform")
@@ -126,7 +92,7 @@ class TablePart:
                 backend,
                 int(dim),
                 initializer=initial,
-                key_type="int64" if key_type == _TEXTS else key_type,
+                key_type="int64" if key_type == TEXTS else key_type,
                 dtype=row_dtype,
                 name=name,
                 seed=int(seed),
@@ -150,8 +116,7 @@ class TablePart:
         make_weight()
         self.variable = TableWeight(table, name=name, trainable=True)
         self.variable.is_frozen = not trainable
-        self.supports_masking = True
-        self.built = True
+        self.supports_masking = self.built = True
 
     # ---------------------------------------------------------------- facts
 
@@ -163,7 +128,7 @@ class TablePart:
     @property
     def has_texts(self) -> bool:
         """Whether its ids are texts."""
-        return self._configured.key_type == _TEXTS
+        return self._configured.key_type == TEXTS
 
     @property
     def key_dtype_name(self) -> str:
@@ -190,7 +155,7 @@ class TablePart:
         )
 
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_names_differ(self.name, (ids,))
+        check_names_differ(self.name, (ids,))
         rows = super().__call__(as_tensor_of_texts(ids), *args, **kwargs)  # type: ignore[misc]
         note_place(self, [ids], not args and not kwargs)
         return rows
@@ -303,10 +268,8 @@ class TablePart:
 
     def _keys_of(self, keys: Any) -> Any:
         """Returns keys of any shape as integers, those of texts as lookups have them."""
-        if self.has_texts:
-            keys = tf.convert_to_tensor(keys)
-            if keys.dtype == tf.string:
-                keys = tf.reshape(keys_of_texts(tf.reshape(keys, [-1])), keys.shape)
+        if self.has_texts and (keys := tf.convert_to_tensor(keys)).dtype == tf.string:
+            keys = tf.reshape(keys_of_texts(tf.reshape(keys, [-1])), keys.shape)
         return keys
 
     # ---------------------------------------------------------------- saving
@@ -344,11 +307,10 @@ class TablePart:
         """
         config = dict(config)
         number, made = config.pop(_SHARED, None), made_so_far()
-        if number is None:
+        # Keras that is loading may know itself what it has made.
+        if number is None or (made is None and says_what_is_shared(cls.package)):
             return cls._made_of(config)
         if made is None:
-            if says_what_is_shared(cls.package):  # Keras is loading, and knows what it has made
-                return cls._made_of(config)
             raise NotImplementedError(
                 f"Several layers share table {config['name']!r}, and one of them cannot be made of "
                 "its config alone. Make the whole model, by type(model).from_config(config) or "
@@ -370,22 +332,7 @@ class TablePart:
           NotImplementedError: there are several ranks, and it is none of `model.save` and
             `model.save_weights`, which every rank calls.
         """
-        comm = communicator()
-        if comm.size == 1:
-            stored.write_tensors(store, self.variable.saved_tensors())
-        else:
-            if not saving.do_all_ranks_save():
-                raise NotImplementedError(
-                    f"The rows of {self.name!r} are on {comm.size} ranks, and this would save "
-                    "those of one. Have every rank call model.save(path), or "
-                    "model.save_weights(path)."
-                )
-            arrays: dict[str, Any] = {}
-            stored.write_tensors(arrays, self.variable.saved_tensors())
-            for rank, part in enumerate(stored.parts_of_all(comm, arrays)):
-                for name, array in part.items():
-                    store[_prefix(rank, comm.size) + name] = array
-        saving.note(self.variable)
+        save_rows(self.variable, store, self.name)
 
     def load_own_variables(self, store: Any) -> None:
         """Makes the table what `save_own_variables` wrote, on this rank of any number.
@@ -393,50 +340,7 @@ class TablePart:
         Raises:
           ValueError: something is missing or is not of such a table. The table is as it was.
         """
-        comm, dtypes = communicator(), self.variable.saved_dtypes()
-        found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}
-        saved_by = int(found.pop()) if found else 1
-        if saved_by == comm.size:
-            tensors = stored.read_tensors(store, dtypes, self.name, _prefix(comm.rank, saved_by))
-        else:
-            parts = [
-                stored.read_tensors(store, dtypes, self.name, _prefix(rank, saved_by))
-                for rank in range(saved_by)
-            ]
-            tensors = part_of_rank(parts, self._table, comm.rank, comm.size)
-        self.variable.restore_tensors(tensors)
-        saving.note(self.variable)
-
-
-def _prefix(rank: int, size: int) -> str:
-    """Returns what the names of the arrays of a rank begin with; see `_OF_RANK`."""
-    return "" if size == 1 else f"rank{rank}of{size}_"
-
-
-def _name_of(dtype: Any) -> str:
-    try:
-        return tf.as_dtype(np.int64 if dtype is int else dtype).name
-    except TypeError:
-        return str(dtype)
-
-
-def _check_names_differ(name: str, inputs: tuple[Any, ...]) -> None:
-    """Raises ValueError where a keras.Input that a table is called with has the table's name."""
-    for each in inputs:
-        history = getattr(each, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
-        origin = getattr(history, "operation", getattr(history, "layer", None))
-        if origin is not None and origin.name == name:
-            raise ValueError(
-                f"The table and its keras.Input have the same name, {name!r}, but names in a model "
-                f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
-            )
-
-
-def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"`{argument}` must be one of {', '.join(allowed)}. Received: {argument}={value!r}."
-        )
+        load_rows(self.variable, store, self.name)
 
 
 def _refuse_as_tensor(table: TablePart, *_: Any, **__: Any) -> NoReturn:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from sok_lite.backend import get_backend
 from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
-from sok_lite.bridge.saved_parts import part_of_rank
+from sok_lite.bridge.stored import part_of_rank
 from sok_lite.comm import run_ranks
 from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table

@@ -1,0 +1,69 @@
+"""A table in the store of a file of Keras: its arrays, of several ranks one set for each rank."""
+
+import re
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from sok_lite.bridge import stored
+from sok_lite.bridge.job import communicator
+from sok_lite.bridge.keras import saving
+from sok_lite.keras.weight import TableWeight
+
+# The start of the names of the arrays of one rank, where several ranks have saved.
+_OF_RANK = re.compile(r"rank\d+of(\d+)_")
+
+
+def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str) -> None:
+    """Writes keys, rows, optimizer states and scores to a store of Keras; of all ranks, if any.
+
+    Args:
+      variable: the table.
+      store: takes arrays by name.
+      name: of the table, for errors.
+
+    Raises:
+      NotImplementedError: there are several ranks, and it is none of `model.save` and
+        `model.save_weights`, which every rank calls.
+    """
+    comm = communicator()
+    if comm.size == 1:
+        stored.write_tensors(store, variable.saved_tensors())
+    else:
+        if not saving.do_all_ranks_save():
+            raise NotImplementedError(
+                f"The rows of {name!r} are on {comm.size} ranks, and this would save "
+                "those of one. Have every rank call model.save(path), or "
+                "model.save_weights(path)."
+            )
+        arrays: dict[str, Any] = {}
+        stored.write_tensors(arrays, variable.saved_tensors())
+        for rank, part in enumerate(stored.parts_of_all(comm, arrays)):
+            for each, array in part.items():
+                store[_prefix(rank, comm.size) + each] = array
+    saving.note(variable)
+
+
+def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> None:
+    """Makes a table what `save_rows` wrote, on this rank of any number.
+
+    Raises:
+      ValueError: something is missing or is not of such a table. The table is as it was.
+    """
+    comm, dtypes = communicator(), variable.saved_dtypes()
+    found = {match[1] for match in map(_OF_RANK.match, store.keys()) if match}
+    saved_by = int(found.pop()) if found else 1
+    if saved_by == comm.size:
+        tensors = stored.read_tensors(store, dtypes, name, _prefix(comm.rank, saved_by))
+    else:
+        parts = [
+            stored.read_tensors(store, dtypes, name, _prefix(rank, saved_by))
+            for rank in range(saved_by)
+        ]
+        tensors = stored.part_of_rank(parts, variable.table, comm.rank, comm.size)
+    variable.restore_tensors(tensors)
+    saving.note(variable)
+
+
+def _prefix(rank: int, size: int) -> str:
+    """Returns the start of the names of the arrays of a rank."""
+    return "" if size == 1 else f"rank{rank}of{size}_"

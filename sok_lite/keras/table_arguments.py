@@ -1,0 +1,82 @@
+"""The arguments of a `Table`, checked."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.table.hkv_options import HkvOptions
+
+TEXTS = "str"
+_KEY_TYPES = ("int64", "int32", "uint64", TEXTS)
+_ROW_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def checked_arguments(
+    name: Any,
+    dim: Any,
+    seed: Any,
+    key_type: Any,
+    row_dtype: Any,
+    var_type: Any,
+    options: Mapping[str, Any],
+) -> tuple[str, str]:
+    """Returns the names of the key type and of the rows' dtype; checks all arguments.
+
+    Raises:
+      TypeError, ValueError: an argument is not as `Table` says.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"`name` must be a string. Received: name={name!r}. A table has a name and a "
+            'dimension, and no size: Table("item", 16).'
+        )
+    for argument, number, least in (("dim", dim, 1), ("seed", seed, None)):
+        if not is_integer(number):
+            raise TypeError(f"`{argument}` must be an integer. Received: {argument}={number!r}.")
+        if least is not None and number < least:
+            raise ValueError(
+                f"`{argument}` must be at least {least}. Received: {argument}={number}."
+            )
+    key_type = TEXTS if key_type in (str, TEXTS, tf.string) else _name_of(key_type)
+    row_dtype = _name_of(row_dtype)
+    _check_among("key_type", key_type, _KEY_TYPES)
+    _check_among("row_dtype", row_dtype, _ROW_DTYPES)
+    _check_among("var_type", var_type, ("hbm", "hybrid"))
+    known = HkvOptions.names() if var_type == "hybrid" else ["init_capacity"]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(
+            f"A table of var_type={var_type!r} has no option {unknown[0]!r}. It has: "
+            f"{', '.join(known)}."
+        )
+    return key_type, row_dtype
+
+
+def _name_of(dtype: Any) -> str:
+    """Returns the name of a dtype; of what is none, its text."""
+    try:
+        return tf.as_dtype(np.int64 if dtype is int else dtype).name
+    except TypeError:
+        return str(dtype)
+
+
+def check_names_differ(name: str, inputs: tuple[Any, ...]) -> None:
+    """Raises ValueError where a keras.Input that a table is called with has the table's name."""
+    for each in inputs:
+        history = getattr(each, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
+        origin = getattr(history, "operation", getattr(history, "layer", None))
+        if origin is not None and origin.name == name:
+            raise ValueError(
+                f"The table and its keras.Input have the same name, {name!r}, but names in a model "
+                f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
+            )
+
+
+def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(allowed)}. Received: {argument}={value!r}."
+        )
