@@ -23,7 +23,8 @@ from sok_lite.bridge.sparse_matrix import (
     with_outer,
 )
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.kv_variable.kv_variable_ops import READING_ONLY, KvVariable
+from sok_lite.kv_variable.kv_variable_ops import KvVariable
+from sok_lite.kv_variable.reading import READING_ONLY
 
 __all__ = [
     "embedding_lookup",

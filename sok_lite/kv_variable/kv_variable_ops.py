@@ -1,7 +1,7 @@
 """`KvVariable`: a table of embeddings by key, in TFPlus' words."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -9,19 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
-from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked_training
-from sok_lite.bridge.lookup import look_up_each
-from sok_lite.bridge.row_gradient import gradient_shape
-from sok_lite.bridge.table_call import array_call, table_call
-from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.inference import checked_training
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.exclusive import alone
+from sok_lite.kv_variable import counting, reading, removing
+from sok_lite.kv_variable.calls import call, done
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
 from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
@@ -37,7 +31,7 @@ from sok_lite.kv_variable.saving import (
     set_new_num_shards,
     set_tfplus_saver_mode,
 )
-from sok_lite.kv_variable.scatter import OPERATIONS, scattered
+from sok_lite.kv_variable.scatter import insert, scatter_method
 from sok_lite.kv_variable.share import WHOLE, Share
 
 __all__ = [
@@ -60,8 +54,6 @@ __all__ = [
 
 # Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
 IS_TRAINING = True
-# Keys without a row give zeros where nothing is inserted.
-READING_ONLY = "zeros"
 
 
 @contextmanager
@@ -89,30 +81,6 @@ def get_kv_feature_size() -> dict[str, tf.Tensor]:
     """Returns `total_count` of the KvVariables of the default TF1 graph, by name."""
     variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
     return {variable.saved.name: variable.total_count for variable in variables}
-
-
-def _scatter(operation: str) -> Callable[..., Any]:
-    """Returns a method of `KvVariable`."""
-
-    def scatter(
-        self: "KvVariable", sparse_delta: Any, use_locking: bool = False, name: Any = None
-    ) -> Any:
-        return self._scattered(operation, sparse_delta)
-
-    scatter.__name__ = f"scatter_{operation}"
-    scatter.__qualname__ = f"KvVariable.{scatter.__name__}"
-    scatter.__doc__ = f"""{OPERATIONS[operation]}
-
-        A key without a row gets one first. What a repeated key has is taken in its order.
-
-        Args:
-          sparse_delta: a tf.IndexedSlices of keys (n,) and values (n, dim).
-          use_locking, name: not used.
-
-        Returns:
-          The variable in eager mode, the operation in a graph.
-        """
-    return scatter
 
 
 @unconverted
@@ -188,7 +156,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             if self.parts == [self]:
                 self.saved.handles.append(self.handle)
             with tf.control_dependencies(None):
-                self._emptied = tf.group(self._initializer_op, self._cleared())
+                self._emptied = tf.group(self._initializer_op, removing.clear(self))
 
     def _element_of_graph(self) -> tf.Tensor:
         with tf.control_dependencies(None):
@@ -251,100 +219,19 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         is_first = storage_type in (StorageCombination.MEM, StorageType.MEM_STORAGE)
         return is_first or self.table.store.near_rows is not None
 
-    @property
-    def total_count(self) -> tf.Tensor:
-        """How many keys have a row that training has not set to zeros, scalar int64."""
-        share = self.share
-
-        def run(table: EmbeddingTable) -> Array:
-            count = int(share.held(table).size) - int(share.shrunk(table).size)
-            return np.array(count, np.int64)
-
-        (count,) = self._call("total_count", run, [], [tf.int64], [[]])
-        return count
-
-    @property
-    def total_freq(self) -> tf.Tensor:
-        """How often the keys that `total_count` counts were seen, scalar int64."""
-        share = self.share
-
-        def run(table: EmbeddingTable) -> Array:
-            counts = table.counts(share.held(table)).sum()
-            return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
-
-        (count,) = self._call("total_freq", run, [], [tf.int64], [[]])
-        return count
-
-    @property
-    def storage_size_count(self) -> tf.Tensor:
-        """Rows in the first memory and beside it, (2,) int64, of all partitions."""
-
-        def run(table: EmbeddingTable) -> Array:
-            store = table.store
-            far = store.num_far_rows
-            return table.backend.from_host(np.array([store.num_rows - far, far], np.int64))
-
-        (counts,) = self._call("storage_size_count", run, [], [tf.int64], [[2]])
-        return counts
-
-    def get_counting(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns how often training lookups and writes have seen keys, int64 of their shape."""
-        return self._of_keys("get_counting", indices, lambda table, keys: table.counts(keys))
-
-    def get_timestamp(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns when a training lookup or a write last saw keys, int64 of their shape; 0: never.
-
-        In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire` is.
-        """
-        return self._of_keys(
-            "get_timestamp", indices, lambda table, keys: table.times(keys).astype(np.int64)
-        )
+    total_count = property(counting.total_count)
+    total_freq = property(counting.total_freq)
+    storage_size_count = property(counting.storage_size_count)
+    get_counting = counting.get_counting
+    get_timestamp = counting.get_timestamp
+    increase_counting = counting.increase_counting
 
     # ---------------------------------------------------------------- reading
 
-    def sparse_read(
-        self,
-        indices: Any,
-        name: str | None = None,
-        training: bool | None = None,
-        missing: str | None = None,
-    ) -> tf.Tensor:
-        """Returns the rows of keys, indices.shape + [dim]; see the class.
-
-        Args:
-          indices: integers of any shape.
-          training: whether new keys are inserted; None: see the class.
-          missing: what a key without a row gives, "initial" or "zeros"; None: where keys are
-            inserted "initial", else "zeros".
-        """
-        return self._rows(indices, training, missing)
-
-    def sparse_read_with_counts(
-        self, indices: Any, counts: Any, name: str | None = None, training: bool | None = None
-    ) -> tf.Tensor:
-        """Returns the rows of keys, each of which counts as seen several times.
-
-        Args:
-          indices: integers of any shape.
-          counts: integers of that shape, from 1 on.
-
-        Raises:
-          NotImplementedError: in a job of several ranks.
-        """
-        if job.other_ranks() is not None:
-            raise NotImplementedError(
-                f"sparse_read_with_counts of {self.name!r} works on one rank: counts do not travel "
-                "with keys. Use sparse_read, which counts a key once for each rank that has it."
-            )
-        return self._rows(indices, training, None, tf.cast(counts, tf.int64))
-
-    def _rows(
-        self, keys: Any, training: bool | None, missing: str | None, counts: Any = None
-    ) -> tf.Tensor:
-        policy = MissingKeyPolicy(
-            self.resolved(training), checked_missing(missing), False, READING_ONLY
-        )
-        return look_up_each(job.other_ranks(), self, keys, policy, counts)
+    sparse_read = reading.sparse_read
+    sparse_read_with_counts = reading.sparse_read_with_counts
+    value = read_value = reading.value
+    export = reading.export
 
     def resolved(self, training: bool | None) -> bool | None:
         """Returns the `training` of a lookup as the bridge takes it."""
@@ -353,16 +240,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             training = False
         return training
 
-    def value(self) -> tf.Tensor:
-        """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
-        return self._read_all()
-
-    def read_value(self) -> tf.Tensor:
-        """Does what `value` does."""
-        return self._read_all()
-
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        return self._read_all()
+        return self.value()
 
     def numpy(self) -> Any:
         """Returns what `value` does, of eager mode."""
@@ -370,7 +249,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             raise NotImplementedError(
                 f"numpy() of {self.name!r} needs eager mode. Use session.run(variable)."
             )
-        return self._read_all().numpy()
+        return self.value().numpy()
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.asarray(self.numpy(), *args, **kwargs)
@@ -382,41 +261,10 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: Any = None, as_ref: bool = False
     ) -> Any:
-        value = self._read_all()
+        value = self.value()
         if dtype is not None and not dtype.is_compatible_with(value.dtype):
             return NotImplemented
         return value
-
-    def _read_all(self) -> tf.Tensor:
-        key_type, dtype, share = self.key_type, self.dtype, self.share
-        dim = self.dimension  # no closure holds the variable: a graph would keep it
-        shapes = [[None], [None, dim]]
-
-        def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-            keys, rows = share.exported(table, None)
-            backend = table.backend
-            return to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)
-
-        ready = self._initialized()
-
-        @custom_gradient
-        def read(source: tf.Tensor) -> Any:
-            keys, rows = table_call(
-                self,
-                f"The value of {self.name!r}",
-                lambda table, *_: run(table),
-                ready,
-                [key_type, dtype],
-                shapes,
-            )
-
-            def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
-                values = tf.cast(row_grads, tf.float32)
-                return tf.IndexedSlices(values, keys, gradient_shape(dim))
-
-            return rows, grad
-
-        return read(self.gradient_source())
 
     # ---------------------------------------------------------------- writing
 
@@ -449,128 +297,24 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
         def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
             mine = share.has(keys)
-            _clear(table, share)
+            removing.remove_all(table, share)
             table.insert_or_assign(keys[mine], rows[mine])
 
-        return self._done(self._call("assign", run, [keys, rows]))
+        return done(self, call(self, "assign", run, [keys, rows]))
 
-    def insert(self, indices: Any, values: Any) -> Any:
-        """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
-
-        Args:
-          indices: (n,) integers.
-          values: (n, dim).
-
-        Returns:
-          The variable in eager mode, the operation in a graph.
-        """
-        keys = checked_keys(self, indices)
-        rows = tf.cast(checked_rows(self, keys, values, "insert"), self.dtype)
-        return self._done(
-            self._call(
-                "insert",
-                lambda table, keys, rows: table.insert_or_assign(keys, rows),
-                [keys, rows],
-            )
-        )
-
-    scatter_add = _scatter("add")
-    scatter_sub = _scatter("sub")
-    scatter_mul = _scatter("mul")
-    scatter_div = _scatter("div")
-    scatter_min = _scatter("min")
-    scatter_max = _scatter("max")
-    scatter_update = _scatter("update")
-
-    def _scattered(self, operation: str, sparse_delta: Any) -> Any:
-        if not isinstance(sparse_delta, tf.IndexedSlices):
-            raise TypeError(
-                f"scatter_{operation} of {self.name!r} takes a tf.IndexedSlices of keys and rows. "
-                f"Received: {type(sparse_delta).__name__}."
-            )
-        keys = checked_keys(self, sparse_delta.indices)
-        what = f"scatter_{operation}"
-        rows = tf.cast(checked_rows(self, keys, sparse_delta.values, what), self.dtype)
-
-        def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
-            scattered(table, operation, keys, rows)
-
-        return self._done(self._call(what, run, [keys, rows]))
-
-    def increase_counting(self, indices: Any, counts: Any, name: str | None = None) -> Any:
-        """Counts keys as seen: what a lookup in training notes of them.
-
-        Args:
-          indices: (n,) integers.
-          counts: (n,) integers from 1 on.
-        """
-
-        def run(table: EmbeddingTable, keys: Array, counts: Array) -> None:
-            table.lookup(keys, counts=counts)
-
-        keys = checked_keys(self, indices)
-        return self._call("increase_counting", run, [keys, tf.cast(counts, tf.int64)])
+    insert = insert
+    scatter_add = scatter_method("add")
+    scatter_sub = scatter_method("sub")
+    scatter_mul = scatter_method("mul")
+    scatter_div = scatter_method("div")
+    scatter_min = scatter_method("min")
+    scatter_max = scatter_method("max")
+    scatter_update = scatter_method("update")
 
     # ---------------------------------------------------------------- removing
 
-    def delete(self, indices: Any, name: str | None = None) -> Any:
-        """Removes keys with their rows, counts and optimizer states; missing ones are left out."""
-
-        def run(table: EmbeddingTable, keys: Array) -> None:
-            table.erase(keys.reshape(-1))
-
-        return self._call("delete", run, [checked_keys(self, indices)])
-
-    def delete_with_timestamp(
-        self, threshold: float = 7, name: str | None = None, *, seconds: float | None = None
-    ) -> tf.Tensor:
-        """Removes the keys that no training lookup or write has seen lately, row or not.
-
-        Args:
-          threshold: for so many days.
-          seconds: for so many seconds, in place of days.
-
-        Returns:
-          (n,) of the key type, the keys that are gone.
-        """
-        limit = float(threshold) * 86400 if seconds is None else float(seconds)
-        if not limit >= 0:
-            raise ValueError(f"The time must be 0 or more. Received: {limit} seconds.")
-
-        share = self.share
-
-        def run(table: EmbeddingTable) -> Array:
-            return alone(table, lambda: _removed_before(table, share, limit))
-
-        (gone,) = self._call("delete_with_timestamp", run, [], [self.key_type], [[None]])
-        return gone
-
-    def _cleared(self) -> Any:
-        """Removes all keys; returns the operation in a graph."""
-        share = self.share
-        what = f"clear of {self.name!r}"
-        return array_call(self, what, lambda table: _clear(table, share))
-
-    # ---------------------------------------------------------------- exporting
-
-    def export(
-        self, name: str | None = None, cutoff: float | None = CUTOFF
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys, ascending, and their rows: (n,) of the key type, (n, dim).
-
-        Args:
-          cutoff: keys are left out of whose row now every |element| is below it; None: none.
-        """
-        check_cutoff(cutoff)
-        share = self.share
-        keys, rows = self._call(
-            "export",
-            lambda table: share.exported(table, cutoff),
-            [],
-            [self.key_type, self.dtype],
-            [[None], [None, self.dimension]],
-        )
-        return keys, rows
+    delete = removing.delete
+    delete_with_timestamp = removing.delete_with_timestamp
 
     # ---------------------------------------------------------------- of TFPlus alone
 
@@ -591,70 +335,3 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         self._refuse("add_multi_level_hash", "Make a variable for each level with get_kv_variable.")
 
     # ---------------------------------------------------------------- inside
-
-    def _of_keys(
-        self, method: str, indices: Any, function: Callable[[EmbeddingTable, Array], Array]
-    ) -> tf.Tensor:
-        keys = checked_keys(self, indices)
-
-        def run(table: EmbeddingTable, keys: Array) -> Array:
-            return function(table, keys.reshape(-1)).reshape(keys.shape)
-
-        (result,) = self._call(method, run, [keys], [tf.int64], [keys.shape])
-        return result
-
-    def _call(
-        self,
-        method: str,
-        function: Callable[..., Any],
-        inputs: Sequence[Any],
-        dtypes: Sequence[tf.DType] = (),
-        shapes: Sequence[Any] = (),
-    ) -> Any:
-        count = len(inputs)
-
-        def run(table: EmbeddingTable, *arrays: Array) -> Any:
-            return function(table, *arrays[:count])
-
-        what = f"{method} of {self.name!r}"
-        return array_call(self, what, run, [*inputs, *self._initialized()], dtypes, shapes)
-
-    def _initialized(self) -> list[tf.Tensor]:
-        """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized
-        the variable; none elsewhere.
-
-        A control dependency would not do: TensorFlow may leave out a read whose value nobody has.
-        """
-        if not self._in_graph_mode:
-            return []
-        return [tensor for part in self.parts for tensor in part._own_initialized()]
-
-    def _own_initialized(self) -> list[tf.Tensor]:
-        is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in self.collections
-        with tf.control_dependencies([] if is_global else [self._initializer_op]):
-            return [tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)]
-
-    def _done(self, operation: Any) -> Any:
-        return self if tf.executing_eagerly() else operation
-
-
-def _clear(table: EmbeddingTable, share: Share) -> None:
-    """Removes the keys of a share, and forgets those that were seen and have no row."""
-    if share.is_whole:
-        table.clear()
-    else:
-        alone(table, lambda: table.erase(_known(table, share)))
-
-
-def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
-    """Removes the keys of a share that were not seen for some time, and returns them."""
-    keys = _known(table, share)
-    times = table.times(keys)
-    old = keys[(times > 0) & (times <= table.clock.read() - seconds)]
-    table.erase(old)
-    return old
-
-
-def _known(table: EmbeddingTable, share: Share) -> Array:
-    """Returns the keys of a share that have a row or were seen."""
-    return table.backend.xp.concatenate([share.held(table), share.sighted(table)])

@@ -1,12 +1,19 @@
-"""What `scatter_add` and its kin do to the rows of keys."""
+"""`insert`, `scatter_add` and the like: methods of a KvVariable that write rows."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from sok_lite.backend import Array
+from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.kv_variable.calls import call, done
+
+if TYPE_CHECKING:
+    from sok_lite.kv_variable.kv_variable_ops import KvVariable
 
 # Their names, and what each does.
 OPERATIONS = {
@@ -28,7 +35,70 @@ _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def scattered(table: EmbeddingTable, operation: str, keys: Array, values: Array) -> None:
+def scatter_method(operation: str) -> Callable[..., Any]:
+    """Returns a method of `KvVariable`."""
+
+    def scatter(
+        variable: "KvVariable", sparse_delta: Any, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        return _scatter(variable, operation, sparse_delta)
+
+    scatter.__name__ = f"scatter_{operation}"
+    scatter.__qualname__ = f"KvVariable.{scatter.__name__}"
+    scatter.__doc__ = f"""{OPERATIONS[operation]}
+
+        A key without a row gets one first. What a repeated key has is taken in its order.
+
+        Args:
+          sparse_delta: a tf.IndexedSlices of keys (n,) and values (n, dim).
+          use_locking, name: not used.
+
+        Returns:
+          The variable in eager mode, the operation in a graph.
+        """
+    return scatter
+
+
+def _scatter(variable: "KvVariable", operation: str, sparse_delta: Any) -> Any:
+    if not isinstance(sparse_delta, tf.IndexedSlices):
+        raise TypeError(
+            f"scatter_{operation} of {variable.name!r} takes a tf.IndexedSlices of keys and rows. "
+            f"Received: {type(sparse_delta).__name__}."
+        )
+    keys = checked_keys(variable, sparse_delta.indices)
+    what = f"scatter_{operation}"
+    rows = tf.cast(checked_rows(variable, keys, sparse_delta.values, what), variable.dtype)
+
+    def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        _scattered(table, operation, keys, rows)
+
+    return done(variable, call(variable, what, run, [keys, rows]))
+
+
+def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
+    """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
+
+    Args:
+      indices: (n,) integers.
+      values: (n, dim).
+
+    Returns:
+      The variable in eager mode, the operation in a graph.
+    """
+    keys = checked_keys(variable, indices)
+    rows = tf.cast(checked_rows(variable, keys, values, "insert"), variable.dtype)
+    return done(
+        variable,
+        call(
+            variable,
+            "insert",
+            lambda table, keys, rows: table.insert_or_assign(keys, rows),
+            [keys, rows],
+        ),
+    )
+
+
+def _scattered(table: EmbeddingTable, operation: str, keys: Array, values: Array) -> None:
     """Changes the rows of keys, inserting those that have none with their initial value.
 
     Args:

@@ -1,0 +1,133 @@
+"""Rows of a KvVariable are read: its methods."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from sok_lite.bridge import job
+from sok_lite.bridge.checks import check_cutoff
+from sok_lite.bridge.graph_gradient import custom_gradient
+from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing
+from sok_lite.bridge.lookup import look_up_each
+from sok_lite.bridge.row_gradient import gradient_shape
+from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.tensor import to_tensor
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.kv_variable.calls import call, initialized
+from sok_lite.kv_variable.saved_tensors import CUTOFF
+
+if TYPE_CHECKING:
+    from sok_lite.kv_variable.kv_variable_ops import KvVariable
+
+# Keys without a row give zeros where nothing is inserted.
+READING_ONLY = "zeros"
+
+
+def sparse_read(
+    variable: "KvVariable",
+    indices: Any,
+    name: str | None = None,
+    training: bool | None = None,
+    missing: str | None = None,
+) -> tf.Tensor:
+    """Returns the rows of keys, indices.shape + [dim]; see the class.
+
+    Args:
+      indices: integers of any shape.
+      training: whether new keys are inserted; None: see the class.
+      missing: what a key without a row gives, "initial" or "zeros"; None: where keys are
+        inserted "initial", else "zeros".
+    """
+    return _rows(variable, indices, training, missing)
+
+
+def sparse_read_with_counts(
+    variable: "KvVariable",
+    indices: Any,
+    counts: Any,
+    name: str | None = None,
+    training: bool | None = None,
+) -> tf.Tensor:
+    """Returns the rows of keys, each of which counts as seen several times.
+
+    Args:
+      indices: integers of any shape.
+      counts: integers of that shape, from 1 on.
+
+    Raises:
+      NotImplementedError: in a job of several ranks.
+    """
+    if job.other_ranks() is not None:
+        raise NotImplementedError(
+            f"sparse_read_with_counts of {variable.name!r} works on one rank: counts do not travel "
+            "with keys. Use sparse_read, which counts a key once for each rank that has it."
+        )
+    return _rows(variable, indices, training, None, tf.cast(counts, tf.int64))
+
+
+def _rows(
+    variable: "KvVariable",
+    keys: Any,
+    training: bool | None,
+    missing: str | None,
+    counts: Any = None,
+) -> tf.Tensor:
+    policy = MissingKeyPolicy(
+        variable.resolved(training), checked_missing(missing), False, READING_ONLY
+    )
+    return look_up_each(job.other_ranks(), variable, keys, policy, counts)
+
+
+def value(variable: "KvVariable") -> tf.Tensor:
+    """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
+    key_type, dtype, share = variable.key_type, variable.dtype, variable.share
+    dim = variable.dimension  # no closure holds the variable: a graph would keep it
+    shapes = [[None], [None, dim]]
+
+    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+        keys, rows = share.exported(table, None)
+        backend = table.backend
+        return to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)
+
+    ready = initialized(variable)
+
+    @custom_gradient
+    def read(source: tf.Tensor) -> Any:
+        keys, rows = table_call(
+            variable,
+            f"The value of {variable.name!r}",
+            lambda table, *_: run(table),
+            ready,
+            [key_type, dtype],
+            shapes,
+        )
+
+        def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
+            values = tf.cast(row_grads, tf.float32)
+            return tf.IndexedSlices(values, keys, gradient_shape(dim))
+
+        return rows, grad
+
+    return read(variable.gradient_source())
+
+
+def export(
+    variable: "KvVariable", name: str | None = None, cutoff: float | None = CUTOFF
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns all keys, ascending, and their rows: (n,) of the key type, (n, dim).
+
+    Args:
+      cutoff: keys are left out of whose row now every |element| is below it; None: none.
+    """
+    check_cutoff(cutoff)
+    share = variable.share
+    keys, rows = call(
+        variable,
+        "export",
+        lambda table: share.exported(table, cutoff),
+        [],
+        [variable.key_type, variable.dtype],
+        [[None], [None, variable.dimension]],
+    )
+    return keys, rows
