@@ -5,8 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.dynamic_embedding import file_system
-from sok_lite.engine.files.key_value_files import BUFFER_SIZE
+from sok_lite.dynamic_embedding import file_methods
 
 
 @unconverted
@@ -68,55 +67,10 @@ class Shard(tf.__internal__.tracking.Trackable):
         """Removes keys; see `HashTable.remove`."""
         return self._variable.remove(keys)
 
-    def save_to_file_system(
-        self,
-        dirpath: Any,
-        file_name: str | None = None,
-        dirpath_env: str | None = "TFRA_SAVED_KV",
-        append_to_file: bool = False,
-        buffer_size: int = BUFFER_SIZE,
-        name: str | None = None,
-    ) -> Any:
-        """Writes the keys and rows of the shard; see `Variable.save_to_file_system`.
+    save_to_file_system = file_methods.save_table
+    load_from_file_system = file_methods.load_table
 
-        Args:
-          file_name: of the files, without their endings; None: that which the variable gives them.
-        """
-        names = None if file_name is None else [file_name]
-        return file_system.save(
-            self._variable,
-            dirpath,
-            1,
-            0,
-            names,
-            dirpath_env,
-            append_to_file,
-            buffer_size,
-            self.index,
-        )
-
-    def load_from_file_system(
-        self,
-        dirpath: Any,
-        file_name: str | None = None,
-        dirpath_env: str | None = "TFRA_SAVED_KV",
-        load_entire_dir: bool = False,
-        buffer_size: int = BUFFER_SIZE,
-        name: str | None = None,
-    ) -> Any:
-        """Makes the shard hold those keys of files that are its own; other shards stay as they are.
-
-        Args: as of `save_to_file_system`, and of `Variable.load_from_file_system`.
-        """
-        names = None if file_name is None else [file_name]
-        return file_system.load(
-            self._variable,
-            dirpath,
-            1,
-            0,
-            names,
-            dirpath_env,
-            load_entire_dir,
-            buffer_size,
-            self.index,
-        )
+    @property
+    def saved_as(self) -> tuple[Any, int | None]:
+        """Whose files its methods write and read, and the number of the shard."""
+        return self._variable, self.index

@@ -24,14 +24,13 @@ from sok_lite.bridge.texts import Texts
 from sok_lite.bridge.tf_private import SAVER, SaveableObject, SaveSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
-from sok_lite.dynamic_embedding import file_system
+from sok_lite.dynamic_embedding import file_methods
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
 from sok_lite.dynamic_embedding.description import check_described, described, described_checksums
 from sok_lite.dynamic_embedding.errors import ShapeError
 from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.initial import array_of, initial_value
 from sok_lite.dynamic_embedding.saved_by_tfra import ShardsOfTfra
-from sok_lite.engine.files.key_value_files import BUFFER_SIZE
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
 
@@ -264,39 +263,13 @@ class HashTable(TableVariable, SaveableObject):
         keys, values = table_ops.export(self)
         return self.given_keys(keys), values
 
-    def save_to_file_system(
-        self,
-        dirpath: Any,
-        file_name: str | None = None,
-        dirpath_env: str | None = "TFRA_SAVED_KV",
-        append_to_file: bool = False,
-        buffer_size: int = BUFFER_SIZE,
-        name: str | None = None,
-    ) -> Any:
-        """Writes all keys and rows as one shard; see `Variable.save_to_file_system`.
+    save_to_file_system = file_methods.save_table
+    load_from_file_system = file_methods.load_table
 
-        Args:
-          file_name: of the files, without their endings; None: as of a variable with its name.
-        """
-        names = None if file_name is None else [file_name]
-        return file_system.save(
-            self, dirpath, 1, 0, names, dirpath_env, append_to_file, buffer_size
-        )
-
-    def load_from_file_system(
-        self,
-        dirpath: Any,
-        file_name: str | None = None,
-        dirpath_env: str | None = "TFRA_SAVED_KV",
-        load_entire_dir: bool = False,
-        buffer_size: int = BUFFER_SIZE,
-        name: str | None = None,
-    ) -> Any:
-        """Makes the table hold what files do; see `Variable.load_from_file_system`."""
-        names = None if file_name is None else [file_name]
-        return file_system.load(
-            self, dirpath, 1, 0, names, dirpath_env, load_entire_dir, buffer_size
-        )
+    @property
+    def saved_as(self) -> tuple[Any, int | None]:
+        """Whose files its methods write and read, and the number of the shard; None: all."""
+        return self, None
 
     def scores_of(self, keys: tf.Tensor) -> tf.Tensor | None:
         """Returns the scores to write keys with; None: as a lookup would."""
