@@ -13,22 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend import Array, Backend
+from sok_lite.backend import Backend
 from sok_lite.bridge import reads, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.refusals import is_called_from
 from sok_lite.bridge.saveable import TableSaveable, save_with_graph
-from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.texts import Texts
-from sok_lite.bridge.tf_private import SAVER, SaveableObject, SaveSpec
+from sok_lite.bridge.tf_private import SAVER, SaveableObject
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
-from sok_lite.dynamic_embedding import file_methods
+from sok_lite.dynamic_embedding import accumulation, file_methods, table_checkpoint
 from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
-from sok_lite.dynamic_embedding.description import check_described, described, described_checksums
-from sok_lite.dynamic_embedding.errors import ShapeError
-from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.initial import array_of, initial_value
 from sok_lite.dynamic_embedding.saved_by_tfra import ShardsOfTfra
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
@@ -208,43 +204,8 @@ class HashTable(TableVariable, SaveableObject):
         flat = tf.reshape(ints, [-1])
         return _done(writes.insert_or_assign(self, "insert", flat, values, self.scores_of(flat)))
 
-    def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
-        """Adds to the rows of keys, or inserts them.
-
-        A key that is in the table and exists by the caller's knowledge has a delta added, and one
-        that neither is nor does is inserted. Any other is left alone: another worker has inserted
-        or removed it. Deltas of a repeated key are summed; of one to be inserted the first counts.
-
-        Args:
-          keys: of any shape.
-          values_or_deltas: keys.shape + [dim].
-          exists: bool, one for each key.
-
-        Returns:
-          None in eager mode, the operation in a graph.
-        """
-        ints = self.keys_of(keys, remember=True)
-        values = checked_values(values_or_deltas, ints, self.dimension, self.value_dtype, self.name)
-        return self._accumulated(ints, exists, values)
-
-    def accum_difference(self, keys: Any, old_values: Any, new_values: Any, exists: Any) -> Any:
-        """Does what `accum` does with new - old of keys that exist, and with new of others.
-
-        Args:
-          keys, exists: as of `accum`.
-          old_values, new_values: keys.shape + [dim].
-        """
-        ints = self.keys_of(keys, remember=True)
-        old, new = (
-            checked_values(values, ints, self.dimension, self.value_dtype, self.name)
-            for values in (old_values, new_values)
-        )
-        return self._accumulated(ints, exists, new, old)
-
-    def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
-        flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
-        inputs = [tf.reshape(keys, [-1]), flags, *values]
-        return array_call(self, f"accum of {self.name!r}", _accumulate, inputs)
+    accum = accumulation.accum
+    accum_difference = accumulation.accum_difference
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys, with rows and optimizer states; missing ones are left out.
@@ -302,25 +263,8 @@ class HashTable(TableVariable, SaveableObject):
     def _saveable(self) -> TableSaveable:
         return TableSaveable(self, self.op.name if self._in_graph_mode else self.table.name)
 
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        if self.files is not None:
-            return {"files": self._written()}
-        tensors = self.saved_tensors()
-        tensors["description"] = tf.constant(described(self))
-        if tf.executing_eagerly():
-            return tensors
-        with tf.device("CPU:0"):  # where files are written; a saver of TF1 wants all in one place
-            return {name: tf.identity(tensor) for name, tensor in tensors.items()}
-
-    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        tensors = dict(restored_tensors)
-        if self.files is not None:
-            return self._read(tensors["files"])
-        description = tensors.pop("description")
-        checked = file_call(self, f"The restore of {self.name!r}", check_described, [description])
-        with tf.control_dependencies([] if checked is None else [checked]):
-            tensors = {name: tf.identity(tensor) for name, tensor in tensors.items()}
-        return self.restore_tensors(tensors)
+    _serialize_to_tensors = table_checkpoint.serialize_to_tensors
+    _restore_from_tensors = table_checkpoint.restore_from_tensors
 
     def saved_tensors(self) -> dict[str, tf.Tensor]:
         """Returns rows, states and what else a table is restored from, wherever it is kept."""
@@ -336,55 +280,6 @@ class HashTable(TableVariable, SaveableObject):
             texts = tensors.pop("texts")
             tensors["keys"] = self._texts.keys(texts, remember=True)
         return super()._restore_from_tensors(tensors)
-
-    def _written(self) -> Any:
-        """Returns what a checkpoint has where rows are in files, which are written for it."""
-
-        def write(rows: HashTable) -> str:
-            return described(rows, rows.files.write())
-
-        def written() -> tf.Tensor:
-            return file_call(self, f"Saving {self.name!r}", write, [], [tf.string])[0]
-
-        if not tf.executing_eagerly():
-            return written()
-        # TensorFlow asks before it restores as well; it calls this only where it saves.
-        with tf.device("CPU:0"):
-            device = tf.constant("").device
-        return SaveSpec(written, "", "files", tf.string, device)
-
-    def _read(self, description: tf.Tensor) -> Any:
-        def read(rows: HashTable, saved: bytes) -> None:
-            check_described(rows, saved)
-            rows.files.read(described_checksums(saved))
-
-        done = file_call(self, f"The restore of {self.name!r}", read, [description])
-        return tf.no_op() if done is None else done
-
-
-def _accumulate(
-    table: EmbeddingTable, keys: Array, flags: Array, new: Array, old: Array | None = None
-) -> None:
-    xp, exists = table.backend.xp, flags.view(np.bool_)
-    if exists.shape != keys.shape:
-        raise ShapeError(
-            f"`exists` must have one bool for each of {keys.size} keys. Received: {exists.size}."
-        )
-    if old is not None and old.shape != new.shape:
-        raise ShapeError(
-            f"Old and new values must have one shape. Received: {old.shape} and {new.shape}."
-        )
-    if table.row_dtype.is_half:  # a difference of halves is no half
-        new = table.row_dtype.to_float32(xp, new)
-        old = None if old is None else table.row_dtype.to_float32(xp, old)
-    if old is None:
-        table.accum_or_assign(keys, new, exists)
-        return
-    values = new - old
-    missing = xp.flatnonzero(~exists)
-    if missing.size:
-        values[missing] = new[missing]
-    table.accum_or_assign(keys, values, exists)
 
 
 def _held(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
