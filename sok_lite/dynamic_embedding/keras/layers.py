@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras import held
 from sok_lite.bridge.keras.classes import layer_class, register_as_layer, root_of
-from sok_lite.dynamic_embedding.keras import parts
+from sok_lite.dynamic_embedding.keras import field_wise, parts
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
 
 __all__ = [
@@ -57,7 +57,7 @@ def _layers_of(package: Any) -> SimpleNamespace:
         Embedding=embedding,
         BasicEmbedding=embedding,
         SquashedEmbedding=made("SquashedEmbedding", parts.SquashedEmbeddingPart, embedding),
-        FieldWiseEmbedding=made("FieldWiseEmbedding", parts.FieldWiseEmbeddingPart, embedding),
+        FieldWiseEmbedding=made("FieldWiseEmbedding", field_wise.FieldWiseEmbeddingPart, embedding),
         HvdAllToAllEmbedding=made(
             "HvdAllToAllEmbedding", parts.HvdAllToAllEmbeddingPart, embedding
         ),

@@ -1,6 +1,6 @@
-"""What the layers do, whichever Keras they are of; layers.py makes classes of it."""
+"""The layers for either Keras; layers.py makes classes of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +41,6 @@ _OPTIONS: dict[str, Any] = {
 }
 _SHARED = "shared_variable"  # in a config: the number of a variable that other layers have too
 _REDUCTIONS = ("sum", "mean", "max", "min", "prod")
-_SEGMENT_COMBINERS = ("sum", "mean", "sqrtn")
 
 
 class EmbeddingPart:
@@ -238,7 +237,7 @@ class SquashedEmbeddingPart(EmbeddingPart):
     """
 
     def _check_combiner(self, combiner: Any) -> None:
-        _check_among(combiner, _REDUCTIONS)
+        check_combiner_among(combiner, _REDUCTIONS)
 
     def call(self, ids: Any) -> Any:
         """Returns the rows of ids, reduced over all dimensions but the first and the last."""
@@ -253,91 +252,6 @@ class SquashedEmbeddingPart(EmbeddingPart):
         """Returns the shape of what ids of a shape give."""
         outer = list(tf.TensorShape(input_shape))
         return tf.TensorShape([*outer[: len(outer) > 1], self.embedding_size])
-
-
-class FieldWiseEmbeddingPart(EmbeddingPart):
-    """Rows of keys, combined by field: ids (batch, n) give (batch, nslots, embedding_size).
-
-    Args:
-      embedding_size: see `Embedding`.
-      nslots: number of fields.
-      slot_map_fn: takes ids and gives the field of each, of the same shape, in [0, nslots).
-      others: as of `Embedding`; `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
-
-    Raises:
-      ValueError: `slot_map_fn` cannot be called.
-      TypeError: `nslots` is no integer.
-    """
-
-    def __init__(
-        self,
-        embedding_size: int,
-        nslots: int,
-        slot_map_fn: Callable[[tf.Tensor], Any] | None = None,
-        key_dtype: Any = tf.int64,
-        value_dtype: Any = tf.float32,
-        combiner: str = "sum",
-        initializer: Any = None,
-        devices: str | Sequence[str] | None = None,
-        name: str = "SlotDynamicEmbeddingLayer",
-        with_unique: bool = True,
-        short_file_name: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        if not callable(slot_map_fn):
-            raise ValueError(
-                "`slot_map_fn` must be a function that takes ids and gives the field of each. "
-                f"Received: slot_map_fn={slot_map_fn!r}."
-            )
-        nslots = configs.as_integer("nslots", nslots)
-        super().__init__(
-            embedding_size,
-            key_dtype,
-            value_dtype,
-            combiner,
-            initializer,
-            devices,
-            name,
-            with_unique,
-            short_file_name,
-            **kwargs,
-        )
-        self.nslots, self.slot_map_fn = nslots, slot_map_fn
-        self._configured.nslots, self._configured.slot_map_fn = nslots, slot_map_fn
-
-    def _check_combiner(self, combiner: Any) -> None:
-        _check_among(combiner, _SEGMENT_COMBINERS)
-
-    def call(self, ids: Any) -> tf.Tensor:
-        """Returns the rows of ids, combined by their fields."""
-        if len(ids.shape) > 2:
-            raise NotImplementedError(
-                "FieldWiseEmbedding takes ids (batch, n) or (n,). Received: ids of rank "
-                f"{len(ids.shape)}. Reshape them."
-            )
-        ids = as_keys(ids, self.key_dtype_name)
-        slots = tf.cast(self.slot_map_fn(ids), tf.int64)
-        if isinstance(ids, tf.RaggedTensor):
-            batch, number = ids.nrows(tf.int64), tf.cast(ids.value_rowids(), tf.int64)
-            flat, slots = ids.flat_values, getattr(slots, "flat_values", slots)
-        else:
-            ids = tf.convert_to_tensor(ids)
-            batch = tf.shape(ids, tf.int64)[0] if ids.shape.rank == 2 else tf.ones([], tf.int64)
-            flat, slots = tf.reshape(ids, [-1]), tf.reshape(slots, [-1])
-            each = tf.size(flat, tf.int64) // tf.maximum(batch, 1)
-            number = tf.repeat(tf.range(batch), each)
-        slots = _checked_slots(slots, self.nslots)
-        rows = self._rows(flat)
-        combined = _segments(rows, number * self.nslots + slots, batch * self.nslots, self.combiner)
-        shape = [self.nslots, self.embedding_size]
-        if len(ids.shape) == 1:
-            return tf.reshape(combined, shape)
-        return tf.reshape(combined, tf.stack([batch, *shape]))
-
-    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-        """Returns the shape of what ids of a shape give."""
-        outer = list(tf.TensorShape(input_shape))
-        return tf.TensorShape([*outer[: len(outer) > 1], self.nslots, self.embedding_size])
 
 
 class HvdAllToAllEmbeddingPart(EmbeddingPart):
@@ -414,19 +328,7 @@ class LayerNormalizationPart:
         )
 
 
-def _check_among(combiner: Any, combiners: tuple[str, ...]) -> None:
+def check_combiner_among(combiner: Any, combiners: tuple[str, ...]) -> None:
+    """Raises ValueError for a combiner that is none of some."""
     if combiner not in combiners:
         raise ValueError(f"`combiner` must be one of {combiners}. Received: {combiner!r}.")
-
-
-def _checked_slots(slots: tf.Tensor, nslots: int) -> tf.Tensor:
-    text = f"slot_map_fn must give numbers in [0, {nslots})."
-    check = tf.debugging.Assert(tf.reduce_all((slots >= 0) & (slots < nslots)), [text, slots])
-    with tf.control_dependencies([] if check is None else [check]):
-        return tf.identity(slots)
-
-
-def _segments(rows: tf.Tensor, segments: tf.Tensor, count: tf.Tensor, combiner: str) -> tf.Tensor:
-    """Returns rows (n, dim) combined by segment, (count, dim)."""
-    combine = getattr(tf.math, f"unsorted_segment_{combiner.replace('sqrtn', 'sqrt_n')}")
-    return combine(rows, segments, count)
