@@ -15,7 +15,8 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.joined import ResultBuffer, joined_tensor, rows_of
-from sok_lite.bridge.lookup_arguments import Items, TableSpec, items_of, splits_of_dense
+from sok_lite.bridge.lookup_arguments import TableSpec
+from sok_lite.bridge.lookup_items import Items, items_of, splits_of_dense
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge import table_exports, writes
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
 from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
@@ -177,7 +177,7 @@ def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: in
 
 def _pieces_of(source: Source, shard: int) -> Iterator[Piece]:
     """Yields the keys and rows of a shard, in no order."""
-    for keys, values, _ in table_ops.export_chunks(source.rows, _SLOTS):
+    for keys, values, _ in table_exports.export_chunks(source.rows, _SLOTS):
         piece = keys.numpy(), values.numpy()
         if source.num_shards > 1:
             is_here = source.owners(keys, source.num_shards) == shard

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import table_ops
+from sok_lite.bridge import table_exports, table_ops
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.table_call import table_call
 from sok_lite.dynamic_embedding.tables import HashTable
@@ -161,7 +161,7 @@ class HkvHashTable(HashTable):
             raise ValueError(
                 f"`split_size` must be an integer above 0. Received: split_size={split_size!r}."
             )
-        keys, values = table_ops.export(self)
+        keys, values = table_exports.export(self)
         scores = tf.cast(table_ops.scores(self, keys), tf.int64)
         return self.given_keys(keys), values, scores
 

@@ -19,7 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.dynamic_embedding.redis_columns import Column, Layout, fields_of, objects_of
+from sok_lite.dynamic_embedding.redis_columns import (
+    Column,
+    Layout,
+    as_list,
+    checked_keys,
+    checked_rows,
+    fields_of,
+    objects_of,
+)
 from sok_lite.dynamic_embedding.redis_settings import CLUSTER, connect
 from sok_lite.engine.hashing import hash_keys
 
@@ -134,7 +142,7 @@ class RedisStore:
           ((n,) bool, which keys there are; (n, row_bytes and those of columns) uint8, where there
           is none a row of 0 and what columns begin with).
         """
-        values = self._read(_checked_keys(keys))
+        values = self._read(checked_keys(keys))
         return values != None, self._rows(values)  # noqa: E711
 
     def _read(self, keys: np.ndarray) -> np.ndarray:
@@ -142,7 +150,7 @@ class RedisStore:
         values, fields = np.empty(len(keys), object), fields_of(keys)
         for parts in self._batches(keys):
             replies = self._send(
-                parts, lambda pipe, bucket, at: pipe.hmget(bucket, _chosen(fields, at))
+                parts, lambda pipe, bucket, at: pipe.hmget(bucket, as_list(fields, at))
             )
             for (_, at), reply in zip(parts, replies, strict=True):
                 values[at] = reply
@@ -155,8 +163,8 @@ class RedisStore:
           keys: (n,) int64.
           rows: (n, row_bytes) uint8.
         """
-        keys = _checked_keys(keys)
-        self._put(keys, _checked_rows(keys, rows, self.row_bytes))
+        keys = checked_keys(keys)
+        self._put(keys, checked_rows(keys, rows, self.row_bytes))
 
     def _put(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Writes what values begin with, (n, m) uint8."""
@@ -187,14 +195,14 @@ class RedisStore:
             not to be changed. Returns (m,) bool which to write, and rows with their columns, as it
             got them, that count for those only. It is called until all that were to be written are.
         """
-        keys = _checked_keys(keys)
+        keys = checked_keys(keys)
         left = np.arange(len(keys))
         while len(left):
             values = self._read(keys[left])
             old = self._rows(values)
             chosen, new = function(left, values != None, old)  # noqa: E711
             chosen = np.flatnonzero(np.asarray(chosen))
-            new = _checked_rows(left, new, old.shape[1])
+            new = checked_rows(left, new, old.shape[1])
             left = left[self._swap(keys[left], values, new, chosen)]
 
     def delete(self, keys: Any) -> int:
@@ -206,10 +214,10 @@ class RedisStore:
         Returns:
           How many there were.
         """
-        keys = _checked_keys(keys)
+        keys = checked_keys(keys)
         fields = fields_of(keys)
         return sum(
-            sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *_chosen(fields, at))))
+            sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *as_list(fields, at))))
             for parts in self._batches(keys)
         )
 
@@ -335,24 +343,3 @@ class RedisStore:
                 "another program wrote them. Clear the table, or use another name."
             )
         return rows
-
-
-def _checked_rows(keys: np.ndarray, rows: Any, num_bytes: int) -> np.ndarray:
-    rows = np.asarray(rows)
-    if rows.shape != (len(keys), num_bytes) or rows.dtype != np.uint8:
-        raise ValueError(
-            f"rows must be ({len(keys)}, {num_bytes}) of uint8, a row for each key. "
-            f"Received: {rows.shape} of {rows.dtype}."
-        )
-    return rows
-
-
-def _checked_keys(keys: Any) -> np.ndarray:
-    keys = np.asarray(keys)
-    if keys.ndim != 1 or keys.dtype != np.int64:
-        raise ValueError(f"keys must be (n,) of int64. Received: {keys.shape} of {keys.dtype}.")
-    return keys
-
-
-def _chosen(objects: np.ndarray, at: np.ndarray) -> list[Any]:
-    return objects[at].tolist()

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge import reads, table_ops, writes
+from sok_lite.bridge import reads, table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.refusals import is_called_from
@@ -221,7 +221,7 @@ class HashTable(TableVariable, SaveableObject):
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns all keys (n,), in the order of their integers, and their rows (n, dim)."""
-        keys, values = table_ops.export(self)
+        keys, values = table_exports.export(self)
         return self.given_keys(keys), values
 
     save_to_file_system = file_methods.save_table

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.keras.running import is_cloning
@@ -218,7 +218,7 @@ class TablePart:
         Args:
           cutoff: leaves out the keys of whose row every |element| < cutoff; None: none.
         """
-        return table_ops.export(self.variable, cutoff)
+        return table_exports.export(self.variable, cutoff)
 
     def assign(self, keys: Any, rows: Any) -> None:
         """Sets the rows of keys on this rank, inserting keys that are new.

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import checkpoint, table_ops
+from sok_lite.bridge import checkpoint, table_exports
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
@@ -65,7 +65,7 @@ class TableWeight(TableVariable):
 
         It has the rows of this rank as they are now, by ascending key.
         """
-        handle, rows = self._handle, tf.Variable(table_ops.export(self)[1], trainable=False)
+        handle, rows = self._handle, tf.Variable(table_exports.export(self)[1], trainable=False)
         # Eager operators read what `_handle` names, and ask no method.
         self._shown, self._handle = rows, rows.handle
         try:

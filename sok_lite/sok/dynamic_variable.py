@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
@@ -231,9 +231,9 @@ class DynamicVariable(WithStaticRows):
     __contains__ = table_ops.has
     scores = table_ops.scores
     num_zero_rows = table_ops.num_zero_rows
-    export = table_ops.export
-    export_if = table_ops.export_if
-    export_chunks = table_ops.export_chunks
+    export = table_exports.export
+    export_if = table_exports.export_if
+    export_chunks = table_exports.export_chunks
     erase = table_ops.erase
     erase_if = table_ops.erase_if
     erase_below = table_ops.erase_below
@@ -275,7 +275,7 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
     # Views of states and other tables have the same method; no variable of TensorFlow has.
     if hasattr(var, "export"):
         return var.export(cutoff=cutoff)
-    return table_ops.export(_checked_variable(var, "export"), cutoff)
+    return table_exports.export(_checked_variable(var, "export"), cutoff)
 
 
 def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
-from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.checks import integer_keys
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.local_lookup import local_lookup, local_lookup_and_evict
@@ -105,7 +105,7 @@ def dummy_var_export(
     resource: tf.Tensor, key_type: Any = None, dtype: Any = None, name: str | None = None
 ) -> DummyVarExport:
     """Returns this rank's keys, ascending, and their rows."""
-    return DummyVarExport(*table_ops.export(variable_with(resource, key_type, dtype)))
+    return DummyVarExport(*table_exports.export(variable_with(resource, key_type, dtype)))
 
 
 def dummy_var_export_if(

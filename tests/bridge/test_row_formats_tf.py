@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge import table_ops, writes
+from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
@@ -45,7 +45,7 @@ def filled(dtype, **options):
 
 
 def assert_holds(variable, expected):
-    keys, rows = table_ops.export(variable)
+    keys, rows = table_exports.export(variable)
     assert rows.dtype == variable.dtype and keys.numpy().tolist() == sorted(expected)
     for key, row in zip(keys.numpy().tolist(), rows.numpy(), strict=True):
         np.testing.assert_array_equal(row, expected[key])
@@ -93,14 +93,14 @@ def test_writes_keep_the_type(mode, dtype):
 def test_other_methods_know_the_rows(dtype):
     variable, expected = filled(dtype)
     assert int(table_ops.num_zero_rows(variable)) == 1
-    keys, _ = table_ops.export(variable, cutoff=1 if dtype == "float64" else 2)
+    keys, _ = table_exports.export(variable, cutoff=1 if dtype == "float64" else 2)
     assert keys.numpy().tolist() == ([1, 3] if dtype != "int8" else [3])
-    kept, rows = table_ops.export_if(variable, lambda keys, rows, scores: rows[:, 1] < 0)
+    kept, rows = table_exports.export_if(variable, lambda keys, rows, scores: rows[:, 1] < 0)
     of_kept = {key: row for key, row in expected.items() if row[1] < 0}
     assert dict(zip(kept.numpy(), rows.numpy().tolist(), strict=True)) == {
         key: row.tolist() for key, row in of_kept.items()
     }
-    pieces = [chunk[1] for chunk in table_ops.export_chunks(variable, 16)]
+    pieces = [chunk[1] for chunk in table_exports.export_chunks(variable, 16)]
     assert {piece.dtype.name for piece in pieces} == {dtype}
     assert sum(len(piece) for piece in pieces) == 3
     if dtype != "int8":
@@ -165,7 +165,7 @@ def test_float64_tables_are_trained_and_pooled(mode, initialised):
         pooled, gradient = mode(lambda table=table: step(table))()
         assert pooled.dtype == table.dtype and gradient.values.dtype == tf.float32
         optimizer.apply_gradients([(gradient, table)])
-        results.append((pooled, *table_ops.export(table)))
+        results.append((pooled, *table_exports.export(table)))
     assert results[0][2].dtype == tf.float64
     for wide, short in zip(*results, strict=True):
         np.testing.assert_array_equal(wide, short)
