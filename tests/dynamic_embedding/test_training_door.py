@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
-from sok_lite.bridge.optimizers import all_ranks, patched
+from sok_lite.bridge.optimizers import all_ranks, patched_step
 
 v1 = tf.compat.v1
 CLASSES = {
@@ -58,8 +58,8 @@ def test_dense_gradients_are_summed_once_and_those_of_tables_never(family, is_ow
             for grad, var in pairs
         ]
 
-    monkeypatch.setattr(patched, "other_ranks", lambda: True)
-    monkeypatch.setattr(patched, "summed", doubled)
+    monkeypatch.setattr(patched_step, "other_ranks", lambda: True)
+    monkeypatch.setattr(patched_step, "summed", doubled)
     table, shadow = table_of(f"{family}{is_own}")
     dense = tf.Variable(1.0)
     optimizer.apply_gradients([(gradient(), shadow), (tf.constant(1.0), dense)])

@@ -1,6 +1,7 @@
-"""The optimizers of Keras 3. Those of tf_keras have the same settings under the same names."""
+"""The optimizers of Keras 3 and of tf_keras, with the same settings under the same names."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -182,4 +183,15 @@ KERAS3 = Family(
     _learning_rate,
     has_decay=True,
     cloning=_CLONING,
+)
+
+
+def _tf_keras_variable(rows: Any, name: str) -> tf.Variable:
+    """Returns a variable that a copy of an optimizer of tf_keras can update."""
+    return tf.Variable(rows, name=name)
+
+
+# The optimizers of tf_keras that are not its legacy ones.
+TF_KERAS = replace(
+    KERAS3, name="tf_keras", cloning=replace(KERAS3.cloning, variable=_tf_keras_variable)
 )

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import config_of, made_anew
 from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
-from sok_lite.bridge.optimizers.tf_keras import variable
+from sok_lite.bridge.optimizers.keras3 import variable
 from sok_lite.engine import optimizers as rules
 
 

@@ -18,27 +18,30 @@ table count; one that the same optimizer takes of dense variables alone is none 
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import guard, held, hooks
 from sok_lite.bridge.keras.training import OVER_RANKS
-from sok_lite.bridge.optimizers.all_ranks import averaged, summed
 from sok_lite.bridge.optimizers.family import FallbackStep, Family
-from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS
 from sok_lite.bridge.optimizers.loss_scale import build, inner_of, scales_loss
-from sok_lite.bridge.optimizers.minimize import check_any
-from sok_lite.bridge.optimizers.per_graph import DenseStep, PerGraphSteps
+from sok_lite.bridge.optimizers.patched_step import (
+    APIS,
+    OPTIONS,
+    counts_all,
+    is_ours,
+    is_stepping,
+    over_ranks,
+    refuse_others,
+    step_of,
+    take_step,
+)
 from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.slots import begin
-from sok_lite.bridge.optimizers.tf_keras import TF_KERAS
-from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
-from sok_lite.bridge.variable import TableVariable
 
 # ---- the public names of other packages that this module relies on; a test looks at each ---------
 
@@ -54,16 +57,12 @@ MAKES_STEPS = "make_train_function"  # of models of Keras 3
 # In what Keras saves of how a model was compiled: the options of the wrapped optimizer, and under
 # `_SAVED_APIS` what each API has said of it.
 _SAVED, _SAVED_APIS = "sok_lite", "apis"
-# Attributes of optimizers. TensorFlow and Keras track what is set; these are put into the dict.
-_STEPS = "_sok_lite_steps"
-_OPTIONS = "_sok_lite_options"
-_APIS = "_sok_lite_apis"
-_BUILT_FOR = "_sok_lite_built_for"  # weak references to variables, tables among them
-
+# Of an optimizer, in its dict: weak references to variables, tables among them.
+_BUILT_FOR = "_sok_lite_built_for"
 
 _do_train = False
 _apis: dict[str, Callable[..., Any]] = {}  # see `know_api`
-# Optimizers that take a step; what was saved of one, while its model is compiled again.
+# What was saved of an optimizer, while its model is compiled again.
 _of_thread = threading.local()
 
 
@@ -104,12 +103,12 @@ def train_for(api: str, optimizer: Any, **said: Any) -> None:
         begin(settings, stochastic_rounding=False)
     patch_optimizers()
     _wrap_class(type(optimizer), family)
-    vars(inner).setdefault(_APIS, {})[api] = said
+    vars(inner).setdefault(APIS, {})[api] = said
 
 
 def trains_for(api: str, optimizer: Any) -> bool:
     """Whether an optimizer went through `train_for`."""
-    return api in getattr(inner_of(optimizer), "__dict__", {}).get(_APIS, {})
+    return api in getattr(inner_of(optimizer), "__dict__", {}).get(APIS, {})
 
 
 def _wrap_keras(name: str, package: Any) -> None:
@@ -175,23 +174,23 @@ def _train(owner: type | None) -> None:
 def _applying_pairs(
     names: Sequence[str], call: Any, self: Any, /, grads_and_vars: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if _is_stepping(self):  # a method of a program's own calls that of its base class
+    if is_stepping(self):  # a method of a program's own calls that of its base class
         return call(self, grads_and_vars, *args, **kwargs)
     if not isinstance(grads_and_vars, (list, tuple)):
         grads_and_vars = list(grads_and_vars)  # it may be gone when it was looked at
-    _refuse_others(self, grads_and_vars)
-    with _step_of(self):
-        if not (_counts_all(self) or any(_is_ours(pair[-1], self) for pair in grads_and_vars)):
-            return call(self, _over_ranks(self, grads_and_vars), *args, **kwargs)
+    refuse_others(self, grads_and_vars)
+    with step_of(self):
+        if not (counts_all(self) or any(is_ours(pair[-1], self) for pair in grads_and_vars)):
+            return call(self, over_ranks(self, grads_and_vars), *args, **kwargs)
         options = dict(zip(names, args, strict=False)) | kwargs
-        return _take(self, grads_and_vars, call, options)
+        return take_step(self, grads_and_vars, call, options)
 
 
 def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     def dense_step(optimizer: Any, dense: Any) -> Any:
         return call(optimizer, *map(list, zip(*dense, strict=True)))
 
-    if _is_stepping(self):  # a method of a program's own calls that of its base class
+    if is_stepping(self):  # a method of a program's own calls that of its base class
         return call(self, grads, trainable_variables)
     if trainable_variables is None:
         built_for = vars(self).get(_BUILT_FOR, ())
@@ -199,13 +198,13 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
             trainable_variables = [each() for each in built_for]
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-        _refuse_others(self, zip(grads, trainable_variables, strict=False))
-    with _step_of(self):
-        if any(_is_ours(each, self) for each in trainable_variables or ()):
-            return _take(self, zip(grads, trainable_variables, strict=True), dense_step, {})
+        refuse_others(self, zip(grads, trainable_variables, strict=False))
+    with step_of(self):
+        if any(is_ours(each, self) for each in trainable_variables or ()):
+            return take_step(self, zip(grads, trainable_variables, strict=True), dense_step, {})
         if OVER_RANKS in vars(self):
             variables = trainable_variables or [None] * len(grads)
-            pairs = _over_ranks(self, list(zip(grads, variables, strict=True)))
+            pairs = over_ranks(self, list(zip(grads, variables, strict=True)))
             grads = [grad for grad, _ in pairs]
         return call(self, grads, trainable_variables)
 
@@ -214,7 +213,7 @@ def _building(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Makes no dense states for tables, where Keras makes those of all weights of a model."""
     (variables,) = args or kwargs.values()
     listed = list(variables)
-    dense = [variable for variable in listed if not _is_ours(variable, self)]
+    dense = [variable for variable in listed if not is_ours(variable, self)]
     if len(dense) == len(listed):
         return call(self, variables)
     vars(self)[_BUILT_FOR] = [weakref.ref(each) for each in listed]
@@ -246,9 +245,9 @@ def _with_options(call: Any, self: Any) -> Any:
     if optimizer is None or not config:
         return config
     attributes = vars(inner_of(optimizer))
-    saved = dict(attributes.get(_OPTIONS, {}))
-    if _APIS in attributes:
-        saved[_SAVED_APIS] = attributes[_APIS]
+    saved = dict(attributes.get(OPTIONS, {}))
+    if APIS in attributes:
+        saved[_SAVED_APIS] = attributes[APIS]
     return {**config, _SAVED: saved} if saved else config
 
 
@@ -262,15 +261,15 @@ def _taking_options(call: Any, self: Any, config: Any) -> Any:
     finally:
         _of_thread.apis = {}
     if options and getattr(self, "optimizer", None) is not None:
-        vars(inner_of(self.optimizer))[_OPTIONS] = options
+        vars(inner_of(self.optimizer))[OPTIONS] = options
     return done
 
 
 def _making_steps(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Has the scale of a loss be a variable before a step is traced that has it."""
     optimizer, weights = self.optimizer, self.trainable_variables
-    if scales_loss(optimizer) and any(_is_ours(each, optimizer) for each in weights):
-        build(optimizer, KERAS3, [each for each in weights if not _is_ours(each, optimizer)])
+    if scales_loss(optimizer) and any(is_ours(each, optimizer) for each in weights):
+        build(optimizer, KERAS3, [each for each in weights if not is_ours(each, optimizer)])
     return call(self, *args, **kwargs)
 
 
@@ -279,107 +278,8 @@ def _as_keras_knows(optimizer: Any) -> Any:
     if not isinstance(optimizer, WrappedOptimizer):
         return optimizer
     inner = optimizer.optimizer
-    vars(inner_of(inner))[_OPTIONS] = {
+    vars(inner_of(inner))[OPTIONS] = {
         "on_nonfinite": optimizer.on_nonfinite,
         "stochastic_rounding": optimizer.stochastic_rounding,
     }
     return inner
-
-
-# ---- what the wrapped methods do -----------------------------------------------------------------
-
-
-def _is_ours(variable: Any, optimizer: Any) -> bool:
-    """Whether an optimizer that is given a variable's gradient trains a table by it."""
-    return isinstance(variable, TableVariable) and (
-        variable.trained_by_patched or variable.is_trained_by(optimizer)
-    )
-
-
-def _refuse_others(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raises NotImplementedError for the gradient of a table that asks for other optimizers."""
-    for grad, variable in pairs:
-        if grad is None or not isinstance(variable, TableVariable):
-            continue
-        instead = variable.instead_of_this_optimizer
-        if instead is not None and not variable.is_trained_by(optimizer):
-            raise NotImplementedError(
-                f"{type(optimizer).__name__} would not train {variable.name!r}, a {variable.kind}. "
-                f"{instead}"
-            )
-
-
-def _is_stepping(optimizer: Any) -> bool:
-    """Whether this thread is in a step of an optimizer already."""
-    return id(optimizer) in getattr(_of_thread, "stepping", ())
-
-
-@contextmanager
-def _step_of(optimizer: Any) -> Iterator[None]:
-    outer: frozenset[int] = getattr(_of_thread, "stepping", frozenset())
-    _of_thread.stepping = outer | {id(optimizer)}
-    try:
-        yield
-    finally:
-        _of_thread.stepping = outer
-
-
-def _counts_all(optimizer: Any) -> bool:
-    """Whether a step of dense variables alone counts as one of tables: TFRA's of TF1 does."""
-    return bool(vars(optimizer).get(_APIS)) and family_of(optimizer) is V1
-
-
-def _over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns the gradients of the step that all ranks take, where they take one together."""
-    if other_ranks() is None:
-        return pairs
-    how = vars(optimizer).get(OVER_RANKS)
-    tables = [variable for _, variable in pairs if isinstance(variable, TableVariable)]
-    if how == "mean" or any(variable.averages_over_ranks for variable in tables):
-        return averaged(pairs)
-    return summed(pairs) if how == "sum" else pairs
-
-
-def _take(
-    optimizer: Any,
-    pairs: Iterable[tuple[Any, Any]],
-    dense_step: DenseStep,
-    options: dict[str, Any],
-) -> Any:
-    """Takes a step of which tables are a part."""
-    pairs = list(pairs)
-    dense = [pair for pair in pairs if not _is_ours(pair[1], optimizer)]
-    if all(grad is None for grad, _ in pairs):
-        if family_of(optimizer) is not V1:  # it would make states for the tables before
-            check_any(pairs)
-        return dense_step(optimizer, pairs, **options)
-    ours = [pair for pair in pairs if pair[0] is not None and _is_ours(pair[1], optimizer)]
-    if not ours and not _counts_all(optimizer):
-        return dense_step(optimizer, _over_ranks(optimizer, dense), **options)
-    pairs = [(grad, _trained_as(variable)) for grad, variable in _over_ranks(optimizer, pairs)]
-    steps = vars(optimizer).get(_STEPS)
-    if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
-        more = vars(inner_of(optimizer)).get(_OPTIONS, {})
-        steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **more)
-    return _told(ours, steps.take(pairs, **options))
-
-
-def _trained_as(variable: Any) -> Any:
-    return variable.trained_as if isinstance(variable, TableVariable) else variable
-
-
-def _told(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:
-    """Tells tables of the keys that were trained, those that want to know; returns the step."""
-    trained: dict[int, tuple[TableVariable, list[Any]]] = {}
-    for grad, variable in ours:
-        if type(variable).after_step is not TableVariable.after_step:
-            trained.setdefault(id(variable.trained_as), (variable, []))[1].append(grad.indices)
-    if not trained:
-        return done
-    is_tf1 = not tf.executing_eagerly() and not tf.inside_function()
-    operations = []
-    with tf.control_dependencies([done] if is_tf1 else []):
-        for variable, indices in trained.values():
-            keys = tf.concat(indices, 0) if len(indices) > 1 else tf.identity(indices[0])
-            operations += variable.after_step(keys)
-    return tf.group(done, *operations) if is_tf1 and operations else done

@@ -9,9 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.family import FallbackStep, Family, Settings
-from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS
 from sok_lite.bridge.optimizers.legacy import LEGACY
-from sok_lite.bridge.optimizers.tf_keras import TF_KERAS
 from sok_lite.bridge.optimizers.v1 import V1
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import CannotStepError, variables_in
 from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
-from sok_lite.bridge.optimizers.tf_keras import variable
+from sok_lite.bridge.optimizers.keras3 import variable
 from sok_lite.engine import optimizers as rules
 
 

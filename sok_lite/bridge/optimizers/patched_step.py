@@ -1,0 +1,122 @@
+"""A step of a patched optimizer, with tables among its variables; patched.py wraps methods."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras.training import OVER_RANKS
+from sok_lite.bridge.optimizers.all_ranks import averaged, summed
+from sok_lite.bridge.optimizers.loss_scale import inner_of
+from sok_lite.bridge.optimizers.minimize import check_any
+from sok_lite.bridge.optimizers.per_graph import DenseStep, PerGraphSteps
+from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.variable import TableVariable
+
+# Attributes of optimizers. TensorFlow and Keras track what is set; these are put into the dict.
+_STEPS = "_sok_lite_steps"
+OPTIONS = "_sok_lite_options"
+APIS = "_sok_lite_apis"
+
+_of_thread = threading.local()  # the optimizers that take a step
+
+
+def is_ours(variable: Any, optimizer: Any) -> bool:
+    """Whether an optimizer that is given a variable's gradient trains a table by it."""
+    return isinstance(variable, TableVariable) and (
+        variable.trained_by_patched or variable.is_trained_by(optimizer)
+    )
+
+
+def refuse_others(optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Raises NotImplementedError for the gradient of a table that asks for other optimizers."""
+    for grad, variable in pairs:
+        if grad is None or not isinstance(variable, TableVariable):
+            continue
+        instead = variable.instead_of_this_optimizer
+        if instead is not None and not variable.is_trained_by(optimizer):
+            raise NotImplementedError(
+                f"{type(optimizer).__name__} would not train {variable.name!r}, a {variable.kind}. "
+                f"{instead}"
+            )
+
+
+def is_stepping(optimizer: Any) -> bool:
+    """Whether this thread is in a step of an optimizer already."""
+    return id(optimizer) in getattr(_of_thread, "stepping", ())
+
+
+@contextmanager
+def step_of(optimizer: Any) -> Iterator[None]:
+    """Within it this thread is in a step of an optimizer; see `is_stepping`."""
+    outer: frozenset[int] = getattr(_of_thread, "stepping", frozenset())
+    _of_thread.stepping = outer | {id(optimizer)}
+    try:
+        yield
+    finally:
+        _of_thread.stepping = outer
+
+
+def counts_all(optimizer: Any) -> bool:
+    """Whether a step of dense variables alone counts as one of tables: TFRA's of TF1 does."""
+    return bool(vars(optimizer).get(APIS)) and family_of(optimizer) is V1
+
+
+def over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns the gradients of the step that all ranks take, where they take one together."""
+    if other_ranks() is None:
+        return pairs
+    how = vars(optimizer).get(OVER_RANKS)
+    tables = [variable for _, variable in pairs if isinstance(variable, TableVariable)]
+    if how == "mean" or any(variable.averages_over_ranks for variable in tables):
+        return averaged(pairs)
+    return summed(pairs) if how == "sum" else pairs
+
+
+def take_step(
+    optimizer: Any,
+    pairs: Iterable[tuple[Any, Any]],
+    dense_step: DenseStep,
+    options: dict[str, Any],
+) -> Any:
+    """Takes a step of which tables are a part."""
+    pairs = list(pairs)
+    dense = [pair for pair in pairs if not is_ours(pair[1], optimizer)]
+    if all(grad is None for grad, _ in pairs):
+        if family_of(optimizer) is not V1:  # it would make states for the tables before
+            check_any(pairs)
+        return dense_step(optimizer, pairs, **options)
+    ours = [pair for pair in pairs if pair[0] is not None and is_ours(pair[1], optimizer)]
+    if not ours and not counts_all(optimizer):
+        return dense_step(optimizer, over_ranks(optimizer, dense), **options)
+    pairs = [(grad, _trained_as(variable)) for grad, variable in over_ranks(optimizer, pairs)]
+    steps = vars(optimizer).get(_STEPS)
+    if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
+        more = vars(inner_of(optimizer)).get(OPTIONS, {})
+        steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **more)
+    return _told(ours, steps.take(pairs, **options))
+
+
+def _trained_as(variable: Any) -> Any:
+    return variable.trained_as if isinstance(variable, TableVariable) else variable
+
+
+def _told(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:
+    """Tells tables of the keys that were trained, those that want to know; returns the step."""
+    trained: dict[int, tuple[TableVariable, list[Any]]] = {}
+    for grad, variable in ours:
+        if type(variable).after_step is not TableVariable.after_step:
+            trained.setdefault(id(variable.trained_as), (variable, []))[1].append(grad.indices)
+    if not trained:
+        return done
+    is_tf1 = not tf.executing_eagerly() and not tf.inside_function()
+    operations = []
+    with tf.control_dependencies([done] if is_tf1 else []):
+        for variable, indices in trained.values():
+            keys = tf.concat(indices, 0) if len(indices) > 1 else tf.identity(indices[0])
+            operations += variable.after_step(keys)
+    return tf.group(done, *operations) if is_tf1 and operations else done
