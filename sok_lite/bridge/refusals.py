@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER, callers
@@ -19,6 +20,16 @@ _STEPS = frozenset(
         *("add_variable_from_reference", "add_slot", "create_zeros_slot"),
         *("create_slot_with_initializer", "_resource_apply_sparse_duplicate_indices"),
     }
+)
+# Methods of a tf.Variable that would read its dense tensor, and those that would write to it.
+_READS = (
+    *("value", "read_value", "_read_variable_op", "numpy", "__array__", "__bool__"),
+    *("__int__", "__float__", "__complex__", "eval", "gather_nd", "initialized_value"),
+)
+_WRITES = (
+    *("count_up_to", "load", "assign_add", "assign_sub", "scatter_max", "scatter_min"),
+    *("scatter_mul", "scatter_div", "batch_scatter_update", "scatter_nd_add", "scatter_nd_sub"),
+    *("scatter_nd_update", "scatter_nd_max", "scatter_nd_min", "_strided_slice_assign"),
 )
 
 
@@ -100,12 +111,6 @@ class RefusesDense(RefusesCopies):
     def _refuse_copy(self, method: str) -> NoReturn:
         self._refuse(method, self.instead_of_copy)
 
-    def value(self) -> NoReturn:
-        self._refuse_dense("value")
-
-    def read_value(self) -> NoReturn:
-        self._refuse_dense("read_value")
-
     def read_value_no_copy(self) -> NoReturn:
         self._refuse_saver()
         self._refuse_dense("read_value_no_copy")
@@ -129,9 +134,6 @@ class RefusesDense(RefusesCopies):
                 "tf.compat.v1.train.Checkpoint, and give the saver the other variables."
             )
 
-    def _read_variable_op(self, no_copy: bool = False) -> NoReturn:
-        self._refuse_dense("_read_variable_op")
-
     def _dense_var_to_tensor(self, *args: Any, **kwargs: Any) -> NoReturn:
         if is_called_from(CUSTOM_GRADIENT):
             raise NotImplementedError(
@@ -142,86 +144,14 @@ class RefusesDense(RefusesCopies):
             )
         self._refuse_dense("convert_to_tensor")
 
-    def numpy(self) -> NoReturn:
-        self._refuse_dense("numpy")
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_dense("__array__")
-
-    def __bool__(self) -> NoReturn:
-        self._refuse_dense("__bool__")
-
-    def __int__(self) -> NoReturn:
-        self._refuse_dense("__int__")
-
-    def __float__(self) -> NoReturn:
-        self._refuse_dense("__float__")
-
-    def __complex__(self) -> NoReturn:
-        self._refuse_dense("__complex__")
-
-    def eval(self, session: Any = None) -> NoReturn:
-        self._refuse_dense("eval")
-
-    def gather_nd(self, indices: Any, name: Any = None) -> NoReturn:
-        self._refuse_dense("gather_nd")
-
-    def initialized_value(self) -> NoReturn:
-        self._refuse_dense("initialized_value")
-
     @property
     def initial_value(self) -> NoReturn:
         self._refuse_dense("initial_value")
-
-    def count_up_to(self, limit: Any) -> NoReturn:
-        self._refuse_write("count_up_to")
-
-    def load(self, value: Any, session: Any = None) -> NoReturn:
-        self._refuse_write("load")
-
-    def assign_add(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("assign_add")
-
-    def assign_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("assign_sub")
-
-    def scatter_max(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_max")
-
-    def scatter_min(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_min")
-
-    def scatter_mul(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_mul")
-
-    def scatter_div(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_div")
-
-    def batch_scatter_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("batch_scatter_update")
-
-    def scatter_nd_add(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_add")
-
-    def scatter_nd_sub(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_sub")
-
-    def scatter_nd_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_update")
-
-    def scatter_nd_max(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_max")
-
-    def scatter_nd_min(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("scatter_nd_min")
 
     def _lazy_read(self, op: Any) -> NoReturn:
         # How TensorFlow's own functions end that write to a variable, in a graph before they run.
         name = op.type.removeprefix("Resource")
         self._refuse_write("tf.compat.v1." + re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
-
-    def _strided_slice_assign(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse_write("_strided_slice_assign")
 
     def set_shape(self, shape: Any) -> NoReturn:
         self._refuse("set_shape", "Its shape is [None, dimension]: leave the call out.")
@@ -243,3 +173,19 @@ class RefusesDense(RefusesCopies):
 
     def _write_object_proto(self, proto: Any, options: Any) -> NoReturn:
         self._refuse("tf.saved_model.save", self.instead_of_save)
+
+
+def _refused(name: str, refuse: str) -> Callable[..., Any]:
+    """Returns a method that calls another one, which raises, with the name of the first."""
+
+    def method(self: RefusesDense, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, refuse)(name)
+
+    method.__name__, method.__qualname__ = name, f"RefusesDense.{name}"
+    return method
+
+
+for _name in _READS:
+    setattr(RefusesDense, _name, _refused(_name, "_refuse_dense"))
+for _name in _WRITES:
+    setattr(RefusesDense, _name, _refused(_name, "_refuse_write"))

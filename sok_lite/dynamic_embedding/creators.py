@@ -58,12 +58,10 @@ class KVCreator:
         return {"config": self.config, "saver": self.saver}
 
 
-class CuckooHashTableConfig:
-    """Settings of a `CuckooHashTable`: there are none."""
+class _OwnCreator(KVCreator):
+    """A creator of this package: it names the class of its tables and their options."""
 
-
-class CuckooHashTableCreator(KVCreator):
-    """Makes tables that grow without bound and keep every key: `CuckooHashTable`."""
+    table_class: type[HashTable]
 
     def create(
         self,
@@ -77,15 +75,31 @@ class CuckooHashTableCreator(KVCreator):
         device: str | None = None,
         shard_saveable_object_fn: Callable[..., Any] | None = None,
     ) -> HashTable:
-        """Makes a table; see `CuckooHashTable`."""
-        return CuckooHashTable(
+        """Makes a table; see its class. A capacity in the config goes before `init_size`."""
+        return self.table_class(
             key_dtype,
             value_dtype,
             default_value,
-            name or "CuckooHashTable",
+            name or self.table_class.__name__,
             checkpoint is not False,
-            init_size or 0,
+            **self._options(config or self.config, init_size or 0),
         )
+
+    def _options(self, config: Any, init_size: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class CuckooHashTableConfig:
+    """Settings of a `CuckooHashTable`: there are none."""
+
+
+class CuckooHashTableCreator(_OwnCreator):
+    """Makes tables that grow without bound and keep every key: `CuckooHashTable`."""
+
+    table_class = CuckooHashTable
+
+    def _options(self, config: Any, init_size: int) -> dict[str, Any]:
+        return {"init_size": init_size}
 
 
 class HkvHashTableConfig:
@@ -113,7 +127,7 @@ class HkvHashTableConfig:
         self.reserved_key_start_bit = reserved_key_start_bit
 
 
-class HkvHashTableCreator(KVCreator):
+class HkvHashTableCreator(_OwnCreator):
     """Makes tables of bounded size in two tiers of memory: `HkvHashTable`.
 
     Args:
@@ -121,36 +135,16 @@ class HkvHashTableCreator(KVCreator):
       saver: see `KVCreator`.
     """
 
-    def create(
-        self,
-        key_dtype: Any = None,
-        value_dtype: Any = None,
-        default_value: Any = None,
-        name: str | None = None,
-        checkpoint: bool | None = None,
-        init_size: int | None = None,
-        config: Any = None,
-        device: str | None = None,
-        shard_saveable_object_fn: Callable[..., Any] | None = None,
-    ) -> HashTable:
-        """Makes a table; see `HkvHashTable`. Its config's capacity goes before `init_size`."""
-        given = config or self.config or HkvHashTableConfig()
-        options = {
-            option: getattr(given, option, default)
-            for option, default in vars(HkvHashTableConfig()).items()
-        }
-        options["init_capacity"] = options["init_capacity"] or init_size or 0
-        return HkvHashTable(
-            key_dtype,
-            value_dtype,
-            default_value,
-            name or "HkvHashTable",
-            checkpoint is not False,
-            **options,
-        )
+    table_class = HkvHashTable
+
+    def _options(self, config: Any, init_size: int) -> dict[str, Any]:
+        defaults = vars(HkvHashTableConfig())
+        options = {name: getattr(config, name, default) for name, default in defaults.items()}
+        options["init_capacity"] = options["init_capacity"] or init_size
+        return options
 
 
-class RedisTableCreator(KVCreator):
+class RedisTableCreator(_OwnCreator):
     """Makes tables whose rows are in a Redis: `RedisTable`.
 
     Args:
@@ -158,24 +152,7 @@ class RedisTableCreator(KVCreator):
       saver: see `KVCreator`.
     """
 
-    def create(
-        self,
-        key_dtype: Any = None,
-        value_dtype: Any = None,
-        default_value: Any = None,
-        name: str | None = None,
-        checkpoint: bool | None = None,
-        init_size: int | None = None,
-        config: Any = None,
-        device: str | None = None,
-        shard_saveable_object_fn: Callable[..., Any] | None = None,
-    ) -> HashTable:
-        """Makes a table; see `RedisTable`."""
-        return RedisTable(
-            key_dtype,
-            value_dtype,
-            default_value,
-            name or "RedisTable",
-            checkpoint is not False,
-            config or self.config,
-        )
+    table_class = RedisTable
+
+    def _options(self, config: Any, init_size: int) -> dict[str, Any]:
+        return {"config": config}

@@ -78,9 +78,8 @@ class TablePart:
         dtype: Any = None,
         **options: Any,
     ) -> None:
-        key_type, row_dtype = checked_arguments(
-            name, dim, seed, key_type, row_dtype, var_type, options
-        )
+        names = checked_arguments(name, dim, seed, key_type, row_dtype, var_type, options)
+        key_type, row_dtype = names
         super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
         if initializer is None or isinstance(initializer, str):
             initializer = self.package.initializers.get(initializer or "uniform")
@@ -305,8 +304,8 @@ class TablePart:
         Raises:
           NotImplementedError: several layers share it, and none but this one is being made.
         """
-        config = dict(config)
-        number, made = config.pop(_SHARED, None), made_so_far()
+        config, made = dict(config), made_so_far()
+        number = config.pop(_SHARED, None)
         # Keras that is loading may know itself what it has made.
         if number is None or (made is None and says_what_is_shared(cls.package)):
             return cls._made_of(config)

@@ -191,6 +191,16 @@ def num_gpus() -> int:
     return num_ranks()
 
 
+def _missing(method: str) -> Callable[..., Any]:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__} has no {method}(). Use sok.communication.{method}."
+        )
+
+    refuse.__name__ = method
+    return refuse
+
+
 class CommToolBase:
     """What a tool answers, as a class of SOK's: its methods have the names of the functions above.
 
@@ -198,77 +208,30 @@ class CommToolBase:
     are.
     """
 
-    def _missing(self, method: str) -> NoReturn:
-        raise NotImplementedError(
-            f"{type(self).__name__} has no {method}(). Use sok.communication.{method}."
-        )
-
-    def rank(self) -> int:
-        self._missing("rank")
-
-    def num_ranks(self) -> int:
-        self._missing("num_ranks")
-
-    def local_rank(self) -> int:
-        self._missing("local_rank")
-
-    def id_in_rank(self) -> int:
-        self._missing("id_in_rank")
-
-    def num_gpu_per_rank(self) -> int:
-        self._missing("num_gpu_per_rank")
-
-    def global_gpu_id(self) -> int:
-        self._missing("global_gpu_id")
-
-    def num_gpus(self) -> int:
-        self._missing("num_gpus")
-
-    def alltoall(self, tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        self._missing("alltoall")
-
-    def allreduce(self, tensor: Any, op: str) -> tf.Tensor:
-        self._missing("allreduce")
-
-    def allgather(self, tensor: Any) -> tf.Tensor:
-        self._missing("allgather")
-
-    def broadcast(self, tensor: Any, root: int) -> tf.Tensor:
-        self._missing("broadcast")
+    rank = _missing("rank")
+    num_ranks = _missing("num_ranks")
+    local_rank = _missing("local_rank")
+    id_in_rank = _missing("id_in_rank")
+    num_gpu_per_rank = _missing("num_gpu_per_rank")
+    global_gpu_id = _missing("global_gpu_id")
+    num_gpus = _missing("num_gpus")
+    alltoall = _missing("alltoall")
+    allreduce = _missing("allreduce")
+    allgather = _missing("allgather")
+    broadcast = _missing("broadcast")
 
 
 class HorovodTool(CommToolBase):
     """The tool that `init` has chosen, as an object. Its methods raise RuntimeError before that."""
 
-    def rank(self) -> int:
-        return rank()
-
-    def num_ranks(self) -> int:
-        return num_ranks()
-
-    def local_rank(self) -> int:
-        return local_rank()
-
-    def id_in_rank(self) -> int:
-        return id_in_rank()
-
-    def num_gpu_per_rank(self) -> int:
-        return num_gpu_per_rank()
-
-    def global_gpu_id(self) -> int:
-        return global_gpu_id()
-
-    def num_gpus(self) -> int:
-        return num_gpus()
-
-    def alltoall(self, tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        return alltoall(tensor, splits)
-
-    def allreduce(self, tensor: Any, op: str) -> tf.Tensor:
-        return allreduce(tensor, op)
-
-    def allgather(self, tensor: Any) -> tf.Tensor:
-        return allgather(tensor)
-
-    def broadcast(self, tensor: Any, root: int) -> tf.Tensor:
-        return broadcast(tensor, root)
+    rank = staticmethod(rank)
+    num_ranks = staticmethod(num_ranks)
+    local_rank = staticmethod(local_rank)
+    id_in_rank = staticmethod(id_in_rank)
+    num_gpu_per_rank = staticmethod(num_gpu_per_rank)
+    global_gpu_id = staticmethod(global_gpu_id)
+    num_gpus = staticmethod(num_gpus)
+    alltoall = staticmethod(alltoall)
+    allreduce = staticmethod(allreduce)
+    allgather = staticmethod(allgather)
+    broadcast = staticmethod(broadcast)

@@ -127,9 +127,7 @@ _KERAS_SETTINGS = {
 
 def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     rate = optimizer._learning_rate
-    if hasattr(rate, "assign"):
-        return rate
-    if not callable(rate):
+    if hasattr(rate, "assign") or not callable(rate):
         return rate
     # A schedule takes the step; Keras 3 also allows a plain function of nothing.
     is_schedule = any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__)
