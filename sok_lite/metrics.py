@@ -1,5 +1,6 @@
 """Numbers of tables for Prometheus and what else reads OpenMetrics."""
 
-from sok_lite.bridge.metrics import CONTENT_TYPE, prometheus
+from sok_lite.bridge.report import prometheus
+from sok_lite.reports.openmetrics import CONTENT_TYPE
 
 __all__ = ["CONTENT_TYPE", "prometheus"]

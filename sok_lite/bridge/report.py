@@ -1,7 +1,8 @@
-"""`report`: what is in the tables of all ranks."""
+"""`report`: the content of the tables of all ranks; `prometheus`: the numbers of this rank."""
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -17,6 +18,7 @@ from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.reports.of_table import report_of
+from sok_lite.reports.openmetrics import openmetrics, samples_of, samples_of_process
 from sok_lite.reports.report import Report, TableReport
 
 # What must be equal on all ranks, so that numbers of ranks can be added up.
@@ -101,3 +103,34 @@ def _of_all_ranks(comm: Communicator, mine: Sequence[TableReport]) -> list[list[
     gathered = comm.allgatherv(np.frombuffer(text, np.uint8), call="report")
     parts = (json.loads(part.tobytes()) for part in gathered.by_rank())
     return [[TableReport.of_dict(table) for table in tables] for tables in parts]
+
+
+def prometheus(tables: Any) -> str:
+    """Returns the numbers of tables on this rank as OpenMetrics text.
+
+    It does not communicate: each rank has its own numbers, with its number as the label "rank". It
+    reads the index of each table, not its rows, so it may be called every few seconds, from any
+    thread. What calls took, what this rank has sent to others, and its dumps are those of all
+    tables of the process. `CONTENT_TYPE` is the media type of the text. No key is in it. Of a table
+    in Redis rank 0 tells the number of keys.
+
+    Args:
+      tables: as of `sok_lite.report`.
+
+    Raises:
+      TypeError: there are no tables in `tables`. ValueError: two of them have one name.
+      RuntimeError: in a tf.function, or `sok_lite.init` has not connected the ranks.
+    """
+    if tf.inside_function():
+        raise RuntimeError("Metrics are of the moment. Ask for them outside of the tf.function.")
+    rank, found = communicator().rank, [variable.table for variable in tables_in(tables)]
+    counts = Counter(table.name for table in found)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"Tables must have different names, by which their metrics are told apart. Received: "
+            f"{counts[repeated[0]]} tables of the name {repeated[0]!r}. Rename them."
+        )
+    shown = [table for table in found if rank == 0 or table.var_type != "remote"]
+    of_tables = [(table.name, on_device(table.backend, samples_of, table)) for table in shown]
+    return openmetrics(rank, of_tables, samples_of_process())

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.table_call import array_call
-from sok_lite.dynamic_embedding.arguments import checked_values
-from sok_lite.dynamic_embedding.errors import ShapeError
+from sok_lite.dynamic_embedding.arguments import ShapeError, checked_values
 from sok_lite.engine.table import EmbeddingTable
 
 

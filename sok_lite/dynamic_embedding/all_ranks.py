@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.lookup import look_up_each
-from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.dynamic_embedding.arguments import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import ShadowVariable, clipped

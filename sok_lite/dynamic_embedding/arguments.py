@@ -1,11 +1,12 @@
-"""Keys and values as a program gives them, checked and made tensors before anything happens."""
+"""Keys and values of a program, checked and made tensors, and the errors where they do not fit.
+
+The errors are of both kinds that programs expect: the documented one and TensorFlow's.
+"""
 
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
-from sok_lite.dynamic_embedding.errors import DtypeError, ShapeError
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (
@@ -98,3 +99,21 @@ def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name
             f"{dim} for each key."
         )
     return tf.reshape(values, [-1, dim])
+
+
+class DtypeError(TypeError, ValueError):
+    """A dtype does not fit: a TypeError by TFRA's documents, a ValueError by what TFRA raises."""
+
+
+class ShapeError(tf.errors.InvalidArgumentError, ValueError):
+    """Shapes do not fit: what TFRA raises is TensorFlow's InvalidArgumentError."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, None, message)
+
+
+class PartitionError(tf.errors.InvalidArgumentError, ValueError):
+    """A partitioner gives no number of a shard."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, None, message)

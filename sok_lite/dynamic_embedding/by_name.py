@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.keras import guard
 from sok_lite.bridge.keras.classes import made_so_far, share_in_copies
-from sok_lite.bridge.keras.running import is_loading
+from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph

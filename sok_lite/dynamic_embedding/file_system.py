@@ -5,15 +5,18 @@ all shards are of one moment. `key_value_files` has the format, `key_value_names
 """
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend import get_backend
 from sok_lite.bridge import table_exports, writes
+from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
-from sok_lite.dynamic_embedding.file_call import file_call
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
 from sok_lite.engine.files.key_value_files import (
     Layout,
@@ -244,3 +247,39 @@ def _call(
 
     what = f"{method} of {holder.name!r}"
     return file_call(holder, what, run, [tf.convert_to_tensor(folder, tf.string)])
+
+
+def file_call(
+    holder: Any,
+    what: str,
+    function: Callable[..., str | None],
+    texts: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType] = (),
+) -> Any:
+    """Calls a function of a holder and of texts; see `host_call`.
+
+    In a graph an error of a file becomes TensorFlow's InvalidArgumentError, with its text.
+
+    Args:
+      holder: a graph keeps a weak reference only.
+      what: does it, for errors.
+      function: takes the holder and bytes.
+      texts: scalar string tensors.
+      dtypes: [tf.string] where the function gives a text.
+
+    Returns:
+      A list of the text; without one None in eager mode and the operation in a graph.
+    """
+    reference, is_eager = weakref.ref(holder), tf.executing_eagerly()
+
+    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        try:
+            given = function(alive(reference), *(tensor.numpy() for tensor in tensors))
+        except (OSError, RuntimeError) as error:
+            if is_eager:
+                raise
+            raise ValueError(str(error)) from error  # TensorFlow keeps its kind and text
+        return () if given is None else (tf.constant(given),)
+
+    done = host_call(run, texts, dtypes, get_backend("cpu"), what)
+    return done if dtypes or not is_eager else None

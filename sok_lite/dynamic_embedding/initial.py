@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.dynamic_embedding.arguments import DtypeError
 from sok_lite.engine.initializer_spec import make_initializer
 
 # What a warning says of TFRA is of a lookup of so many keys.

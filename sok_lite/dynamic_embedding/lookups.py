@@ -27,7 +27,7 @@ from sok_lite.bridge.sparse_matrix import (
 )
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.dynamic_embedding.all_ranks import HvdVariable
-from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.dynamic_embedding.arguments import DtypeError
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, clipped
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.dynamic_embedding.errors import PartitionError
+from sok_lite.dynamic_embedding.arguments import PartitionError
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.owner import MOD, AlsoLocal, FunctionOfKeys, OwnerRule
 

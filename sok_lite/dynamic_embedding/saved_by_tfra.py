@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.arguments import checked_values
-from sok_lite.dynamic_embedding.file_call import file_call
+from sok_lite.dynamic_embedding.file_system import file_call
 
 LISTED = "tables_of_"
 _KEYS, _VALUES = "table-keys", "table-values"

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.tf_private import SaveSpec
-from sok_lite.dynamic_embedding.file_call import file_call
+from sok_lite.dynamic_embedding.file_system import file_call
 
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 

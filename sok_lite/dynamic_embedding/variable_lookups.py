@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.dynamic_embedding import lookups
-from sok_lite.dynamic_embedding.errors import DtypeError
+from sok_lite.dynamic_embedding.arguments import DtypeError
 from sok_lite.dynamic_embedding.trainable import ShadowVariable
 
 

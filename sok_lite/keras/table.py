@@ -11,7 +11,7 @@ from sok_lite.backend import Backend
 from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
-from sok_lite.bridge.keras.running import is_cloning
+from sok_lite.bridge.keras.hooks import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.variable import facts_html, table_for_variable
 from sok_lite.engine.fingerprint import fingerprints

@@ -17,11 +17,11 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable import counting, reading, removing
 from sok_lite.kv_variable.calls import call, done
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
-from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import CUTOFF
 from sok_lite.kv_variable.saving import (
+    GRAPH_COLLECTION,
     disable_delta_export,
     disable_full_or_delta_import_v2,
     disable_save_v3,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.checkpoint import as_tensors
 from sok_lite.bridge.host_call import host_call
-from sok_lite.bridge.saver_call import saver_call
+from sok_lite.bridge.saveable import saver_call
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tf_private import SaveableObject, SaveSpec
 from sok_lite.bridge.type_spec import alive

@@ -22,8 +22,8 @@ from sok_lite.kv_variable.arguments import (
 )
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
-from sok_lite.kv_variable.meta_graph import GRAPH_COLLECTION
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
+from sok_lite.kv_variable.saving import GRAPH_COLLECTION
 
 __all__ = ["get_kv_variable"]
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 from sok_lite.bridge.keras import hooks, training
 from sok_lite.bridge.keras.called import note_calls
 from sok_lite.bridge.keras.held import PACKAGES, know_layers
+from sok_lite.bridge.keras.hooks import is_cloning, know_functions
 from sok_lite.bridge.keras.ids import TAKING_ARRAYS, refuse_changed_ids
-from sok_lite.bridge.keras.running import is_cloning, know_functions
 from sok_lite.bridge.keras.saving import look_at_files
 from sok_lite.bridge.keras.tracked import have_all_tracked
 from sok_lite.bridge.keras.weights import know_tables_among_weights

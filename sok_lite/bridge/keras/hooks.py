@@ -8,8 +8,11 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from types import CodeType
 from typing import Any
+
+from sok_lite.bridge.tf_private import callers
 
 # Does something around a method. It takes what it is around, which is called with all that follows:
 # the object, or the class of a class method, and the arguments. Up to the object it takes all by
@@ -106,3 +109,32 @@ def _installed(owner: type, name: str, found: Any) -> _Hook:
     _wrappers.add(method)
     setattr(owner, name, classmethod(method) if isinstance(found, classmethod) else method)
     return hook
+
+
+_clone_codes: set[CodeType] = set()
+_load_codes: set[CodeType] = set()
+
+
+def know_functions(models: Any) -> None:
+    """Has the functions of a Keras known.
+
+    Args:
+      models: its module of that name.
+    """
+    _clone_codes.add(inspect.unwrap(models.clone_model).__code__)
+    _load_codes.add(inspect.unwrap(models.load_model).__code__)
+
+
+def is_cloning() -> bool:
+    """Whether `clone_model` is among the callers."""
+    return caller_among(_clone_codes) is not None
+
+
+def is_loading() -> bool:
+    """Whether `load_model` is among the callers."""
+    return caller_among(_load_codes) is not None
+
+
+def caller_among(codes: Container[CodeType]) -> Any:
+    """Returns the frame of a caller that is one of some functions, by their code; or None."""
+    return next((frame for frame in callers() if frame.f_code in codes), None)

@@ -16,7 +16,7 @@ from typing import Any
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.keras.held import names_of, tables_in
-from sok_lite.bridge.keras.running import is_loading
+from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.bridge.keras.weights import check_saving, check_weights
 
 # Public: what a program calls on models.

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.held import names_of, optimizers_in, package_of, tables_in
-from sok_lite.bridge.keras.running import caller_among
+from sok_lite.bridge.keras.hooks import caller_among
 
 # An attribute of optimizers whose steps all ranks take: "mean" where they are of the mean of all
 # ranks' losses, "sum" where gradients of dense variables are summed and those of tables are not.

@@ -184,12 +184,10 @@ KERAS3 = Family(
 )
 
 
-def _tf_keras_variable(rows: Any, name: str) -> tf.Variable:
-    """Returns a variable that a copy of an optimizer of tf_keras can update."""
+def tf_variable(rows: Any, name: str) -> tf.Variable:
+    """Returns a variable that a copy of an optimizer can update, but one of Keras 3."""
     return tf.Variable(rows, name=name)
 
 
 # The optimizers of tf_keras that are not its legacy ones.
-TF_KERAS = replace(
-    KERAS3, name="tf_keras", cloning=replace(KERAS3.cloning, variable=_tf_keras_variable)
-)
+TF_KERAS = replace(KERAS3, name="tf_keras", cloning=replace(KERAS3.cloning, variable=tf_variable))

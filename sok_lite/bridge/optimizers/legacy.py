@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import config_of, made_anew
 from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
-from sok_lite.bridge.optimizers.keras3 import variable
+from sok_lite.bridge.optimizers.keras3 import tf_variable
 from sok_lite.engine import optimizers as rules
 
 
@@ -147,7 +147,7 @@ _CLONING = Cloning(
     numbers=_numbers,
     config=config_of,
     make=_made,
-    variable=variable,
+    variable=tf_variable,
     build=_build,
     not_states=("_iterations", "_hyper"),
     slot_name=_slot_name,

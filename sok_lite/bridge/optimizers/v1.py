@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import CannotStepError, variables_in
 from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
-from sok_lite.bridge.optimizers.keras3 import variable
+from sok_lite.bridge.optimizers.keras3 import tf_variable
 from sok_lite.engine import optimizers as rules
 
 
@@ -189,7 +189,7 @@ _CLONING = Cloning(
     numbers=_numbers,
     config=lambda o: {},
     make=_made,
-    variable=variable,
+    variable=tf_variable,
     build=_build,
     not_states=(),
     slot_name=_slot_name,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
-from sok_lite.bridge.serving.checked import check_plain
+from sok_lite.bridge.serving.graph_def import check_plain
 from sok_lite.bridge.serving.mode import exporting
 from sok_lite.bridge.serving.models import function_of, resources_in
 from sok_lite.bridge.serving.rows import check_quantize

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
-from sok_lite.bridge.serving.checked import check_plain
-from sok_lite.bridge.serving.graph_def import Nodes
+from sok_lite.bridge.serving.graph_def import Nodes, check_plain
 from sok_lite.bridge.serving.mode import Lookup, lookups_of
 from sok_lite.bridge.serving.rows import check_quantize
 from sok_lite.bridge.serving.signature import plain_parts

@@ -14,7 +14,7 @@ from sok_lite.bridge.keras.classes import (
     of_one_config,
     share_in_copies,
 )
-from sok_lite.bridge.keras.running import is_loading
+from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.keras import config as configs
 from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows

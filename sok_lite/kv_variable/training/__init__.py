@@ -5,8 +5,7 @@ Any other optimizer of TensorFlow or Keras trains tables as well.
 
 import tensorflow as tf
 
-from sok_lite.kv_variable.training.adam import AdamOptimizer
-from sok_lite.kv_variable.training.group_adam import GroupAdamOptimizer
+from sok_lite.kv_variable.training.group_adam import AdamOptimizer, GroupAdamOptimizer
 from sok_lite.kv_variable.training.rectified_adam import RectifiedAdamOptimizer
 from sok_lite.kv_variable.training.sparse_group_ftrl import SparseGroupFtrlOptimizer
 
