@@ -1,4 +1,4 @@
-"""What `tf.train.Checkpoint` saves of a table, and how a table takes it back.
+"""The tensors of a table in a `tf.train.Checkpoint`, and their restore.
 
 Saved is the part of this rank. The tensors, n keys and m keys that were seen but have no row:
 

@@ -169,7 +169,7 @@ def in_collective_order(
     Args:
       collective: the ranks.
       place: makes a py_function of a function, inputs and dtypes.
-      function, inputs, output_dtypes, what: as of `host_call`.
+      function, inputs, output_dtypes, what: as in `host_call`.
     """
     comm = collective.comm
     name = _of_graph(numbered(f"{what} ({collective.name})")).encode()

@@ -146,7 +146,7 @@ class TableState(ObjectState):
         """Commits, and lets ranks in that have come. Every rank must call it, at the same step.
 
         Raises:
-          OSError, MemoryError, ValueError: as of `save`.
+          OSError, MemoryError, ValueError: as in `save`.
           HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
         """
         self.save()
@@ -157,7 +157,7 @@ class TableState(ObjectState):
         """Lets ranks in that have come; commits before. Every rank must call it, at the same step.
 
         Raises:
-          OSError, MemoryError, ValueError, HostsUpdatedInterrupt: as of `commit`.
+          OSError, MemoryError, ValueError, HostsUpdatedInterrupt: as in `commit`.
         """
         with _failures_of_ranks(), _always_synced():
             try:

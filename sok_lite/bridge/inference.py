@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 
 
 class MissingKeyPolicy(NamedTuple):
-    """What a lookup does with keys without a row: the arguments as given.
+    """The policy of a lookup for keys without a row: the arguments as given.
 
     Attributes:
       training, missing: see `reading`.

@@ -1,4 +1,4 @@
-"""What `tf.nn.embedding_lookup` and its kin end in: rows of this rank's table, with gradient."""
+"""Rows of this rank's table, with gradient: the end of `tf.nn.embedding_lookup` and the like."""
 
 import weakref
 from collections.abc import Callable, Sequence

@@ -44,7 +44,7 @@ class RowBounds(NamedTuple):
 
 
 class TableSpec(NamedTuple):
-    """What the host call of a graph needs to know of a table.
+    """The facts about a table that the host call of a graph needs.
 
     Holds no tensor: TensorFlow keeps host calls for ever, and a tensor would keep its graph.
 

@@ -115,7 +115,7 @@ def prometheus(tables: Any) -> str:
     in Redis rank 0 tells the number of keys.
 
     Args:
-      tables: as of `sok_lite.report`.
+      tables: as in `sok_lite.report`.
 
     Raises:
       TypeError: there are no tables in `tables`. ValueError: two of them have one name.

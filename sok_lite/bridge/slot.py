@@ -26,7 +26,7 @@ from sok_lite.engine.table.exclusive import alone
 
 @unconverted
 class StateView(ABC):
-    """What views of optimizer states have in common: reads and writes by key.
+    """The base of views of optimizer states: reads and writes by key.
 
     Args:
       variable: has the rows. The view does not keep it alive.

@@ -44,7 +44,7 @@ DENSE = (
 
 
 class _Static(NamedTuple):
-    """What there is while a variable is static.
+    """The keys and rows of a variable while it is static.
 
     Attributes:
       keys: (n,) integers.

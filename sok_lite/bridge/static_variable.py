@@ -52,7 +52,7 @@ class StaticVariable(RefusesCopies, OfTable, ResourceVariable):
 
     @property
     def table(self) -> StaticTable:
-        """What lookups know of it."""
+        """The engine's table, for lookups."""
         return self._table
 
     @property

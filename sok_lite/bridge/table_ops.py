@@ -1,4 +1,4 @@
-"""What a table can do beyond a variable: remove keys, show scores, count.
+"""Methods of a table that a variable has not: remove keys, show scores, count.
 
 Functions of a variable, which the APIs name as its methods. Each acts on the part of this rank and
 does not communicate. Those that give tensors work in eager mode and in graphs.

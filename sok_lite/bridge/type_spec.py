@@ -111,7 +111,7 @@ class _Arguments:
 
 
 class OfTable:
-    """What lookups and tf.function know a variable by: its table.
+    """The base of variables that lookups and tf.function know by their table.
 
     A function that was traced for one variable must know which it is: TensorFlow's own type would
     give it another of that shape.

@@ -1,4 +1,4 @@
-"""What differs between two tables: their keys, their rows, and what goes with each key."""
+"""The differences between two tables: keys, rows, and the other columns of each key."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What of the machine and of other packages works for sok_lite here, each with what mends it."""
+"""Checks whether the machine and other packages work for sok_lite, each with its remedy."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ _TENSORFLOWS = (2, 16), (2, 22)
 
 
 class Finding(NamedTuple):
-    """What was found of a thing.
+    """The result of a check.
 
     Attributes:
       state: OK, MISSING where programs run without it, or BROKEN.

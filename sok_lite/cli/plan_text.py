@@ -1,4 +1,4 @@
-"""What `sok-lite plan` prints of its numbers."""
+"""The text that `sok-lite plan` prints."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
 
 class Machines(NamedTuple):
-    """What the tables are to be in.
+    """The machines that are to hold the tables.
 
     Attributes:
       ranks: processes, one for each GPU.

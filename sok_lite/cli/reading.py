@@ -1,4 +1,4 @@
-"""What a command reads, whatever its format."""
+"""Tables of any format, read by a command."""
 
 import os
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ def open_sources(path: str, name: str | None = None, options: Sequence[str] = ()
     """Returns the tables at a path.
 
     Args:
-      name: as of `format_of`.
+      name: as in `format_of`.
       options: of the format, such as "dim=8".
 
     Raises:
-      OSError, ValueError: they cannot be read. WrongUse: as of `format_of`, or a wrong option.
+      OSError, ValueError: they cannot be read. WrongUse: as in `format_of`, or a wrong option.
     """
     name = format_of(path, name)
     function = format_module(name).sources

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint: every byte of it is read."""
+"""Findings of a check of a checkpoint, every byte of which is read."""
 
 import os
 import zlib

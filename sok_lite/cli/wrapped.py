@@ -10,7 +10,7 @@ from sok_lite.engine.files.source import SIGHTED, Column, Source, column_of, col
 
 
 class Wrapped(Source):
-    """What a source is. Derive from it and change what differs."""
+    """A source that reads another one. Derive from it and change what differs."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

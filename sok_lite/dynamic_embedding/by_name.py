@@ -126,7 +126,7 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
       **arguments: see `get_variable`.
 
     Raises:
-      ValueError: as of `get_variable`.
+      ValueError: as in `get_variable`.
       NotImplementedError: `clone_model` makes the layer, and would copy no row.
     """
     guard.tell(share_in_copies)

@@ -1,4 +1,4 @@
-"""What a variable makes its table with: creators, and their settings."""
+"""Creators, which make the tables of variables, and their settings."""
 
 from collections.abc import Callable
 from typing import Any

@@ -67,7 +67,7 @@ def load_from_file_system(
     All files are checked before anything changes. How many shards wrote them does not matter.
 
     Args:
-      dirpath, dirpath_env, buffer_size, name: as of `save_to_file_system`.
+      dirpath, dirpath_env, buffer_size, name: as in `save_to_file_system`.
       proc_size, proc_rank: the files that process `proc_rank` of `proc_size` wrote.
       file_name_list: names without their endings, any number of them, instead.
       load_entire_dir: the files of all processes instead, of one save.
@@ -104,7 +104,7 @@ def load_from_file_system_with_restore_function(
     that there are, and the partitioner says for `proc_size` processes which keys are of this
     one.
 
-    Args, Returns and Raises: as of `load_from_file_system`.
+    Args, Returns and Raises: as in `load_from_file_system`.
     """
     return file_system.load_spread(variable, dirpath, proc_size, proc_rank, buffer_size)
 
@@ -122,7 +122,7 @@ def save_table(
 
     Args:
       file_name: of the files, without their endings; None: that which a variable gives them.
-      others: as of `Variable.save_to_file_system`.
+      others: as in `Variable.save_to_file_system`.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as
@@ -144,7 +144,7 @@ def load_table(
 
     Other shards stay as they are.
 
-    Args: as of `save_to_file_system`, and of `Variable.load_from_file_system`.
+    Args: as in `save_to_file_system`, and of `Variable.load_from_file_system`.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as

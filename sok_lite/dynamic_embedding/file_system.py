@@ -34,7 +34,7 @@ Piece = tuple[np.ndarray, np.ndarray]
 
 
 class Source(NamedTuple):
-    """What files are written of and read into.
+    """A table with the layout of its files, which are written of it or read into it.
 
     Attributes:
       rows: the `HashTable`.

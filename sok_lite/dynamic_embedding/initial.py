@@ -1,4 +1,4 @@
-"""What a missing key gives: the argument `initializer`, as the engine takes it."""
+"""Initial values of rows: the argument `initializer`, as the engine takes it."""
 
 import math
 import numbers

@@ -78,7 +78,7 @@ def embedding_lookup_unique(
 ) -> Any:
     """Does what `embedding_lookup` does: repeated keys are deduplicated where that is cheapest.
 
-    Args, returns, raises: as of `embedding_lookup`.
+    Args, returns, raises: as in `embedding_lookup`.
     """
     return _looked_up(params, ids, name, "embedding_lookup_unique", max_norm, return_trainable)
 
@@ -103,7 +103,7 @@ def embedding_lookup_sparse(
       sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
       partition_strategy: not used.
       name: of the trainable, which is known by `<name>/embedding_lookup` as well.
-      combiner: "mean" (also None), "sqrtn" or "sum", as of `tf.nn.embedding_lookup_sparse`.
+      combiner: "mean" (also None), "sqrtn" or "sum", as in `tf.nn.embedding_lookup_sparse`.
       max_norm: rows are clipped to this norm before they are combined.
       return_trainable: whether to return the trainable as well.
 
@@ -153,7 +153,7 @@ def safe_embedding_lookup_sparse(
     Returns:
       sparse_ids.shape[:-1] + [dim], ragged where that is.
 
-    Raises: as of `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
+    Raises: as in `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)

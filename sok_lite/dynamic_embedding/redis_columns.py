@@ -1,4 +1,4 @@
-"""What a value in a Redis is made of: a row and the columns that follow it, such as its states.
+"""The layout of a value in a Redis: a row and the columns that follow it, such as its states.
 
 A value ends where the worker that wrote it knew of no more columns: what it lacks is what they
 begin with.
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Column(NamedTuple):
-    """What follows rows.
+    """A column behind the rows.
 
     Attributes:
       name: of the column; one with other bytes is another column.

@@ -10,7 +10,7 @@ from sok_lite.engine.dtypes import is_integer
 
 @unconverted
 class RestrictPolicy:
-    """What training notes of keys, and which of them a restriction keeps. A base class.
+    """The status of keys that training writes, and which keys a restriction keeps. A base class.
 
     Args:
       var: the `Variable`.

@@ -64,7 +64,7 @@ class ShardsOfTfra:
 
 
 class _Shard(tf.__internal__.tracking.Trackable):
-    """What TensorFlow restores in place of a table of TFRA."""
+    """The object that TensorFlow restores in place of a table of TFRA."""
 
     def __init__(self, shards: ShardsOfTfra) -> None:
         self._shards = shards

@@ -10,7 +10,7 @@ class DynamicEmbeddingSaver:
 
 
 class FileSystemSaverConfig(NamedTuple):
-    """What a `FileSystemSaver` was made with.
+    """The arguments of a `FileSystemSaver`.
 
     Attributes:
       proc_size: number of processes that save; proc_rank: the number of this one.

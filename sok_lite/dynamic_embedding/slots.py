@@ -14,7 +14,7 @@ from sok_lite.engine.table.exclusive import alone
 
 
 class SlotTrainable(NamedTuple):
-    """What `get_slot(trainable, name)` of an optimizer gives.
+    """The result of `get_slot(trainable, name)` of an optimizer.
 
     Attributes:
       params: the `SlotVariable`.

@@ -32,7 +32,7 @@ from sok_lite.engine.table import EmbeddingTable, make_table
 
 
 class RowOptions(NamedTuple):
-    """What a variable tells a table about its rows, in place of a `default_value`.
+    """The rows that a variable asks a table for, in place of a `default_value`.
 
     Attributes:
       dim: elements of a row.
@@ -253,7 +253,7 @@ class HashTable(TableVariable, SaveableObject):
 
     @property
     def specs(self) -> list[Any]:
-        """What a saver of TF1 saves."""
+        """The tensors that a saver of TF1 saves."""
         return list(self._saveable().specs)
 
     def restore(self, restored_tensors: list[tf.Tensor], restored_shapes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What gradient tapes and optimizers know a variable by: `TrainableWrapper`, `ShadowVariable`.
+"""`TrainableWrapper` and `ShadowVariable`: variables for gradient tapes and optimizers.
 
 A trainable has no rows and no buffers of its own: it is the variable's table by another name. Many
 may be of one variable; their gradients are of the same rows, and the rows have one state for each

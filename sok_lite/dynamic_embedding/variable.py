@@ -227,7 +227,7 @@ class Variable(tf.__internal__.tracking.Trackable):
 
     @property
     def tables_held(self) -> list[Any]:
-        """What Keras would leave out of a model that holds the variable."""
+        """The tables that Keras would leave out of a model that holds the variable."""
         policy = self._restrict_policy
         return [self.rows] + ([] if policy is None else policy.status.tables_held)
 

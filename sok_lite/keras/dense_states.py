@@ -1,4 +1,4 @@
-"""What a model of Keras holds beside its tables, in a file: dense weights and optimizers."""
+"""Dense weights and optimizers of a model of Keras, in a file beside its tables."""
 
 import os
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class DenseStates(NamedTuple):
 
 
 class DenseValues(NamedTuple):
-    """What was read for the variables of `DenseStates`."""
+    """The values that were read for the variables of `DenseStates`."""
 
     by_kind: list[list[tf.Tensor]]
 

@@ -1,4 +1,4 @@
-"""What `Embedding` and `Embeddings` do, whichever Keras they are of."""
+"""`Embedding` and `Embeddings` for either Keras; classes.py makes layer classes of them."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace

@@ -136,7 +136,7 @@ class TablePart:
 
     @property
     def listed(self) -> TableWeight | None:
-        """What Keras 3 is to list among the weights."""
+        """The weight that Keras 3 lists."""
         return getattr(self, "variable", None)
 
     def __len__(self) -> int:

@@ -36,7 +36,7 @@ class _CallSite(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """What was looked up for a layer.
+    """The rows that were looked up for a layer.
 
     Attributes:
       ids, rows: of each of its features.

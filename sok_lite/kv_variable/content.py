@@ -1,4 +1,4 @@
-"""What a table knows of its keys by time and number, so that parts of several clocks can be one.
+"""Counts and times of a table's keys, so that parts of several clocks can be joined.
 
 It is a `Content` of engine/table/content.py with these columns, of keys with a row and without:
 
@@ -62,7 +62,7 @@ class Lookups(NamedTuple):
     Attributes:
       stamps: (n,) uint32, number of the lookup that last saw each key; 0: none did.
       sighting_stamps: (m,) of the keys without a row.
-      facts: as of `saved.SavedPart`.
+      facts: of the table: number and spans of lookups, strategy and epoch.
     """
 
     stamps: np.ndarray

@@ -152,7 +152,7 @@ def safe_embedding_lookup_sparse(
     Returns:
       sparse_ids.shape[:-1] + [dim].
 
-    Raises: as of `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
+    Raises: as in `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)

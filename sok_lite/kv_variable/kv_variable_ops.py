@@ -204,7 +204,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     @property
     def whole(self) -> Any:
-        """What a partition belongs to, as long as the program keeps it; of any other itself."""
+        """The whole of a partition, as long as the program keeps it; of any other itself."""
         return self if self._whole is None else self._whole()
 
     @property

@@ -23,7 +23,7 @@ class StorageCombination(enum.Enum):
 
 
 class StorageType(enum.Enum):
-    """What a KvStorageConfig is of: the first memory, as in TFPlus."""
+    """The kind of memory of a KvStorageConfig: the first memory, as in TFPlus."""
 
     MEM_STORAGE = "mem_storage"
 

@@ -25,7 +25,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
     number. All lie in one table, and a lookup is one call of it.
 
     Args:
-      table, name, trainable, options: as of `KvVariable`.
+      table, name, trainable, options: as in `KvVariable`.
       collections: of the graph, that the partitions are in.
       num_partitions: from 1 on.
     """

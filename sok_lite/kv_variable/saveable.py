@@ -30,7 +30,7 @@ _DEVICE = "CPU:0"  # where checkpoints are written and read
 
 
 class KvVariableSaveable(SaveableObject):
-    """What a `tf.compat.v1.train.Saver` saves of a KvVariable, for a list or dict of what to save.
+    """A KvVariable for a `tf.compat.v1.train.Saver` that is told what to save, in a list or dict.
 
     A KvVariable in such a list is saved as this with its defaults. The names of a dict are not used
     for these: TensorFlow does not tell them.
@@ -38,7 +38,7 @@ class KvVariableSaveable(SaveableObject):
     Args:
       variable: a KvVariable, partition or PartitionedKvVariable.
       name: of the variable in the checkpoint; None: its own.
-      mode: as of `set_tfplus_saver_mode`; None: as that says.
+      mode: as in `set_tfplus_saver_mode`; None: as that says.
     """
 
     def __init__(self, variable: Any, name: str | None = None, mode: int | None = None) -> None:
@@ -117,7 +117,7 @@ class KvVariableSaveable(SaveableObject):
 
 
 class Made:
-    """What was made of a table for one saver, of which all partitions have a part.
+    """The tensors and operations made of a table for one saver, shared by all partitions.
 
     Attributes:
       saved: by mode and whether there are deltas, the tensors by number of partition and name.
@@ -220,7 +220,7 @@ def _restored(
 
 
 class SavedBySavers:
-    """What a variable needs to be a SaveableObject beside: a KvVariable.
+    """The part of a KvVariable that makes it a SaveableObject as well.
 
     Attributes:
       saved: what checkpoints know the table by.
@@ -238,7 +238,7 @@ class SavedBySavers:
 
     @property
     def specs(self) -> list[Any]:
-        """What a `tf.compat.v1.train.Saver` that is made now saves; see saving.py.
+        """The tensors that a `tf.compat.v1.train.Saver` made now saves; saving.py has its modes.
 
         Raises:
           ValueError: the saver was given another name for it.

@@ -228,7 +228,7 @@ def check_forms(
 
 
 class Read(NamedTuple):
-    """What was read of a variable.
+    """A variable as it was read.
 
     Attributes:
       content: the keys.

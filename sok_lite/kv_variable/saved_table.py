@@ -1,4 +1,4 @@
-"""What checkpoints know a table by: one object for all variables over it, that saves and restores.
+"""A table in checkpoints: one object for all variables over it, which saves and restores.
 
 A full save gets a number, and the table remembers which save it goes on from. So a delta can be
 saved, all that has changed since then, and a delta of another save is refused.

@@ -45,7 +45,7 @@ _DAY = 86400.0
 
 
 class Facts(NamedTuple):
-    """What a checkpoint says of itself.
+    """The facts that a checkpoint states about itself.
 
     Attributes:
       partition, num_partitions: which part of this rank's keys it has.

@@ -1,4 +1,4 @@
-"""What savers of TF1 are to save of KvVariables: modes and deltas; meta graphs have their names.
+"""Modes and deltas of savers of TF1, and the names of KvVariables in meta graphs.
 
 `Saver.save` writes a meta graph beside each checkpoint. The operations of a table call Python
 functions of the process that has built them, which no file can hold, so an import refuses it.

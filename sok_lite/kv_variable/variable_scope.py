@@ -33,7 +33,7 @@ _naming = threading.RLock()
 
 
 class _Form(NamedTuple):
-    """What a variable must have in common with the one that is asked for by its name."""
+    """The arguments that must equal those of the variable that has the name already."""
 
     embedding_dim: int
     key_dtype: str

@@ -202,7 +202,7 @@ def _missing(method: str) -> Callable[..., Any]:
 
 
 class CommToolBase:
-    """What a tool answers, as a class of SOK's: its methods have the names of the functions above.
+    """A communication tool as a class of SOK's: its methods have the names of the functions above.
 
     Programs ask the functions. A tool of a program's own is not taken; see `init` for those there
     are.

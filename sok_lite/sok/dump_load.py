@@ -116,12 +116,12 @@ def load(
       path: of the folder.
       load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several, with the names that they had. A static one takes all of its rows, in both modes.
-      optimizer: as of `dump`: it goes on from its step count, and from the states that it had for
+      optimizer: as in `dump`: it goes on from its step count, and from the states that it had for
         static variables. Those of dynamic ones come back with or without it.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
-      progress: as of `dump`.
+      progress: as in `dump`.
 
     Raises:
       TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
@@ -129,7 +129,7 @@ def load(
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
-      ImportError: as of `dump`.
+      ImportError: as in `dump`.
     """
     _check_eager("load")
     variables, wrapper = _checked(load_vars, optimizer, "load")

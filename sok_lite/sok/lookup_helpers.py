@@ -1,4 +1,4 @@
-"""What SOK's module `lookup` has beside the lookups themselves, under its names."""
+"""The helpers of SOK's module `lookup`, under its names."""
 
 from collections.abc import Callable
 from typing import Any

@@ -22,7 +22,7 @@ _serial = itertools.count()
 
 
 class FixedVariable(StaticVariable):
-    """What `DistributedVariable` and `LocalizedVariable` have in common.
+    """The base of `DistributedVariable` and `LocalizedVariable`.
 
     It is a tf.Variable of this rank's rows: its dense value, assignments, optimizers and
     checkpoints are those of these rows. `sok.lookup_sparse` and `sok.all2all_dense_embedding` reach

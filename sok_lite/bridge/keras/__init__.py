@@ -1,1 +1,1 @@
-"""What is done about Keras 3 and tf_keras: neither is imported here."""
+"""Tables in models of Keras 3 and tf_keras; neither is imported here."""

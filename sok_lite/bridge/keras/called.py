@@ -1,4 +1,4 @@
-"""What models of Keras were called with: what they take, where they do not say so themselves.
+"""The inputs that models of Keras were called with, where they do not say what they take.
 
 A model that is a class of a program's own has no `inputs`. tf_keras keeps what the first call had;
 Keras 3 keeps shapes alone, so the calls of its models are noted here.

@@ -1,4 +1,4 @@
-"""What Keras would do with a model that holds tables and leave these out: refused by name.
+"""Methods of Keras that would leave the tables of a model out are refused by name.
 
 Keras 3 knows its own variables only, so that `fit` would leave a table untrained and `save` would
 leave it out, without a word. Nothing of a table is asked on the way. So the methods that a program

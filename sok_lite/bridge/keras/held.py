@@ -1,4 +1,4 @@
-"""What a model of Keras holds: tables, and the optimizers that train them.
+"""The tables in a model of Keras, and the optimizers that train them.
 
 Keras 3 and tf_keras may both be there, or neither: this module imports none.
 """

@@ -1,4 +1,4 @@
-"""What `save`, `save_weights` and `load_weights` of a Keras model do with its tables.
+"""The tables of a Keras model in `save`, `save_weights` and `load_weights`.
 
 Keras would leave a table out of a file of an older format, or where it finds no layer in what holds
 the table. What is wrapped here knows better, and looks afterwards whether what was saved or loaded

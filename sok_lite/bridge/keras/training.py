@@ -1,4 +1,4 @@
-"""What Keras would do with a table that it trains a model with: leave it as it is, without a word.
+"""Training steps of Keras that would leave a table as it is, without a word.
 
 Keras 3 and tf_keras update the weights that they know. So models are looked at where they are
 compiled and where their training step is made, and a lookup asks whether Keras' own step makes it,

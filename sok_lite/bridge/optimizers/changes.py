@@ -8,7 +8,7 @@ from sok_lite.bridge.optimizers.family import Family
 
 
 class Changes(NamedTuple):
-    """What an optimizer does to gradients, in this order. None: it does not.
+    """The changes that an optimizer makes to gradients, in this order. None: no such change.
 
     Attributes:
       unscale: it divides by this, a number or a tensor.

@@ -55,7 +55,7 @@ class Now(NamedTuple):
 
 
 class CarriedState(tf.train.experimental.PythonState):
-    """What an optimizer has for its rows beside their states. A checkpoint saves it.
+    """The numbers that an optimizer keeps beside the states of rows. A checkpoint saves them.
 
     Attributes:
       values: arrays by name.

@@ -1,4 +1,4 @@
-"""What a family of optimizers tells about a step: the rule it stands for, and its settings.
+"""A family of optimizers: the update rule of each, and its settings.
 
 An optimizer that stands for no rule takes its step itself: a copy of it updates the rows.
 
@@ -77,7 +77,7 @@ class Cloning:
 
 @dataclass(frozen=True)
 class Family:
-    """What the optimizers of one family have in common.
+    """The properties that the optimizers of one family share.
 
     Attributes:
       name: for messages.

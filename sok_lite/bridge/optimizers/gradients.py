@@ -1,4 +1,4 @@
-"""What an optimizer does to gradients before its step: to those of tables as to dense ones.
+"""Changes of gradients before the step of an optimizer: of tables as of dense variables.
 
 The gradient of a table is one of the whole table: the rows of all ranks, zero for every key that
 nobody looked up, and one row for each key. So is that of a static table. A clipped norm is that of

@@ -18,7 +18,7 @@ _register = keras.saving.register_keras_serializable(package="sok_lite")
 
 
 class _Penalties:
-    """What the classes below share: the strengths, beside the arguments of a Keras optimizer."""
+    """The base of the classes below: the strengths, beside the arguments of a Keras optimizer."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class GroupMomentum(_Penalties, keras.optimizers.SGD):
     """SGD with momentum that sets whole rows of tables to exactly 0.
 
     Args:
-      learning_rate: 0.01 by default, as of `keras.optimizers.SGD`.
+      learning_rate: 0.01 by default, as in `keras.optimizers.SGD`.
       momentum: in [0, 1].
       *args: of `keras.optimizers.SGD`, from `nesterov` on.
       l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of

@@ -39,7 +39,7 @@ from sok_lite.engine.update_rows import Updates
 
 
 class KeysKind(NamedTuple):
-    """What is known of the keys of a gradient.
+    """Facts about the keys of a gradient.
 
     Attributes:
       are_uint64: whether their bits are those of uint64.

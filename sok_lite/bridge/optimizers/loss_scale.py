@@ -19,7 +19,7 @@ _ROOTS = {"keras", "tf_keras"}
 
 
 class LossScale(NamedTuple):
-    """What an optimizer that scales the loss does to gradients.
+    """How an optimizer that scales the loss treats gradients.
 
     Attributes:
       unscale: what it divides them by; None: it does not, the program has done so.

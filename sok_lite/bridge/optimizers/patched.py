@@ -95,7 +95,7 @@ def train_for(api: str, optimizer: Any, **said: Any) -> None:
       **said: what a program has said; it is saved with a model that is compiled with the optimizer.
 
     Raises:
-      TypeError, NotImplementedError: as of `WrappedOptimizer`.
+      TypeError, NotImplementedError: as in `WrappedOptimizer`.
     """
     inner, family = inner_of(optimizer), family_of(optimizer)
     settings = settings_of(inner, family_of(inner))

@@ -76,7 +76,7 @@ def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step
 
 @unconverted
 class PerGraphSteps:
-    """What takes the steps of an optimizer, in eager mode and in each graph.
+    """The steps of an optimizer: one object for eager mode and one for each graph.
 
     Args:
       optimizer: the optimizer; it is not kept alive.

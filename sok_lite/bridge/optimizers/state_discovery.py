@@ -1,4 +1,4 @@
-"""What the variables of an optimizer are for: states of rows, or what goes on from step to step.
+"""The role of an optimizer's variables: states of rows, or values carried from step to step.
 
 A trial shows it: copies of the optimizer are built for tables of unlike sizes and take steps. A
 variable with as many rows as a table is a state of its rows.
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What an optimizer is told of a table.
+    """The facts about a table that a trial of an optimizer needs.
 
     Attributes:
       name: of the table.
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What a trial has shown.
+    """The result of a trial.
 
     Attributes:
       roles: of each of a copy's own variables: a state, or the name of what goes on.

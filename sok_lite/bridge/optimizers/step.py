@@ -34,7 +34,7 @@ Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 @unconverted
 class RowOptimizer(tf.Module):
-    """What both optimizers share: the host call, the counters, the states.
+    """The base of both optimizers: the host call, the counters, the states.
 
     Attributes:
       iterations: int64 variable, number of steps so far; None where `first_step` is.

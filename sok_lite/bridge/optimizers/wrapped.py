@@ -226,7 +226,7 @@ class WrappedOptimizer(RowOptimizer):
           What `apply_gradients` returns.
 
         Raises:
-          ValueError: as of `compute_gradients`, or no variable has a gradient.
+          ValueError: as in `compute_gradients`, or no variable has a gradient.
           TypeError: as of both.
         """
         pairs = self.compute_gradients(loss, var_list, tape=tape, grad_loss=grad_loss, **options)

@@ -71,7 +71,7 @@ def export_serving_graph(
 
 
 class _Copy:
-    """What is written of a graph.
+    """The parts of a graph that are written.
 
     Args:
       session: see `export_serving_graph`.

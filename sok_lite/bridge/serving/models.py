@@ -1,4 +1,4 @@
-"""What a program gives to be exported: a function, a tf.Module, or a model of Keras."""
+"""The kinds of models that are exported: a function, a tf.Module, or a model of Keras."""
 
 import gc
 import inspect

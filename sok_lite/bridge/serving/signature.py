@@ -1,4 +1,4 @@
-"""What a served function takes and gives, and the plain tensors by name that a signature has.
+"""Inputs and outputs of a served function, and the named plain tensors of its signature.
 
 TensorFlow Serving and TF1 know tensors by name only. A ragged or sparse argument is several of them
 there: `<name>_values` and `<name>_row_splits`, or `<name>_indices`, `<name>_values` and

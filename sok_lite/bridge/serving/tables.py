@@ -33,7 +33,7 @@ class _Served(NamedTuple):
 
 
 class ServedTables:
-    """What lookups read while a model is exported. A table is copied at its first lookup.
+    """Copies that lookups read while a model is exported. A table is copied at its first lookup.
 
     Args:
       make_variable: makes a variable of an array.

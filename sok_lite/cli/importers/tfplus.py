@@ -121,7 +121,7 @@ def _changed(
 
 
 class ContentSource(Source):
-    """What is known of a KvVariable.
+    """A KvVariable of a checkpoint, as a source of the engine.
 
     Args:
       name: of the table.

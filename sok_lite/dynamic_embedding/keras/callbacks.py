@@ -78,11 +78,11 @@ class _ModelCheckpoint:
     cannot be saved is refused before the first batch.
 
     Args:
-      filepath: as of `de.keras.models.de_hvd_save_model`; it may have fields of metrics.
+      filepath: as in `de.keras.models.de_hvd_save_model`; it may have fields of metrics.
       *args, **kwargs: of Keras' `ModelCheckpoint`.
-      signatures, options: as of `de.keras.models.de_hvd_save_model`.
+      signatures, options: as in `de.keras.models.de_hvd_save_model`.
 
-    Raises: as of `de.keras.models.de_save_model`.
+    Raises: as in `de.keras.models.de_save_model`.
     """
 
     def __init__(

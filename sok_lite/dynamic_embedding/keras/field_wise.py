@@ -19,7 +19,7 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
       embedding_size: see `Embedding`.
       nslots: number of fields.
       slot_map_fn: takes ids and gives the field of each, of the same shape, in [0, nslots).
-      others: as of `Embedding`; `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
+      others: as in `Embedding`; `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
 
     Raises:
       ValueError: `slot_map_fn` cannot be called.

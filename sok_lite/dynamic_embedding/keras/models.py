@@ -96,7 +96,7 @@ def de_hvd_save_model(
     Every rank must call it, with the same path, where all can write. Rank r of n has its tables in
     `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights` read them.
 
-    Args, raises: as of `de_save_model`; RuntimeError where another rank could not do its part.
+    Args, raises: as in `de_save_model`; RuntimeError where another rank could not do its part.
     """
     path = checked_path(filepath, signatures, options)
     comm = communicator("de_hvd_save_model()")

@@ -159,7 +159,7 @@ class EmbeddingPart:
 
     @property
     def listed(self) -> ShadowVariable | None:
-        """What Keras 3 is to list among the weights."""
+        """The weight that Keras 3 lists."""
         return getattr(self, "shadow", None)
 
     @property
@@ -233,7 +233,7 @@ class EmbeddingPart:
 class SquashedEmbeddingPart(EmbeddingPart):
     """Rows of keys, reduced: ids (batch, ...) give (batch, embedding_size), ids (n,) one row.
 
-    Args: as of `Embedding`; `combiner` is "sum", "mean", "max", "min" or "prod".
+    Args: as in `Embedding`; `combiner` is "sum", "mean", "max", "min" or "prod".
     """
 
     def _check_combiner(self, combiner: Any) -> None:
@@ -265,7 +265,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
       embedding_size: see `Embedding`.
       with_unique, with_secondary_unique, mpi_size: see `HvdVariable`.
       batch_size: not used.
-      **kwargs: as of `Embedding`.
+      **kwargs: as in `Embedding`.
 
     Raises:
       ValueError: the ranks cannot be connected.
@@ -313,7 +313,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
 
 
 class LayerNormalizationPart:
-    """What `LayerNormalization` of Keras does, of ragged inputs as well: they are padded with 0.
+    """`LayerNormalization` of Keras for ragged inputs as well, which are padded with 0.
 
     Args: as of that.
     """
