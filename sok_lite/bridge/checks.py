@@ -155,3 +155,17 @@ def check_cutoff(cutoff: float | None) -> None:
         raise ValueError(
             f"`cutoff` must be above 0. Received: cutoff={cutoff}. Leave it out to export all rows."
         )
+
+
+def checked_strength(optimizer: Any, name: str, value: Any) -> float:
+    """Returns a number that is finite and not negative.
+
+    Raises:
+      TypeError, ValueError: it is none.
+    """
+    what = f"`{name}` of {type(optimizer).__name__}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{what} must be a number. Received: {value!r}.")
+    if not 0 <= float(value) < float("inf"):
+        raise ValueError(f"{what} must be finite and >= 0. Received: {value!r}.")
+    return float(value)

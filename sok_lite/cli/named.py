@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +83,32 @@ def named_source(
     name = name or said.get("table") or os.path.splitext(os.path.basename(path))[0]
     known_of = _about_of(path, said, stored.get("stamps"))
     return FileSource(path, stored, name, dtype, key_type, tuple(facts), known_of)
+
+
+def reader(
+    opened: Callable[[str], tuple[dict[str, Stored], Any]], *errors: type[Exception]
+) -> Callable[..., list[Source]]:
+    """Returns `sources` of a format whose files have one table, with the options of `named_source`.
+
+    Args:
+      opened: gives the columns of a file by name, and the text about its table or None.
+      errors: that it raises for a corrupt file.
+    """
+
+    def sources(
+        path: str,
+        name: str | None = None,
+        dtype: str | None = None,
+        key_type: str | None = None,
+        columns: str = "",
+        initial: str = "",
+    ) -> list[Source]:
+        check_opens(path)
+        with naming(path, *errors):
+            found, about = opened(path)
+        return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
+
+    return sources
 
 
 def _pairs(text: str) -> dict[str, str]:

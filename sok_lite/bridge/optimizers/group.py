@@ -7,14 +7,19 @@ SparseGroupFtrl's l1 and l2, which Ftrl has as well, act on both.
 There is no GroupAdaHessian: its step needs the diagonal of the Hessian, which no gradient has.
 """
 
-import numbers
 from typing import Any
 
 import keras
 
+from sok_lite.bridge.checks import checked_strength
+
 # The first versions of Keras 3 do not have it.
 _Lamb: Any = getattr(keras.optimizers, "Lamb", None)
 _register = keras.saving.register_keras_serializable(package="sok_lite")
+
+
+def _strength(optimizer: Any, name: str, value: Any) -> float:
+    return checked_strength(optimizer, f"{name}_regularization_strength", value)
 
 
 class _Penalties:
@@ -29,9 +34,9 @@ class _Penalties:
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.l1_regularization_strength = _checked(self, "l1", l1_regularization_strength)
-        self.l2_regularization_strength = _checked(self, "l2", l2_regularization_strength)
-        self.l21_regularization_strength = _checked(self, "l21", l21_regularization_strength)
+        self.l1_regularization_strength = _strength(self, "l1", l1_regularization_strength)
+        self.l2_regularization_strength = _strength(self, "l2", l2_regularization_strength)
+        self.l21_regularization_strength = _strength(self, "l21", l21_regularization_strength)
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
@@ -40,15 +45,6 @@ class _Penalties:
                 self, f"{name}_regularization_strength"
             )
         return config
-
-
-def _checked(optimizer: Any, name: str, strength: Any) -> float:
-    what = f"`{name}_regularization_strength` of {type(optimizer).__name__}"
-    if isinstance(strength, bool) or not isinstance(strength, numbers.Real):
-        raise TypeError(f"{what} must be a number. Received: {strength!r}.")
-    if not 0 <= float(strength) < float("inf"):
-        raise ValueError(f"{what} must be finite and >= 0. Received: {strength!r}.")
-    return float(strength)
 
 
 @_register
@@ -134,11 +130,11 @@ class SparseGroupFtrl(_Penalties, keras.optimizers.Ftrl):
         # Past _Penalties, whose l1 and l2 the parent has itself.
         super(_Penalties, self).__init__(
             *args,
-            l1_regularization_strength=_checked(self, "l1", l1_regularization_strength),
-            l2_regularization_strength=_checked(self, "l2", l2_regularization_strength),
+            l1_regularization_strength=_strength(self, "l1", l1_regularization_strength),
+            l2_regularization_strength=_strength(self, "l2", l2_regularization_strength),
             **kwargs,
         )
-        self.l21_regularization_strength = _checked(self, "l21", l21_regularization_strength)
+        self.l21_regularization_strength = _strength(self, "l21", l21_regularization_strength)
 
 
 @_register

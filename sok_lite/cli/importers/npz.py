@@ -17,10 +17,9 @@ from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import (
     ABOUT,
     about_text,
-    check_opens,
     named_columns,
-    named_source,
     naming,
+    reader,
     shape_of,
 )
 from sok_lite.cli.wrapped import only_one, read_plain
@@ -47,25 +46,6 @@ def detect(path: str) -> bool:
             return any(name.endswith(_END) for name in archive.namelist())
     except _ERRORS:
         return False
-
-
-def sources(
-    path: str,
-    name: str | None = None,
-    dtype: str | None = None,
-    key_type: str | None = None,
-    columns: str = "",
-    initial: str = "",
-) -> list[Source]:
-    """Returns the table of a file; see `named_source` for the options and errors.
-
-    Raises:
-      OSError: the file cannot be read.
-    """
-    check_opens(path)
-    with naming(path, *_ERRORS):
-        found, about = _opened(path)
-    return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
 
 
 def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
@@ -144,6 +124,9 @@ def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> 
 
     name = dtype.newbyteorder("=").name if dtype.kind in "iuf" else str(dtype)
     return Stored(name, shape, read)
+
+
+sources = reader(_opened, *_ERRORS)
 
 
 def write(path: str, sources: Sequence[Source], compress: bool = False) -> None:

@@ -13,10 +13,8 @@ from sok_lite.cli.file_source import Stored, raw_rows
 from sok_lite.cli.named import (
     ABOUT,
     about_text,
-    check_opens,
     named_columns,
-    named_source,
-    naming,
+    reader,
     shape_of,
 )
 from sok_lite.cli.wrapped import only_one
@@ -57,25 +55,6 @@ def detect(path: str) -> bool:
     return True
 
 
-def sources(
-    path: str,
-    name: str | None = None,
-    dtype: str | None = None,
-    key_type: str | None = None,
-    columns: str = "",
-    initial: str = "",
-) -> list[Source]:
-    """Returns the table of a file; see `named_source` for the options and errors.
-
-    Raises:
-      OSError: the file cannot be read.
-    """
-    check_opens(path)
-    with naming(path, *_ERRORS):
-        found, about = _opened(path)
-    return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
-
-
 def _header(path: str) -> tuple[dict[str, Any], int, int]:
     """Returns the header, where the tensors begin, and the bytes that they have."""
     with open(path, "rb") as file:
@@ -114,6 +93,9 @@ def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
     if end != num_bytes:
         raise ValueError(f"its tensors have {end:,} bytes, and there are {num_bytes:,}")
     return found, about
+
+
+sources = reader(_opened, *_ERRORS)
 
 
 def write(path: str, sources: Sequence[Source]) -> None:

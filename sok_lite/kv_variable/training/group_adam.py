@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.kv_variable.training.arguments import check_version, checked_strength
+from sok_lite.bridge.checks import checked_strength
 
 
 class GroupAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
@@ -98,3 +98,12 @@ class AdamOptimizer(tf.compat.v1.train.AdamOptimizer):
     ) -> None:
         check_version(self, version, (1, 2))
         super().__init__(learning_rate, beta1, beta2, epsilon, use_locking, name)
+
+
+def check_version(optimizer: Any, version: Any, known: tuple[int, ...]) -> None:
+    """Raises ValueError for a version that TFPlus does not have."""
+    if isinstance(version, bool) or version not in known:
+        raise ValueError(
+            f"`version` of {type(optimizer).__name__} must be one of {known}. "
+            f"Received: version={version!r}."
+        )

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.kv_variable.training.arguments import checked_strength
+from sok_lite.bridge.checks import checked_strength
 
 _SETTINGS = ("decay", "total_steps", "warmup_proportion", "min_lr")
 

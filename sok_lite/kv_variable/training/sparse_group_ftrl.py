@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.kv_variable.training.arguments import checked_strength
+from sok_lite.bridge.checks import checked_strength
 
 
 class SparseGroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
