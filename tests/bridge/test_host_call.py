@@ -264,7 +264,7 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
     }
     assert not unseen, "a call that tests/support/public_calls.py does not make"
     # What programs exchange goes by way of the host, and texts and files are there.
-    assert on_host == {"collectives.py", "texts.py", "file_call.py"}
+    assert on_host == {"collectives.py", "texts.py", "file_system.py"}
     # The facts of a checkpoint and the names of files are text, and files are read by the host.
     assert sent_away == {("checkpoint.py", tf.string), ("saveable.py", tf.string)}
 
