@@ -93,24 +93,8 @@ def get_variable(
       ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
         also where it exists and the scope does not reuse. A new one is made where it does.
     """
-    arguments = {
-        "key_dtype": key_dtype,
-        "value_dtype": value_dtype,
-        "dim": dim,
-        "devices": devices,
-        "partitioner": partitioner,
-        "shared_name": shared_name,
-        "initializer": initializer,
-        "trainable": trainable,
-        "checkpoint": checkpoint,
-        "init_size": init_size,
-        "kv_creator": kv_creator,
-        "restrict_policy": restrict_policy,
-        "bp_v2": bp_v2,
-        "short_file_name": short_file_name,
-        "row_shape": row_shape,
-    }
-    return _by_name(name, arguments, joins=True)
+    arguments = dict(locals())
+    return _by_name(arguments.pop("name"), arguments, joins=True)
 
 
 @unconverted_function
