@@ -29,10 +29,7 @@ from sok_lite.engine.work_done import LOOKUPS
 
 
 def local_lookup(
-    variable: Any,
-    keys: Any,
-    policy: MissingKeyPolicy = AS_USUAL,
-    counts: Any = None,
+    variable: Any, keys: Any, policy: MissingKeyPolicy = AS_USUAL, counts: Any = None
 ) -> tf.Tensor:
     """Returns the rows of keys in this rank's table. No communication.
 

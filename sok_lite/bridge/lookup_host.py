@@ -5,12 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.bridge.inference import (
-    MissingKeyPolicy,
-    pipeline_of_trace,
-    reading,
-    refuse_to_insert,
-)
+from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace, reading, refuse_to_insert
 from sok_lite.bridge.joined import ResultBuffer
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.pooled_host import BackwardParts, PooledHost

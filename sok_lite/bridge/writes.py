@@ -39,12 +39,7 @@ def insert_or_assign(
     rows = checked_rows(variable, keys, values, what)
     others = [] if scores is None else [checked_scores(variable.name, scores)]
     return _write(
-        variable,
-        what,
-        keys,
-        rows,
-        lambda table, *arrays: table.insert_or_assign(*arrays),
-        *others,
+        variable, what, keys, rows, lambda table, *arrays: table.insert_or_assign(*arrays), *others
     )
 
 
@@ -77,10 +72,7 @@ def scatter_update(
 ) -> Any:
     """Sets the rows of keys that are in the table; of a repeated key the last row counts."""
     return _scatter(
-        variable,
-        "scatter_update",
-        sparse_delta,
-        lambda table, keys, rows: table.assign(keys, rows),
+        variable, "scatter_update", sparse_delta, lambda table, keys, rows: table.assign(keys, rows)
     )
 
 

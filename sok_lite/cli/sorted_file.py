@@ -81,13 +81,7 @@ def write_sorted(
             num_bytes = n * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             # Memory that stands for a file without room on the disk ends the process.
             os.posix_fallocate(file.fileno(), 0, len(head) + num_bytes)
-            target = np.memmap(
-                file,
-                dtype.newbyteorder("<"),
-                "r+",
-                len(head),
-                (n, *shape),
-            )
+            target = np.memmap(file, dtype.newbyteorder("<"), "r+", len(head), (n, *shape))
         for piece in pieces:
             at = places.at[first : first + len(piece)]
             if len(at) != len(piece):

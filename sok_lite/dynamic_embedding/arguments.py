@@ -9,10 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
-VALUE_DTYPES = (
-    *(tf.float32, tf.float16, tf.bfloat16, tf.float64),
-    *(tf.int32, tf.int64, tf.int8),
-)
+VALUE_DTYPES = (*(tf.float32, tf.float16, tf.bfloat16, tf.float64), *(tf.int32, tf.int64, tf.int8))
 
 
 def check_dtypes(key_dtype: tf.DType, value_dtype: tf.DType) -> None:

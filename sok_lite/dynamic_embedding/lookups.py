@@ -204,11 +204,7 @@ def _trainable_of(asked: TrainableWrapper | HvdVariable) -> TrainableWrapper:
 
 
 def _asked(
-    params: Any,
-    ids: Any,
-    names: Sequence[str],
-    return_trainable: bool,
-    is_named: bool = True,
+    params: Any, ids: Any, names: Sequence[str], return_trainable: bool, is_named: bool = True
 ) -> TrainableWrapper | HvdVariable:
     """Returns what looks keys up, with gradients of a trainable.
 

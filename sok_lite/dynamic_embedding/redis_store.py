@@ -179,9 +179,7 @@ class RedisStore:
             )
 
     def update(
-        self,
-        keys: Any,
-        function: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[Any, Any]],
+        self, keys: Any, function: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[Any, Any]]
     ) -> None:
         """Changes rows depending on what they are, each as a whole, whoever else changes them.
 
@@ -295,9 +293,7 @@ class RedisStore:
         return f"{self._start}:{number}"
 
     def _send(
-        self,
-        parts: list[tuple[str, np.ndarray]],
-        command: Callable[[Any, str, np.ndarray], Any],
+        self, parts: list[tuple[str, np.ndarray]], command: Callable[[Any, str, np.ndarray], Any]
     ) -> list[Any]:
         """Sends a command for each bucket, all at once, and returns the replies."""
         with self._client.pipeline(transaction=False) as pipe:
@@ -306,11 +302,7 @@ class RedisStore:
             return pipe.execute()
 
     def _swap(
-        self,
-        keys: np.ndarray,
-        old: np.ndarray,
-        new: np.ndarray,
-        chosen: np.ndarray,
+        self, keys: np.ndarray, old: np.ndarray, new: np.ndarray, chosen: np.ndarray
     ) -> np.ndarray:
         """Writes the chosen rows that still are as they were, and returns which are not."""
         keys, old = keys[chosen], old[chosen]

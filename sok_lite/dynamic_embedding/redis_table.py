@@ -28,9 +28,7 @@ class RedisTableConfig:
     """
 
     def __init__(
-        self,
-        redis_config_abs_dir: str | None = None,
-        redis_config_abs_dir_env: str | None = None,
+        self, redis_config_abs_dir: str | None = None, redis_config_abs_dir_env: str | None = None
     ) -> None:
         self.redis_config_abs_dir = redis_config_abs_dir
         self.redis_config_abs_dir_env = redis_config_abs_dir_env

@@ -18,13 +18,7 @@ from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.engine.files.key_value_files import checksums, make_layout, open_shards, write_shard
 from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
 from sok_lite.engine.files.key_value_states import read_states, states_path, write_states
-from sok_lite.engine.table.content import (
-    Content,
-    concatenate,
-    from_named_arrays,
-    owned_by,
-    restore,
-)
+from sok_lite.engine.table.content import Content, concatenate, from_named_arrays, owned_by, restore
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.state_columns import columns_of
 

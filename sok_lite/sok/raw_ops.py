@@ -17,12 +17,7 @@ from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.local_lookup import local_lookup, local_lookup_and_evict
 from sok_lite.bridge.table_call import array_call
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.sok.handles import (
-    dummy_var_handle,
-    dummy_var_initialize,
-    is_of_table,
-    variable_with,
-)
+from sok_lite.sok.handles import dummy_var_handle, dummy_var_initialize, is_of_table, variable_with
 
 __all__ = [
     "dist_select",

@@ -78,10 +78,7 @@ def over_ranks(optimizer: Any, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, 
 
 
 def take_step(
-    optimizer: Any,
-    pairs: Iterable[tuple[Any, Any]],
-    dense_step: DenseStep,
-    options: dict[str, Any],
+    optimizer: Any, pairs: Iterable[tuple[Any, Any]], dense_step: DenseStep, options: dict[str, Any]
 ) -> Any:
     """Takes a step of which tables are a part."""
     pairs = list(pairs)

@@ -81,10 +81,7 @@ def _adadelta(o: Any) -> Settings:
 
 
 def _regularization(o: Any) -> dict[str, Any]:
-    return {
-        "l1": o._l1_regularization_strength,
-        "l2": o._l2_regularization_strength,
-    }
+    return {"l1": o._l1_regularization_strength, "l2": o._l2_regularization_strength}
 
 
 def _of_norms(o: Any) -> dict[str, Any]:

@@ -64,11 +64,7 @@ def combined(
 
 
 def _segment(
-    rows: tf.Tensor,
-    weights: tf.Tensor | None,
-    segments: tf.Tensor,
-    batch: tf.Tensor,
-    combiner: str,
+    rows: tf.Tensor, weights: tf.Tensor | None, segments: tf.Tensor, batch: tf.Tensor, combiner: str
 ) -> tf.Tensor:
     """Returns rows (n, dim) combined by the row of the batch that each is of, (batch, dim)."""
     if weights is not None:

@@ -39,11 +39,7 @@ class ServedRows:
     """
 
     def __init__(
-        self,
-        name: str,
-        rows: np.ndarray,
-        quantize: str | None,
-        make_variable: Callable[..., Any],
+        self, name: str, rows: np.ndarray, quantize: str | None, make_variable: Callable[..., Any]
     ) -> None:
         self._name = name
         self._dtype = tf.as_dtype(rows.dtype)

@@ -14,14 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from sok_lite.cli.file_source import Stored
-from sok_lite.cli.named import (
-    ABOUT,
-    about_text,
-    named_columns,
-    naming,
-    reader,
-    shape_of,
-)
+from sok_lite.cli.named import ABOUT, about_text, named_columns, naming, reader, shape_of
 from sok_lite.cli.wrapped import only_one, read_plain
 from sok_lite.engine.files.source import Source
 

@@ -10,13 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sok_lite.cli.file_source import Stored, raw_rows
-from sok_lite.cli.named import (
-    ABOUT,
-    about_text,
-    named_columns,
-    reader,
-    shape_of,
-)
+from sok_lite.cli.named import ABOUT, about_text, named_columns, reader, shape_of
 from sok_lite.cli.wrapped import only_one
 from sok_lite.engine.files.shard import (
     CHUNK_BYTES,

@@ -44,7 +44,7 @@ _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, "_"))
 
 # The states of SOK's optimizers by their names, and ours where they differ. Adamax is an "Adam".
 _STATES: Mapping[str, Mapping[str, str]] = {
-    "Adadelta": {"accum_grad": "accumulator", "accum_var": "delta_accumulator"},
+    "Adadelta": {"accum_grad": "accumulator", "accum_var": "delta_accumulator"}
 }
 # The optimizer that has exactly these states, by our names.
 _OPTIMIZERS = {

@@ -86,12 +86,7 @@ class _ModelCheckpoint:
     """
 
     def __init__(
-        self,
-        filepath: Any,
-        *args: Any,
-        signatures: Any = None,
-        options: Any = None,
-        **kwargs: Any,
+        self, filepath: Any, *args: Any, signatures: Any = None, options: Any = None, **kwargs: Any
     ) -> None:
         checked_path(filepath, signatures, options)
         self._signatures, self._save_options = signatures, options

@@ -62,9 +62,7 @@ def _layers_of(package: Any) -> SimpleNamespace:
             "HvdAllToAllEmbedding", parts.HvdAllToAllEmbeddingPart, embedding
         ),
         LayerNormalization=made(
-            "LayerNormalization",
-            parts.LayerNormalizationPart,
-            package.layers.LayerNormalization,
+            "LayerNormalization", parts.LayerNormalizationPart, package.layers.LayerNormalization
         ),
     )
 

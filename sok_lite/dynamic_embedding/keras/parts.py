@@ -8,12 +8,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras import guard
 from sok_lite.bridge.keras.called import as_keys
-from sok_lite.bridge.keras.classes import (
-    made_so_far,
-    object_of,
-    of_one_config,
-    share_in_copies,
-)
+from sok_lite.bridge.keras.classes import made_so_far, object_of, of_one_config, share_in_copies
 from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.keras import config as configs
