@@ -100,7 +100,7 @@ def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backe
         else:
             row_splits = backend.xp.concatenate(splits)
     if False in [spec.ids_fit for spec in tables]:
-        _check_keys(tables, cut(keys, sizes), backend)
+        _check_keys(tables, cut(keys, sizes))
     return Items(keys, row_splits, sizes, num_rows, all_weights)
 
 
@@ -134,7 +134,7 @@ def _check_weight_rows(
             )
 
 
-def _check_keys(tables: Sequence[TableSpec], keys: Sequence[Array], backend: Backend) -> None:
+def _check_keys(tables: Sequence[TableSpec], keys: Sequence[Array]) -> None:
     """Raises where keys do not fit the key type of their table. On a GPU it waits."""
     for spec, array in zip(tables, keys, strict=True):
         if not spec.ids_fit:

@@ -119,9 +119,9 @@ def embedding_lookup_sparse(
     check_sparse(sp_ids, sp_weights)
     name = name or "embedding_lookup_sparse"
     ids, weights = as_rows(sp_ids), None if sp_weights is None else as_rows(sp_weights)
-    asked = _asked(params, values_of(ids), [f"{name}/{_LOOKUP}", name], return_trainable)
-    rows = _combined(asked, ids, weights, combiner, max_norm)
-    return (rows, _trainable_of(asked)) if return_trainable else rows
+    table = _table_of(params, values_of(ids), [f"{name}/{_LOOKUP}", name], return_trainable)
+    rows = _combined(table, ids, weights, combiner, max_norm)
+    return (rows, _trainable_of(table)) if return_trainable else rows
 
 
 @unconverted_function
@@ -160,10 +160,10 @@ def safe_embedding_lookup_sparse(
     name = name or "safe_embedding_lookup_sparse"
     ids, weights, outer = as_safe_matrix(sparse_ids, sparse_weights, combiner, default_id)
     full_name = f"{name}/embedding_lookup_sparse/{_LOOKUP}"
-    asked = _asked(embedding_weights, values_of(ids), [full_name, name], return_trainable)
-    rows = _combined(asked, ids, weights, combiner, max_norm)
+    table = _table_of(embedding_weights, values_of(ids), [full_name, name], return_trainable)
+    rows = _combined(table, ids, weights, combiner, max_norm)
     rows = with_outer(rows, outer, sparse_ids)
-    return (rows, _trainable_of(asked)) if return_trainable else rows
+    return (rows, _trainable_of(table)) if return_trainable else rows
 
 
 def _looked_up(
@@ -175,9 +175,9 @@ def _looked_up(
     return_trainable: bool,
 ) -> Any:
     """Does what `embedding_lookup` does, under another name where none is given."""
-    asked = _asked(params, ids, [name or default_name], return_trainable, name is not None)
-    rows = clipped(asked.lookup(ids), max_norm)
-    return (rows, _trainable_of(asked)) if return_trainable else rows
+    table = _table_of(params, ids, [name or default_name], return_trainable, name is not None)
+    rows = clipped(table.lookup(ids), max_norm)
+    return (rows, _trainable_of(table)) if return_trainable else rows
 
 
 # ---- trainables ----------------------------------------------------------------------------------
@@ -199,14 +199,14 @@ def _only(params: Any) -> tuple[Any, Any]:
     return params, params
 
 
-def _trainable_of(asked: TrainableWrapper | HvdVariable) -> TrainableWrapper:
-    return asked.shadow if isinstance(asked, HvdVariable) else asked
+def _trainable_of(table: TrainableWrapper | HvdVariable) -> TrainableWrapper:
+    return table.shadow if isinstance(table, HvdVariable) else table
 
 
-def _asked(
+def _table_of(
     params: Any, ids: Any, names: Sequence[str], return_trainable: bool, is_named: bool = True
 ) -> TrainableWrapper | HvdVariable:
-    """Returns what looks keys up, with gradients of a trainable.
+    """Returns the trainable or HvdVariable to look keys up in, which has the gradients.
 
     Args:
       names: of the trainable; it is known by any of them.
@@ -242,21 +242,21 @@ def _asked(
 
 
 def _combined(
-    asked: TrainableWrapper | HvdVariable,
+    table: TrainableWrapper | HvdVariable,
     ids: Any,
     weights: Any,
     combiner: str,
     max_norm: float | None,
 ) -> tf.Tensor:
     """Returns the rows of keys combined, (batch, dim)."""
-    trainable = _trainable_of(asked)
+    trainable = _trainable_of(table)
     params = trainable.params
     is_inference = not trainable.trainable or get_model_mode() == ModelMode.INFERENCE
     is_clipped = max_norm is not None or trainable.max_norm is not None
-    can_pool = params.is_pooled and params.value_dtype == tf.float32 and asked is trainable
+    can_pool = params.is_pooled and params.value_dtype == tf.float32 and table is trainable
     is_pooled = can_pool and not is_inference and not is_clipped
     if is_pooled:
         ids = with_values(ids, params.keys_of(values_of(ids), remember=True))
     variable = trainable if is_pooled else None
     policy, comm = MissingKeyPolicy(False), SingleCommunicator()
-    return look_up_combined(comm, variable, ids, weights, combiner, policy, max_norm, asked.lookup)
+    return look_up_combined(comm, variable, ids, weights, combiner, policy, max_norm, table.lookup)

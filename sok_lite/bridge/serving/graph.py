@@ -105,8 +105,8 @@ class _Copy:
         tables = ServedTables(self._variable, self._session.run, cutoff, quantize, ranks)
         waiting = lookups_of(self._graph)
         while True:
-            asked = self._nodes.asked(self._outputs)
-            lookup = next((each for each in waiting if asked & _names(each.outputs)), None)
+            used = self._nodes.used(self._outputs)
+            lookup = next((each for each in waiting if used & _names(each.outputs)), None)
             if lookup is None:
                 break
             waiting.remove(lookup)

@@ -102,7 +102,7 @@ class Nodes:
             waiting += [_node(each) for each in inputs]
         return result
 
-    def asked(self, names: Iterable[str]) -> set[str]:
+    def used(self, names: Iterable[str]) -> set[str]:
         """Returns the tensors that are taken where some are computed, these included."""
         names = [self.resolved(name) for name in names]
         nodes = self.needed(names).values()

@@ -54,8 +54,8 @@ def combined(
         else:
             usually = "zeros" if policy.has_filter else "initial"
             missing = policy.missing or policy.reading_only
-            asked = policy.training, missing, usually, of_all_ranks
-            rows, _ = served.read(variable, keys, *asked)
+            options = policy.training, missing, usually, of_all_ranks
+            rows, _ = served.read(variable, keys, *options)
         result = tf.cast(rows, tf.float32)
         if spec.width != 1 or weights is not None:  # else each id is a row by itself
             result = _segment(result, weights, segments, batch, spec.combiner)

@@ -4,7 +4,7 @@ The keys of a table are in memory while it is read, 16 bytes each, and of a stat
 as they were given, which may be arrays that are mapped from a file.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,15 +55,9 @@ class KeyedSource(Source):
     Args:
       keyed: keys and rows.
       states: the states' rows, by what is said of each; a key that one lacks has its initial value.
-      numbers: what else there is of each key, "stamps" or "scores", in the order of the parts.
     """
 
-    def __init__(
-        self,
-        keyed: Keyed,
-        states: Sequence[tuple[StateFacts, Keyed]] = (),
-        numbers: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
+    def __init__(self, keyed: Keyed, states: Sequence[tuple[StateFacts, Keyed]] = ()) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
         keys = keyed.all_keys()
         kept = one_of_each(keys, "last", f"table {self.name!r}")
@@ -72,8 +66,6 @@ class KeyedSource(Source):
         self.num_keys = kept.size
         self._states = {facts.tensor: (facts, _Found(rows)) for facts, rows in states}
         self.states = tuple(facts for facts, _ in self._states.values())
-        self._numbers = dict(numbers or {})
-        self.columns = tuple(self._numbers)
         widths = [row_dtype(self.dtype).storage.itemsize * self.dim, 8]
         widths += [4 * facts.dim for facts in self.states]
         self._piece_rows = max(1, CHUNK_BYTES // max(widths))
@@ -84,12 +76,9 @@ class KeyedSource(Source):
             for first in range(0, part.keys.size, self._piece_rows):
                 some = slice(first, first + self._piece_rows)
                 keys = part.keys[some]
-                here = slice(begin + first, begin + first + keys.size)
-                is_kept = self._is_kept[here]
+                is_kept = self._is_kept[begin + first :][: keys.size]
                 if column == "values":
                     yield part.rows[some][is_kept]
-                elif column in self._numbers:
-                    yield self._numbers[column][here][is_kept]
                 elif column == "keys":
                     yield keys[is_kept]
                 else:
