@@ -30,9 +30,10 @@ class MissingKeyPolicy(NamedTuple):
     """The policy of a lookup for keys without a row: the arguments as given.
 
     Attributes:
-      training, missing: see `reading`.
+      training: whether keys are inserted; None: they are unless `inference_mode` is open.
+      missing: what a key without a row gives, "initial" or "zeros"; None: what the mode says.
       has_filter: whether new keys are drawn.
-      reading_only: see `reading`.
+      reading_only: what such a key gives where nothing is inserted; None: what it gives otherwise.
     """
 
     training: bool | None = None

@@ -17,7 +17,7 @@ def is_tensor(strings: Any) -> bool:
 
 
 def hash_tensor(strings: Any) -> Any:
-    """Returns the keys of strings; see `sok_lite.hash_strings`.
+    """Returns Fingerprint64 of each string, as `sok_lite.hash_strings` does.
 
     Args:
       strings: what `is_tensor` says yes to.

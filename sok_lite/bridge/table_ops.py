@@ -226,7 +226,7 @@ def epoch(variable: TableVariable) -> int:
 
 
 def set_epoch(variable: TableVariable, epoch: int) -> None:
-    """Begins an epoch; see `epoch`. Not for a tf.function, where it would be called once only."""
+    """Begins an epoch: keys of earlier ones are evicted first. Not within a tf.function."""
     if tf.inside_function():
         raise RuntimeError(
             f"The epoch of {variable.name!r} would be set once, while the tf.function is traced. "

@@ -118,7 +118,7 @@ def save_table(
     buffer_size: int = BUFFER_SIZE,
     name: str | None = None,
 ) -> Any:
-    """Writes all keys and rows of a table by itself, or of a shard; see `Variable`.
+    """Writes all keys and rows of a table by itself, or of one shard of a variable.
 
     Args:
       file_name: of the files, without their endings; None: that which a variable gives them.

@@ -22,7 +22,10 @@ def enable_train_mode() -> None:
 
 
 def enable_inference_mode() -> None:
-    """Has lookups read rows alone, without a gradient; see `enable_train_mode`."""
+    """Has lookups read rows alone, without a gradient.
+
+    What holds is the mode when a lookup is called: a tf.function keeps that of its tracing.
+    """
     ModelMode.CURRENT_SETTING = ModelMode.INFERENCE
 
 

@@ -36,10 +36,10 @@ class RowOptions(NamedTuple):
 
     Attributes:
       dim: elements of a row.
-      initializer: see `initial_value`.
+      initializer: what a missing key gives: a number, a row, a function or an initializer.
       owner: which rank owns a key where ranks look up together.
       files: the `VariableFiles` that are saved in place of the rows; None: rows are.
-      row_shape: see `initial_value`.
+      row_shape: (fan_in, fan_out) for initializers that scale by the shape of a weight.
     """
 
     dim: int

@@ -133,7 +133,7 @@ class TrainableWrapper(TableVariable):
         return clipped(local_lookup(self, keys, MissingKeyPolicy(False)), self.max_norm)
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
-        """Returns the rows of keys; see `lookup`."""
+        """Returns the rows of keys with a gradient, as `lookup` does; nothing is inserted."""
         return self.lookup(indices)
 
     def read_value(self, do_prefetch: bool = True) -> tf.Tensor:

@@ -57,7 +57,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
       count: number of partitions, 1 where there are none.
       base: the full save that the table goes on from; None: none.
       handles: in a TF1 graph the resources of its variables.
-      made: what was made for the last saver; see `saving.made_for`.
+      made: what was made for the last saver; its file name, and a `saveable.Made`.
     """
 
     def __init__(self, table: EmbeddingTable, name: str, num_partitions: int | None = None) -> None:

@@ -67,7 +67,7 @@ def enable_full_or_delta_import_v2() -> None:
 
 
 def disable_full_or_delta_import_v2() -> None:
-    """Does nothing; see `enable_full_or_delta_import_v2`."""
+    """Does nothing: every restore takes full saves and deltas."""
 
 
 def enable_save_v3() -> None:
@@ -75,7 +75,7 @@ def enable_save_v3() -> None:
 
 
 def disable_save_v3() -> None:
-    """Does nothing; see `enable_save_v3`."""
+    """Does nothing: there is one format."""
 
 
 def set_new_num_shards(num_shards: int) -> None:

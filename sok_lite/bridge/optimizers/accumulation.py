@@ -26,7 +26,7 @@ class KeptGradient(NamedTuple):
       variable: of the table.
       decays: whether weight decay acts on it.
       keys, grads: copies of what the batch gave.
-      of_gradient: see `Update`.
+      of_gradient: whether the keys are int64 as a lookup gave them.
     """
 
     variable: "weakref.ref[TableVariable]"

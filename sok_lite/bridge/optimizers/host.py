@@ -43,7 +43,7 @@ class KeysKind(NamedTuple):
 
     Attributes:
       are_uint64: whether their bits are those of uint64.
-      of_gradient: whether they are as a lookup gave them: see `Update`.
+      of_gradient: whether they are int64 as a lookup gave them; others are checked by the engine.
     """
 
     are_uint64: bool

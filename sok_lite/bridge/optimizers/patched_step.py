@@ -52,7 +52,7 @@ def is_stepping(optimizer: Any) -> bool:
 
 @contextmanager
 def step_of(optimizer: Any) -> Iterator[None]:
-    """Within it this thread is in a step of an optimizer; see `is_stepping`."""
+    """Within it this thread is in a step of an optimizer."""
     outer: frozenset[int] = getattr(_of_thread, "stepping", frozenset())
     _of_thread.stepping = outer | {id(optimizer)}
     try:
