@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def total_count(variable: "KvVariable") -> tf.Tensor:
-    """How many keys have a row that training has not set to zeros, scalar int64."""
+    """Returns `KvVariable.total_count`."""
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
@@ -27,7 +27,7 @@ def total_count(variable: "KvVariable") -> tf.Tensor:
 
 
 def total_freq(variable: "KvVariable") -> tf.Tensor:
-    """How often the keys that `total_count` counts were seen, scalar int64."""
+    """Returns `KvVariable.total_freq`."""
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
@@ -39,7 +39,7 @@ def total_freq(variable: "KvVariable") -> tf.Tensor:
 
 
 def storage_size_count(variable: "KvVariable") -> tf.Tensor:
-    """Rows in the first memory and beside it, (2,) int64, of all partitions."""
+    """Returns `KvVariable.storage_size_count`."""
 
     def run(table: EmbeddingTable) -> Array:
         store = table.store

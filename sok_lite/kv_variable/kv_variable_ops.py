@@ -14,7 +14,7 @@ from sok_lite.bridge.inference import checked_training
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable import counting, reading, removing
+from sok_lite.kv_variable import counting, reading, removing, scatter
 from sok_lite.kv_variable.calls import call, done
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
@@ -31,7 +31,6 @@ from sok_lite.kv_variable.saving import (
     set_new_num_shards,
     set_tfplus_saver_mode,
 )
-from sok_lite.kv_variable.scatter import insert, scatter_method
 from sok_lite.kv_variable.share import WHOLE, Share
 
 __all__ = [
@@ -219,9 +218,21 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         is_first = storage_type in (StorageCombination.MEM, StorageType.MEM_STORAGE)
         return is_first or self.table.store.near_rows is not None
 
-    total_count = property(counting.total_count)
-    total_freq = property(counting.total_freq)
-    storage_size_count = property(counting.storage_size_count)
+    @property
+    def total_count(self) -> tf.Tensor:
+        """How many keys have a row that training has not set to zeros, scalar int64."""
+        return counting.total_count(self)
+
+    @property
+    def total_freq(self) -> tf.Tensor:
+        """How often the keys that `total_count` counts were seen, scalar int64."""
+        return counting.total_freq(self)
+
+    @property
+    def storage_size_count(self) -> tf.Tensor:
+        """Rows in the first memory and beside it, (2,) int64, of all partitions."""
+        return counting.storage_size_count(self)
+
     get_counting = counting.get_counting
     get_timestamp = counting.get_timestamp
     increase_counting = counting.increase_counting
@@ -302,14 +313,14 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
         return done(self, call(self, "assign", run, [keys, rows]))
 
-    insert = insert
-    scatter_add = scatter_method("add")
-    scatter_sub = scatter_method("sub")
-    scatter_mul = scatter_method("mul")
-    scatter_div = scatter_method("div")
-    scatter_min = scatter_method("min")
-    scatter_max = scatter_method("max")
-    scatter_update = scatter_method("update")
+    insert = scatter.insert
+    scatter_add = scatter.scatter_method("add")
+    scatter_sub = scatter.scatter_method("sub")
+    scatter_mul = scatter.scatter_method("mul")
+    scatter_div = scatter.scatter_method("div")
+    scatter_min = scatter.scatter_method("min")
+    scatter_max = scatter.scatter_method("max")
+    scatter_update = scatter.scatter_method("update")
 
     # ---------------------------------------------------------------- removing
 
