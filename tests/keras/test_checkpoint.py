@@ -157,7 +157,10 @@ def test_a_program_that_fits_each_day_asks_which_day_it_is(keras, sk, tmp_path, 
         for day in range(0 if place is None else place.epoch, 3):
             model.fit(
                 data().repeat(2).skip(day).take(STEPS),  # others each day
-                **{"initial_epoch": day, "epochs": day + 1, "verbose": 0, "shuffle": False},
+                initial_epoch=day,
+                epochs=day + 1,
+                verbose=0,
+                shuffle=False,
                 callbacks=[checkpoint, *callbacks],
             )
         return place
