@@ -48,7 +48,7 @@ def inlined(path: Path) -> str:
     """Returns the source of a file with its includes written in place, each once.
 
     NVRTC is given no include path, so that a kernel compiles the same on every machine.
-    System includes (only in the CPU half of platform.cuh) stay as they are. Compilers name lines by
+    System includes (in platform_cpu.cuh alone) stay as they are. Compilers name lines by
     the files that they come from.
     """
     folder = kernel_folder()

@@ -142,11 +142,31 @@ class TrainableWrapper(TableVariable):
         Raises:
           ValueError: no keys were looked up.
         """
+        return self.lookup(self._known_ids())
+
+    def prefetch_values(self, update: bool = False) -> tf.Tensor:
+        """Returns the rows of `ids` as they are now, without a gradient."""
+        return clipped(self.params.lookup(self._known_ids()), self.max_norm)
+
+    def transform(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns rows as they are read: clipped to `max_norm`."""
+        return clipped(values, self.max_norm)
+
+    def update_op(self, v0: Any = None) -> Any:
+        """Writes rows to `ids`: by default those that they have, which inserts missing keys.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+        """
+        ids = self._known_ids()
+        return self.params.upsert(ids, self.params.lookup(ids) if v0 is None else v0)
+
+    def _known_ids(self) -> Any:
         if self._ids is None:
             raise ValueError(
                 f"{self.name!r} has looked up no keys yet. Look some up, or use params.lookup()."
             )
-        return self.lookup(self._ids)
+        return self._ids
 
     def size(self) -> tf.Tensor:
         """Returns the number of keys of the variable, scalar int64."""

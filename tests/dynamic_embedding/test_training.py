@@ -446,7 +446,13 @@ def test_a_trainable_reads_the_keys_it_looked_up():
     de.shadow_ops.embedding_lookup(shadow, tf.constant([4, 5], tf.int64))
     half = np.full((2, 2), np.sqrt(0.5), np.float32)
     np.testing.assert_allclose(shadow.read_value(), half, rtol=1e-6)
+    np.testing.assert_allclose(shadow.prefetch_values(), half, rtol=1e-6)
+    np.testing.assert_allclose(shadow.transform(tf.ones([2, 2])), half, rtol=1e-6)
     assert shadow.ids.numpy().tolist() == [4, 5] and int(shadow.size()) == 0
+    shadow.update_op()
+    assert variable.export()[0].numpy().tolist() == [4, 5]
+    shadow.update_op(tf.constant([[2.0, 3.0], [4.0, 5.0]]))
+    assert variable.lookup([5]).numpy().tolist() == [[4.0, 5.0]]
 
 
 @pytest.mark.parametrize("with_unique", [True, False])

@@ -211,32 +211,32 @@ MY_MASK = "__ballot_sync(sok_tile_threads(), w < kCount && is(w))"
 FAULTS = {
     "a vote that names the lanes of other tiles": (
         "hbm",
-        ("platform.cuh", MY_MASK, MY_MASK.replace("sok_tile_threads()", "~0u")),
+        ("platform_gpu.cuh", MY_MASK, MY_MASK.replace("sok_tile_threads()", "~0u")),
         "__ballot_sync",
     ),
     "a mask that is not moved to the tile": (
         "hbm",
-        ("platform.cuh", "- 1u) << sok_tile_first_lane();", "- 1u);"),
+        ("platform_gpu.cuh", "- 1u) << sok_tile_first_lane();", "- 1u);"),
         "does not name its own lane",
     ),
     "a shuffle over the whole warp by a tile": (
         "hbm",
-        ("platform.cuh", "x, 0, SOK_TILE)", "x, 0)"),
+        ("platform_gpu.cuh", "x, 0, SOK_TILE)", "x, 0)"),
         "reads from lane 0, which the mask does not name",
     ),
     "a lane stride off by one": (
         "hbm",
-        ("platform.cuh", "w += 1u << (lanes).shift)", "w += (1u << (lanes).shift) + 1)"),
+        ("platform_gpu.cuh", "w += 1u << (lanes).shift)", "w += (1u << (lanes).shift) + 1)"),
         "",
     ),
     "rows that begin one lane late": (
         "hbm",
-        ("platform.cuh", "i64 w = (lanes).lane;", "i64 w = (lanes).lane + 1;"),
+        ("platform_gpu.cuh", "i64 w = (lanes).lane;", "i64 w = (lanes).lane + 1;"),
         "",
     ),
     "words of 16 bytes wherever an array lies": (
         "hbm",
-        ("platform.cuh", "&& (u64)dense % sizeof(SokWord) == 0", "&& dense != (const T*)1"),
+        ("platform_gpu.cuh", "&& (u64)dense % sizeof(SokWord) == 0", "&& dense != (const T*)1"),
         "misaligned access of 16 bytes",
     ),
     "four columns at a time wherever rows lie": (
@@ -251,18 +251,18 @@ FAULTS = {
     ),
     "more lanes a row than a block has": (
         "hbm",
-        ("platform.cuh", "shift < 5", "shift < 6"),
+        ("platform_gpu.cuh", "shift < 5", "shift < 6"),
         "",
     ),
     "every lane a leader": (
         "hbm",
-        ("platform.cuh", "(threadIdx.x & (SOK_TILE - 1u)) == 0;", "true;"),
+        ("platform_gpu.cuh", "(threadIdx.x & (SOK_TILE - 1u)) == 0;", "true;"),
         "",
     ),
     "an exchange that is none": (
         "hbm",
         (
-            "platform.cuh",
+            "platform_gpu.cuh",
             "  return (i64)atomicCAS((u64*)p, (u64)expected, (u64)desired);",
             "  i64 seen = sok_load(p);\n  if (seen == expected) sok_store(p, desired);\n"
             "  return seen;",
@@ -301,7 +301,11 @@ FAULTS = {
     ),
     "a number for two keys": (
         "groups",
-        ("platform.cuh", "__popc((bits) & ((1u << j) - 1u))", "__popc((bits) & ((1u << j) - 2u))"),
+        (
+            "platform_gpu.cuh",
+            "__popc((bits) & ((1u << j) - 1u))",
+            "__popc((bits) & ((1u << j) - 2u))",
+        ),
         "",
     ),
     "a piece that begins a window early": (
@@ -312,7 +316,7 @@ FAULTS = {
     "a count by one lane for its tile alone": (
         "hbm",
         (
-            "platform.cuh",
+            "platform_gpu.cuh",
             "__shfl_xor_sync(~0u, x,",
             "__shfl_xor_sync(sok_tile_threads(), x,",
         ),
@@ -332,7 +336,7 @@ FAULTS = {
     "a key that is there before what is known of it": (
         "full",
         (
-            "platform.cuh",
+            "platform_gpu.cuh",
             'asm volatile("st.release.gpu.s64 [%0], %1;" ::"l"(p), "l"(v) : "memory");',
             "*(volatile i64*)p = v;",
         ),
@@ -340,7 +344,11 @@ FAULTS = {
     ),
     "a row number for two keys": (
         "hybrid",
-        ("platform.cuh", "__popc(all & ((1u << lane) - 1u))", "__popc(all & ((1u << lane) - 2u))"),
+        (
+            "platform_gpu.cuh",
+            "__popc(all & ((1u << lane) - 1u))",
+            "__popc(all & ((1u << lane) - 2u))",
+        ),
         "",
     ),
 }
