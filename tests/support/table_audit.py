@@ -115,10 +115,8 @@ def clock_spans(table):
 
 def call_under_way(table):
     """What a table keeps of a call while it runs; None between calls."""
-    if getattr(table, "_evicted", None) is not None:
-        return "a list of evicted entries"
-    if getattr(table, "_refused", (0, 0))[0]:
-        return f"refused keys to report, {table._refused[0]}"
+    if table.refused[0]:
+        return f"refused keys to report, {table.refused[0]}"
     return None
 
 

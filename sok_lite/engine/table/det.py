@@ -16,7 +16,7 @@ from sok_lite.engine.table.dumped import plan_forget
 from sok_lite.engine.table.insertion import claim_rows, plan_content
 from sok_lite.engine.table.parts import checked_num_keys
 from sok_lite.engine.table.results import GivesFirstRows
-from sok_lite.engine.table.stages import GIVE, PLACE, NewKeys, Stage, Stages, WithRows
+from sok_lite.engine.table.stages import COMMIT, RESERVE, NewKeys, Stage, Stages, WithRows
 
 
 class DetTable(EmbeddingTable):
@@ -87,16 +87,16 @@ class DetTable(EmbeddingTable):
             )
             undo = [*index.plan_take_back(new.keys, placed), *plan_set(self, unfinished=None)]
             undoing = plan_set(self, unfinished=partial(publish, undo))
-            counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
+            counted = yield Stage(RESERVE, [place, *undoing], is_counted=True)
             if counted[Count.REFUSED] == num_refused:
                 break
             num_refused = counted[Count.REFUSED]
-            yield Stage(PLACE, undo)
+            yield Stage(RESERVE, undo)
             if has_new_seed:
                 raise index.error_of_chosen_keys()
             index.take_new_seed()
         yield Stage(
-            GIVE,
+            COMMIT,
             [
                 *before,
                 *self.store.plan_list(claim),

@@ -24,7 +24,15 @@ from sok_lite.engine.table.hkv_index import HkvIndex, Placed
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.insertion import claim_rows, gather_evicted, plan_content
 from sok_lite.engine.table.results import Evicted, GivesFirstRows
-from sok_lite.engine.table.stages import GIVE, PLACE, Admission, NewKeys, Stage, Stages, WithRows
+from sok_lite.engine.table.stages import (
+    COMMIT,
+    RESERVE,
+    Admission,
+    NewKeys,
+    Stage,
+    Stages,
+    WithRows,
+)
 from sok_lite.engine.table.writes import insert_or_assign
 
 
@@ -216,12 +224,12 @@ class HkvTable(EmbeddingTable):
             undo = [index.plan_take_back(new.keys, placed), *plan_set(self, unfinished=None)]
             undoing = plan_set(self, unfinished=partial(publish, undo))
             place = self._plan_reserve(new, placed, counters, may_evict=False)
-            counted = yield Stage(PLACE, [place, *undoing], is_counted=True)
+            counted = yield Stage(RESERVE, [place, *undoing], is_counted=True)
             if counted[Count.REFUSED] == num_refused:
                 yield from self._giving_rows(new, claim, placed, before, after, counters)
                 return
             num_refused = counted[Count.REFUSED]
-            yield Stage(PLACE, undo)
+            yield Stage(RESERVE, undo)
             if not index.is_sparse(n):
                 index.double()
                 continue
@@ -284,12 +292,12 @@ class HkvTable(EmbeddingTable):
             *after(rows),
         ]
         if self.sightings is None:
-            yield Stage(GIVE, [*actions, *plan_set(self, unfinished=None)])
+            yield Stage(COMMIT, [*actions, *plan_set(self, unfinished=None)])
         else:
             num_forgotten = counter(counters, Count.FORGOTTEN)
             forget = self.sightings.plan_forget_those(new.keys, rows, num_forgotten)
             settling = plan_set(self, unfinished=partial(self._settle_sightings, num_forgotten))
-            counted = yield Stage(GIVE, [*actions, forget, *settling], is_counted=True)
+            counted = yield Stage(COMMIT, [*actions, forget, *settling], is_counted=True)
             publish(self._forgot(counted[Count.FORGOTTEN]))
         self.finish()
 
@@ -338,7 +346,7 @@ class HkvTable(EmbeddingTable):
             *after(rows),
             *forgetting,
         ]
-        self._settle(eviction, (yield Stage(GIVE, actions, is_counted=True)))
+        self._settle(eviction, (yield Stage(COMMIT, actions, is_counted=True)))
         self.finish()
         if evicted is not None:
             has_evicted = placed.evicted_rows != np.uint32(NO_ROW)

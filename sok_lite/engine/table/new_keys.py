@@ -18,7 +18,7 @@ from sok_lite.engine.rows.access import NewRows
 from sok_lite.engine.segments import Distinct, Missing, cut, dedup
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.parts import TableParts
-from sok_lite.engine.table.stages import GIVE, NewKeys, Stage, Stages, run
+from sok_lite.engine.table.stages import COMMIT, NewKeys, Stage, Stages, run
 from sok_lite.engine.table.tiering import plan_score_update
 
 
@@ -187,7 +187,7 @@ class _New:
 
 
 def _at_once(actions: list[Action]) -> Stages:
-    yield Stage(GIVE, actions)
+    yield Stage(COMMIT, actions)
 
 
 def complete(

@@ -65,8 +65,8 @@ class Stage(NamedTuple):
     is_counted: bool = False
 
 
-# What an insertion may come to. Before `GIVE` nothing has changed that an exception does not undo.
-PLACE, GIVE = 0, 1
+# The stages of an insertion. Before COMMIT nothing has changed that an exception does not undo.
+RESERVE, COMMIT = 0, 1
 
 # Is sent the counters of its table where it has asked for them.
 Stages: TypeAlias = Generator[Stage, list[int], None]
@@ -98,7 +98,7 @@ def run(
     while waiting:
         number = min(stage.number for stage in waiting.values())
         now = {i: stage for i, stage in waiting.items() if stage.number == number}
-        others = extra_actions if number == GIVE else ()
+        others = extra_actions if number == COMMIT else ()
         publish(*(stage.actions for stage in now.values()), *others)
         counted: list[list[int]] = []
         if any(stage.is_counted for stage in now.values()):
