@@ -71,6 +71,7 @@ def test_the_version_is_shown():
         (["convert", "c", "d", "--to-format", "csv", "--to-option", "x=1"], "it has: none"),
         (["inspect", "c", "--from-option", "x=1"], "'x=1' is no option of format sok_lite"),
         (["inspect", "empty"], "looks like none of the formats"),
+        (["inspect", "many"], "many has checkpoints in it: give one of them, such as many/step-20"),
         (["inspect", "model.keras"], "looks like none of the formats"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
@@ -79,11 +80,14 @@ def test_wrong_use_is_told_in_one_line(tmp_path, monkeypatch, arguments, text):
     monkeypatch.chdir(tmp_path)
     dumped("c", 3)
     os.mkdir("empty")
+    os.mkdir("many")
+    for step in (10, 20):
+        dumped(f"many/step-{step}", 3)
     Path("model.keras").touch()
     status, out, err = run(*arguments)
     assert (status, out) == (2, "") and text in err
     assert err.startswith("sok-lite") and err.count("\n") == 1
-    assert sorted(os.listdir()) == ["c", "empty", "model.keras"]
+    assert sorted(os.listdir()) == ["c", "empty", "many", "model.keras"]
 
 
 def test_what_cannot_be_read_or_written_is_told_in_one_line(tmp_path):

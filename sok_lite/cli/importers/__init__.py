@@ -18,9 +18,12 @@ are imported when they are needed.
 """
 
 import importlib
+import os
+from pathlib import Path
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
+from sok_lite.engine.files import manifest
 
 # Name, for the user, and module. Those are asked in this order what a path is.
 FORMATS = {
@@ -65,6 +68,11 @@ def detected_format(path: str) -> str:
     for name in with_sources:
         if format_module(name).detect(path):
             return name
+    inside = sorted(Path(path).glob(f"*/{manifest.NAME}")) if os.path.isdir(path) else []
+    if inside:  # as where sok_lite.keras.Checkpoint saves
+        raise WrongUse(
+            f"{path} has checkpoints in it: give one of them, such as {inside[-1].parent}"
+        )
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "
         "with --from-format where the command has it"
