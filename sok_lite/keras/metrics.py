@@ -140,7 +140,7 @@ class TableMetricsPart:
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the sizes to begin with."""
-        self._made = {name: _made(facts) for name, facts in self._facts().items()}
+        self._made = {name: facts["made"] for name, facts in self._facts().items()}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the metrics."""
@@ -149,7 +149,7 @@ class TableMetricsPart:
             return
         found: dict[str, float] = {}
         for name, facts in self._facts().items():
-            facts["new_keys"] = _made(facts) - self._made.get(name, 0)
+            facts["new_keys"] = facts.pop("made") - self._made.get(name, 0)
             found |= {f"{name}/{fact}": float(value) for fact, value in facts.items()}
         if found and other_ranks() is not None:
             names = sorted(found)
@@ -165,16 +165,14 @@ class TableMetricsPart:
         }
 
 
-def _made(facts: dict[str, int]) -> int:
-    """Returns how many keys a table has got so far."""
-    return facts["keys"] + facts["evicted"]
-
-
 def _facts_of(table: EmbeddingTable) -> dict[str, int]:
+    """Returns what is told of a table, but "made": how many keys have got a row so far."""
+    evicted = 0 if table.keeps_every_key else table.num_evicted
     return {
         "keys": table.size,
-        "evicted": 0 if table.keeps_every_key else table.num_evicted,
+        "evicted": evicted,
         "bytes": table.store.used_bytes + table.index_bytes,
+        "made": table.size + evicted + table.totals()["erased_total"],
     }
 
 
