@@ -36,6 +36,7 @@ def report_of_source(source: Source, keys_of_ranks: tuple[int, ...] = ()) -> Tab
         key_type=source.key_type,
         var_type=source.about.var_type,
         keys=source.num_keys,
+        pending=source.about.num_sighted,
         capacity=None,
         counts=None,
         near_seen=None,

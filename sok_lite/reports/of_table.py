@@ -61,6 +61,7 @@ def _bare(table: EmbeddingTable, keys: int) -> TableReport:
         key_type=table.key_dtype.name,
         var_type=table.var_type,
         keys=keys,
+        pending=0,
         capacity=None,
         counts=None,
         near_seen=None,
@@ -88,6 +89,7 @@ def _report_of(table: EmbeddingTable) -> TableReport:
         norms.add_norms(np.sqrt(squares))
     memory, seen = memory_of(table), table.seen_lately()
     return _bare(table, numbers.size)._replace(
+        pending=0 if table.sightings is None else table.sightings.size,
         capacity=numbers.capacity,
         counts={name: getattr(numbers, f"{name}_total") for name in COUNTERS},
         near_seen=None if seen is None else seen[0],

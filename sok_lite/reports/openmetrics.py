@@ -42,6 +42,7 @@ class Family(NamedTuple):
 
 
 _KEYS = Family("sok_table_keys", "gauge", "", "Keys with a row.")
+_PENDING = Family("sok_keys_pending", "gauge", "", "Keys that were seen and have no row yet.")
 _SLOTS = Family("sok_table_slots", "gauge", "", "Places for keys in the index.")
 _LOOKED_UP = Family(
     "sok_lookup_keys", "counter", "", f"Keys that lookups asked for, repeated ones too, {_SINCE}."
@@ -121,6 +122,7 @@ def _samples(table: EmbeddingTable, numbers: Statistics) -> list[Sample]:
     memory = [((*name.split(), "near")[:2], size) for name, size in used]
     return [
         Sample(_KEYS, numbers.size, {}),
+        Sample(_PENDING, 0 if table.sightings is None else table.sightings.size, {}),
         Sample(_SLOTS, numbers.capacity, {}),
         *(Sample(_LOOKED_UP, count, {"result": name}) for name, count in looked_up.items()),
         Sample(_INSERTED, numbers.inserted_total, {}),

@@ -19,6 +19,7 @@ class TableReport(NamedTuple):
     Attributes:
       name, dim, dtype, key_type, var_type: of the table.
       keys: number of keys with a row.
+      pending: number of keys that were seen, but not often enough to have a row; 0: there are none.
       capacity: slots of the index.
       counts: by name of COUNTERS, since the table was made, cleared or wholly loaded.
       near_seen, seen: number of recent accesses, by lookups, of keys whose row is in the fast tier
@@ -37,6 +38,7 @@ class TableReport(NamedTuple):
     key_type: str
     var_type: str
     keys: int
+    pending: int
     capacity: int | None
     counts: dict[str, int] | None
     near_seen: int | None
@@ -101,6 +103,7 @@ class TableReport(NamedTuple):
             return first
         return first._replace(
             keys=sum(part.keys for part in parts),
+            pending=sum(part.pending for part in parts),
             capacity=_sum([part.capacity for part in parts]),
             counts=_sum_by_name([part.counts for part in parts]),
             near_seen=_sum([part.near_seen for part in parts]),

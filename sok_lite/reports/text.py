@@ -37,6 +37,8 @@ def facts_of(table: "TableReport") -> list[tuple[str, str]]:
     """Returns (name, text) of what is known of a table, but for its histograms."""
     kind = f"{table.key_type}, rows of {table.dim} x {table.dtype}, {table.var_type}"
     facts = [("keys", f"{table.keys:,} of {kind}")]
+    if table.pending:
+        facts.append(("pending", f"{table.pending:,} keys were seen and have no row yet"))
     if table.capacity is not None:
         fill = table.keys / max(1, table.capacity)
         facts.append(("fill", f"{fill:.0%} of {table.capacity:,} slots"))

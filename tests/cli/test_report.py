@@ -23,7 +23,7 @@ def test_the_numbers_are_those_of_the_table(tmp_path):
         dump(tmp_path / kind, [table], ONE)
         (found,) = shown(tmp_path / kind)["tables"]
         expected = report_of(table).as_dict()
-        for name in ("name", "dim", "dtype", "key_type", "keys", "norms", "ages"):
+        for name in ("name", "dim", "dtype", "key_type", "keys", "pending", "norms", "ages"):
             assert found[name] == expected[name], (kind, name)
         assert found["memory"]["values"] == table.size * 12
 

@@ -11,6 +11,9 @@ from sok_lite.engine.table import clock as clock_module
 from sok_lite.reports import of_table
 from sok_lite.reports.histogram import NORMS
 from sok_lite.reports.of_table import report_of
+from sok_lite.reports.openmetrics import samples_of
+from sok_lite.reports.report import TableReport
+from sok_lite.reports.text import facts_of
 from tests.support.filled_tables import KINDS, filled, rows_of
 from tests.support.helpers import new_table
 from tests.support.table_state import State
@@ -45,6 +48,18 @@ def test_a_table_without_keys_has_a_report(backend):
     report = report_of(new_table(backend))
     assert (report.keys, report.hit_rate, report.near_share) == (0, None, None)
     assert report.norms.num_keys == report.ages.num_keys == 0
+
+
+def test_keys_that_wait_for_a_row_are_told(backend):
+    table = new_table(backend, var_type="hybrid", enter_threshold=3)
+    for keys in (range(10), range(7), range(4)):
+        table.lookup(list(keys))
+    report = report_of(table)
+    assert (report.keys, report.pending) == (4, 6) and ("6 keys were seen" in str(facts_of(report)))
+    assert TableReport.of_dict(report.as_dict()).pending == 6
+    assert TableReport.sum_of([report, report]).pending == 12
+    pending = [each.value for each in samples_of(table) if each.family.name == "sok_keys_pending"]
+    assert pending == [6]
 
 
 def test_ages_are_those_of_the_lookups(backend, monkeypatch):
