@@ -11,23 +11,21 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.machines import launch, machines, unavailable
 from tests.support.rank_jobs import environment_of
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Runs a module on ranks of several machines.")
     parser.add_argument("--machines", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each machine")
     parser.add_argument("--tool", default="horovod", choices=["horovod", "mpi"])
-    parser.add_argument(
-        "program",
-        nargs=argparse.REMAINDER,
-        help="what Python is told: a file or -m NAME, its arguments",
-    )
-    args = parser.parse_args()
+    parser.add_argument("module", help="by its name, such as scripts.bench")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is told")
+    args = parser.parse_args(arguments)
     reason = unavailable()
     if reason is not None:
         parser.error(reason)

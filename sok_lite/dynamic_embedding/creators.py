@@ -82,7 +82,7 @@ class _OwnCreator(KVCreator):
             default_value,
             name or self.table_class.__name__,
             checkpoint is not False,
-            **self._options(config or self.config, init_size or 0),
+            **self._options(config or getattr(self, "config", None), init_size or 0),
         )
 
     def _options(self, config: Any, init_size: int) -> dict[str, Any]:

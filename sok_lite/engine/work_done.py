@@ -1,8 +1,19 @@
 """What this process has done so far, for metrics: how often, how long it took, how many bytes."""
 
+import os
 import threading
 
-_lock = threading.Lock()
+# A signal handler or a finalizer may look up while its thread adds.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# In a forked child nobody would release it for a thread of the parent.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class WorkDone:

@@ -167,7 +167,7 @@ class CheckpointPart:
         found = self.newest()
         if found is not None:
             self._restore(model, found)
-            if found.batch:
+            if found.batch and communicator().rank == 0:
                 _log.warning(
                     "%s was made after %s batches of epoch %s. fit after restore trains on all "
                     "batches that it is given: leave those out, or call fit without restore, which "

@@ -62,7 +62,7 @@ class TableMetricsPart:
         # Steps so far, those of the epochs before, and those when it was told the last time.
         self._steps = self._before = self._told = 0
         self._last: dict[str, dict[str, int]] = {}
-        self._work = np.zeros(2)
+        self._work = self._tested = np.zeros(2)
         if every is not None:
             # Of this object: a callback that looks at every step has Keras wait for each.
             self.on_train_batch_end = self._after_step
@@ -78,6 +78,14 @@ class TableMetricsPart:
         self._last, self._work = self._totals(), _work()
         if self._log_dir is not None and (comm is None or comm.rank == 0):
             self._writer = tf.summary.create_file_writer(str(self._log_dir))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Notes the work done before a validation, whose lookups are of no step."""
+        self._tested = _work()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Leaves the work of a validation out."""
+        self._work = self._work + (_work() - self._tested)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the file."""

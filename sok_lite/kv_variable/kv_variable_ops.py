@@ -344,5 +344,3 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def add_multi_level_hash(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError."""
         self._refuse("add_multi_level_hash", "Make a variable for each level with get_kv_variable.")
-
-    # ---------------------------------------------------------------- inside

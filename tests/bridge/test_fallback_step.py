@@ -397,6 +397,18 @@ class CountingInClass(k3.SGD):
         self.assign_sub(variable, gradient * self.steps)
 
 
+class CountingByTensor(k3.SGD):
+    """Its number is a tensor from the first step on, and counts from the third."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.steps = 0.0
+
+    def apply(self, grads, variables=None):
+        self.steps = self.steps + tf.constant(1.0)
+        super().apply([grad * tf.maximum(1.0, self.steps - 2.0) for grad in grads], variables)
+
+
 class Late(k3.SGD):
     def update_step(self, gradient, variable, learning_rate):
         self.late = self.add_variable(variable.shape)
@@ -515,6 +527,7 @@ class Holding(v1.GradientDescentOptimizer):
         (lambda: Unlisted(2.0), r"from_config\(get_config\(\)\) raises TypeError"),
         (Counting, "attribute 'steps' changes in a step and is no variable"),
         (CountingInClass, "attribute 'steps' changes in a step and is no variable"),
+        (CountingByTensor, "is in no variable"),
         (Late, "it makes variables .* while it takes the step"),
         (Drawn, "does not begin with the same number in all rows"),
         (Double, "its state 'wide' is float64"),
@@ -685,6 +698,43 @@ def test_wrappers_of_one_optimizer_in_several_threads():
 def test_random_rounding_needs_a_rule():
     with pytest.raises(NotImplementedError, match="Leave out `stochastic_rounding`"):
         sok.OptimizerWrapper(OfKeras3(), stochastic_rounding=True)
+
+
+def test_a_setting_may_decide_which_variables_there_are():
+    class Warm(k3.SGD):
+        warm = False
+
+        def build(self, variables):
+            super().build(variables)
+            self.total = [self.add_variable(())] if self.warm else []
+
+        def update_step(self, gradient, variable, learning_rate):
+            for total in self.total:
+                self.assign_add(total, 1.0)
+            self.assign_sub(variable, gradient * (self.total[0] if self.warm else 1.0))
+
+    inner = Warm()
+    inner.warm = True
+    table, ours = new_table(3, "warm"), sok.OptimizerWrapper(inner)
+    before = rows_of(table)
+    for _ in range(2):
+        ours.apply_gradients([(slices(np.ones((3, 3))), table)])
+    np.testing.assert_allclose(before - rows_of(table), 3.0, rtol=1e-6)  # 1 and 2
+
+
+@pytest.mark.parametrize("num_tables", [1, 14])
+def test_a_variable_of_a_round_size_is_no_state(num_tables):
+    class Windowed(k3.SGD):
+        def build(self, variables):
+            super().build(variables)
+            self.window = self.add_variable((128,))
+
+    tables = [new_table(2, f"table {i}") for i in range(num_tables)]
+    before = [rows_of(table) for table in tables]
+    ours = sok.OptimizerWrapper(Windowed(1.0))
+    ours.apply_gradients([(slices(np.ones((3, 2))), table) for table in tables])
+    for table, rows in zip(tables, before, strict=True):
+        np.testing.assert_allclose(rows - rows_of(table), 1.0, rtol=1e-6)
 
 
 def test_an_attribute_that_the_config_lacks_is_followed():

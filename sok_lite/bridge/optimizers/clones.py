@@ -110,7 +110,7 @@ def settings_in(optimizer: Any) -> dict[str, Any]:
     """Returns the attributes that are settings, and no variables or objects."""
     return {
         name: value
-        for name, value in vars(optimizer).items()
+        for name, value in list(vars(optimizer).items())  # other threads may add to it
         if isinstance(value, _SETTINGS)
         and not (name in _OF_THE_OBJECT or name.startswith("_self_"))
     }

@@ -69,6 +69,7 @@ class Built:
       undecayed: numbers of the tables that weight decay does not act on.
 
     Attributes:
+      copy: as given.
       rows: a variable for each table, of its name.
       own: (attribute, variable) of the copy, which are neither rows nor settings.
     """
@@ -81,7 +82,7 @@ class Built:
         rows: Sequence[tf.Tensor],
         undecayed: Iterable[int] = (),
     ) -> None:
-        self._cloning, self._copy = cloning, copy
+        self._cloning, self.copy = cloning, copy
         names = [_variable_name(table.name) for table in tables]
         self.rows = [cloning.variable(*each) for each in zip(rows, names, strict=True)]
         cloning.build(copy, self.rows, [self.rows[i] for i in undecayed])
@@ -89,13 +90,13 @@ class Built:
 
     def _found(self) -> list[tuple[str, Any]]:
         rows = set(map(id, self.rows))
-        found = variables_in(self._copy, self._cloning.not_states)
+        found = variables_in(self.copy, self._cloning.not_states)
         return [(name, variable) for name, variable in found if id(variable) not in rows]
 
     def step(self, numbers: Iterable[int], grads: Iterable[tf.Tensor], step: int) -> None:
         """Takes a step on tables by their numbers; `step` is 1 for the first."""
         updated = [self.rows[number] for number in numbers]
-        self._cloning.apply(self._copy, list(zip(grads, updated, strict=True)), step)
+        self._cloning.apply(self.copy, list(zip(grads, updated, strict=True)), step)
 
     def late(self) -> list[str]:
         """Returns the attributes with variables that have come since it was built."""
@@ -109,7 +110,7 @@ class Built:
         chose, which counts all variables there are, is left out.
         """
         rows = self.rows[table]
-        if slot := self._cloning.slot_name(self._copy, variable, rows):
+        if slot := self._cloning.slot_name(self.copy, variable, rows):
             return slot
         of_rows, name = (getattr(v, "path", v.name).split(":")[0] for v in (rows, variable))
         parts = [part for part in name.split("/") if part != of_rows]
@@ -154,13 +155,14 @@ class TrialSteps:
           CannotStepError: the optimizer cannot take its steps so.
         """
         sizes = _unlike_sizes([table.dim for table in tables])
-        more_sizes = [size + 1 for size in sizes]
+        more_tables, more_sizes = [*tables, Shape("one_more", 2)], [*(s + 1 for s in sizes), 3]
         try:
-            followed, more = self._first([*tables, Shape("one_more", 2)], [*more_sizes, 3])
+            followed, replaced = self._settings(more_tables, more_sizes)
         except CannotStepError:  # it may know its tables by name
-            followed, more = self._first(tables, more_sizes)
+            more_tables, more_sizes = [*tables], more_sizes[:-1]
+            followed, replaced = self._settings(more_tables, more_sizes)
 
-        def built() -> Built:
+        def built(tables: Sequence[Shape] = tables, sizes: Sequence[int] = sizes) -> Built:
             return self._built(self._make(followed), tables, _normal(tables, sizes, 0))
 
         def two_steps(built: Built, rebuilt: Built | None = None) -> list[np.ndarray]:
@@ -172,9 +174,11 @@ class TrialSteps:
                 for variable, value in zip(_variables(built), values, strict=True):
                     assign(variable, tf.constant(value))
             self._step(built, tables, sizes, 2)
-            return _values(built)
+            numbers = (vars(built.copy).get(name) for name in replaced)
+            return [*_values(built), *(np.asarray(n) for n in numbers if tf.is_tensor(n))]
 
         first = built()
+        more = [(name, _sizes(variable)) for name, variable in built(more_tables, more_sizes).own]
         roles = self._roles(first, sizes, tables, more)
         at_once = two_steps(first)
         # One that draws at random never does the same twice: nothing can be told then.
@@ -192,10 +196,10 @@ class TrialSteps:
         with refusing(self._optimizer, "step"):
             built.step(range(len(tables)), _normal(tables, sizes, step), step)
 
-    def _first(
+    def _settings(
         self, tables: Sequence[Shape], sizes: Sequence[int]
-    ) -> tuple[frozenset[str], list[tuple[str, list[int]]]]:
-        """Returns the settings that a step does not change, and (attribute, shape) of variables."""
+    ) -> tuple[frozenset[str], list[str]]:
+        """Returns the settings that a step does not change, and numbers that it makes tensors."""
         copy = self._make(())
         before = settings_in(copy)
         built = self._built(copy, tables, _normal(tables, sizes, 0))
@@ -204,12 +208,20 @@ class TrialSteps:
             raise CannotStepError(self._optimizer, "late", ", ".join(map(repr, late)))
         after = settings_in(copy)
         # What a class gives all its optimizers becomes an attribute of one with its first change.
-        before = {n: getattr(type(copy), n) for n in after if hasattr(type(copy), n)} | before
-        changed = {name for name in before if not _is_same(before[name], after.get(name))}
-        for name in sorted(changed & after.keys()):  # else a tensor is made anew in each step
-            if isinstance(before[name], (int, float)) and not isinstance(before[name], bool):
+        names = {*after, *settings_in(self._optimizer)}
+        of_class = {name: getattr(type(copy), name) for name in names if hasattr(type(copy), name)}
+        before, now = of_class | before, of_class | vars(copy)
+        changed = {name for name in before if not _is_same(before[name], now.get(name))}
+        numbers = [
+            name
+            for name in sorted(changed)
+            if isinstance(before[name], (int, float)) and not isinstance(before[name], bool)
+        ]
+        replaced = [name for name in numbers if name not in after]
+        for name in numbers:
+            if name not in replaced:
                 raise CannotStepError(self._optimizer, "count", repr(name))
-        return frozenset(before.keys() - changed), [(n, _sizes(v)) for n, v in built.own]
+        return frozenset(before.keys() - changed), replaced
 
     def _roles(
         self,
@@ -259,9 +271,9 @@ class TrialSteps:
 
 
 def _unlike_sizes(dims: Sequence[int]) -> list[int]:
-    """Returns a size for each table: none is that of a row, a multiple of another or a sum."""
-    sizes = (size for size in itertools.count(101 + len(dims)) if size not in dims)
-    return list(itertools.islice(sizes, len(dims)))
+    """Returns a size for each table: primes, which nothing else is likely to have."""
+    primes = (n for n in itertools.count(101, 2) if all(n % d for d in range(3, 1 + n // 3, 2)))
+    return list(itertools.islice((n for n in primes if n not in dims), len(dims)))
 
 
 def _normal(tables: Sequence[Shape], sizes: Sequence[int], seed: int) -> list[tf.Tensor]:

@@ -226,13 +226,14 @@ class RowOptimizer(tf.Module):
                 if batches > 1:
                     host.keep(given)
                 return ()
-            plain = np.asarray(values).tolist()
+            begun, plain = time.perf_counter(), np.asarray(values).tolist()
             rows_step = host.step(plain, np.asarray(step).item(), given, batches)
             rows_step.commit(host.plan_drop() if batches > 1 else ())
+            UPDATES.add(time.perf_counter() - begun)
             return ()
 
         moved = [step, stacked, *inputs, *rows_move]
-        update = host_call(run, moved, [], backend, what, work=UPDATES)
+        update = host_call(run, moved, [], backend, what)
         if dense_step is None:
             return update, None
         with tf.control_dependencies([update]):

@@ -68,8 +68,9 @@ def detected_format(path: str) -> str:
     for name in with_sources:
         if format_module(name).detect(path):
             return name
-    inside = sorted(Path(path).glob(f"*/{manifest.NAME}")) if os.path.isdir(path) else []
+    inside = list(Path(path).glob(f"*/{manifest.NAME}")) if os.path.isdir(path) else []
     if inside:  # as where sok_lite.keras.Checkpoint saves
+        inside.sort(key=os.path.getmtime)
         raise WrongUse(
             f"{path} has checkpoints in it: give one of them, such as {inside[-1].parent}"
         )

@@ -140,7 +140,8 @@ def _groups_of(h5py: Any, file: Any) -> dict[str, Any]:
 
     def visit(place: str, item: Any) -> None:
         is_of_layer = isinstance(item, h5py.Group) and place.endswith("/vars")
-        if is_of_layer and any(name.endswith("facts_bytes") for name in item):
+        names = map(_OF_RANK.fullmatch, item) if is_of_layer else ()
+        if any(name is not None and name[3] == "facts_bytes" for name in names):
             found[place.removesuffix("/vars")] = item
 
     file.visititems(visit)

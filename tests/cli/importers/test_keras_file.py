@@ -174,6 +174,21 @@ def test_a_file_without_tables_is_wrong_use(tmp_path):
     assert status == 2 and "has no table of sok_lite.keras" in err
 
 
+def test_layers_with_arrays_of_their_own_are_left_alone(tmp_path):
+    """As those of sok_lite.dynamic_embedding, whose arrays have a prefix."""
+    arrays = arrays_of(filled(CPU, 9)[0])
+    of_others = {f"rows_{name}": array for name, array in arrays.items()}
+    archive(tmp_path / "m.keras", weights({"other": ("other", of_others)}))
+    status, _, err = run("report", tmp_path / "m.keras")
+    assert status == 2 and "has no table of sok_lite.keras" in err
+    archive(
+        tmp_path / "both.keras",
+        weights({"other": ("other", of_others), "table": ("user", arrays)}),
+    )
+    (found,) = shown("report", tmp_path / "both.keras")
+    assert (found["name"], found["keys"]) == ("user", 9)
+
+
 def test_what_keras_would_not_write_is_refused(tmp_path):
     arrays, path = arrays_of(filled(CPU, 9)[0]), tmp_path / "m.keras"
     whole = weights({"table": ("user", arrays)})
