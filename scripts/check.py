@@ -381,6 +381,7 @@ def main() -> int:
     print(f"quick leaves out most of: {', '.join(parts)}; of all others, what is full_only")
     if level == "quick":
         print(f"all variants run of what changed since the last full run: {last_full()}")
+        print("  (of none where more changed than tests/conftest.py allows: a full run is due)")
     if not has_oldest:
         print(f"left out by SOK_LITE_OLDEST=0: tests, TensorFlow {oldest}")
     passed, failed, skipped = (

@@ -11,7 +11,9 @@ minutes, so it chooses:
   (`test_admission.py`: `admission.cu`), of optimizer rules, the backends and the communicators.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
   tests each `update.py` and `update.cu`), all its variants run, marked ones too. The commit of that
-  run is in tests/last_full.json; a file that only moved has not changed.
+  run is in tests/last_full.json; a file that only moved has not changed. Where nearly everything
+  changed that would be full itself, of over an hour: then quick runs its usual choice, and a full
+  run is due before the change counts as tested.
 * Any other test marked `full_only("starts 40 processes")` is left out; the mark gives the reason. A
   function that is costly in some variants has the mark on these.
 * What a test repeats by a number of its own (`40 if QUICK else 200`) is repeated less often, and
@@ -39,6 +41,8 @@ from tests.support.simt import runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_FULL = ROOT / "tests" / "last_full.json"
+# So many names of changed files are the most of which quick runs all variants: 260 took 45 minutes.
+MOST_CHANGED = 300
 # Tests of kernels: one variant on each backend.
 KERNEL_ROOMS = ("tests/backend/", "tests/comm/", "tests/engine/optimizers/")
 
@@ -189,7 +193,10 @@ def stem(name):
 
 @functools.cache
 def changed_stems():
-    """Returns the stems of what changed since the last full run, None where none is known."""
+    """Returns the stems of what changed since the last full run, None where none is known.
+
+    None of them where there are more than MOST_CHANGED.
+    """
     try:
         commit = json.loads(LAST_FULL.read_text())["commit"]
         # -M100%: a file that only moved is no change. Then those that git does not know yet.
@@ -199,7 +206,8 @@ def changed_stems():
         return None
     paths = [line.split("\t")[-1] for line in changed if not line.startswith("R100")] + new
     ends = (".py", ".cu", ".cuh", ".sh", ".cpp")
-    return {stem(Path(path).name) for path in paths if path.endswith(ends)} - {"__init__"}
+    found = {stem(Path(path).name) for path in paths if path.endswith(ends)} - {"__init__"}
+    return found if len(found) <= MOST_CHANGED else set()
 
 
 def _git(*arguments):

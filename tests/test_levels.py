@@ -222,6 +222,16 @@ def test_a_file_counts_by_the_middle_of_its_name(project, tmp_path):
     assert levels.changed_stems() == {"update", "kept", "new"}
 
 
+def test_where_nearly_everything_changed_the_usual_choice_runs(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(levels, "MOST_CHANGED", 2)
+    for name in ("one", "two"):
+        (tmp_path / "tests" / f"test_{name}.py").write_text("")
+    assert levels.changed_stems() == {"one", "two"}
+    levels.changed_stems.cache_clear()
+    (tmp_path / "tests" / "test_three.py").write_text("")
+    assert levels.changed_stems() == set()
+
+
 @pytest.mark.parametrize("record", [None, "{}", '{"commit": "0123456789abcdef"}'])
 def test_without_a_known_commit_nothing_counts_as_changed(project, record):
     if record is None:
