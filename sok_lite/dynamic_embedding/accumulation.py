@@ -30,7 +30,7 @@ def accum(
     """
     ints = table.keys_of(keys, remember=True)
     values = checked_values(values_or_deltas, ints, table.dimension, table.value_dtype, table.name)
-    return _accumulated(table, ints, exists, values)
+    return table._accumulated(ints, exists, values)
 
 
 def accum_difference(table: Any, keys: Any, old_values: Any, new_values: Any, exists: Any) -> Any:
@@ -45,10 +45,11 @@ def accum_difference(table: Any, keys: Any, old_values: Any, new_values: Any, ex
         checked_values(values, ints, table.dimension, table.value_dtype, table.name)
         for values in (old_values, new_values)
     )
-    return _accumulated(table, ints, exists, new, old)
+    return table._accumulated(ints, exists, new, old)
 
 
-def _accumulated(table: Any, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
+def accumulated(table: Any, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
+    """Does what `accum` does; tables that count steps do more."""
     flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
     inputs = [tf.reshape(keys, [-1]), flags, *values]
     return array_call(table, f"accum of {table.name!r}", _accumulate, inputs)

@@ -206,6 +206,7 @@ class HashTable(TableVariable, SaveableObject):
 
     accum = accumulation.accum
     accum_difference = accumulation.accum_difference
+    _accumulated = accumulation.accumulated
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys, with rows and optimizer states; missing ones are left out.
