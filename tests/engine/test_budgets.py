@@ -168,7 +168,7 @@ class Budget(NamedTuple):
 ALL = ("hbm", "hybrid", "two tiers")
 FORMATS = ("hbm", "float16", "bfloat16")
 ONE, MIXED = ("hbm",), tuple(KINDS)
-# 300 tables take half a minute on the simulated GPU.
+# 300 tables take half a minute on the simulated GPU: so many of all kinds together are enough.
 _FEW = (1, 26)
 
 
@@ -186,14 +186,14 @@ BUDGETS = {
     # What a GPU does beside launches: keys and splits are joined, memory is set to zeros.
     "forward, known": Budget(ALL, known, 1, 2, 3, 1),
     "forward, known, three formats": Budget(FORMATS, known, 1, 4, 3, 1, _FEW),
-    "forward, known, weighted": Budget(ALL, weighted(known), 2, 3, 3, 1),
-    "forward, new, hbm": Budget(ONE, new, 10, 11, 4, 3),
+    "forward, known, weighted": Budget(ALL, weighted(known), 2, 3, 3, 1, _FEW),
+    "forward, new, hbm": Budget(ONE, new, 10, 11, 4, 3, _FEW),
     "forward, new, hybrid": Budget(("hybrid",), new, 11, 12, 4, 3, _FEW),
     "forward, new, two tiers": Budget(("two tiers",), new, 13, 14, 4, 3, _FEW),
-    "forward, new, evicting": Budget(("evicting",), new, 11, 12, 4, 3),
-    "forward, new, admitting": Budget(("admitting",), new, 18, 19, 6, 5),
-    "forward, new, growing": Budget(("growing",), new, 11, 12, 4, 3),
-    "forward, new, growing, admitting": Budget(("growing, admitting",), new, 18, 19, 6, 5),
+    "forward, new, evicting": Budget(("evicting",), new, 11, 12, 4, 3, _FEW),
+    "forward, new, admitting": Budget(("admitting",), new, 18, 19, 6, 5, _FEW),
+    "forward, new, growing": Budget(("growing",), new, 11, 12, 4, 3, _FEW),
+    "forward, new, growing, admitting": Budget(("growing, admitting",), new, 18, 19, 6, 5, _FEW),
     "forward, new, all kinds": Budget(MIXED, new, 29, 32, 6, 5),
     "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 7, 8, 4, 2, _FEW),
     # It waits for the number of distinct keys, the length of what TensorFlow is given.
@@ -287,7 +287,7 @@ BUDGETS_OF_RANKS = {
     # Where rules differ, the keys of each but tables on one rank are taken and their owners put
     # back: two array operations a rank. Whether a function gave ranks is one wait.
     "forward, known, some on one rank": BudgetOfRanks(
-        known, 20, 20, 28, 8, 2, owners=("mod", "rank 0", "last rank")
+        known, 20, 20, 28, 8, 2, _FEW, ("mod", "rank 0", "last rank")
     ),
     "forward, known, each on one rank": BudgetOfRanks(
         known, 20, 20, 20, 8, 2, _FEW, ("rank 0", "last rank")

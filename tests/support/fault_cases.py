@@ -50,6 +50,11 @@ class Case(NamedTuple):
     ages: bool = False
     raises: type | None = None
 
+    @property
+    def of_each_index(self) -> tuple[str, ...]:
+        """One kind of table with each kind of index: enough where nothing else differs."""
+        return tuple(kind for kind in self.kinds if kind in ("hbm", "kLru")) or self.kinds[:1]
+
 
 # -------------------------------------------------------------------- batches
 
