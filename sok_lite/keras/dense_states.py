@@ -9,11 +9,14 @@ import tensorflow as tf
 
 from sok_lite.bridge import stored
 from sok_lite.bridge.keras import held
+from sok_lite.bridge.optimizers.fallback_step import CarriedState, carried_by
+from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.files import manifest
 
 _OF_ALL = "of_all_ranks.npz"
+_CARRIED = "carried_"  # and the number of the optimizer; files of before have none
 
 
 class DenseStates(NamedTuple):
@@ -23,15 +26,20 @@ class DenseStates(NamedTuple):
       of_all: trained weights and the optimizers' variables: the same on all ranks.
       of_rank: the other weights, such as moving averages and states of random numbers: those of
         each rank.
+      carried: what optimizers without a rule keep beside the states of rows: those of each rank.
     """
 
     of_all: list[Any]
     of_rank: list[Any]
+    carried: list[CarriedState]
 
     @property
     def kinds(self) -> list[list[str]]:
-        """Dtypes and shapes of both, in order."""
-        return [[f"{_dtype(v).name}{list(v.shape)}" for v in variables] for variables in self]
+        """Dtypes and shapes of the variables, in order."""
+        return [
+            [f"{_dtype(v).name}{list(v.shape)}" for v in variables]
+            for variables in (self.of_all, self.of_rank)
+        ]
 
     @staticmethod
     def of(model: Any, what: str) -> "DenseStates":
@@ -54,7 +62,8 @@ class DenseStates(NamedTuple):
             variables += _variables_of(optimizer, model)
         of_all = _dense(variables, [])
         metrics = [variable for metric in model.metrics for variable in metric.variables]
-        return DenseStates(of_all, _dense(model.variables, [*of_all, *metrics]))
+        carried = [carried_by(_inner(each)) for each in optimizers.values() if each is not None]
+        return DenseStates(of_all, _dense(model.variables, [*of_all, *metrics]), carried)
 
     def write(self, folder: str, rank: int, size: int) -> None:
         """Writes this rank's file, and on rank 0 that of all; they are on the disk then.
@@ -63,7 +72,7 @@ class DenseStates(NamedTuple):
           OSError: it cannot be written.
         """
         os.makedirs(folder, exist_ok=True)
-        _write(os.path.join(folder, _of_rank(rank, size)), self.of_rank)
+        _write(os.path.join(folder, _of_rank(rank, size)), self.of_rank, self.carried)
         if rank == 0:
             _write(os.path.join(folder, _OF_ALL), self.of_all)
         manifest.sync_path(folder)
@@ -81,24 +90,32 @@ class DenseStates(NamedTuple):
                 for name in os.listdir(folder)
                 if name.startswith("of_rank_0_of_")
             )
-        files = (os.path.join(folder, _OF_ALL), own)
-        return DenseValues([_read(path, each) for path, each in zip(files, self, strict=True)])
+        of_all = _read(os.path.join(folder, _OF_ALL), self.of_all)
+        return DenseValues(of_all, _read(own, self.of_rank), _read_carried(own, self.carried))
 
     def assign(self, values: "DenseValues") -> None:
         """Gives the variables what was read."""
-        for variables, of_them in zip(self, values.by_kind, strict=True):
-            for variable, value in zip(variables, of_them, strict=True):
-                variable.assign(value)
+        variables = [*self.of_all, *self.of_rank]
+        for variable, value in zip(variables, [*values.of_all, *values.of_rank], strict=True):
+            variable.assign(value)
+        for state, numbers in zip(self.carried, values.carried, strict=True):
+            state.values = numbers
 
 
 class DenseValues(NamedTuple):
-    """The values that were read for the variables of `DenseStates`."""
+    """The values that were read for `DenseStates`, in the same order."""
 
-    by_kind: list[list[tf.Tensor]]
+    of_all: list[tf.Tensor]
+    of_rank: list[tf.Tensor]
+    carried: list[dict[str, np.ndarray]]
 
 
 def _of_rank(rank: int, size: int) -> str:
     return f"of_rank_{rank}_of_{size}.npz"
+
+
+def _inner(optimizer: Any) -> Any:
+    return inner_of(optimizer.optimizer if isinstance(optimizer, WrappedOptimizer) else optimizer)
 
 
 def _variables_of(optimizer: Any, model: Any) -> list[Any]:
@@ -125,10 +142,13 @@ def _dtype(variable: Any) -> tf.DType:
     return tf.as_dtype(variable.dtype)
 
 
-def _write(path: str, variables: Sequence[Any]) -> None:
+def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] = ()) -> None:
     arrays: dict[str, np.ndarray] = {}
     tensors = {str(i): tf.convert_to_tensor(variable) for i, variable in enumerate(variables)}
     stored.write_tensors(arrays, tensors)
+    for name, state in _named_carried(carried):
+        if state.values:
+            arrays[name] = np.frombuffer(state.serialize(), np.uint8)
     with open(path, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
         file.flush()
@@ -138,7 +158,7 @@ def _write(path: str, variables: Sequence[Any]) -> None:
 def _read(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
     with np.load(path) as arrays:
         names = {name: _dtype(variable) for name, variable in _named(variables)}
-        if set(arrays.files) == set(names):
+        if {name for name in arrays.files if not name.startswith(_CARRIED)} == set(names):
             found = stored.read_tensors(arrays, names, path)
             if all(found[name].shape == each.shape for name, each in _named(variables)):
                 return [found[name] for name in names]
@@ -148,6 +168,19 @@ def _read(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
         f"{shapes}. Received: {len(variables)}, of {[list(each.shape) for each in variables]}. "
         "Nothing was restored. Make the same model and optimizer, or give another path."
     )
+
+
+def _read_carried(path: str, carried: Sequence[CarriedState]) -> list[dict[str, np.ndarray]]:
+    """Returns the values of each; none: the optimizer had taken no such step."""
+    with np.load(path) as arrays:
+        return [
+            CarriedState.read(arrays[name].tobytes()) if name in arrays.files else {}
+            for name, _ in _named_carried(carried)
+        ]
+
+
+def _named_carried(carried: Sequence[CarriedState]) -> list[tuple[str, CarriedState]]:
+    return [(f"{_CARRIED}{i}", state) for i, state in enumerate(carried)]
 
 
 def _named(variables: Sequence[Any]) -> list[tuple[str, Any]]:

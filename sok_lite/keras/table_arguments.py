@@ -12,6 +12,7 @@ from sok_lite.engine.table.hkv_options import HkvOptions
 TEXTS = "str"
 _KEY_TYPES = ("int64", "int32", "uint64", TEXTS)
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
+_OF_LOOKUP_SPARSE = "filter_ratio"
 
 
 def checked_arguments(
@@ -45,7 +46,14 @@ def checked_arguments(
     _check_among("key_type", key_type, _KEY_TYPES)
     _check_among("row_dtype", row_dtype, _ROW_DTYPES)
     _check_among("var_type", var_type, ("hbm", "hybrid"))
-    known = HkvOptions.names() if var_type == "hybrid" else ["init_capacity"]
+    of_hybrid = [name for name in HkvOptions.names() if name != _OF_LOOKUP_SPARSE]
+    known = of_hybrid if var_type == "hybrid" else ["init_capacity"]
+    if _OF_LOOKUP_SPARSE in options:
+        raise TypeError(
+            f"`{_OF_LOOKUP_SPARSE}` is for sok.lookup_sparse with use_low_frequency_filter=True, "
+            "and a Table is looked up by layers. Give `enter_threshold` with "
+            'var_type="hybrid": a key gets a row when so many batches have had it.'
+        )
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(

@@ -3,6 +3,7 @@
 docs/checkpoint_format.md has the files.
 """
 
+import base64
 import os
 from datetime import datetime
 from functools import partial
@@ -14,6 +15,7 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.optimizers.dense_slots import dense_slots
+from sok_lite.bridge.optimizers.fallback_step import CarriedState, carried_by
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
@@ -62,8 +64,9 @@ def dump(
       dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several with different names. Of a sok.Variable all rows are written each time.
       optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of one: its step count is
-        kept as well, and the states that it has for static variables. What is no DynamicVariable
-        needs no wrapper.
+        kept as well, the states that it has for static variables, and of one without an update rule
+        what it keeps beside the states of rows, as rank 0 has it. What is no DynamicVariable needs
+        no wrapper.
       incremental: whether to add to the checkpoint that is there.
       background: whether to return as soon as what the variables hold is copied to the host, which
         needs memory for all of it; a thread writes the copy while training goes on.
@@ -85,7 +88,7 @@ def dump(
     variables, wrapper = _checked(dump_vars, optimizer, "dump")
     comm = communicator()
     tables = _items(variables, wrapper, makes=False)
-    extra = {} if wrapper is None else {"iterations": _counts(wrapper)}
+    extra = {} if wrapper is None else _extra(wrapper)
     backend = variables[0].table.backend
     if background:
         if progress:
@@ -116,8 +119,8 @@ def load(
       path: of the folder.
       load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several, with the names that they had. A static one takes all of its rows, in both modes.
-      optimizer: as in `dump`: it goes on from its step count, and from the states that it had for
-        static variables. Those of dynamic ones come back with or without it.
+      optimizer: as in `dump`: it goes on from what was kept of it. The states of dynamic variables
+        come back with or without it.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
@@ -137,7 +140,7 @@ def load(
     tables = _items(variables, wrapper, makes=True)
     shown = checked_progress(progress, comm.rank)
     with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
-        accept = None if wrapper is None else partial(_check_counts, path)
+        accept = None if wrapper is None else partial(_check_extra, path)
         read = partial(engine_load, path, tables, comm, mode, cast, report=report, accept=accept)
         extra = on_device(variables[0].table.backend, read)
     if wrapper is not None:
@@ -287,12 +290,28 @@ def _counters(wrapper: WrappedOptimizer) -> list[Any]:
     return [wrapper.iterations, *([] if own is None else [own])]
 
 
-def _counts(wrapper: WrappedOptimizer) -> list[int]:
-    return [int(counter) for counter in _counters(wrapper)]
+def _extra(wrapper: WrappedOptimizer) -> dict[str, Any]:
+    """Returns what a checkpoint has of an optimizer beside the states of rows, of rank 0."""
+    carried = carried_by(inner_of(wrapper.optimizer))
+    extra: dict[str, Any] = {"iterations": [int(counter) for counter in _counters(wrapper)]}
+    if carried.values:
+        extra["carried"] = base64.b64encode(carried.serialize()).decode()
+    return extra
 
 
-def _check_counts(path: Path, extra: dict[str, Any]) -> None:
-    """Raises ValueError if there are step counts that cannot be such."""
+def _carried_in(extra: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the values in what `_extra` gave, none where it had none.
+
+    Raises:
+      ValueError, TypeError: they are corrupt.
+    """
+    if "carried" not in extra:
+        return {}
+    return CarriedState.read(base64.b64decode(extra["carried"], validate=True))
+
+
+def _check_extra(path: Path, extra: dict[str, Any]) -> None:
+    """Raises ValueError if step counts cannot be such, or carried values cannot be read."""
     counts = extra.get("iterations", [0])
     is_list = type(counts) is list and counts
     if not is_list or not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
@@ -300,6 +319,13 @@ def _check_counts(path: Path, extra: dict[str, Any]) -> None:
             f"The checkpoint at {os.fspath(path)} is corrupt: its step counts are {counts!r:.100}. "
             "Nothing was loaded. Take another checkpoint."
         )
+    try:
+        _carried_in(extra)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"The checkpoint at {os.fspath(path)} is corrupt: what its optimizer keeps beside the "
+            f"states of rows cannot be read. Nothing was loaded. Take another checkpoint. ({error})"
+        ) from error
 
 
 def _go_on_from(wrapper: WrappedOptimizer, extra: dict[str, Any], path: Path) -> None:
@@ -310,3 +336,4 @@ def _go_on_from(wrapper: WrappedOptimizer, extra: dict[str, Any], path: Path) ->
         )
     for counter, count in zip(_counters(wrapper), extra["iterations"], strict=False):
         counter.assign(count)
+    carried_by(inner_of(wrapper.optimizer)).values = _carried_in(extra)

@@ -75,8 +75,7 @@ class OptimizerWrapper(WrappedOptimizer):
     Raises:
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
       NotImplementedError: an optimizer whose step means nothing for rows, that cannot take its step
-        itself, or that has a setting which could not act on rows (averaging, gradient
-        accumulation).
+        itself, or that has a setting which could not act on rows, such as averaging (`use_ema`).
     """
 
     def __init__(

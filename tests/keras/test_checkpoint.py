@@ -95,6 +95,44 @@ def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, 
     check_same(everything(again), everything(whole))
 
 
+def fading(keras):
+    """An optimizer that no rule follows: its power is that of all its variables together."""
+
+    class Fading(keras.optimizers.SGD):
+        has_means = False
+
+        def build(self, variables):
+            super().build(variables)
+            if not self.has_means:
+                self.has_means = True
+                self.means = [self.add_variable_from_reference(v, "mean") for v in variables]
+                if is_3:
+                    self.power = keras.Variable(1.0)
+                else:
+                    one = (variables[0], "power", (), tf.ones([]))
+                    self.power = self.add_variable_from_reference(*one)
+
+        def update_step(self, gradient, variable, learning_rate=0.1):
+            key = self._get_variable_index if is_3 else lambda v: self._index_dict[self._var_key(v)]
+            mean = self.means[key(variable)]
+            self.power.assign(self.power * 0.9)
+            mean.assign(0.5 * mean + gradient)
+            variable.assign(variable - 0.1 * mean * self.power)
+
+    is_3 = keras.__name__ == "keras"
+    return Fading()
+
+
+def test_an_optimizer_without_a_rule_goes_on_as_if_it_had_not_stopped(keras, sk, tmp_path):
+    whole = made(keras, sk, optimizer=fading(keras))
+    fit(whole, epochs=2)
+    with pytest.raises(Stop):
+        fit(made(keras, sk, optimizer=fading(keras)), stopping(keras, 4), sk.Checkpoint(tmp_path))
+    again = made(keras, sk, seed=2, optimizer=fading(keras))
+    fit(again, sk.Checkpoint(tmp_path), epochs=2)
+    check_same(everything(again), everything(whole))
+
+
 def within(keras, act):
     """A callback that acts after the second batch of the first epoch."""
 

@@ -305,6 +305,8 @@ def test_first_mistakes_with_a_table_teach(keras, sk):
             take()
     with pytest.raises(TypeError, match="name=100000. A table has a name and a dimension, and no"):
         sk.Table(100_000, 16)  # as a keras.layers.Embedding
+    with pytest.raises(TypeError, match="`filter_ratio` is for .*Give `enter_threshold`"):
+        sk.Table("t", 3, var_type="hybrid", filter_ratio=0.5)
     with pytest.raises(TypeError, match=r"^Table\.__init__\(\) missing .* 'dim'"):
         sk.Table("item")
     with pytest.raises(ValueError, match=r'same name, \'user\'.*sk.Table\("user_table"'):

@@ -80,6 +80,38 @@ def test_a_table_of_keras_goes_on_by_the_optimizer_that_trains_it(tmp_path):
         np.testing.assert_array_equal(got, expected)
 
 
+def test_an_optimizer_without_a_rule_goes_on_from_what_it_keeps_beside_the_states(tmp_path):
+    own = pytest.importorskip("tests.support.own_optimizers")
+    straight, optimizer = variables(), sok.OptimizerWrapper(own.OfKeras3())
+    train(straight, optimizer, 3)
+    sok.dump(tmp_path, straight, optimizer)
+    train(straight, optimizer, 2)
+    other, new = variables(), sok.OptimizerWrapper(own.OfKeras3())
+    sok.load(tmp_path, other, new)  # before its first step, and again after one
+    train(other, new, 1)
+    sok.load(tmp_path, other, new)
+    train(other, new, 2)
+    for one, same in zip(straight, other, strict=True):
+        np.testing.assert_array_equal(sok.export(same)[1], sok.export(one)[1])
+    sok.dump(tmp_path / "none", other, sok.OptimizerWrapper(own.OfKeras3()))
+    sok.load(tmp_path / "none", other, new)
+    assert new._carried.values == {}
+
+
+@pytest.mark.parametrize("carried", ["", "AAAA", "%", 3, None, "UEsDBA=="])
+def test_what_an_optimizer_keeps_is_refused_where_it_cannot_be_read(tmp_path, carried):
+    one, optimizer = sok.DynamicVariable(2, "ones", name="v"), adam()
+    tf.nn.embedding_lookup(one, [1])
+    sok.dump(tmp_path, one, optimizer)
+    found = manifest.read(tmp_path)
+    forged = found._replace(extra={"iterations": [0], "carried": carried})
+    manifest.publish(str(tmp_path), manifest.as_text(forged))
+    other = sok.DynamicVariable(2, "ones", name="v")
+    with pytest.raises(ValueError, match="keeps beside the states of rows cannot be read"):
+        sok.load(tmp_path, other, optimizer)
+    assert len(other) == 0
+
+
 def test_one_variable_of_another_kind_merges(tmp_path):
     one = sok.DynamicVariable(2, name="v")
     sok.assign(one, [1, 2], [[1.0, 1], [2, 2]])

@@ -12,6 +12,7 @@ Anything else, such as a count or a product, goes on from step to step as it is.
 import io
 import threading
 import weakref
+import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ class Now(NamedTuple):
 
 
 class CarriedState(tf.train.experimental.PythonState):
-    """The numbers that an optimizer keeps beside the states of rows. A checkpoint saves them.
+    """The numbers that an optimizer keeps beside the states of rows; see `carried_by`.
 
     Attributes:
       values: arrays by name.
@@ -71,9 +72,36 @@ class CarriedState(tf.train.experimental.PythonState):
         return file.getvalue()
 
     def deserialize(self, string_value: bytes) -> None:
-        """Takes it from such bytes."""
-        with np.load(io.BytesIO(string_value), allow_pickle=False) as file:
-            self.values = dict(file)
+        """Takes it from such bytes.
+
+        Raises:
+          ValueError: they are no such bytes.
+        """
+        self.values = self.read(string_value)
+
+    @staticmethod
+    def read(data: bytes) -> dict[str, np.ndarray]:
+        """Returns the values that `serialize` made bytes of.
+
+        Raises:
+          ValueError: they are no such bytes.
+        """
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                return dict(file)
+        except (ValueError, EOFError, OSError, AttributeError, zipfile.BadZipFile) as error:
+            raise ValueError(f"No npz file of an optimizer's numbers ({error}).") from error
+
+
+_carried: "weakref.WeakKeyDictionary[Any, CarriedState]" = weakref.WeakKeyDictionary()
+
+
+def carried_by(optimizer: Any) -> CarriedState:
+    """Returns what goes on from step to step of an optimizer, the same object each time.
+
+    It has no values before the first fallback step, and none where a rule takes the steps.
+    """
+    return _carried.setdefault(optimizer, CarriedState())
 
 
 class _Known(NamedTuple):
@@ -108,7 +136,7 @@ class FallbackSteps:
 
     def __init__(self, optimizer: Any, family: Family) -> None:
         refuse_inner_optimizers(optimizer)
-        self.carried = CarriedState()
+        self.carried = carried_by(optimizer)
         self._cloning: Cloning = family.cloning
         self._config = dict(family.cloning.config(optimizer))
         # Replaced as a whole, with the lock: several wrappers may have one optimizer.

@@ -69,11 +69,6 @@ def kinds_of(settings: Settings | FallbackStep, table: EmbeddingTable) -> Kinds:
     return steps.kinds(table)
 
 
-def carried_of(settings: FallbackStep) -> CarriedState:
-    """Returns what goes on from step to step of an optimizer that takes its steps itself."""
-    return fallback_steps(settings).carried
-
-
 def begin(settings: FallbackStep, stochastic_rounding: bool) -> CarriedState:
     """Tries an optimizer out that takes its steps itself, unless a TF1 graph is outside.
 

@@ -18,13 +18,14 @@ from sok_lite.bridge.optimizers.accumulation import (
     num_batches,
 )
 from sok_lite.bridge.optimizers.changes import changes_of
+from sok_lite.bridge.optimizers.fallback_step import carried_by
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.gradients import changed
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
 from sok_lite.bridge.optimizers.minimize import check_any, gradients_of
 from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import Shown, show_slots
-from sok_lite.bridge.optimizers.slots import begin, carried_of, create_slots
+from sok_lite.bridge.optimizers.slots import begin, create_slots
 from sok_lite.bridge.optimizers.step import Pairs, RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
 
@@ -120,7 +121,7 @@ class WrappedOptimizer(RowOptimizer):
             rate = self._family.learning_rate(self._inner, count)
             settings = self._settings()
             if isinstance(settings, FallbackStep):
-                self._carried = carried_of(settings)  # not that of what this is a copy of
+                self._carried = carried_by(self._inner)  # not that of what this is a copy of
             self._show_slots(settings, [variable for _, variable in pairs])
             return settings, 0.0 if rate is None else rate
 
