@@ -63,9 +63,23 @@ def chosen(sources: Sequence[Source], names: Sequence[str], path: str) -> list[S
     return [by_name[name] for name in names] if names else list(sources)
 
 
-def own_extra(path: str) -> dict[str, Any]:
-    """Returns what the caller of the dump added to a checkpoint; nothing of other formats."""
-    return manifest.read(path).extra if format_of(path) == OWN else {}
+# What `sok_lite.keras.Checkpoint` adds: it names files of dense weights beside those of tables.
+_NAMES_FILES = "sok_lite.keras"
+
+
+def own_extra(path: str, to: str) -> dict[str, Any]:
+    """Returns what the caller of the dump added to a checkpoint, for a new one of its tables.
+
+    Args:
+      path: of the checkpoint; one of another format has nothing.
+      to: where the new one is to be. Anywhere else there are no files of dense weights.
+    """
+    if format_of(path) != OWN:
+        return {}
+    extra = manifest.read(path).extra
+    if os.path.realpath(path) == os.path.realpath(to):
+        return extra
+    return {name: value for name, value in extra.items() if name != _NAMES_FILES}
 
 
 def own_ranks(path: str) -> int:

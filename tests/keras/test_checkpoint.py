@@ -333,6 +333,22 @@ def test_a_save_that_was_broken_off_is_no_checkpoint(keras, sk, tmp_path):
     assert names == ["step-0000000003", "step-0000000006"]
 
 
+@pytest.mark.parametrize("command", [["reshard", "--ranks", "2"], ["merge"]])
+def test_a_copy_of_its_tables_does_not_name_dense_weights(keras, sk, tmp_path, command):
+    model = made(keras, sk)
+    fit(model, sk.Checkpoint(tmp_path / "own"), epochs=1)
+    (own,) = (tmp_path / "own").iterdir()
+    name, *options = command
+    copy = tmp_path / "copies" / own.name
+    copy.parent.mkdir()
+    assert main([name, str(own), str(copy), *options]) == 0
+    with pytest.raises(ValueError, match=r"was not written by sok_lite\.keras\.Checkpoint"):
+        sk.Checkpoint(copy.parent).restore(model)
+    # In its own place it still has them.
+    assert main([name, str(own), str(own), *options, "--force"]) == 0
+    assert sk.Checkpoint(own.parent).restore(made(keras, sk)).steps == STEPS
+
+
 @pytest.mark.full_only("resumes from each of them")
 def test_so_many_are_kept_and_each_is_whole(keras, sk, tmp_path):
     model = made(keras, sk)

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     extra: dict[str, Any] = {}
     sources: list[Source] = []
     for path in args.paths:
-        extra |= own_extra(path)
+        extra |= own_extra(path, args.to)
         sources += open_sources(path)
     with watched(sources, "merge", args.progress) as shown, ExitStack() as stack:
         by_name: dict[str, list[Source]] = {}

@@ -25,5 +25,5 @@ def run(args: argparse.Namespace) -> int:
     check_destination(args.to, format_module(OWN), args.force, args.path)
     sources = open_sources(args.path, OWN)
     with watched(sources, "reshard", args.progress) as shown:
-        write_checkpoint(args.to, shown, args.ranks, own_extra(args.path))
+        write_checkpoint(args.to, shown, args.ranks, own_extra(args.path, args.to))
     return FINE
