@@ -190,12 +190,15 @@ def test_a_column_of_ids_is_what_the_input_says(keras, sk, lookups):
 def test_models_are_gone_with_what_was_noted_of_their_layers(keras, sk):
     import gc
 
-    model, tables = model_of(keras, sk, a_layer_each(sk))
-    fit(model)
-    # Layers of other tests may be here as well, and go at any time.
-    layers = [weakref.ref(layer) for layer in model.layers if layer in together._places]
+    def layers_of_a_model():
+        """In a function: who looks at a frame's locals keeps what they were until it returns."""
+        model, _ = model_of(keras, sk, a_layer_each(sk))
+        fit(model)
+        # Layers of other tests may be here as well, and go at any time.
+        return [weakref.ref(layer) for layer in model.layers if layer in together._places]
+
+    layers = layers_of_a_model()
     assert len(layers) == 3
-    del model, tables
     keras.backend.clear_session()
     tf.compat.v1.reset_default_graph()
     gc.collect()
