@@ -146,6 +146,25 @@ def test_the_site_has_every_page(site):
 
 
 @builds_the_site
+def test_light_and_dark_follow_the_setting_of_the_system(site):
+    """The theme takes the first palette at first, and the one that was clicked last ever after.
+
+    Only a first one of no scheme follows the system from then on; see `palette` in its script.
+    """
+    text = (site / "index.html").read_text()
+    found = re.findall(r'data-md-color-media="([^"]*)" data-md-color-scheme="([^"]*)"', text)
+    of_system = "(prefers-color-scheme)"
+    assert [media for media, _ in found] == [
+        of_system,
+        "(prefers-color-scheme: light)",
+        "(prefers-color-scheme: dark)",
+    ]
+    assert [scheme for _, scheme in found[1:]] == ["default", "slate"]
+    (script,) = site.glob("assets/javascripts/bundle.*.min.js")
+    assert of_system in script.read_text()
+
+
+@builds_the_site
 def test_no_link_or_anchor_of_the_site_is_dead(site, pages):
     dead = []
     for path, page in pages.items():
