@@ -45,7 +45,11 @@ _KEYS = Family("sok_table_keys", "gauge", "", "Keys with a row.")
 _PENDING = Family("sok_keys_pending", "gauge", "", "Keys that were seen and have no row yet.")
 _SLOTS = Family("sok_table_slots", "gauge", "", "Places for keys in the index.")
 _LOOKED_UP = Family(
-    "sok_lookup_keys", "counter", "", f"Keys that lookups asked for, repeated ones too, {_SINCE}."
+    "sok_lookup_keys",
+    "counter",
+    "",
+    "Keys that lookups asked for, repeated ones each time on one rank and once a call from each "
+    f"of several ranks, {_SINCE}.",
 )
 _INSERTED = Family("sok_keys_inserted", "counter", "", f"Keys that got a row, {_SINCE}.")
 _EVICTED = Family(

@@ -379,3 +379,34 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
         expected = [forward._replace(launches=forward.launches + 2), backward]
     for told in ranks(2, program, backend):
         assert list(told) == expected
+
+
+TIERS = {"max_hbm_for_vectors": 60 * 8 / 2**30}
+
+
+@pytest.mark.parametrize("options", [{}, KINDS["hybrid"], KINDS["hybrid"] | TIERS])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_repeats_count_on_one_rank_and_once_for_each_of_several(options, size):
+    """What an operator sees of `found_total` who moves a table to other memory, or more ranks."""
+    rng = np.random.default_rng(0)
+    calls = [np.array_split(rng.zipf(1.5, 300) % 200, size) for _ in range(4)]
+
+    def program(comm):
+        kind = "hybrid" if options else "hbm"
+        table = new_table(get_backend("cpu"), 2, kind, **options)
+        for keys in calls:
+            mine = keys[comm.rank]
+            splits = np.arange(mine.size + 1)
+            forward_parts(table.backend, comm, [Part(table, mine, splits, None, "sum")])
+        counts = table.totals()
+        return [counts[f"{name}_total"] for name in ("found", "missed", "inserted")]
+
+    held, expected = set(), [0, 0, 0]
+    for call in calls:
+        for mine in call:
+            keys = mine.tolist() if size == 1 else set(mine.tolist())
+            found = sum(key in held for key in keys)
+            expected[0], expected[1] = expected[0] + found, expected[1] + len(keys) - found
+        held.update(*(mine.tolist() for mine in call))
+    expected[2] = len(held)
+    assert np.sum(run_ranks(size, program), axis=0).tolist() == expected
