@@ -12,7 +12,7 @@ from typing import Any
 from sok_lite._version import __version__
 
 # What needs no TensorFlow.
-_WITHOUT_TENSORFLOW = {"hash_strings", "open_readonly", "plots"}
+_WITHOUT_TENSORFLOW = {"Report", "hash_strings", "open_readonly", "plots"}
 
 # Names that were removed, and why: for one version.
 _GONE = {

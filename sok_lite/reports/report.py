@@ -1,12 +1,13 @@
 """Reports: the content of tables, what has happened to their keys, and how ranks share them."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sok_lite.reports.histogram import Histogram
-from sok_lite.reports.html import report_html
+from sok_lite.reports.html import report_html, report_page
 from sok_lite.reports.text import report_text
 
 # Counters of a table that a report sums, as in `Statistics` without "_total".
@@ -57,7 +58,11 @@ class TableReport(NamedTuple):
 
     @property
     def hit_rate(self) -> float | None:
-        """The share of the looked up keys that had a row; None: there was no lookup."""
+        """The share of the looked up keys that had a row; None: there was no lookup.
+
+        Compare it between jobs of equally many ranks: repeated keys of a call count on one rank
+        alone, see `Statistics.found_total`.
+        """
         counts = self.counts or {}
         return _share(counts.get("found"), counts.get("found", 0) + counts.get("missed", 0))
 
@@ -155,6 +160,39 @@ class Report:
     def to_json(self) -> str:
         """Returns the numbers of `as_dict` as JSON."""
         return json.dumps(self.as_dict(), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Report":
+        """Returns the report of which `to_json` gave this, or `sok-lite report --json`.
+
+        So today's report can be compared with those of before; plots take it as well.
+
+        Raises:
+          ValueError: it is no such text, or lacks a number that reports of this version have.
+        """
+        try:
+            given = json.loads(text)
+            tables = tuple(TableReport.of_dict(table) for table in given["tables"])
+            return cls(tables, given["ranks"], given["time"], given["source"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "This is no report as `to_json` gives it, or one of another version of sok_lite "
+                f"({type(error).__name__}: {error}). Received: {text[:60]!r}."
+            ) from error
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page of HTML into a file, which needs no other file and no script.
+
+        With several ranks the report is the same on each: have one of them write it.
+
+        Args:
+          path: of the file; one that is there is replaced.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(report_page(self))
 
     def __str__(self) -> str:
         return report_text(self)

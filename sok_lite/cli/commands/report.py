@@ -11,7 +11,6 @@ from sok_lite.cli.arguments import add_reading
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, format_of, keys_of_ranks, open_sources
-from sok_lite.reports.html import report_page
 from sok_lite.reports.of_source import READ_COLUMNS, report_of_source
 from sok_lite.reports.report import Report
 
@@ -33,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     ranks = max(map(len, of_ranks.values()), default=1)
     report = Report(tuple(found), ranks, time.time(), args.path)
     if args.html is not None:
-        with open(args.html, "w", encoding="utf-8") as file:
-            file.write(report_page(report))
+        report.save_html(args.html)
     print(report.to_json() if args.json else report)
     return FINE
