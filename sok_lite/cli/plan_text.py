@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sok_lite.cli.planned import GIB, MOST_ROOM
+from sok_lite.engine.table.summary import as_bytes
 from sok_lite.reports.text import counted
 
 _PARTS = (
@@ -17,7 +18,7 @@ _PARTS = (
 
 def text(plan: Mapping[str, Any]) -> str:
     """Returns the text of a plan: the verdict first, then what follows from it."""
-    lines = [_verdict(plan), "", "make the tables, with sok_lite.keras as sk"]
+    lines = [_verdict(plan), *_now(plan), "", "make the tables, with sok_lite.keras as sk"]
     lines += [f"  {_constructor(table)}" for table in plan["tables"]]
     lines += ["", *_memory(plan), "", *_tables(plan), "", *_sent(plan)]
     if plan["would_help"]:
@@ -45,6 +46,25 @@ def _verdict(plan: Mapping[str, Any]) -> str:
     if plan["days"] is None:
         return verdict
     return f"{verdict}; full in {'over ' if has_most else ''}{plan['days']:,.0f} days"
+
+
+def _now(plan: Mapping[str, Any]) -> list[str]:
+    """Returns what the tables of a checkpoint have, and by how much there are to be more keys."""
+    planned = f"planned for {plan['times']:,g} times as many keys"
+    has_growth = plan["times"] != 1
+    if not plan["now"]:
+        return [planned] if has_growth else []
+    width = max(len(table["name"]) for table in plan["now"])
+    lines = ["", "in the checkpoint" + (f", {planned}" if has_growth else "")]
+    for table in plan["now"]:
+        states = "".join(
+            f", {state['name']} of {state['dim']} {as_bytes(state['bytes'])}"
+            for state in table["states"]
+        )
+        rows = f"rows of {table['dim']} x {table['dtype']} {as_bytes(table['rows_bytes'])}"
+        keys = f"{table['keys']:,} keys, {as_bytes(table['bytes'])}"
+        lines.append(f"  {table['name']:{width}}  {keys}: {rows}{states}")
+    return lines
 
 
 def _constructor(table: Mapping[str, Any]) -> str:

@@ -167,3 +167,32 @@ def test_how_a_job_is_started():
 def test_wrong_use_says_what_to_give(arguments, reason):
     status, out, err = run("plan", *arguments)
     assert (status, out) == (2, "") and reason in err
+
+
+def test_a_checkpoint_that_is_to_grow_is_planned_with_its_states(tmp_path):
+    optimized(tmp_path / "made", np.arange(1000), 1.0)
+    where = (tmp_path / "made", "--ranks", "1", "--host-gb", "1")
+    status, found = described(*where, "--times", "100")
+    (now,), (table,) = found["now"], found["tables"]
+    assert (status, now["keys"], table["keys"], found["times"]) == (0, 1000, 100_000, 100)
+    assert (now["rows_bytes"], table["row_bytes"], table["state_bytes"]) == (12_000, 12, 28)
+    states = [(state["name"], state["dim"], state["bytes"]) for state in now["states"]]
+    assert sorted(states) == [("acc", 3, 12_000), ("m", 3, 12_000), ("v", 1, 4000)]
+    # Beside those a key, and the number of the lookup that last saw it.
+    assert now["bytes"] == 12_000 + 28_000 + 8000 + 4000
+    text = fine("plan", *where, "--times", "100")
+    assert "\nin the checkpoint, planned for 100 times as many keys\n  " in text
+    assert "1,000 keys, 50.8 KiB: rows of 3 x float32 11.7 KiB, " in text
+    _, same = described(tmp_path / "made", "--ranks", "1", "--host-gb", "1")
+    assert (same["now"], same["times"], same["tables"][0]["keys"]) == (found["now"], 1, 1000)
+    assert "planned for" not in fine("plan", *where)
+
+
+def test_keys_that_are_given_grow_as_well():
+    one = ("--dim", "8", "--ranks", "2", "--host-gb", "64")
+    _, grown = described("--keys", "1e6", *one, "--times", "2.5")
+    _, whole = described("--keys", "2500000", *one)
+    assert grown["now"] == [] and grown.pop("times") == 2.5 and whole.pop("times") == 1
+    assert grown == whole
+    status, _, err = run("plan", "--keys", "1e6", *one, "--times", "0")
+    assert status == 2 and "must be a number above 0" in err

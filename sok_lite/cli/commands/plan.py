@@ -13,6 +13,7 @@ from sok_lite.cli.planned import GIB, Machines, Need, Plan, plan, room, sent
 from sok_lite.cli.reading import open_sources
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.source import columns_of
 from sok_lite.engine.optimizers import Adam, UpdateRule
 
 HELP = "say whether tables have room on machines, and how to make them"
@@ -21,7 +22,7 @@ EXAMPLES = (
     "sok-lite plan --keys 2e9 --dim 64 --optimizer adam --gpus 8 --gpu-gb 80 --host-gb 1400\n"
     "sok-lite plan --table name=user,keys=3e8,dim=32 --table name=item,keys=1e7,dim=64 "
     "--gpus 1 --gpu-gb 80 --host-gb 500\n"
-    "sok-lite plan runs/model --ranks 2 --host-gb 8"
+    "sok-lite plan runs/model --times 100 --ranks 2 --host-gb 8"
 )
 _RULES: dict[str, UpdateRule] = {
     name.lower(): getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"
@@ -34,6 +35,9 @@ _ROW_TYPES = ("float32", "float16", "bfloat16")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", nargs="?", help="a checkpoint whose tables there are to be"
+    )
+    parser.add_argument(
+        "--times", type=_factor, default=1.0, help="so many times as many keys: 100 (default: 1)"
     )
     parser.add_argument("--keys", type=_count, help="of one table, of all ranks together: 2e9")
     parser.add_argument("--dim", type=_count, help="elements of a row of it")
@@ -78,9 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    needs, machines = _needs(args), _machines(args)
-    found = plan(needs, machines)
-    described = _described(found, args)
+    now, needs, machines = _now(args), _needs(args), _machines(args)
+    found = plan([_grown(need, args.times) for need in needs], machines)
+    described = {"now": now, "times": args.times} | _described(found, args)
     print(json.dumps(described, indent=1) if args.json else text(described))
     return FINE if found.fits else FINDINGS
 
@@ -99,13 +103,21 @@ def _count(number: str) -> int:
 
 
 def _size(number: str) -> float:
+    return _above_0(number, "a number of GiB")
+
+
+def _factor(number: str) -> float:
+    return _above_0(number, "a number")
+
+
+def _above_0(number: str, what: str) -> float:
     try:
-        size = float(number)
+        found = float(number)
     except ValueError:
-        size = 0
-    if not (size > 0 and math.isfinite(size)):
-        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0, and is {number!r}")
-    return size
+        found = 0
+    if not (found > 0 and math.isfinite(found)):
+        raise argparse.ArgumentTypeError(f"must be {what} above 0, and is {number!r}")
+    return found
 
 
 def _needs(args: argparse.Namespace) -> list[Need]:
@@ -149,6 +161,35 @@ def _parsed(given: str, args: argparse.Namespace) -> Need:
     except argparse.ArgumentTypeError as error:
         raise WrongUse(f"--table {given!r}: a number {error}") from error
     return _need(parts["name"], keys, dim, dtype, optimizer, ids)
+
+
+def _grown(need: Need, times: float) -> Need:
+    return need._replace(num_keys=math.ceil(need.num_keys * times))
+
+
+def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns what each table of PATH has; none without PATH."""
+    if args.path is None:
+        return []
+    found = []
+    for source in open_sources(args.path):
+        sizes = {each.name: each.row_bytes * source.num_keys for each in columns_of(source)}
+        states = {state.tensor: state for state in source.states}
+        found.append(
+            {
+                "name": source.name,
+                "keys": source.num_keys,
+                "dim": source.dim,
+                "dtype": row_dtype(source.dtype).name,
+                "bytes": sum(sizes.values()),
+                "rows_bytes": sizes["values"],
+                "states": [
+                    {"name": state.name, "dim": state.dim, "bytes": sizes[tensor]}
+                    for tensor, state in states.items()
+                ],
+            }
+        )
+    return found
 
 
 def _needs_of(args: argparse.Namespace) -> list[Need]:
