@@ -160,10 +160,11 @@ def test_the_bridge_speaks_of_no_single_api(path):
     assert words == []
 
 
-# Where the owner of a key is asked for: when it travels, in a part of a checkpoint, in a gradient.
+# Where the owner of a key is asked for: when it travels, in a part of a checkpoint, in a gradient,
+# and when others have its text.
 ASK_OWNERS = {
     *("sok_lite.engine.owner", "sok_lite.engine.exchange", "sok_lite.engine.foreign_keys"),
-    *("sok_lite.engine.table.content", "sok_lite.engine.files.rewriting"),
+    *("sok_lite.engine.table.content", "sok_lite.engine.files.rewriting", "sok_lite.engine.texts"),
     *("sok_lite.cli.verified", "sok_lite.bridge.serving.tables"),
 }
 

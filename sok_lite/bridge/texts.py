@@ -1,23 +1,28 @@
 """Keys that are texts: a table knows them by a number, their 64-bit FarmHash fingerprint.
 
-The fingerprint is TensorFlow's `tf.fingerprint`, which never changes. Two texts with one number are
-found where the second is to be remembered; of a billion texts that happens once in 37 tables. A
-text that is only looked up is not remembered, and may be taken for another with that chance.
+The fingerprint is TensorFlow's `tf.fingerprint`, which never changes. Of a billion texts two have
+one number in one of 37 tables. `Texts`, for tables that give back texts in place of numbers, raises
+where the second is to be remembered; a text that is only looked up is not remembered, and may be
+taken for another. `keys_of_kept`, for tables that tell texts to people, lets the first one stay.
 """
 
-import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import get_backend
-from sok_lite.bridge.host_call import host_call
+from sok_lite.bridge.host_call import host_call, on_device
+from sok_lite.bridge.job import communicator
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.string_keys import hash_tensor
-
-# New texts that are kept whether the table has their keys or not: they may be about to come.
-_RECENT = 1 << 16
+from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.failure import together
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import owns
+from sok_lite.engine.texts import TextStore, are_held, texts_of
+from sok_lite.reports.text import counted
 
 
 class Texts:
@@ -29,15 +34,11 @@ class Texts:
     """
 
     def __init__(self, name: str, are_held: Callable[[np.ndarray], np.ndarray]) -> None:
-        self._name = name
-        self._are_held = are_held
-        self._recent: dict[int, bytes] = {}
-        self._older: dict[int, bytes] = {}
-        self._lock = threading.Lock()
+        self._name, self._store = name, TextStore(are_held)
 
     def __len__(self) -> int:
         """Texts that are remembered."""
-        return len(self._recent) + len(self._older)
+        return len(self._store)
 
     def keys(self, texts: tf.Tensor, remember: bool) -> tf.Tensor:
         """Returns the keys of texts, int64 of the same shape.
@@ -52,16 +53,7 @@ class Texts:
         keys = hash_tensor(texts)
         if not remember:
             return keys
-        what = f"Remembering the keys of {self._name!r}"
-
-        def remembered(keys: tf.Tensor) -> list[tf.Tensor]:
-            noted = host_call(self._remember, [keys, texts], [], get_backend("cpu"), what)
-            with tf.control_dependencies([] if tf.executing_eagerly() else [noted]):
-                return [tf.identity(keys)]
-
-        # A model for serving has no use for them.
-        (keys,) = looked_up(what, remembered, lambda _, keys: [keys], [keys])
-        return keys
+        return _noting(f"Remembering the keys of {self._name!r}", self._remember, keys, texts)
 
     def texts(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the texts of keys (n,) that are remembered, (n,).
@@ -74,39 +66,23 @@ class Texts:
         texts.set_shape(keys.shape)
         return texts
 
-    def _text(self, key: int) -> bytes | None:
-        text = self._recent.get(key)
-        return self._older.get(key) if text is None else text
-
     def _remember(self, keys: tf.Tensor, texts: tf.Tensor) -> Sequence[tf.Tensor]:
-        # As objects: NumPy's own texts lose zeros at their end.
-        given = np.array(texts.numpy(), object).reshape(-1).tolist()
         new: dict[int, bytes] = {}
-        with self._lock:
-            for key, text in zip(keys.numpy().reshape(-1).tolist(), given, strict=True):
-                known = new.get(key, self._text(key))
-                if known is None:
-                    new[key] = text
-                elif known != text:
-                    raise ValueError(
-                        f"Two keys of {self._name!r} have one fingerprint: {known!r} and "
-                        f"{text!r}. Change one of them, or use integer keys."
-                    )
-            if len(self._recent) > max(_RECENT, len(self._older)):
-                self._forget()
-            self._recent.update(new)
+        for key, text in zip(keys.numpy().reshape(-1).tolist(), _as_bytes(texts), strict=True):
+            if new.setdefault(key, text) != text:
+                self._refuse(new[key], text)
+        self._store.add(new, self._refuse)
         return ()
 
-    def _forget(self) -> None:
-        """Drops older texts whose keys the table does not hold; those of late are older then."""
-        keys = np.fromiter(self._older, np.int64, len(self._older))
-        held = keys[self._are_held(keys)].tolist()
-        self._older = {key: self._older[key] for key in held} | self._recent
-        self._recent = {}
+    def _refuse(self, known: bytes, text: bytes) -> None:
+        raise ValueError(
+            f"Two keys of {self._name!r} have one fingerprint: {known!r} and {text!r}. Change one "
+            "of them, or use integer keys."
+        )
 
     def _recall(self, keys: tf.Tensor) -> Sequence[tf.Tensor]:
         numbers = keys.numpy().tolist()
-        texts = [self._text(key) for key in numbers]
+        texts = [self._store.get(key) for key in numbers]
         if None in texts:
             unknown = [key for key, text in zip(numbers, texts, strict=True) if text is None]
             raise ValueError(
@@ -114,3 +90,104 @@ class Texts:
                 "were written by their numbers: write them by their texts."
             )
         return (tf.constant(texts, tf.string, [len(numbers)]),)
+
+
+def remember_texts(table: EmbeddingTable) -> None:
+    """Has a table keep the texts that this rank looks up.
+
+    Those of keys that this rank owns go when the keys have gone. What has become of the keys of
+    other ranks it learns when a checkpoint is written.
+    """
+    reference = weakref.ref(table)
+
+    def may_be_held(keys: np.ndarray) -> np.ndarray:
+        table = reference()
+        if table is None:
+            return np.zeros(keys.size, bool)
+        comm = communicator()
+        are_own = owns(table, comm.rank, comm.size)(keys)
+        return np.asarray(on_device(table.backend, are_held, table, keys) | ~are_own)
+
+    table.texts = TextStore(may_be_held)
+
+
+def texts_of_keys(table: EmbeddingTable, keys: tf.Tensor, missing: str | bytes | None) -> tf.Tensor:
+    """Returns the texts of keys; see `sok_lite.keras.Table.texts`. Every rank must call it."""
+    comm, what = communicator(), f"The texts of table {table.name!r}"
+
+    def checked() -> tuple[TextStore, np.ndarray]:
+        if tf.inside_function():
+            raise RuntimeError(f"{what} are of the moment. Ask outside of the tf.function.")
+        if table.texts is None:
+            raise ValueError(f"{what} are not kept. Make it with keep_texts=True.")
+        given = keys if isinstance(keys, tf.Tensor) else np.asarray(keys)
+        if given.dtype.name != "int64":
+            raise TypeError(
+                f"{what} are asked for by int64 keys, as `export` gives them. Received: "
+                f"{given.dtype.name}. sok_lite.hash_strings makes keys of texts."
+            )
+        if not (missing is None or isinstance(missing, (str, bytes))):
+            raise TypeError(f"`missing` must be a text or None. Received: missing={missing!r}.")
+        return table.texts, np.asarray(given)
+
+    store, numbers = together(comm, checked)
+    check_equal_on_all_ranks(comm, {"table": table.name}, "The table whose texts are asked for")
+    found = texts_of(store, numbers.reshape(-1), comm)
+
+    def told() -> tf.Tensor:
+        flat = numbers.reshape(-1).tolist()
+        unknown = [key for key in flat if key not in found]
+        if unknown and missing is None:
+            raise ValueError(
+                f"No rank knows the text of {counted(len(unknown), 'key')} of table "
+                f"{table.name!r}. Received: {unknown[0]}. Such keys were written by their numbers, "
+                "or looked up before texts were kept. Give `missing`, a text to stand for theirs."
+            )
+        texts = [found.get(key, missing) for key in flat]
+        return tf.reshape(tf.constant(texts, tf.string, [len(flat)]), numbers.shape)
+
+    return together(comm, told)
+
+
+def keys_of_kept(store: TextStore, texts: tf.Tensor, name: str) -> tf.Tensor:
+    """Returns the keys of texts, int64 of the same shape, and has a store remember those texts.
+
+    Texts of keys that it knows are not looked at, so that two texts with one key are no error: they
+    share a row, as without a store, and the first is the one that is remembered.
+
+    Args:
+      texts: of any shape.
+      name: of the table, for errors.
+    """
+    keys, what = hash_tensor(texts), f"Remembering the texts of {name!r}"
+
+    def remember(keys: tf.Tensor, texts: tf.Tensor) -> Sequence[tf.Tensor]:
+        flat = keys.numpy().reshape(-1)
+        new = store.places_of_new(flat)
+        if new.size:
+            its_texts = _as_bytes(tf.gather(tf.reshape(texts, [-1]), new))
+            store.add(dict(zip(flat[new].tolist(), its_texts, strict=True)))
+        return ()
+
+    return _noting(what, remember, keys, texts)
+
+
+def _noting(
+    what: str, note: Callable[..., Sequence[tf.Tensor]], keys: tf.Tensor, texts: tf.Tensor
+) -> tf.Tensor:
+    """Returns keys, behind a call of Python with them and their texts; see `host_call`."""
+
+    def noted(keys: tf.Tensor) -> list[tf.Tensor]:
+        done = host_call(note, [keys, texts], [], get_backend("cpu"), what)
+        with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
+            return [tf.identity(keys)]
+
+    # A model for serving has no use for them.
+    (result,) = looked_up(what, noted, lambda _, keys: [keys], [keys])
+    return result
+
+
+def _as_bytes(texts: tf.Tensor) -> list[bytes]:
+    # As objects: NumPy's own texts lose zeros at their end.
+    found: list[bytes] = np.array(texts.numpy(), object).reshape(-1).tolist()
+    return found

@@ -52,6 +52,9 @@ class JoinedSource(Source):
             if column not in SIGHTED or source.about.num_sighted:
                 yield from self._read(i, source, column)
 
+    def texts(self) -> dict[int, bytes]:
+        return {key: text for source in self._sources for key, text in source.texts().items()}
+
     def _read(self, i: int, source: Source, column: str) -> Iterator[np.ndarray]:
         state = self._states.get(column)
         if state is None:

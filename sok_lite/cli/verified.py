@@ -9,10 +9,11 @@ import numpy as np
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.chain import rows_of, whole_tensor
-from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.manifest import Shard, TableFacts, TextFile, path_of
 from sok_lite.engine.files.rewriting import owner_rule
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, open_file
 from sok_lite.engine.files.table_file import open_shard
+from sok_lite.engine.files.text_file import read_texts
 from sok_lite.reports.text import counted, listed
 
 _NUM_EXAMPLES = 5
@@ -43,6 +44,8 @@ def findings_of_table(
                 reader, findings = _opened(folder, facts, part, add)
                 readers += [] if reader is None else [reader]
                 yield from findings
+            if shard.texts is not None:
+                yield from _wrong_texts(folder, facts, shard.texts, add)
             if reader is not None:
                 yield from _keys(folder, facts, rank, reader, buckets)
             if shard.changed is not None and len(readers) == len(shard.chain):
@@ -68,6 +71,20 @@ def _opened(
     except ValueError as error:
         return None, findings or [f"{path}: table {facts.name!r}: {_reason(error)}"]
     return (None if findings else reader), findings
+
+
+def _wrong_texts(
+    folder: str, facts: TableFacts, file: TextFile, add: Callable[[int], object]
+) -> Iterator[str]:
+    """Yields what is wrong with a file of texts, all of which is in memory for this."""
+    path = path_of(folder, file)
+    try:
+        read_texts(file, facts.name, folder)
+        add(file.written.num_bytes)
+    except FileNotFoundError:
+        yield f"{path}: table {facts.name!r}: the file is missing"
+    except ValueError as error:
+        yield f"{path}: table {facts.name!r}: {_reason(error)}"
 
 
 def _reason(error: ValueError) -> str:

@@ -21,6 +21,9 @@ class Wrapped(Source):
     def read(self, column: str) -> Iterator[np.ndarray]:
         return self._source.read(column)
 
+    def texts(self) -> dict[int, bytes]:
+        return self._source.texts()
+
 
 def only_one(sources: Sequence[Source], what: str) -> Source:
     """Returns the only source there is.

@@ -12,6 +12,7 @@ from sok_lite.bridge.keras.called import as_keys
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.loss_weight import weighed_on_the_way_back
+from sok_lite.bridge.texts import keys_of_kept
 from sok_lite.bridge.tf_private import could_possibly_record
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -73,8 +74,8 @@ def rows_of(
       Of each feature its ids' shape, without the last dimension where it has a combiner, + [dim];
       ragged where the ids are and the shape still is.
     """
-    taken = [_taken(*each) for each in zip(features, ids, weights, strict=True)]
     inserts = is_training(training)
+    taken = [_taken(*each, inserts) for each in zip(features, ids, weights, strict=True)]
     outputs: list[Any] = [None] * len(features)
     for is_trained in (True, False):
         chosen = [
@@ -116,22 +117,21 @@ def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
     return _is_id(feature, as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name))
 
 
-def _taken(feature: Feature, ids: Any, weights: Any) -> _Taken:
+def _taken(feature: Feature, ids: Any, weights: Any, inserts: bool) -> _Taken:
     if weights is not None and feature.combiner is None:
         raise ValueError(
             f"Weights of ids need a combiner. Received: weights for table {feature.table.name!r}, "
             "whose feature has none. Give it one of " + ", ".join(COMBINERS) + "."
         )
     if isinstance(ids, tf.SparseTensor):
-        return _of_sparse(feature, ids, weights)
+        return _of_sparse(feature, ids, weights, inserts)
     if isinstance(ids, tf.RaggedTensor):
-        return _of_ragged(feature, ids, weights)
-    return _of_dense(
-        feature, as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name), weights
-    )
+        return _of_ragged(feature, ids, weights, inserts)
+    ids = as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name)
+    return _of_dense(feature, ids, weights, inserts)
 
 
-def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any) -> _Taken:
+def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any, inserts: bool) -> _Taken:
     if feature.combiner is None:
         raise ValueError(
             f"Sparse ids need a combiner. Received: a SparseTensor for table "
@@ -142,14 +142,14 @@ def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any) -> _Taken:
         is_id = _is_id(feature, ids.values)
         weights = None if weights is None else tf.sparse.retain(weights, is_id)
         ids = tf.sparse.retain(ids, is_id)
-    keys = ids.with_values(_keys(feature, ids.values))
+    keys = ids.with_values(_keys(feature, ids.values, inserts))
     return _Taken(keys, weights, feature.combiner, lambda rows: rows)
 
 
-def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any) -> _Taken:
+def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any, inserts: bool) -> _Taken:
     if feature.combiner is None:
         whole = ids
-        flat = _of_dense(feature, ids.flat_values, None)
+        flat = _of_dense(feature, ids.flat_values, None, inserts)
         return flat._replace(given_back=lambda rows: whole.with_flat_values(flat.given_back(rows)))
     if ids.flat_values.shape.rank != 1:
         raise ValueError(
@@ -172,11 +172,11 @@ def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any) -> _Taken:
             rows = each.with_values(rows)
         return rows
 
-    keys = inner.with_values(_keys(feature, inner.values))
+    keys = inner.with_values(_keys(feature, inner.values, inserts))
     return _Taken(keys, inner_weights, feature.combiner, given_back)
 
 
-def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
+def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> _Taken:
     rank = ids.shape.rank
     if rank is None:
         raise ValueError(
@@ -198,7 +198,8 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
 
     if feature.mask_value is None and not is_pooled:  # a lookup of such ids needs no row splits
         weights = None if weights is None else tf.reshape(weights, [-1])
-        return _Taken(_keys(feature, flat), weights, feature.combiner or "sum", given_back)
+        keys = _keys(feature, flat, inserts)
+        return _Taken(keys, weights, feature.combiner or "sum", given_back)
     each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
     splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
     matrix = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
@@ -208,7 +209,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any) -> _Taken:
         is_id = matrix.with_values(_is_id(feature, flat))
         weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
         matrix = tf.ragged.boolean_mask(matrix, is_id)
-    keys = matrix.with_values(_keys(feature, matrix.values))
+    keys = matrix.with_values(_keys(feature, matrix.values, inserts))
     return _Taken(keys, weights, feature.combiner or "sum", given_back)
 
 
@@ -216,8 +217,12 @@ def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
     return tf.not_equal(flat, tf.constant(feature.mask_value, flat.dtype))
 
 
-def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
-    """Returns the keys of flat ids: of texts their hash."""
+def _keys(feature: Feature, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
+    """Returns the keys of flat ids: of texts their hash.
+
+    Args:
+      inserts: whether keys that are new get a row, if the table is trained.
+    """
     table = feature.table
     if not table.has_texts:
         if flat.dtype == tf.string:
@@ -238,7 +243,7 @@ def _keys(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
             f"The ids of table {table.name!r} must be texts: it was made with key_type=str. "
             f"Received: {flat.dtype.name}. Pass texts, or make the table with another key_type."
         )
-    return keys_of_texts(flat)
+    return keys_of_texts(table.variable, flat, inserts and table.trainable)
 
 
 def as_tensor_of_texts(ids: Any) -> Any:
@@ -253,6 +258,14 @@ def as_tensor_of_texts(ids: Any) -> Any:
     return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
 
 
-def keys_of_texts(texts: tf.Tensor) -> tf.Tensor:
-    """Returns the keys (n,) int64 of texts (n,)."""
-    return tf.bitcast(tf.fingerprint(texts), tf.int64)
+def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
+    """Returns the keys (n,) int64 of texts (n,).
+
+    Args:
+      variable: of a table of texts.
+      remember: whether they may get rows: then a table that keeps texts remembers theirs.
+    """
+    store = variable.table.texts
+    if store is None or not remember:
+        return tf.bitcast(tf.fingerprint(texts), tf.int64)
+    return keys_of_kept(store, texts, variable.table.name)

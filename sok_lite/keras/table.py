@@ -13,6 +13,7 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.keras.hooks import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
+from sok_lite.bridge.texts import remember_texts, texts_of_keys
 from sok_lite.bridge.variable import facts_html, table_for_variable
 from sok_lite.engine.fingerprint import fingerprints
 from sok_lite.engine.initializer_spec import make_initializer
@@ -48,6 +49,8 @@ class TablePart:
       var_type: "hbm": it grows without bound. "hybrid": up to `max_capacity` keys, then others go.
       row_dtype: "float32", "float16" or "bfloat16". What the layer gives has its compute dtype.
       seed: of rows that are random.
+      keep_texts: whether a table of key_type=str remembers its texts, so that `texts` finds those
+        of keys. This rank keeps those that its lookups in training ask for.
       trainable: whether it is trained.
       dtype: of Keras.
       **options: `init_capacity`, keys to make room for at once; for "hybrid" see
@@ -74,11 +77,14 @@ class TablePart:
         var_type: str = "hbm",
         row_dtype: Any = "float32",
         seed: int = 0,
+        keep_texts: bool = False,
         trainable: bool = True,
         dtype: Any = None,
         **options: Any,
     ) -> None:
-        names = checked_arguments(name, dim, seed, key_type, row_dtype, var_type, options)
+        names = checked_arguments(
+            *(name, dim, seed, key_type, row_dtype, var_type, options, keep_texts)
+        )
         key_type, row_dtype = names
         super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
         if initializer is None or isinstance(initializer, str):
@@ -107,11 +113,14 @@ class TablePart:
             var_type=var_type,
             row_dtype=row_dtype,
             seed=int(seed),
+            keep_texts=keep_texts,
             **options,
         )
         self._number = next(_numbers)
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         table = table_for_variable(TableWeight.kind, make, can_be_cloned=True)
+        if keep_texts:
+            remember_texts(table)
         make_weight()
         self.variable = TableWeight(table, name=name, trainable=True)
         self.variable.is_frozen = not trainable
@@ -228,7 +237,8 @@ class TablePart:
           keys: (n,) integers, or texts.
           rows: (n, dim).
         """
-        writes.insert_or_assign(self.variable, "Table.assign", self._keys_of(keys), rows, None)
+        keys = self._keys_of(keys, remember=True)
+        writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)
 
     def contains(self, keys: Any) -> tf.Tensor:
         """Returns whether keys of any shape have a row on this rank, bool of their shape."""
@@ -265,10 +275,32 @@ class TablePart:
         """Removes all keys of this rank."""
         table_ops.clear(self.variable)
 
-    def _keys_of(self, keys: Any) -> Any:
+    def texts(self, keys: Any, missing: str | bytes | None = None) -> tf.Tensor:
+        """Returns the texts of keys, of a table with keep_texts=True. Every rank must call it.
+
+        It asks all ranks: the rank that looked a text up knows it, and not the one that has the
+        row. A text is known from the lookup in training, or the `assign`, that first had it. Each
+        rank may give keys of its own. It waits for all ranks, and is for eager mode.
+
+        Args:
+          keys: int64 of any shape, as `export` gives them.
+          missing: a text for keys whose text no rank knows; None: such keys raise.
+
+        Returns:
+          The texts as bytes, of the shape of `keys`.
+
+        Raises:
+          ValueError: texts are not kept, or a key has none. TypeError: an argument is not as said
+            here. RuntimeError: in a tf.function. All ranks raise the same, of wrong arguments
+            before anything is sent.
+        """
+        return texts_of_keys(self._table, keys, missing)
+
+    def _keys_of(self, keys: Any, remember: bool = False) -> Any:
         """Returns keys of any shape as integers, those of texts as lookups have them."""
         if self.has_texts and (keys := tf.convert_to_tensor(keys)).dtype == tf.string:
-            keys = tf.reshape(keys_of_texts(tf.reshape(keys, [-1])), keys.shape)
+            flat = keys_of_texts(self.variable, tf.reshape(keys, [-1]), remember)
+            keys = tf.reshape(flat, keys.shape)
         return keys
 
     # ---------------------------------------------------------------- saving

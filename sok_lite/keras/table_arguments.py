@@ -23,6 +23,7 @@ def checked_arguments(
     row_dtype: Any,
     var_type: Any,
     options: Mapping[str, Any],
+    keep_texts: Any = False,
 ) -> tuple[str, str]:
     """Returns the names of the key type and of the rows' dtype; checks all arguments.
 
@@ -46,6 +47,13 @@ def checked_arguments(
     _check_among("key_type", key_type, _KEY_TYPES)
     _check_among("row_dtype", row_dtype, _ROW_DTYPES)
     _check_among("var_type", var_type, ("hbm", "hybrid"))
+    if not isinstance(keep_texts, bool):
+        raise TypeError(f"`keep_texts` must be a bool. Received: keep_texts={keep_texts!r}.")
+    if keep_texts and key_type != TEXTS:
+        raise ValueError(
+            f"Only a table of key_type=str has texts to keep. Received: key_type={key_type!r} with "
+            "keep_texts=True."
+        )
     of_hybrid = [name for name in HkvOptions.names() if name != _OF_LOOKUP_SPARSE]
     known = of_hybrid if var_type == "hybrid" else ["init_capacity"]
     if _OF_LOOKUP_SPARSE in options:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sok_lite import dynamic_embedding as de
-from sok_lite.bridge import texts
 from sok_lite.dynamic_embedding.partition import default_partition_fn
+from sok_lite.engine import texts
 from tests.support.dict_variable import DictVariable
 from tests.support.modes import Function
 
@@ -202,7 +202,7 @@ def test_texts_that_end_in_zero_bytes_are_keys_of_their_own():
 
 
 def test_texts_of_keys_that_did_not_come_are_forgotten(monkeypatch):
-    monkeypatch.setattr(texts, "_RECENT", 100)
+    monkeypatch.setattr(texts, "RECENT", 100)
     variable = de.Variable(tf.string, dim=1)
     variable.upsert([f"kept {i}" for i in range(50)], np.ones((50, 1)))
     for batch in range(60):

@@ -63,8 +63,9 @@ def _known(facts: TableFacts) -> dict[str, Any]:
         "sighted": sum(shard.sighted for shard in facts.shards),
         "lookups": max(shard.facts["num_lookups"] for shard in facts.shards),
         "last_lookup": max(times, default=None),
-        "bytes": sum(s.written.num_bytes for shard in facts.shards for s in shard.chain),
+        "bytes": sum(file.num_bytes for shard in facts.shards for file in shard.written_files),
         "increments": max(len(shard.before) for shard in facts.shards),
+        "texts": sum(shard.texts.keys for shard in facts.shards if shard.texts is not None),
     }
 
 
@@ -94,8 +95,9 @@ def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
     options = [f"{name}={value!r}" for name, value in table.get("options", {}).items()]
     has_increments = table.get("increments", 0)
     increments = f", with {counted(has_increments, 'increment')}" if has_increments else ""
+    texts = f", with the texts of {table['texts']:,}" if table.get("texts") else ""
     rows = [
-        ("keys", f"{table['keys']:,} of {table['key_type']}{by_rank}{sighted}"),
+        ("keys", f"{table['keys']:,} of {table['key_type']}{by_rank}{sighted}{texts}"),
         ("rows", f"{table['dim']} of {table['dtype']}"),
         ("bytes", f"{table['bytes']:,}{increments}"),
         ("states", ", ".join(states)),

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         return FINDINGS
     folder, count = os.path.abspath(args.path), 0
     shards = [shard for facts in found.tables.values() for shard in facts.shards]
-    total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
+    total = sum(file.num_bytes for shard in shards for file in shard.written_files)
     with progress_bar("verify", total, args.progress) as add:
         for facts in found.tables.values():
             for finding in findings_of_table(folder, facts, add):

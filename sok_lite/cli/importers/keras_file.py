@@ -15,7 +15,7 @@ import os
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -29,6 +29,7 @@ from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import SIGHTED, About, Source
 from sok_lite.engine.table.joined import without_slots
 from sok_lite.engine.table.state_columns import states_of
+from sok_lite.engine.texts import KeyTexts
 
 _MEMBER = "model.weights.h5"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -40,6 +41,7 @@ _DTYPES = {dtype: np.dtype(dtype).name for dtype in ("<i8", "<i4", "<u8", "<f4",
 }
 _NAMES = {"keys", "values", "states", "stamps", "scores", "sighted_keys", "sightings"}
 _TEXTS = ("facts_bytes", "state_columns_bytes")
+_KEPT = ("text_keys", "texts_lengths", "texts_bytes")
 _MOST_TEXT = 1 << 20  # a few hundred bytes a state
 _ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError),
@@ -207,11 +209,32 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
         StateFacts(f"states.{i}.{s.name}", s.name, s.dim, float(s.initial), s.group)
         for i, s in enumerate(states)
     ]
-    return _Part(path, found, name, states=tuple(described), about=about)
+    part = _Part(path, found, name, states=tuple(described), about=about)
+    if "text_keys" in arrays:
+        part.kept = [_stored(path, begin, size, arrays[each]) for each in _KEPT]
+    return part
 
 
 class _Part(FileSource):
-    """What a rank has saved of a table: its keys, and those that were seen and have no row."""
+    """What a rank has saved of a table: its keys, and those that were seen and have no row.
+
+    Attributes:
+      kept: of a table that keeps texts the arrays of `_KEPT`.
+    """
+
+    kept: Sequence[Stored] = ()
+
+    def texts(self) -> dict[int, bytes]:
+        if not self.kept:
+            return {}
+        keys, lengths, data = (
+            np.concatenate([np.empty(0, each.dtype), *each.read(self._piece_rows)])
+            for each in self.kept
+        )
+        found = KeyTexts(keys, np.cumsum(lengths), data)
+        if keys.shape != lengths.shape or found.fault() is not None:
+            raise ValueError(f"the texts of table {self.name!r} contradict themselves")
+        return found.as_dict()
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         if column not in SIGHTED:

@@ -37,6 +37,7 @@ from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.shard_content import ShardContent, write_part
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.texts import KeyTexts, settle
 from sok_lite.engine.work_done import DUMPS
 
 T = TypeVar("T")
@@ -98,6 +99,7 @@ class Begun(NamedTuple):
       comm: the ranks.
       extra: values that JSON knows, returned by `load`.
       before: by table the file of this rank that is continued; without an entry all is written.
+      texts: by table what this rank writes of them, of tables that keep some.
       since: when it began, as of time.monotonic().
     """
 
@@ -108,6 +110,7 @@ class Begun(NamedTuple):
     comm: Communicator
     extra: dict[str, Any]
     before: Mapping[str, Shard]
+    texts: Mapping[str, KeyTexts]
     since: float
 
 
@@ -133,7 +136,10 @@ def begin(
             text = f"All is dumped into {folder}, and not only what has changed: {reason}."
             warnings.warn(text, RuntimeWarning, stacklevel=3)
     facts = [_facts(item.table) for item in items]
-    begun = Begun(folder, data, items, facts, comm, dict(extra or {}), before, since)
+    # Before the tables are locked: whoever looks a text up has the lock of the texts first.
+    kept = [(item.table, item.texts) for item in items]
+    texts = {table.name: settle(table, store, comm) for table, store in kept if store is not None}
+    begun = Begun(folder, data, items, facts, comm, dict(extra or {}), before, texts, since)
     try:
         together(comm, lambda: _make_folders(folder, data, comm))
     except BaseException:
@@ -152,7 +158,8 @@ def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
         shards = together(begun.comm, write)
         by_rank = _gathered(begun.comm, shards)
         together(begun.comm, lambda: _publish(begun, by_rank))
-        num_bytes = sum(shard.written.num_bytes for shard in shards)
+        new = [file for shard in shards for file in shard._replace(before=()).written_files]
+        num_bytes = sum(file.num_bytes for file in new)
         DUMPS.add(time.monotonic() - begun.since, num_bytes, time.time())
     finally:
         end(begun)
@@ -175,7 +182,8 @@ def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[ShardCon
     def part(item: Item) -> ShardContent:
         name, comm = item.table.name, begun.comm
         file = f"{begun.data}/{manifest.file_name(name, comm.rank, comm.size)}"
-        return item.part(begun.folder, file, comm, chunk_bytes, begun.before.get(name))
+        made = item.part(begun.folder, file, comm, chunk_bytes, begun.before.get(name))
+        return made._replace(texts=begun.texts.get(name))
 
     return holding(tables_of(begun.items), lambda: function(list(map(part, begun.items))))
 

@@ -132,7 +132,7 @@ def continuing(
     )
     # Of the files before only their rows count: when their lookups were is long, and known.
     *older, last = before.chain
-    slim = last._replace(facts={"num_lookups": last.facts["num_lookups"]}, before=())
+    slim = last._replace(facts={"num_lookups": last.facts["num_lookups"]}, before=(), texts=None)
     chain = (*older, slim)
     return shard._replace(states=states, changed=changed, before=chain), since
 

@@ -14,12 +14,14 @@ from sok_lite.engine.files.reading import saved_in
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.files.table_file import part_of
+from sok_lite.engine.files.text_file import texts_in
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.merging import merged
 from sok_lite.engine.table.restoring import plan_restore
+from sok_lite.engine.texts import TextStore
 
 
 class Item(ABC):
@@ -29,11 +31,13 @@ class Item(ABC):
       table: the table.
       held: the tables to lock while the item is read or changed.
       of_all_ranks: values that must be equal on all ranks, beside kinds and names.
+      texts: of keys, that go with the table; None: it keeps none.
     """
 
     table: AnyTable
     held: tuple[EmbeddingTable, ...] = ()
     of_all_ranks: tuple[Any, ...] = ()
+    texts: TextStore | None = None
 
     @abstractmethod
     def part(
@@ -67,7 +71,9 @@ class _TableItem(Item):
     """A table of keys."""
 
     def __init__(self, table: EmbeddingTable) -> None:
-        self.table, self.held = table, (table,)
+        self.table, self.held, self.texts = table, (table,), table.texts
+        if self.texts is not None:
+            self.of_all_ranks = ("with texts",)
 
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
@@ -84,7 +90,13 @@ class _TableItem(Item):
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
             saved = merged(table, saved, CHUNK_BYTES)
-        return plan_restore(table, saved)
+        restoring = plan_restore(table, saved)
+        if self.texts is None:
+            return restoring
+        texts = texts_in(facts, folder, comm.rank, comm.size)
+        if mode == "merge":
+            texts |= self.texts.all()
+        return [*restoring, *self.texts.plan_replace(texts)]
 
 
 # What programs name: a table, or a part of a static one.

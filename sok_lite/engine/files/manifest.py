@@ -31,7 +31,8 @@ DATA_FOLDER = re.compile(r"data-[0-9a-f]{16}")
 _TEMPORARY = NAME + ".tmp"
 _NO_SUM = "0" * 64
 _LONGEST_NAME = 100
-_FILE = re.compile(rf"{DATA_FOLDER.pattern}/[^/\0]+\.safetensors")
+_SUFFIX = ".safetensors"
+_FILE = re.compile(rf"{DATA_FOLDER.pattern}/[^/\0]+{re.escape(_SUFFIX)}")
 
 
 class StateFacts(NamedTuple):
@@ -47,6 +48,22 @@ class StateFacts(NamedTuple):
     initial: float
     group: int | None
     before: str | None = None
+
+
+class TextFile(NamedTuple):
+    """The texts that one rank wrote of a table: safetensors with `keys`, `ends` and `data`.
+
+    Attributes:
+      file: path relative to the folder of the manifest, with "/".
+      keys: number of keys.
+      num_bytes: bytes of their texts together.
+      written: the file's size and checksums.
+    """
+
+    file: str
+    keys: int
+    num_bytes: int
+    written: Written
 
 
 class Shard(NamedTuple):
@@ -65,6 +82,7 @@ class Shard(NamedTuple):
         others are in the previous files. None: it is no increment, all rows are in the file.
       before: the files that an increment continues, oldest first; the first is no increment. Their
         own `before` is not used.
+      texts: of keys of any rank, those that this rank wrote; None: the table keeps none.
     """
 
     file: str
@@ -77,6 +95,7 @@ class Shard(NamedTuple):
     written: Written
     changed: int | None = None
     before: "tuple[Shard, ...]" = ()
+    texts: TextFile | None = None
 
     @property
     def num_rows(self) -> int:
@@ -85,8 +104,14 @@ class Shard(NamedTuple):
 
     @property
     def chain(self) -> "tuple[Shard, ...]":
-        """All files that the part is made of, oldest first."""
+        """All files with rows of the part, oldest first."""
         return (*self.before, self)
+
+    @property
+    def written_files(self) -> list[Written]:
+        """All files that the part is made of, that of texts too."""
+        texts = [] if self.texts is None else [self.texts.written]
+        return [part.written for part in self.chain] + texts
 
 
 class TableFacts(NamedTuple):
@@ -125,8 +150,9 @@ class Manifest(NamedTuple):
     @property
     def files(self) -> list[str]:
         """All files that it names."""
-        shards = (shard for table in self.tables.values() for shard in table.shards)
-        return [part.file for shard in shards for part in shard.chain]
+        shards = [shard for table in self.tables.values() for shard in table.shards]
+        texts = [shard.texts.file for shard in shards if shard.texts is not None]
+        return [part.file for shard in shards for part in shard.chain] + texts
 
 
 def file_name(table: str, rank: int, ranks: int) -> str:
@@ -139,7 +165,12 @@ def file_name(table: str, rank: int, ranks: int) -> str:
     name = quote(table, safe="")
     if len(name) > _LONGEST_NAME:
         name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-    return f"{name}-{rank:05d}-of-{ranks:05d}.safetensors"
+    return f"{name}-{rank:05d}-of-{ranks:05d}{_SUFFIX}"
+
+
+def text_file_name(file: str) -> str:
+    """Returns the name of the file of texts beside a file of a table."""
+    return f"{file.removesuffix(_SUFFIX)}.texts{_SUFFIX}"
 
 
 def as_text(manifest: Manifest) -> str:
@@ -183,7 +214,7 @@ def read(folder: str | os.PathLike[str]) -> Manifest:
     return from_text(data, path)
 
 
-def path_of(folder: str, shard: Shard) -> str:
+def path_of(folder: str, shard: Shard | TextFile) -> str:
     """Returns the path of a file."""
     return os.path.join(folder, *shard.file.split("/"))
 
@@ -266,6 +297,10 @@ def _shard_to_json(shard: Shard) -> dict[str, Any]:
         "written": shard.written._asdict(),
         "before": [_shard_to_json(part) for part in shard.before],
     }
+    if shard.texts is None:
+        del described["texts"]
+    else:
+        described["texts"] = shard.texts._asdict() | {"written": shard.texts.written._asdict()}
     if not shard.before:
         del described["before"]
     if shard.changed is None:
@@ -319,9 +354,6 @@ def _shard(each: dict[str, Any]) -> Shard:
 
 
 def _one_file(each: dict[str, Any]) -> Shard:
-    file = _of(str, each["file"])
-    if not _FILE.fullmatch(file):
-        raise ValueError(f"file {file!r}")
     states = tuple(
         StateFacts(
             _of(str, state["tensor"]),
@@ -333,21 +365,36 @@ def _one_file(each: dict[str, Any]) -> Shard:
         )
         for state in each["states"]
     )
-    written = each["written"]
     return Shard(
-        file,
+        _file(each["file"]),
         _number(each["rows"]),
         _number(each["sighted"]),
         _of(bool, each["scores"]),
         _of(bool, each["slots"]),
         states,
         _facts(each["facts"]),
-        Written(
-            _number(written["num_bytes"]),
-            _number(written["chunk_bytes"], 1, MAX_CHUNK_BYTES),
-            tuple(_number(crc) for crc in written["crcs"]),
-        ),
+        _written(each["written"]),
         _number(each["changed"], 0, each["rows"]) if "changed" in each else None,
+        texts=_texts(each["texts"]) if "texts" in each else None,
+    )
+
+
+def _texts(each: dict[str, Any]) -> TextFile:
+    numbers = _number(each["keys"]), _number(each["num_bytes"])
+    return TextFile(_file(each["file"]), *numbers, _written(each["written"]))
+
+
+def _file(file: Any) -> str:
+    if not _FILE.fullmatch(_of(str, file)):
+        raise ValueError(f"file {file!r}")
+    return str(file)
+
+
+def _written(written: dict[str, Any]) -> Written:
+    return Written(
+        _number(written["num_bytes"]),
+        _number(written["chunk_bytes"], 1, MAX_CHUNK_BYTES),
+        tuple(_number(crc) for crc in written["crcs"]),
     )
 
 

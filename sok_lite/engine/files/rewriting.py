@@ -12,11 +12,14 @@ import numpy as np
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import check_is_ours, sweep
-from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, TextFile
+from sok_lite.engine.files.progress import Progress
+from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardWriter
 from sok_lite.engine.files.source import SIGHTED, Source, column_of
-from sok_lite.engine.files.table_file import NOT_WRITTEN, tensors_of
+from sok_lite.engine.files.table_file import tensors_of
+from sok_lite.engine.files.text_file import write_texts
 from sok_lite.engine.owner import HASH, MOD, OneRank, OwnerRule
+from sok_lite.engine.texts import KeyTexts
 
 # Says which of `ranks` owns each of some keys of a source.
 _Owners = Callable[[np.ndarray], np.ndarray]
@@ -32,8 +35,8 @@ def write_checkpoint(
     """Writes tables as a checkpoint, as if so many ranks had dumped them.
 
     An existing checkpoint is replaced when the new one is complete, as by `dump`; the sources may
-    read it. Memory is needed for a few pieces of each source, and one file for each rank is open at
-    a time. The keys are read once for every column, everything else once.
+    read it. Memory is needed for a few pieces of each source and for all texts of one, and one file
+    for each rank is open at a time. The keys are read once for every column, everything else once.
 
     Args:
       folder: it is made if missing.
@@ -118,11 +121,26 @@ def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: in
         for keys, piece in _content(source):
             _write_to_owners(writers, owners(keys), piece)
         written = [writer.finish() for writer in writers]
+    shards = [s._replace(written=w) for s, w in zip(shards, written, strict=True)]
+    if texts := source.texts():
+        whose = owners(np.fromiter(texts, kind.dtype, len(texts))).tolist()
+        of_ranks: list[dict[int, bytes]] = [{} for _ in shards]
+        for owner, (key, text) in zip(whose, texts.items(), strict=True):
+            of_ranks[owner][key] = text
+        shards = [
+            shard._replace(texts=_written_texts(source.name, shard.file, its, folder, chunk_bytes))
+            for shard, its in zip(shards, of_ranks, strict=True)
+        ]
     return TableFacts(
         *(source.name, about.var_type, source.dim, source.dtype, source.key_type),
-        *(rule.name, dict(about.options)),
-        tuple(s._replace(written=w) for s, w in zip(shards, written, strict=True)),
+        *(rule.name, dict(about.options), tuple(shards)),
     )
+
+
+def _written_texts(
+    table: str, beside: str, texts: Mapping[int, bytes], folder: str, chunk_bytes: int
+) -> TextFile:
+    return write_texts(KeyTexts.of(texts), table, folder, beside, chunk_bytes, Progress())
 
 
 def _counts(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndarray:

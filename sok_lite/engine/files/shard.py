@@ -39,6 +39,7 @@ _DTYPES = {
     "F16": "float16",
     "BF16": "uint16",
     "I8": "int8",
+    "U8": "uint8",  # of texts
 }
 
 
@@ -83,6 +84,10 @@ class Written(NamedTuple):
     num_bytes: int
     chunk_bytes: int
     crcs: tuple[int, ...]
+
+
+# Of a file that is not there yet.
+NOT_WRITTEN = Written(0, 1, ())
 
 
 def dtype_of(name: str) -> str:

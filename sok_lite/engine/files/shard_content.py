@@ -9,6 +9,8 @@ import numpy as np
 from sok_lite.engine.files.manifest import Shard, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import ShardWriter, Tensor
+from sok_lite.engine.files.text_file import tensors_of_texts, write_texts
+from sok_lite.engine.texts import KeyTexts
 
 
 class ShardContent(NamedTuple):
@@ -20,17 +22,22 @@ class ShardContent(NamedTuple):
       tensors: of the file.
       arrays: their elements, in pieces on the host. Each is read from the table when it is taken
         from the iterator: lock the table until the last one.
+      texts: that this rank writes; None: the table keeps none.
     """
 
     table: str
     shard: Shard
     tensors: list[Tensor]
     arrays: Iterable[np.ndarray]
+    texts: KeyTexts | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the file without its header."""
-        return sum(tensor.num_bytes for tensor in self.tensors)
+        """Bytes of the file, and of that of its texts, without their headers."""
+        tensors = list(self.tensors)
+        if self.texts is not None:
+            tensors += tensors_of_texts(self.texts.keys.size, self.texts.data.size)
+        return sum(tensor.num_bytes for tensor in tensors)
 
 
 def copied(part: ShardContent) -> ShardContent:
@@ -67,6 +74,10 @@ def write_part(part: ShardContent, folder: str, chunk_bytes: int, progress: Prog
     try:
         for array in part.arrays:
             writer.write(array)
-        return part.shard._replace(written=writer.finish())
+        shard = part.shard._replace(written=writer.finish())
     finally:
         writer.close()
+    if part.texts is None:
+        return shard
+    where = (part.table, folder, shard.file, chunk_bytes, progress)
+    return shard._replace(texts=write_texts(part.texts, *where))

@@ -18,6 +18,7 @@ from sok_lite.engine.files.chain import FileRows, rows_of, tensors_of_chain, who
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.files.table_file import open_shard
+from sok_lite.engine.files.text_file import texts_in
 from sok_lite.engine.table.joined import (
     JoinedState,
     joined_facts,
@@ -102,6 +103,14 @@ class Source(Protocol):
         """
         ...
 
+    def texts(self) -> dict[int, bytes]:
+        """Returns the texts of keys by key, all in memory; {}: it has none.
+
+        Raises:
+          OSError: a file cannot be read. ValueError: it is corrupt.
+        """
+        return {}
+
 
 def column_of(source: Source, name: str) -> Column:
     """Returns the column of a name, with the type of the arrays that `source.read(name)` yields.
@@ -170,6 +179,9 @@ class CheckpointSource(Source):
         for shard in shards:
             for part in shard.chain:
                 open_shard(facts, part, folder)
+
+    def texts(self) -> dict[int, bytes]:
+        return texts_in(self._facts, self._folder)
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         state = self._states.get(column)

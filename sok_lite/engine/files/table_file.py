@@ -23,7 +23,7 @@ import numpy as np
 from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, Tensor, Written, dtype_of
+from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardReader, Tensor, dtype_of
 from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
@@ -35,9 +35,6 @@ from sok_lite.engine.table.pieces import (
     pieces,
     sighted_pieces,
 )
-
-# Of a file that is not there yet.
-NOT_WRITTEN = Written(0, 1, ())
 
 
 def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor]:

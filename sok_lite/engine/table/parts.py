@@ -20,6 +20,7 @@ from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
 from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
+from sok_lite.engine.texts import TextStore
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
 MAX_DIM = 1 << 28
@@ -87,6 +88,7 @@ class TableParts(Exclusive, ABC):
       last_gradient: the keys of the last gradient, most likely those of the update that follows,
         among those of the tables of its lookup, and the number of this table there; None: there was
         none.
+      texts: of the keys that this rank has looked up; None: nobody asked to keep any.
     """
 
     var_type: str
@@ -101,6 +103,7 @@ class TableParts(Exclusive, ABC):
     index: Index
     tiers: RowTiers | None = None
     sightings: SightingCounter | None = None
+    texts: TextStore | None = None
 
     def __init__(
         self,

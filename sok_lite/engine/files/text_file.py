@@ -1,0 +1,79 @@
+"""The texts of keys in a checkpoint: beside each file of a table that keeps them one of its rank's.
+
+A file has the keys whose texts its rank had, whoever owns them, and no key is in two files. Any
+rank may read any of them: who wants a text asks all ranks.
+
+  keys  (t,)  I64
+  ends  (t,)  I64, where the text of each key ends in data
+  data  (b,)  U8, all texts
+"""
+
+from sok_lite.engine.files.manifest import TableFacts, TextFile, path_of, text_file_name
+from sok_lite.engine.files.progress import Progress
+from sok_lite.engine.files.shard import NOT_WRITTEN, ShardReader, ShardWriter, Tensor
+from sok_lite.engine.texts import KeyTexts
+
+
+def tensors_of_texts(num_keys: int, num_bytes: int) -> list[Tensor]:
+    """Returns the tensors of a file of texts."""
+    return [
+        Tensor("keys", "I64", (num_keys,)),
+        Tensor("ends", "I64", (num_keys,)),
+        Tensor("data", "U8", (num_bytes,)),
+    ]
+
+
+def write_texts(
+    texts: KeyTexts, table: str, folder: str, beside: str, chunk_bytes: int, progress: Progress
+) -> TextFile:
+    """Writes texts, chunk by chunk; returns the manifest's entry of the file, which is on the disk.
+
+    Args:
+      table: its name.
+      folder: of the checkpoint.
+      beside: the file of the table, relative to the folder.
+      chunk_bytes: bytes that have one checksum.
+      progress: told of every byte of the tensors.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    made = TextFile(text_file_name(beside), texts.keys.size, texts.data.size, NOT_WRITTEN)
+    tensors, about = tensors_of_texts(made.keys, made.num_bytes), {"table": table}
+    writer = ShardWriter(path_of(folder, made), tensors, about, chunk_bytes, progress)
+    try:
+        for array in texts:
+            writer.write(array)
+        return made._replace(written=writer.finish())
+    finally:
+        writer.close()
+
+
+def read_texts(file: TextFile, table: str, folder: str) -> KeyTexts:
+    """Returns the texts of a file, all of them in memory.
+
+    Raises:
+      OSError: it cannot be read. ValueError: it is corrupt.
+    """
+    reader = ShardReader(path_of(folder, file), file.written, table)
+    tensors = tensors_of_texts(file.keys, file.num_bytes)
+    for tensor in tensors:
+        reader.expect(tensor)
+    texts = KeyTexts(*(next(reader.rows(t.name, iter([(0, t.shape[0])]))) for t in tensors))
+    fault = texts.fault()
+    if fault is not None:
+        raise reader.corrupt(fault)
+    return texts
+
+
+def texts_in(facts: TableFacts, folder: str, rank: int = 0, ranks: int = 1) -> dict[int, bytes]:
+    """Returns the texts that a rank of several takes of a checkpoint, by key: some of the files.
+
+    Raises:
+      OSError: a file cannot be read. ValueError: one is corrupt.
+    """
+    found: dict[int, bytes] = {}
+    for shard in facts.shards[rank::ranks]:
+        if shard.texts is not None:
+            found |= read_texts(shard.texts, facts.name, folder).as_dict()
+    return found
