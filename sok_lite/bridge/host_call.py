@@ -115,7 +115,8 @@ def host_call(
         raise NotImplementedError(
             f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
             "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
-            "the model in a function of its own."
+            "the model in a function of its own. Keras 3 asks for XLA by itself on a machine with "
+            "a GPU if a model does not hold its tables: compile(jit_compile=False)."
         )
 
     def place(

@@ -1,5 +1,7 @@
 """Training through `model.fit`, against the same model with a dense layer of all rows."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -194,6 +196,51 @@ def test_jit_compile_needs_no_thought(keras, sk):
     with pytest.warns(UserWarning, match="jit_compile"):
         model.compile("sgd", "mse", jit_compile=True)
         fit(model)
+
+
+HOLDERS = ("the model", "a layer", "made when it is built", "the program")
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_keras_takes_no_xla_on_a_machine_with_a_gpu(keras, sk, monkeypatch, holder):
+    """There Keras 3 compiles models by XLA, unless a layer says that XLA cannot."""
+    devices = [*tf.config.list_physical_devices(), SimpleNamespace(device_type="GPU")]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: devices)
+    plain = keras.Sequential([keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    assert bool(plain.jit_compile) == (keras.__name__ == "keras")
+    table = sok.DynamicVariable(DIM, name="own", trainable=False)
+
+    class Rows(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = table if holder == "a layer" else None
+
+        def build(self, _):
+            if holder == "made when it is built":
+                self.table = table
+
+        def call(self, ids):
+            return tf.reduce_sum(tf.nn.embedding_lookup(table, ids), 1)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = table if holder == "the model" else None
+            self.rows, self.head = Rows(), keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.head(self.rows(ids))
+
+    model = Model()
+    model.compile("sgd", "mse")
+    if holder == "the program" and keras.__name__ == "keras":
+        with pytest.raises(NotImplementedError, match=r"compile\(jit_compile=False\)"):
+            model.fit(X, Y, verbose=0)
+        return
+    model.fit(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert not model.jit_compile and plain.jit_compile == (keras.__name__ == "keras")
 
 
 def test_a_frozen_table_stays_as_it_is(keras, sk):

@@ -68,7 +68,8 @@ print("OTHERWISE", *(".".join(place) for place in others))
 OF_CHECKPOINTS = ["_write", "read", "restore", "save", "write"]
 OF_LAYERS = ["get_weights", "load_own_variables", "save_own_variables", "set_weights"]
 OF_MODELS = [
-    *("compile", "evaluate", "fit", "get_state_tree", "load_weights", "make_train_function"),
+    *("compile", "evaluate", "fit", "get_state_tree", "load_weights", "make_predict_function"),
+    *("make_test_function", "make_train_function"),
     *("predict", "save", "save_weights", "set_state_tree", "train_step"),
 ]
 # Have optimizers train tables that ask for it: see bridge/optimizers/patched.py. What it does

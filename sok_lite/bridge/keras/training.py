@@ -1,4 +1,4 @@
-"""Training steps of Keras that would leave a table as it is, without a word.
+"""Training steps of Keras that would leave a table as it is, without a word, or that XLA refuses.
 
 Keras 3 and tf_keras update the weights that they know. So models are looked at where they are
 compiled and where their training step is made, and a lookup asks whether Keras' own step makes it,
@@ -33,6 +33,8 @@ def watch_steps(model: Any) -> None:
         _step_codes.add(inspect.unwrap(model.train_step).__code__)
     hooks.around(model, "compile", _compiling)
     hooks.around(model, "make_train_function", hooks.checking, check_training)
+    for made in ("train", "test", "predict"):
+        hooks.around(model, f"make_{made}_function", _making, made)
 
 
 def refuse_custom_step(variable: Any, is_new: bool) -> None:
@@ -114,9 +116,30 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
 
 
 def _compiling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    _keep_from_xla(self)
     done = call(self, *args, **kwargs)
     _check_compiled(self)
     return done
+
+
+def _making(made: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    if getattr(self, f"{made}_function", None) is None and _keep_from_xla(self):
+        self.jit_compile = False  # it was chosen before the model had its tables
+    return call(self, *args, **kwargs)
+
+
+def _keep_from_xla(model: Any) -> bool:
+    """Tells Keras 3 that XLA cannot compile the layers of a model that hold tables.
+
+    Where there is a GPU, Keras 3 compiles each model by XLA whose layers do not say so.
+
+    Returns:
+      Whether that is news.
+    """
+    holders = [layer for layer, _ in tables_in(model) if getattr(layer, "supports_jit", False)]
+    for layer in holders:
+        layer.supports_jit = False
+    return bool(holders)
 
 
 def _in_step(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
