@@ -7,6 +7,7 @@ Float rows towards Python are joined for a GPU only, where each tensor that cros
 on a CPU a tensor more costs 5 microseconds, and joining 26 x 8,192 rows of 64 bytes 650.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -37,9 +38,33 @@ def from_int64(keys: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.bitcast(keys, dtype) if dtype == tf.uint64 else tf.cast(keys, dtype)
 
 
+def joining(tensors: Sequence[Any]) -> Any:
+    """Enters the device on which tensors are joined, so that few cross to another one.
+
+    In a graph TensorFlow would choose the GPU where there is one, and copy each of them there. Most
+    ids come from an input pipeline on the host, which then copies one tensor for all tables.
+    """
+    if len(tensors) == 1:
+        return contextlib.nullcontext()
+    if tf.executing_eagerly():
+        places = {tensor.backing_device for tensor in tensors}
+    else:
+        places = {tensor.device for tensor in tensors}  # "" unless the program has said it
+    (place,) = places if len(places) == 1 else ("",)
+    return tf.device(place or "CPU:0")
+
+
 def join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the elements of (n,) tensors of one dtype, one tensor after the other."""
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0)
+
+
+def joined_weights(weights: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the weights of all tables, each (n,), as one tensor; none where there are none."""
+    if not weights:
+        return []
+    with joining(weights):
+        return [join(weights)]
 
 
 def shapes_of(tensors: Sequence[tf.Tensor]) -> Numbers:
@@ -47,7 +72,10 @@ def shapes_of(tensors: Sequence[tf.Tensor]) -> Numbers:
     known = [length for tensor in tensors for length in tensor.shape.as_list()]
     if None not in known:
         return np.array(known, np.int64)
-    # Where the tensors are: no more than their shapes goes to the host.
+    # Where the tensors are: no more than their shapes goes to the host. TensorFlow puts a `shape`
+    # beside its tensor by itself, but no `shape_n`.
+    if len(tensors) == 1:
+        return tf.shape(tensors[0], tf.int64)
     return join_numbers(tf.shape_n(tensors, tf.int64))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, integer_keys
-from sok_lite.bridge.joined import Numbers, as_int64, join, join_numbers, shapes_of
+from sok_lite.bridge.joined import Numbers, as_int64, join, join_numbers, joining, shapes_of
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.batch import check_pooled
@@ -136,22 +136,30 @@ def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
       ([lengths; keys; row splits and row numbers], each of all tables one after the other;
       (num_tables,) batch sizes). The joined weights are to follow.
     """
-    keys = [as_int64(argument.keys) for argument in arguments]
+    of_ids = [argument.keys for argument in arguments]
+    with joining(of_ids):
+        keys = [as_int64(ids) for ids in of_ids]
+        joined_keys, lengths = join(keys), [shapes_of(keys)]
     rows = [a.rows for a in arguments if a.rows.width is None]
     rows += [a.weight_rows for a in arguments if a.weight_rows is not None]
-    numbers = [each.numbers() for each in rows]
+    numbers: list[tf.Tensor] = []
+    if rows:
+        with joining([each.places for each in rows]):
+            numbers = [each.numbers() for each in rows]
+            joined_numbers = join(numbers)
+            lengths.append(shapes_of(numbers))
+    else:
+        with tf.device("CPU:0"):
+            joined_numbers = tf.constant((), tf.int64)
     weights = [a.weights for a in arguments if a.weights is not None]
-    lengths = [shapes_of([*keys, *numbers])]
     if weights:
-        lengths.append(shapes_of(weights))
+        with joining(weights):
+            lengths.append(shapes_of(weights))
     lengths += [each.batch for each in rows if each.batch is not None]
     all_lengths = join_numbers(lengths)
     first_batch = len(keys) + len(numbers) + len(weights)
     batches = _batches([argument.spec for argument in arguments], all_lengths, first_batch)
-    if numbers:
-        return [all_lengths, join(keys), join(numbers)], batches
-    with tf.device("CPU:0"):
-        return [all_lengths, join(keys), tf.constant((), tf.int64)], batches
+    return [all_lengths, joined_keys, joined_numbers], batches
 
 
 def _batches(tables: Sequence[TableSpec], lengths: Numbers, first_batch: int) -> Numbers:

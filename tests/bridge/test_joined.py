@@ -1,9 +1,12 @@
 """Tensors of several tables become one and come apart again, in graphs and without."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_lite as sok
 from sok_lite.backend import get_backend
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.joined import (
@@ -15,6 +18,7 @@ from sok_lite.bridge.joined import (
     join,
     joined_rows,
     joined_tensor,
+    joining,
     rows_of,
     shapes_of,
 )
@@ -163,3 +167,49 @@ def test_arrays_leave_a_gpu_as_one_tensor(play, count):
 
     expected = np.concatenate([np.arange(k) for k in (3, 0, 4)[:count]])
     np.testing.assert_array_equal(on_device(backend, leave), expected)
+
+
+# ---- where tensors are joined
+
+
+def ops_of_ids(kind, dtype=tf.int64, place=None):
+    """Returns type and device of the operations that work on all ids of a lookup in two tables."""
+    tables = [sok.DynamicVariable(4, name=f"t{i}") for i in range(2)]
+
+    def look_up(*ids):
+        if place is not None:
+            with tf.device(place):
+                ids = [tf.identity(each) for each in ids]
+        if kind == "ragged":
+            splits = tf.constant([0, 1, 2], tf.int64)
+            ids = [tf.RaggedTensor.from_row_splits(each, splits, validate=False) for each in ids]
+        return sok.lookup_sparse(tables, ids, combiners="sum")
+
+    specs = [tf.TensorSpec([None], dtype)] * 2
+    graph = tf.function(look_up, input_signature=specs).get_concrete_function().graph
+    kinds = ("ConcatV2", "ShapeN", "Cast")
+    return {
+        (op.type, op.device.rpartition("/device:")[2])
+        for op in graph.get_operations()
+        if op.type in kinds and op.outputs[0].dtype in (tf.int64, tf.int32)
+    }
+
+
+@pytest.mark.usefixtures("initialised")
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+def test_ids_are_joined_on_the_host_unless_the_program_has_them_elsewhere(kind):
+    """Else TensorFlow copies those of each table to a GPU, for their lengths alone too."""
+    assert ops_of_ids(kind) == {("ConcatV2", "CPU:0"), ("ShapeN", "CPU:0")}
+    assert ("Cast", "CPU:0") in ops_of_ids(kind, tf.int32)
+    there = ops_of_ids(kind, place="GPU:0")
+    assert {("ConcatV2", "GPU:0"), ("ShapeN", "GPU:0")} <= there
+
+
+def test_eager_tensors_are_joined_where_they_are():
+    class On(NamedTuple):
+        backing_device: str
+
+    device = tf.config.list_logical_devices("CPU")[0].name
+    for places, expected in (((device, device), device), ((device, "/device:GPU:0"), "CPU:0")):
+        with joining([On(place) for place in places]):
+            assert tf.constant(1).device.endswith(expected.rpartition("device:")[2])
