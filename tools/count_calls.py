@@ -55,14 +55,14 @@ class Counted:
         self.calls = 0
         self._as_one: FrameType | None = None  # a call that counts as one
 
-    def within(self, function: Callable[..., Any], *args: Any) -> Any:
+    def within(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Calls a function, and counts what it calls."""
         now = time.time()
         with mock.patch.object(clock, "time", SimpleNamespace(time=lambda: now)):
             gc.disable()
             sys.setprofile(self._note)
             try:
-                return function(*args)
+                return function(*args, **options)
             finally:
                 sys.setprofile(None)
                 gc.enable()
@@ -119,8 +119,8 @@ def count(work: str, num_tables: int, args: argparse.Namespace) -> int:
         return counted.calls
     on_device = host_call.on_device
 
-    def counting(*arguments: Any) -> Any:
-        return counted.within(on_device, *arguments)
+    def counting(*arguments: Any, **options: Any) -> Any:
+        return counted.within(on_device, *arguments, **options)
 
     host_call.on_device = counting  # type: ignore[assignment]
     try:

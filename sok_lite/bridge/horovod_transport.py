@@ -56,7 +56,7 @@ def connected(comm: Communicator, backend: Backend) -> HorovodTransport:
     sent = np.stack([np.full(comm.size, comm.rank), ranks], axis=1)
     expected = np.stack([ranks, np.full(comm.size, comm.rank)], axis=1)
     try:
-        with memory_of_call():
+        with memory_of_call(backend):
             received = transport.carried(backend.from_host(sent), np.ones(comm.size, np.int32))
     except Exception as error:  # Horovod's own kinds among them
         raise CommunicatorError(f"Horovod cannot carry a word between GPUs: {error}") from error

@@ -20,8 +20,16 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge.collective_order import CollectiveCall, in_collective_order, needs_order
+from sok_lite.bridge.gpu import device_name
+from sok_lite.bridge.host_numbers import (
+    HostNumbers,
+    crossing_inputs,
+    from_shapes,
+    num_shapes,
+    with_shapes,
+)
 from sok_lite.bridge.serving.mode import refuse_while_exporting
-from sok_lite.bridge.tensor import memory_of_call
+from sok_lite.bridge.tensor import memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
 from sok_lite.engine.work_done import WorkDone
 
@@ -37,7 +45,9 @@ __all__ = [
 Result = TypeVar("Result")
 
 
-def on_device(backend: Backend, function: Callable[..., Result], *args: Any) -> Result:
+def on_device(
+    backend: Backend, function: Callable[..., Result], *args: Any, waits: bool = True
+) -> Result:
     """Calls Python that touches a backend, for TensorFlow.
 
     The thread uses the backend's device while the function runs, and the call returns when all work
@@ -46,27 +56,32 @@ def on_device(backend: Backend, function: Callable[..., Result], *args: Any) -> 
     Args:
       backend: what `function` computes with.
       function: called with `args`.
+      waits: False: kernels write nothing that TensorFlow reads, so the call may return before they
+        have run. TensorFlow's memory that they read is kept until a later call has waited.
     """
     if backend.name == "cpu":
         return function(*args)  # nothing is chosen, kept or waited for
-    with memory_of_call():
+    with memory_of_call(backend, left_behind=not waits) as memory:
         backend.activate()
         try:
-            return function(*args)
+            result = function(*args)
+            memory.is_left = not waits
+            return result
         finally:
-            try:
-                backend.synchronize()
-            except BaseException:
-                backend.synchronize()  # an interrupt may have come before the wait
-                raise
+            if not memory.is_left:
+                wait_for_all(backend, memory)
 
 
 def timed_on_device(
-    work: WorkDone, backend: Backend, function: Callable[..., Result], *args: Any
+    work: WorkDone,
+    backend: Backend,
+    function: Callable[..., Result],
+    *args: Any,
+    waits: bool = True,
 ) -> Result:
     """Does what `on_device` does, and adds the time to work of a kind."""
     begun = time.perf_counter()
-    result = on_device(backend, function, *args)
+    result = on_device(backend, function, *args, waits=waits)
     work.add(time.perf_counter() - begun)
     return result
 
@@ -80,18 +95,24 @@ def host_call(
     what: str,
     collective: CollectiveCall | None = None,
     work: WorkDone | None = None,
+    counts: int = 0,
+    waits: bool = True,
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
     Args:
-      function: takes eager tensors, gives a sequence of eager tensors. It raises only ValueError,
-        TypeError and MemoryError: TensorFlow keeps the kind of no other.
-      inputs: tensors.
+      function: takes eager tensors, and an array or such a tensor for `HostNumbers`; gives a
+        sequence of eager tensors. It raises only ValueError, TypeError and MemoryError: TensorFlow
+        keeps the kind of no other.
+      inputs: tensors, and `HostNumbers`.
       output_dtypes: one per output.
       backend: what `function` computes with; waited for before the outputs go to TensorFlow.
       what: what the call does, for the error text ("A lookup in 'user'").
       collective: the ranks that make it together; None: each by itself.
       work: which kind of work it is, for metrics; None: none that counts.
+      counts: the first output is an array of so many int64, none negative, for TensorFlow's host;
+        0: it is a tensor as the others are.
+      waits: False: nothing that kernels write is an output; see `on_device`.
 
     Returns:
       A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
@@ -104,13 +125,21 @@ def host_call(
     refuse_replicas(what)
     refuse_while_exporting(what)
 
-    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+    given_of: Callable[[Sequence[tf.Tensor]], list[Any]] | None = None
+    num_shaped = 0
+
+    def run(*tensors: Any) -> Sequence[tf.Tensor]:
+        given = tensors if given_of is None else given_of(tensors)
         if work is None:
-            return on_device(backend, function, *tensors)
-        return timed_on_device(work, backend, function, *tensors)
+            results = on_device(backend, function, *given, waits=waits)
+        else:
+            results = timed_on_device(work, backend, function, *given, waits=waits)
+        if num_shaped:
+            return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
+        return results
 
     if tf.executing_eagerly():
-        return list(run(*inputs))
+        return list(run(*[x.values if isinstance(x, HostNumbers) else x for x in inputs]))
     if is_for_xla(tf.compat.v1.get_default_graph()):
         raise NotImplementedError(
             f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
@@ -129,13 +158,20 @@ def host_call(
         with tf.device("CPU:0"):
             return tf.py_function(function, list(inputs), list(dtypes))
 
+    is_on_gpu = backend.name != "cpu"
+    crossing, given_of = crossing_inputs(inputs, by_shape=is_on_gpu)
+    num_shaped = num_shapes(counts) if is_on_gpu else 0
+    dtypes = [tf.int64] * num_shaped + list(output_dtypes[1 if num_shaped else 0 :])
     if collective is not None and needs_order(collective):
-        result = in_collective_order(collective, place, run, inputs, output_dtypes, what)
+        result = in_collective_order(collective, place, run, crossing, dtypes, what)
     else:
-        result = _in_order(lambda: place(run, inputs, output_dtypes))
+        result = _in_order(lambda: place(run, crossing, dtypes))
     if not output_dtypes:
         return result
-    return result if isinstance(result, (list, tuple)) else [result]
+    results = list(result) if isinstance(result, (list, tuple)) else [result]
+    if num_shaped:
+        return [from_shapes(results[:num_shaped], counts), *results[num_shaped:]]
+    return results
 
 
 # Of equal width: a bitcast moves no byte and starts no work on a GPU.

@@ -1,21 +1,33 @@
 """The host half of `lookup_sparse` in tables that grow."""
 
 from collections.abc import Sequence
+from functools import partial
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array
+from sok_lite.bridge.gpu import device_name
+from sok_lite.bridge.host_numbers import (
+    no_elements,
+    num_shapes,
+    numbers_of,
+    unzigzag,
+    with_shapes,
+    zigzag,
+)
 from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace, reading, refuse_to_insert
 from sok_lite.bridge.joined import ResultBuffer
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.pooled_host import BackwardParts, PooledHost
-from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.backward_context import BackwardContext, pack, unpack
+from sok_lite.engine.backward_context import BackwardContext, header_size, pack, unpack
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.packed import Empty
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -32,17 +44,30 @@ class LookupHost(PooledHost):
         self, comm: Communicator, tables: list[TableSpec], policy: MissingKeyPolicy, what: str
     ) -> None:
         super().__init__(comm, tables, what)
+        # What a GPU would have to be waited for: row numbers would be copied when the host has read
+        # the counters, and the header read back. Of several ranks it is too long for shapes.
+        self._is_on_gpu = self.backend.name != "cpu"
+        is_apart = self._is_on_gpu and comm.size == 1
+        self._num_headers = num_shapes(header_size(len(tables))) if is_apart else 0
+        if self._is_on_gpu:
+            self.context_dtypes = [tf.int64, tf.uint32, *[tf.int64] * self._num_headers]
         self._policy = policy
         self._tag_of_call = self._tag(tables)
         self._pipeline = pipeline_of_trace()
 
-    def _forward(self, buffer: ResultBuffer, *tensors: tf.Tensor) -> BackwardContext:
+    def _forward(
+        self, buffer: ResultBuffer, in_graph: bool, *tensors: tf.Tensor
+    ) -> BackwardContext:
         with shared_failure(self.comm):
             tables = self._live_tables()
         agree(self.comm, self._tag_of_call, tables, self._combiners)
         with shared_failure(self.comm):
             batch = self._batch(tables, tensors)
-        return lookup.forward(self.backend, self.comm, batch, self._tag_of_call, buffer)[1]
+        new_rows: Empty | None = None
+        if in_graph and self._is_on_gpu:
+            new_rows = partial(empty, dtype=tf.uint32, backend=self.backend)
+        where = (buffer, new_rows)
+        return lookup.forward(self.backend, self.comm, batch, self._tag_of_call, *where)[1]
 
     def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
         training, missing, has_filter, reading_only = self._policy
@@ -74,9 +99,28 @@ class LookupHost(PooledHost):
         keys = to_tensor(found.keys.whole, tf.int64, self.backend)
         return found.sizes, found.weight_grads, [keys]
 
-    def _packed(self, context: BackwardContext, at_hand: Sequence[Array]) -> Array:
-        return pack(self.backend, context, self._new_words, at_hand, self._has_splits)
+    def _packed(self, context: BackwardContext, at_hand: Sequence[Array]) -> list[tf.Tensor]:
+        backend, words, headers = self.backend, self._new_words, [np.empty(0, np.int64)]
+        if not self._is_on_gpu:
+            array = pack(backend, context, words, at_hand, self._has_splits)
+            return [to_tensor(array, tf.int64, backend)]
+        # In an elastic job there may be more ranks by now.
+        is_apart = self._num_headers > 0 and self.comm.size == 1
+        keep_header = headers.append if is_apart else None
+        at_hand = [*at_hand, context.rows]
+        array = pack(backend, context, words, at_hand, self._has_splits, keep_header)
+        place = device_name(backend)
+        return [
+            to_tensor(array, tf.int64, backend) if array.size else no_elements(place),
+            to_tensor(context.rows, tf.uint32, backend),
+            *with_shapes(zigzag(headers[-1]), self._num_headers, place),
+        ]
 
-    def _unpacked(self, packed: Array, at_hand: Sequence[Array]) -> BackwardContext:
-        num_parts = len(self.tables)
-        return unpack(self.backend, self.comm, packed, num_parts, at_hand, self._splits_of)
+    def _unpacked(self, packed: Sequence[tf.Tensor], at_hand: Sequence[Array]) -> BackwardContext:
+        backend, num_parts = self.backend, len(self.tables)
+        array, *rows = [to_array(each, backend) for each in packed[:2]]
+        header = unzigzag(numbers_of(packed[2:])) if self._num_headers else None
+        if header is not None and not header.size:
+            header = None  # the array has it
+        where = ([*at_hand, *rows], self._splits_of, header)
+        return unpack(backend, self.comm, array, num_parts, *where)

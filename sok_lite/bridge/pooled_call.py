@@ -12,7 +12,15 @@ import tensorflow as tf
 
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import host_call, refuse_replicas, timed_on_device
-from sok_lite.bridge.joined import Numbers, cut, cut_rows, join, joined_rows, shapes_of
+from sok_lite.bridge.host_numbers import HostNumbers
+from sok_lite.bridge.joined import (
+    Numbers,
+    cut,
+    cut_rows,
+    joined_rows,
+    joined_weights,
+    shapes_of,
+)
 from sok_lite.bridge.lookup_arguments import Argument
 from sok_lite.bridge.pooled_host import AT_HAND, PooledHost
 from sok_lite.bridge.row_gradient import derived_once
@@ -85,20 +93,21 @@ class PooledCall(ABC):
     def _run(self, *sources_and_weights: tf.Tensor) -> Any:
         host, tables, num_tables = self.host, self.tables, len(self.tables)
         sources, weights = sources_and_weights[:num_tables], sources_and_weights[num_tables:]
-        tensors = [*self._inputs, *([join(weights)] if weights else []), *self.beside(sources)]
+        tensors = [*self._inputs, *joined_weights(weights), *self.beside(sources)]
         backward: Callable[..., Any]
         if tf.executing_eagerly():
             joined, context = timed_on_device(LOOKUPS, host.backend, host.forward, *tensors)
             backward, carried = partial(host.backward, context), []
         else:
-            joined, packed = host_call(
-                *(host.forward_packed, tensors, [tf.float32, tf.int64]),
-                *(host.backend, host.what, host.collective, LOOKUPS),
+            joined, *packed = host_call(
+                *(host.forward_packed, [HostNumbers(tensors[0]), *tensors[1:]]),
+                *([tf.float32, *host.context_dtypes], host.backend, host.what),
+                *(host.collective, LOOKUPS),
             )
-            packed.set_shape([None])
+            packed[0].set_shape([None])
             # An eager one would belong to no graph.
             at_hand = [tf.convert_to_tensor(tensor) for tensor in tensors[AT_HAND]]
-            backward, carried = host.unpacking(host.backward), [packed, *at_hand]
+            backward, carried = host.unpacking(host.backward), [*packed, *at_hand]
         outputs = cut_rows(joined, self._batches, [table.dim for table in tables])
         if not tf.executing_eagerly():
             for table, output in zip(tables, outputs, strict=True):
@@ -137,11 +146,12 @@ class PooledCall(ABC):
         host, tables = self.host, self.tables
         inputs, dtypes = joined_rows(out_grads, host.backend), [tf.int64, tf.float32]
         if weights:
-            inputs, dtypes = [*inputs, join(weights)], [*dtypes, tf.float32]
+            inputs, dtypes = [*inputs, *joined_weights(weights)], [*dtypes, tf.float32]
         num_joined = len(dtypes)
         results = host_call(
             *(backward, [*carried, *inputs], [*dtypes, *host.more_dtypes]),
             *(host.backend, f"The gradient of {host.what}", host.collective, GRADIENTS),
+            counts=len(tables),
         )
         lengths = results[0]
         if not tf.executing_eagerly():

@@ -44,9 +44,11 @@ class PooledHost(ABC):
       backend: of all its tables.
       tables: what is known of them.
       more_dtypes: of what `backward` gives at the end.
+      context_dtypes: of the tensors by which a graph carries the context.
     """
 
     more_dtypes: Sequence[tf.DType] = ()
+    context_dtypes: Sequence[tf.DType] = (tf.int64,)
 
     def __init__(self, comm: Communicator, tables: list[TableSpec], what: str) -> None:
         self.what, self.comm, self.tables = what, comm, tables
@@ -62,8 +64,12 @@ class PooledHost(ABC):
     # ---------------------------------------------------------------- what a kind of table adds
 
     @abstractmethod
-    def _forward(self, buffer: ResultBuffer, *tensors: tf.Tensor) -> Any:
-        """Looks up into a buffer; the tensors are those of `forward`."""
+    def _forward(self, buffer: ResultBuffer, in_graph: bool, *tensors: tf.Tensor) -> Any:
+        """Looks up into a buffer; the tensors are those of `forward`.
+
+        Args:
+          in_graph: whether a graph is to carry the context.
+        """
 
     @abstractmethod
     def _backward(
@@ -76,10 +82,12 @@ class PooledHost(ABC):
         """
 
     @abstractmethod
-    def _packed(self, context: Any, at_hand: Sequence[Array]) -> Array: ...
+    def _packed(self, context: Any, at_hand: Sequence[Array]) -> list[tf.Tensor]:
+        """Returns a context as tensors of `context_dtypes`."""
 
     @abstractmethod
-    def _unpacked(self, packed: Array, at_hand: Sequence[Array]) -> Any: ...
+    def _unpacked(self, packed: Sequence[tf.Tensor], at_hand: Sequence[Array]) -> Any:
+        """Returns the context that `_packed` gave."""
 
     # ---------------------------------------------------------------- what all do
 
@@ -92,15 +100,18 @@ class PooledHost(ABC):
         Returns:
           (what `cut_rows` takes apart, what `backward` takes).
         """
-        buffer = ResultBuffer(self.backend)
-        context = self._forward(buffer, *tensors)
-        return to_tensor(buffer.whole, tf.float32, self.backend), context
+        return self._looked_up(False, tensors)
 
     def forward_packed(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the outputs and the packed context."""
-        outputs, context = self.forward(*tensors)
+        """Returns the outputs, and the context as tensors."""
+        outputs, context = self._looked_up(True, tensors)
         at_hand = [to_array(tensor, self.backend) for tensor in tensors[AT_HAND]]
-        return [outputs, to_tensor(self._packed(context, at_hand), tf.int64, self.backend)]
+        return [outputs, *self._packed(context, at_hand)]
+
+    def _looked_up(self, in_graph: bool, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Any]:
+        buffer = ResultBuffer(self.backend)
+        context = self._forward(buffer, in_graph, *tensors)
+        return to_tensor(buffer.whole, tf.float32, self.backend), context
 
     def backward(self, context: Any, *tensors: tf.Tensor) -> list[Any]:
         """Takes the outputs' gradients as `joined_rows` gives them, then the joined weights.
@@ -129,13 +140,14 @@ class PooledHost(ABC):
         return [*results, *more]
 
     def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of the packed context, and of `AT_HAND`, that calls one of it."""
+        """Returns a function of the context's tensors, and of `AT_HAND`, that calls one of it."""
 
-        def run(packed: tf.Tensor, *tensors: tf.Tensor) -> Any:
-            count = AT_HAND.stop - AT_HAND.start
-            array, *at_hand = [to_array(each, self.backend) for each in (packed, *tensors[:count])]
-            context = self._unpacked(array, at_hand)
-            return function(context, *tensors[count:])
+        def run(*tensors: tf.Tensor) -> Any:
+            begin = len(self.context_dtypes)
+            end = begin + AT_HAND.stop - AT_HAND.start
+            at_hand = [to_array(each, self.backend) for each in tensors[begin:end]]
+            context = self._unpacked(tensors[:begin], at_hand)
+            return function(context, *tensors[end:])
 
         return run
 

@@ -66,7 +66,7 @@ class StaticHost(PooledHost):
         layout = self._layout_of(tables, items)
         return Batch(tables, layout, items.keys, items.row_splits, items.weights)
 
-    def _forward(self, buffer: ResultBuffer, *tensors: tf.Tensor) -> StaticContext:
+    def _forward(self, buffer: ResultBuffer, in_graph: bool, *tensors: tf.Tensor) -> StaticContext:
         """Takes what `items_of` does, what `locate` gave but for the places, and the rows read."""
         backend, comm, num_tables = self.backend, self.comm, len(self.tables)
         with failure_known_to_all(comm):  # the others wait for rows already
@@ -94,11 +94,13 @@ class StaticHost(PooledHost):
             )
         return [len(each) for each in grads], by_weights, []
 
-    def _packed(self, context: StaticContext, at_hand: Sequence[Array]) -> Array:
+    def _packed(self, context: StaticContext, at_hand: Sequence[Array]) -> list[tf.Tensor]:
         words = self._new_words
-        return static_lookup.pack(self.backend, context, words, at_hand, self._has_splits)
+        array = static_lookup.pack(self.backend, context, words, at_hand, self._has_splits)
+        return [to_tensor(array, tf.int64, self.backend)]
 
-    def _unpacked(self, packed: Array, at_hand: Sequence[Array]) -> StaticContext:
+    def _unpacked(self, packed: Sequence[tf.Tensor], at_hand: Sequence[Array]) -> StaticContext:
+        array, num_tables = to_array(packed[0], self.backend), len(self.tables)
         return static_lookup.unpack(
-            self.backend, self.comm, packed, len(self.tables), at_hand, self._splits_of
+            self.backend, self.comm, array, num_tables, at_hand, self._splits_of
         )

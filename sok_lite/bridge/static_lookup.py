@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import host_call
-from sok_lite.bridge.joined import Numbers, cut, join
+from sok_lite.bridge.host_numbers import HostNumbers
+from sok_lite.bridge.joined import Numbers, cut, joined_weights
 from sok_lite.bridge.keras.guard import refuse_custom_step
 from sok_lite.bridge.lookup_arguments import Argument, TableSpec, joined_inputs
 from sok_lite.bridge.pooled_call import PooledCall
@@ -43,9 +44,9 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     inputs, batches = joined_inputs(static)
     dtypes = [tf.int64, tf.int64, tf.int32] + [tf.int64] * (comm.size > 1)
     weights = [each.weights for each in static if each.weights is not None]
-    items = [*inputs, join(weights)] if weights else inputs
+    items = [HostNumbers(inputs[0]), *inputs[1:], *joined_weights(weights)]
     lengths, places, *told = host_call(
-        host.locate, items, dtypes, host.backend, host.what, host.collective
+        *(host.locate, items, dtypes, host.backend, host.what, host.collective), counts=len(static)
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])

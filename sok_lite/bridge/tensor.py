@@ -7,7 +7,8 @@ GPU into memory that TensorFlow gave.
 On a GPU the two libraries use streams that do not wait for each other. Making a DLPack capsule
 waits for TensorFlow's work, also for what may still read memory that TensorFlow gives out again.
 What the backend writes is waited for at the end of a call (`host_call.on_device`), and until then
-no memory of TensorFlow's may be freed: `memory_of_call` keeps it.
+no memory of TensorFlow's may be freed: `memory_of_call` keeps it. A call whose kernels only read
+such memory does not wait: it is kept until a later one does.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from sok_lite.backend.aligned import ALIGNMENT, aligned_empty
 from sok_lite.backend.arguments import address_of
 from sok_lite.bridge.gpu import device_name
 
-__all__ = ["empty", "memory_of_call", "to_array", "to_tensor"]
+__all__ = ["empty", "memory_of_call", "to_array", "to_tensor", "wait_for_all"]
 
 # TensorFlow has one object for each dtype.
 _STORAGE: list[tuple[tf.DType, np.dtype]] = [
@@ -45,13 +46,15 @@ class _Memory:
     """TensorFlow's GPU memory that a call works in.
 
     Attributes:
-      kept: tensors and capsules, which own it.
+      views: array, tensor and capsule by the id of the tensor; the last two own the memory.
       results: address -> the tensor that `empty` made there.
+      is_left: whether the call has returned before its kernels have run.
     """
 
     def __init__(self) -> None:
-        self.kept: list[Any] = []
+        self.views: dict[int, tuple[Array | None, tf.Tensor, Any]] = {}
         self.results: dict[int, tf.Tensor] = {}
+        self.is_left = False
 
 
 class _OfThread(threading.local):
@@ -60,17 +63,44 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
+# By device: memory of calls that may have returned before their kernels have run.
+_left_behind: dict[int, list[_Memory]] = {}
 
 
 @contextmanager
-def memory_of_call() -> Iterator[None]:
-    """Keeps the GPU memory of TensorFlow's that becomes arrays inside, until the end."""
+def memory_of_call(backend: Backend, left_behind: bool = False) -> Iterator[_Memory]:
+    """Keeps the GPU memory of TensorFlow's that becomes arrays inside, until the end.
+
+    Args:
+      left_behind: whether it is kept longer where `is_left` was set: until `wait_for_all`.
+    """
     memory = _Memory()
+    if left_behind:
+        _left_behind.setdefault(backend.device_id, []).append(memory)
     outer, _of_thread.memory = _of_thread.memory, weakref.ref(memory)
     try:
-        yield
+        yield memory
     finally:
         _of_thread.memory = outer
+
+
+def wait_for_all(backend: Backend, ended: _Memory | None = None) -> None:
+    """Waits for all that was launched, and lets go of memory of calls that have returned before.
+
+    Args:
+      ended: of a call that ends here.
+    """
+    try:
+        kept = _left_behind.get(backend.device_id, [])
+        # Before the wait: what another thread leaves meanwhile is not waited for.
+        done = [memory for memory in kept if memory.is_left or memory is ended]
+        backend.synchronize()
+    except BaseException:
+        backend.synchronize()  # an interrupt may have come before the wait
+        raise
+    for memory in done:
+        with suppress(ValueError):  # another thread has waited as well
+            kept.remove(memory)
 
 
 def _memory() -> _Memory:
@@ -108,8 +138,11 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
     shape = tuple(tensor.shape.as_list())
     if math.prod(shape) == 0:
         return xp.empty(shape, dtype)
+    views = _memory().views
+    if id(tensor) in views:
+        return views[id(tensor)][0]
     capsule = tf.experimental.dlpack.to_dlpack(tensor)
-    _memory().kept.append((tensor, capsule))
+    views[id(tensor)] = None, tensor, capsule
     # DLManagedTensor begins with DLTensor, which begins with the data pointer.
     address = ctypes.c_void_p.from_address(_pointer_of_capsule(capsule, b"dltensor")).value or 0
     size = math.prod(shape) * dtype.itemsize
@@ -124,7 +157,9 @@ def _gpu_view(tensor: tf.Tensor, backend: Backend) -> Array | None:
             "for both."
         )
     memory = xp.cuda.UnownedMemory(address, size, (tensor, capsule), facts.device)
-    return xp.ndarray(shape, dtype, xp.cuda.MemoryPointer(memory, 0))
+    array = xp.ndarray(shape, dtype, xp.cuda.MemoryPointer(memory, 0))
+    views[id(tensor)] = array, tensor, capsule
+    return array
 
 
 def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.Tensor | None:
@@ -140,7 +175,9 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
         try:
             tensor = _made(name, shape, dtype)
         except tf.errors.ResourceExhaustedError:
-            # CuPy keeps what tables have given back: TensorFlow cannot have it before.
+            # TensorFlow cannot have what calls keep that did not wait, and what tables have given
+            # back, which CuPy keeps.
+            wait_for_all(backend)
             backend.xp.get_default_memory_pool().free_all_blocks()
             tensor = _made(name, shape, dtype)
     except tf.errors.ResourceExhaustedError as error:
@@ -157,8 +194,10 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
 
 
 def _made(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+    # Of a list TensorFlow would make a tensor in 90 microseconds.
+    on_host = np.array(shape, np.int32)
     with tf.device(device):
-        return tf.raw_ops.Empty(shape=list(shape), dtype=dtype, init=False)
+        return tf.raw_ops.Empty(shape=on_host, dtype=dtype, init=False)
 
 
 def to_array(tensor: tf.Tensor, backend: Backend) -> Array:

@@ -161,6 +161,9 @@ CHILDREN = "_trackable_children"
 # Of what it holds: takes another one, and the name that it is saved by.
 TRACK = "_track_trackable"
 
+# Of an eager tensor: gives its shape as a tuple of ints, in a tenth of the time of `shape`.
+SHAPE_OF_EAGER = "_shape_tuple"
+
 # Of a tf.function: the cache whose `values()` are the concrete ones that were made of it.
 FUNCTION_CACHE = "_function_cache"
 

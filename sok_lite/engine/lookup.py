@@ -24,6 +24,7 @@ from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
+from sok_lite.engine.packed import Empty
 from sok_lite.engine.pieces import OutputBuffer, Pieces
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.segments import dedup, group, segment_sums
@@ -58,6 +59,7 @@ def forward(
     batch: Batch,
     tag: int = 0,
     buffer: OutputBuffer | None = None,
+    new_rows: Empty | None = None,
 ) -> tuple[Pieces, BackwardContext]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
@@ -67,6 +69,7 @@ def forward(
       batch: what is looked up; a table may come several times.
       tag: number of the call, equal on all ranks; if another rank has another one, all raise.
       buffer: allocates the results, (size,) float32; None: the backend does.
+      new_rows: allocates the `rows` of the context, uint32 of a shape; None: the backend does.
 
     Returns:
       ((batch, dim) float32 per part, context).
@@ -77,22 +80,26 @@ def forward(
         and the keys of the call that have a row count as seen.
     """
     if comm.size == 1:
-        return _forward_alone(backend, comm, batch, buffer)
+        return _forward_alone(backend, comm, batch, buffer, new_rows)
     sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
         num_received, check = sent.route.num_received.tolist(), sent.route.check
-        owned = OwnerLookup(backend, batch, sent.received, num_received, check)
+        owned = OwnerLookup(backend, batch, sent.received, num_received, check, new_rows)
         returned = return_rows(sent.route, owned.look_up())
     pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
     return pooled, _context(pooling, owned)
 
 
 def _forward_alone(
-    backend: Backend, comm: Communicator, batch: Batch, buffer: OutputBuffer | None
+    backend: Backend,
+    comm: Communicator,
+    batch: Batch,
+    buffer: OutputBuffer | None,
+    new_rows: Empty | None,
 ) -> tuple[Pieces, BackwardContext]:
     """Does what `forward` does on one rank: no key is sent, so none is deduplicated."""
     batch.check_splits_of_no_rows()
-    owned = OwnerLookup(backend, batch, batch.keys, batch.sizes)
+    owned = OwnerLookup(backend, batch, batch.keys, batch.sizes, None, new_rows)
     outputs = Pieces.new(backend, batch.layout.places, buffer)
     try:
         owned.pool(outputs)

@@ -10,6 +10,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I64
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import Batch
+from sok_lite.engine.packed import Empty
 from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.exclusive import holding
@@ -38,6 +39,7 @@ class OwnerLookup:
         keys: Array,
         sizes: list[int],
         check: Callable[[], None] | None = None,
+        new_rows: Empty | None = None,
     ) -> None:
         """Args:
         batch: the tables, and how they are looked up.
@@ -45,12 +47,16 @@ class OwnerLookup:
         sizes: number of keys of each part.
         check: called when the device has found the keys and before a table changes; raises
           CommunicatorError if they did not arrive complete. None: they are complete.
+        new_rows: allocates uint32 memory of a shape for the row numbers; None: the backend does.
         """
         self._check = check
         self._backend, self._batch = backend, batch
         self._tables: Sequence[Any] = batch.tables
         self.keys, self.sizes = keys, sizes
-        self.rows = backend.xp.empty(keys.size, np.uint32)
+        if new_rows is None:
+            self.rows = backend.xp.empty(keys.size, np.uint32)
+        else:
+            self.rows = new_rows((keys.size,))
         num_parts = len(sizes)
         self.row_epochs = [0] * num_parts
         self.num_without_row = [0] * num_parts

@@ -8,9 +8,11 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 
 Empty = Callable[[tuple[int, ...]], Array]
+# Takes a header, int64 on the host.
+KeepHeader = Callable[[np.ndarray], None]
 
 # Of what `pack_arrays` writes: another form gets another number.
-_VERSION = 9
+_VERSION = 10
 # Dtypes that the arrays may have, by their number in a packed one.
 _DTYPES = tuple(
     np.dtype(name)
@@ -31,6 +33,7 @@ def pack_arrays(
     arrays: Sequence[Array | None],
     empty: Empty | None = None,
     at_hand: Sequence[Array] = (),
+    keep_header: KeepHeader | None = None,
 ) -> Array:
     """Returns numbers and arrays as one int64 array: a header, then all bytes, padded to 8.
 
@@ -39,13 +42,14 @@ def pack_arrays(
       numbers: int64, on the host: the host reads them when they are unpacked.
       arrays: of one or two dimensions; None stands for a missing one.
       empty: allocates int64 memory of a shape; None: the backend does.
-      at_hand: (n,) int64 each, that `unpack_arrays` will be given too: an array that lies in their
-        memory is not copied.
+      at_hand: (n,) each, that `unpack_arrays` will be given too: an array that lies in the memory
+        of one, and has its dtype, is not copied.
+      keep_header: takes the header, which the array then does not have; None: the array has it.
     """
-    known = [(backend.address(each), each.nbytes) for each in at_hand]
+    known = [(backend.address(each), each.nbytes, each.dtype) for each in at_hand]
     numbers = numbers.reshape(-1)
     first = 2 + len(numbers)
-    size = first + _HEADER * len(arrays)
+    size = header_size(len(numbers), len(arrays)) if keep_header is None else 0
     lengths: list[int] = []
     copies = []
     for array in arrays:
@@ -65,7 +69,10 @@ def pack_arrays(
     header = np.empty(end, np.int64)
     header[:2] = _VERSION, num_ranks
     header[2:first], header[first:] = numbers, lengths
-    packed[:end] = backend.from_host(header)
+    if keep_header is None:
+        packed[:end] = backend.from_host(header)
+    else:
+        keep_header(header)
     for start, array in copies:
         if array.size:
             flat = backend.xp.ascontiguousarray(array).reshape(-1)
@@ -73,19 +80,24 @@ def pack_arrays(
     return packed
 
 
+def header_size(num_numbers: int, num_arrays: int) -> int:
+    """Returns the length of the header of so many numbers and arrays."""
+    return 2 + num_numbers + _HEADER * num_arrays
+
+
 def _found_in(
-    backend: Backend, at_hand: Sequence[tuple[int, int]], array: Array
+    backend: Backend, at_hand: Sequence[tuple[int, int, np.dtype]], array: Array
 ) -> tuple[int, int] | None:
     """Returns in which array at hand an array lies, and where in it; None: in none.
 
     Args:
-      at_hand: address and bytes of each.
+      at_hand: address, bytes and dtype of each.
     """
-    if at_hand and array.dtype == np.int64 and array.size:
+    if at_hand and array.ndim == 1 and array.size:
         address = backend.address(array)
-        for i, (start, num_bytes) in enumerate(at_hand):
-            if start <= address < start + num_bytes:
-                return i, (address - start) // 8
+        for i, (start, num_bytes, dtype) in enumerate(at_hand):
+            if array.dtype == dtype and start <= address < start + num_bytes:
+                return i, (address - start) // array.itemsize
     return None
 
 
@@ -96,12 +108,14 @@ def unpack_arrays(
     num_numbers: int,
     num_arrays: int,
     at_hand: Sequence[Array] = (),
+    header: np.ndarray | None = None,
 ) -> tuple[np.ndarray, list[Any]]:
     """Returns what `pack_arrays` packed; the arrays are views of `packed` and of `at_hand`.
 
     Args:
       num_ranks: of the job.
       at_hand: equal to the `at_hand` of `pack_arrays`.
+      header: what `keep_header` took; None: the packed array has it, and reading it waits.
 
     Returns:
       ((num_numbers,) int64 on the host, num_arrays arrays or None).
@@ -109,10 +123,10 @@ def unpack_arrays(
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    first = 2 + num_numbers
-    start = first + _HEADER * num_arrays
-    header = backend.to_host(packed[:start])
-    if header[:2].tolist() != [_VERSION, num_ranks] or len(header) < start:
+    first, size, start = 2 + num_numbers, header_size(num_numbers, num_arrays), 0
+    if header is None:
+        start, header = size, backend.to_host(packed[:size])
+    if header[:2].tolist() != [_VERSION, num_ranks] or len(header) < size:
         version = f"version {header[0]}" if len(header) else "nothing"
         ranks = f" of {header[1]} ranks" if len(header) > 1 else ""
         raise ValueError(

@@ -9,7 +9,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.exchange import Route
-from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
+from sok_lite.engine.packed import Empty, KeepHeader, header_size, pack_arrays, unpack_arrays
 from sok_lite.engine.pieces import Pieces
 
 # Gives the row splits of all parts, by the items of each.
@@ -56,15 +56,17 @@ def pack_pooling(
     empty: Empty | None = None,
     at_hand: Sequence[Array] = (),
     has_splits: bool = True,
+    keep_header: KeepHeader | None = None,
 ) -> Array:
     """Returns a context, with further numbers and arrays, as one int64 array.
 
     Args:
       numbers: (k, num_parts) int64 on the host.
       empty: allocates int64 memory of a shape; None: the backend does.
-      at_hand: (n,) int64 each, that `unpack_pooling` will be given too: an array that lies in their
+      at_hand: (n,) each, that `unpack_pooling` will be given too: an array that lies in their
         memory is not copied.
       has_splits: whether the row splits are packed; if not, `unpack_pooling` needs `splits_of`.
+      keep_header: takes the header, which the array then does not have.
     """
     route, told, order = pooling.route, [pooling.numbers.reshape(-1), numbers.reshape(-1)], None
     if route.comm.size > 1:  # of one rank the other numbers tell it
@@ -72,7 +74,17 @@ def pack_pooling(
         order = route.order
     row_splits = pooling.row_splits if has_splits else None
     arrays = [order, row_splits, pooling.inverse, *arrays, *pooling.sources]
-    return pack_arrays(backend, route.comm.size, np.concatenate(told), arrays, empty, at_hand)
+    size = route.comm.size
+    return pack_arrays(backend, size, np.concatenate(told), arrays, empty, at_hand, keep_header)
+
+
+def header_size_alone(num_parts: int, num_numbers: int, num_arrays: int) -> int:
+    """Returns the length of the header of `pack_pooling` on one rank.
+
+    Args:
+      num_numbers, num_arrays: as of `unpack_pooling`.
+    """
+    return header_size((2 + num_numbers) * num_parts, 3 + num_arrays + num_parts)
 
 
 def unpack_pooling(
@@ -84,6 +96,7 @@ def unpack_pooling(
     num_arrays: int,
     at_hand: Sequence[Array] = (),
     splits_of: SplitsOf | None = None,
+    header: np.ndarray | None = None,
 ) -> tuple[PoolingContext, np.ndarray, list[Array]]:
     """Returns the arguments of `pack_pooling`; the arrays are views of `packed` and of `at_hand`.
 
@@ -92,6 +105,7 @@ def unpack_pooling(
       num_arrays: number of arrays beside the context.
       at_hand: equal to the `at_hand` of `pack_pooling`.
       splits_of: returns the row splits; called where they were not packed.
+      header: what `keep_header` took; None: the packed array has it.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
@@ -99,7 +113,7 @@ def unpack_pooling(
     own = (2 + num_numbers) * num_parts
     of_route = 0 if comm.size == 1 else Route.num_numbers(comm.size, num_parts)
     told, (order, row_splits, inverse, *arrays) = unpack_arrays(
-        backend, comm.size, packed, own + of_route, 3 + num_arrays + num_parts, at_hand
+        backend, comm.size, packed, own + of_route, 3 + num_arrays + num_parts, at_hand, header
     )
     numbers = told[:own].reshape(2 + num_numbers, num_parts)
     if comm.size == 1:

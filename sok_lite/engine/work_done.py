@@ -21,7 +21,8 @@ class WorkDone:
 
     Attributes:
       number: how often it was done.
-      seconds: what it took on the host, with the wait for the device and for other ranks.
+      seconds: what it took on the host, with the wait for the device and for other ranks. An update
+        on a GPU does not wait for its kernels: the next call does.
       num_bytes: what it has written or sent.
       last: when it was done last, seconds since 1970; None: never, or nobody says.
     """

@@ -423,7 +423,8 @@ def test_a_model_without_tables_is_as_before(keras, tmp_path):
 def test_the_names_that_the_guard_relies_on_are_there(keras):
     sok.DynamicVariable(2)
     assert keras.__name__ in held.PACKAGES
-    training = ("compile", "make_train_function", "train_step", "train_function")
+    makes = [f"make_{made}_function" for made in ("train", "test", "predict")]
+    training = ("compile", *makes, "train_step", "train_function")
     for name in (*training, *saving.SAVING, *ids.TAKING_ARRAYS):
         assert hasattr(keras.Model(), name), name
     for name in (*weights.WEIGHTS, *weights.OWN_VARIABLES):

@@ -15,6 +15,7 @@ from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.engine.segments import gather_rows
 from tests.support.gpu_play import play_gpu
 from tests.support.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
+from tests.support.simt import device as simulated
 
 DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]
 
@@ -157,6 +158,62 @@ def test_tensorflow_gets_what_cupy_keeps(play, mode, monkeypatch):
     assert pool.free_bytes() >= 1 << 20
     monkeypatch.setattr(tf.raw_ops, "Empty", only_of_free_memory)
     np.testing.assert_array_equal(look_up(), np.ones((100, 3)))
+
+
+@pytest.fixture
+def trained(play, initialised):
+    """Returns a table, and a step of it whose gradient nobody else has."""
+    table = sok.DynamicVariable(3, "ones")
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [5, 7, 5]) * 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+
+    return table, step
+
+
+def left_behind():
+    return [memory for of_device in tensor._left_behind.values() for memory in of_device]
+
+
+def test_an_update_returns_before_its_kernels_have_run(play, trained, mode):
+    """What they read is TensorFlow's memory, and stays until something has waited."""
+    table, step = trained
+    run = mode(step)
+    run(), run()
+    waits = simulated.totals["waits"]
+    (memory,) = left_behind()
+    gc.collect()
+    assert memory.is_left and len(memory.views) == 2  # keys and rows of the gradient
+    assert simulated.totals["waits"] == waits
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [5, 7]), [[-7.0] * 3, [-3.0] * 3])
+    assert not left_behind()
+
+
+def test_an_update_that_fails_waits(play, trained):
+    table, _ = trained
+    gradient = tf.IndexedSlices(tf.fill([1, 3], np.nan), tf.constant([5], tf.int64))
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0), on_nonfinite="error")
+    tf.nn.embedding_lookup(table, [5])
+    with pytest.raises(ValueError, match="NaN"):
+        optimizer.apply_gradients([(gradient, table)])
+    assert not left_behind()
+
+
+def test_tensorflow_gets_what_an_update_keeps(play, trained, monkeypatch):
+    table, step = trained
+    empty_op = tf.raw_ops.Empty
+
+    def only_where_nothing_is_kept(**arguments):
+        if left_behind():
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+        return empty_op(**arguments)
+
+    step()
+    monkeypatch.setattr(tf.raw_ops, "Empty", only_where_nothing_is_kept)
+    np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [7]), [[-1.0] * 3])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)

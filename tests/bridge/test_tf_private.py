@@ -89,6 +89,10 @@ def test_every_private_method_that_is_overridden_is_listed(cls):
     assert private <= {*tf_private.OVERRIDDEN, *tf_private.OVERRIDDEN_OF_SPEC}
 
 
+def test_the_shape_of_an_eager_tensor():
+    assert getattr(tf.ones([0, 2, 3]), tf_private.SHAPE_OF_EAGER)() == (0, 2, 3)
+
+
 def test_the_global_default_graph():
     graph = getattr(tf_private.default_graphs, tf_private.GLOBAL_GRAPH)
     assert graph() is graph() is tf.compat.v1.get_default_graph()

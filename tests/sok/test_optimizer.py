@@ -268,9 +268,9 @@ def test_one_number_of_each_setting_crosses_for_all_tables():
     gradients = [slices(np.ones((2, table.dimension), np.float32), [1, 2]) for table in tables]
     graph = step.get_concrete_function(*gradients).graph
     (call,) = (each for each in graph.get_operations() if each.type == "EagerPyFunc")
-    step_number, numbers, lengths, keys, *rows = call.inputs
-    assert numbers.shape == [5]  # learning rate, three of Adam, decay
-    assert [x.dtype for x in (step_number, lengths, keys)] == [tf.int64] * 3
+    numbers, keys, *rows = call.inputs  # the lengths are known
+    assert numbers.shape == [7]  # step, whether rows move, learning rate, three of Adam, decay
+    assert numbers.dtype == tf.float64 and keys.dtype == tf.int64
     assert len(rows) == 3
 
 

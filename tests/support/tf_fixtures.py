@@ -70,7 +70,8 @@ def play(monkeypatch):
 # which choose for themselves, start processes of their own or look at no table.
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf", "test_joined"),
-    *("test_budgets_tf", "test_on_gpu", "test_tensor"),
+    *("test_budgets_tf", "test_on_gpu", "test_tensor", "test_host_numbers"),
+    "test_stream_operation",
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
     *("test_gradient_refusals", "test_saved_parts", "test_small_tables", "test_sok_document"),

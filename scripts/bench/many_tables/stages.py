@@ -55,9 +55,11 @@ class Stages:
             self._in_kernels += time.perf_counter() - start
             return done
 
-        def called(backend: Any, function: Callable[..., Any], *args: Any) -> Any:
+        def called(
+            backend: Any, function: Callable[..., Any], *args: Any, waits: bool = True
+        ) -> Any:
             start, before = time.perf_counter(), self._in_kernels
-            done = on_device(backend, function, *args)
+            done = on_device(backend, function, *args, waits=waits)
             of_stage = self.seconds[_stage_of(function)]
             of_stage[0] += time.perf_counter() - start
             of_stage[1] += self._in_kernels - before

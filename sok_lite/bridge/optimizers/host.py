@@ -124,7 +124,12 @@ class StepHost:
       optimizer: whose states the rows have.
       variables: one for each gradient.
       kinds: what is known of the keys of each gradient.
+
+    Attributes:
+      waits: whether TensorFlow gets to read what kernels of the step write.
     """
+
+    waits = True
 
     def __init__(
         self,
@@ -237,6 +242,8 @@ class StepHost:
 
 class RuleHost(StepHost):
     """The host half of an update by a rule."""
+
+    waits = False
 
     def __init__(self, settings: Settings, *arguments: Any) -> None:
         super().__init__(settings, *arguments)

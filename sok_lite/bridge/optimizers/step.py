@@ -12,6 +12,7 @@ import tensorflow as tf
 from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
+from sok_lite.bridge.host_numbers import HostNumbers
 from sok_lite.bridge.optimizers.accumulation import KeptGradients
 from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
@@ -214,26 +215,29 @@ class RowOptimizer(tf.Module):
                 UPDATES.add(time.perf_counter() - begun)
                 return done
 
-            return None, on_device(backend, take)
+            return None, on_device(backend, take, waits=host.waits)
         if optimizer is not None:
             keep_alive(optimizer)
-        stacked = tf.stack([tf.cast(tf.convert_to_tensor(n), tf.float64) for n in _plain(numbers)])
-        rows_move = [] if go is None else [tf.cast(go, tf.int64)]
+        # What the host reads, as one tensor: step, whether rows move, and the settings.
+        told = [step, True if go is None else go, *numbers]
+        told = [tf.convert_to_tensor(number) for number in _plain(told)]
+        with tf.device("CPU:0"):
+            stacked = tf.stack([tf.cast(number, tf.float64) for number in told])
 
-        def run(step: tf.Tensor, values: tf.Tensor, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-            given = tensors[: len(inputs)]
-            if rows_move and not int(tensors[-1]):
+        def run(values: Any, *tensors: Any) -> Sequence[tf.Tensor]:
+            number, rows_move, *plain = np.asarray(values).tolist()
+            if not rows_move:
                 if batches > 1:
-                    host.keep(given)
+                    host.keep(tensors)
                 return ()
-            begun, plain = time.perf_counter(), np.asarray(values).tolist()
-            rows_step = host.step(plain, np.asarray(step).item(), given, batches)
+            begun = time.perf_counter()
+            rows_step = host.step(plain, int(number), tensors, batches)
             rows_step.commit(host.plan_drop() if batches > 1 else ())
             UPDATES.add(time.perf_counter() - begun)
             return ()
 
-        moved = [step, stacked, *inputs, *rows_move]
-        update = host_call(run, moved, [], backend, what)
+        crossing = [HostNumbers(stacked), HostNumbers(inputs[0]), *inputs[1:]]
+        update = host_call(run, crossing, [], backend, what, waits=host.waits)
         if dense_step is None:
             return update, None
         with tf.control_dependencies([update]):
