@@ -122,7 +122,7 @@ def count(work: str, num_tables: int, args: argparse.Namespace) -> int:
     def counting(*arguments: Any, **options: Any) -> Any:
         return counted.within(on_device, *arguments, **options)
 
-    host_call.on_device = counting  # type: ignore[assignment]
+    host_call.on_device = counting
     try:
         step()
     finally:

@@ -103,6 +103,8 @@ def test_host_calls_run_in_program_order_also_within_inner_functions_branches_an
 class Watched:
     """A backend that notes when it is activated and waited for."""
 
+    device_id = 99  # of no other test
+
     def __init__(self, name="cuda"):
         self.name, self.log = name, []
 
@@ -139,6 +141,15 @@ def test_a_call_that_fails_is_waited_for_as_well():
     with pytest.raises(ValueError, match="no"):
         on_device(backend, int, "no")
     assert backend.log == ["activate", "wait"]
+
+
+def test_a_call_that_gives_nothing_of_the_device_does_not_wait_unless_it_fails():
+    backend = Watched()
+    assert on_device(backend, int, "1", waits=False) == 1
+    assert backend.log == ["activate"]
+    with pytest.raises(ValueError, match="no"):
+        on_device(backend, int, "no", waits=False)
+    assert backend.log == ["activate", "activate", "wait"]
 
 
 def test_an_interrupt_does_not_end_the_wait():
