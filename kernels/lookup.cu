@@ -31,9 +31,10 @@ SOK_DEVICE Search make_search(const u64* directory, i64 hashing, i64* side, i64 
           n};
 }
 
-// What a thread has counted.
+// What a thread has counted: fewer than 2^32 keys.
 struct Tally {
-  i64 missing = 0, first = 0, wrong = 0;
+  u32 missing = 0, first = 0;
+  i64 wrong = 0;
 };
 
 // Asks for the line where an item's key most likely is.
@@ -58,16 +59,13 @@ SOK_DEVICE void search_ahead(const Search& search, i64 i) {
   }
 }
 
-// Apart: within the loop it would take registers that most searches have no use for.
-SOK_LONG_DEVICE u64* score_of(const Index index, i64 key, const Slot* slot) {
-  return hkv_score_of(index, key, slot);
-}
-
 // Notes that a lookup has seen a key. The first item that has it writes its score and counts an
 // access of its row: a key that repeats counts once.
+template <bool kBuckets>
 SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally* tally) {
   const Index& index = search.index;
-  if (!index.is_scored && !search.accesses) {
+  const bool is_scored = kBuckets && index.is_scored;
+  if (!is_scored && !search.accesses) {
     sok_stamp(found, (u32)search.stamp);
     return;
   }
@@ -76,37 +74,32 @@ SOK_DEVICE void note_seen(const Search& search, const Found& found, i64 i, Tally
   if (found.stamp == now || sok_cas(stamp, found.stamp, now) != found.stamp) return;
   ++tally->first;
   if (search.is_counting) sok_count_access(search.accesses, found.row);
-  if (index.is_scored && (search.given || search.strategy != HKV_CUSTOMIZED)) {
-    u64* score = score_of(index, search.keys[i], found.slot);
+  if (is_scored && (search.given || search.strategy != HKV_CUSTOMIZED)) {
+    u64* score = hkv_score_of(index, search.keys[i], found.slot);
     *score = hkv_score(search.strategy, *score, search.given ? search.given[i] : 1,
                        (u64)search.stamp, (u64)search.epoch);
   }
 }
 
-// Apart: within the loop of `find` it would take registers that the "hbm" index has no use for.
-SOK_LONG_DEVICE Found search_buckets(const Segment segment, u64 hash, u32 bucket, i64 key) {
-  return hkv_search<false>(segment, hash, bucket, key);
-}
-
-template <bool kIsApart>
-SOK_DEVICE Found search_index(const Index& index, i64 key) {
-  if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
-  const u64 hash = sok_hash_of(index, key);
-  const Segment segment = sok_segment(index, hash);
-  const u32 bucket = (u32)index.bucket;
-  if (bucket == 0) return det_search<false>(segment, hash, index.empty_key, key);
-  return kIsApart ? search_buckets(segment, hash, bucket, key)
-                  : hkv_search<false>(segment, hash, bucket, key);
-}
-
 // Finds an item's key and returns its row number, or SOK_NO_ROW. All lanes of a tile come to it.
-// kIsApart: see search_buckets.
-template <bool kIsApart = true>
+// kBuckets: whether the index is a "hybrid" one. A loop for each kind of index takes fewer
+// registers than one that has both searches in it.
+template <bool kBuckets>
 SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
-  const Found found = search_index<kIsApart>(search.index, search.keys[i]);
+  const Index& index = search.index;
+  const i64 key = search.keys[i];
+  Found found;
+  if (sok_is_reserved(index, key)) {
+    found = sok_find_reserved(index, key);
+  } else {
+    const u64 hash = sok_hash_of(index, key);
+    const Segment segment = sok_segment(index, hash);
+    found = kBuckets ? hkv_search<false>(segment, hash, (u32)index.bucket, key)
+                     : det_search<false>(segment, hash, index.empty_key, key);
+  }
   if (sok_is_leader()) {
     tally->missing += !found.slot;
-    if (search.stamp && found.slot) note_seen(search, found, i, tally);
+    if (search.stamp && found.slot) note_seen<kBuckets>(search, found, i, tally);
   }
   return found.row;
 }
@@ -167,12 +160,12 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
     own.missing += is_over && !found.slot;
     rows[i] = found.row;
     sok_prefetch_row<u8>(chunks, shift, row_bytes, found.row);
-    if (search.stamp && found.slot) note_seen(search, found, i, &own);
+    if (search.stamp && found.slot) note_seen<kBuckets>(search, found, i, &own);
   }
   for (i64 k = 0, asked = 0; k < num_late; ++k) {
     for (; kBuckets && asked < num_late && asked < k + kLateLead; ++asked)
       hkv_prefetch_all(index.bucket, hkv_place_of(index, search.keys[late[asked]]));
-    const u32 row = search_for(search, late[k], &own);
+    const u32 row = search_for<kBuckets>(search, late[k], &own);
     rows[late[k]] = row;
     sok_prefetch_row<u8>(chunks, shift, row_bytes, row);
   }
@@ -232,12 +225,13 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
     find_and_copy_words<u8>(share, search, chunks, shift, row_bytes, rows, out, tally);
 }
 #else
-SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
-                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+template <bool kBuckets>
+SOK_DEVICE void find_and_copy_in(const SokShare share, const Search& search, const u64* chunks,
+                                 i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
   // Asked for each row: a search for each width would take more registers.
   const i64 width = copied_width(row_bytes, out);
   SOK_FOR_EACH_TILE(i, search.n) {
-    const u32 row = search_for(search, i, tally);
+    const u32 row = search_for<kBuckets>(search, i, tally);
     if (sok_is_leader()) rows[i] = row;
     if (row_bytes == 0 || row == SOK_NO_ROW) continue;
     const u8* from = sok_row<u8>(chunks, shift, row_bytes, row);
@@ -251,6 +245,13 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
     else
       sok_copy_row<u8>(from, to, row_bytes);
   }
+}
+SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
+                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+  if (search.index.bucket)
+    find_and_copy_in<true>(share, search, chunks, shift, row_bytes, rows, out, tally);
+  else
+    find_and_copy_in<false>(share, search, chunks, shift, row_bytes, rows, out, tally);
 }
 #endif
 
@@ -286,6 +287,21 @@ SOK_TILE_KERNEL(find)
 }
 SOK_EXPORT(find)
 
+template <bool kBuckets>
+SOK_DEVICE void recall_in(const SokShare share, const Search& search, const i64* known_keys,
+                          const u32* known_rows, u32* rows, u32* others, Tally* tally) {
+  SOK_FOR_EACH_TILE(i, search.n) {
+    const bool is_known = known_keys && known_keys[i] == search.keys[i];
+    u32 row = is_known ? known_rows[i] : SOK_NO_ROW;
+    if (!known_keys) search_ahead(search, i);
+    if (row == SOK_NO_ROW) row = search_for<kBuckets>(search, i, tally);
+    if (sok_is_leader()) {
+      rows[i] = row;
+      *others += !is_known;
+    }
+  }
+}
+
 // Finds the row numbers of keys that are most likely equal to known keys, in the same order, whose
 // rows are known: the index is searched only for a key that differs, or had no row.
 //
@@ -305,17 +321,11 @@ SOK_TILE_KERNEL(recall_rows)
   const Search search = make_search(directory, hashing, side, is_scored, bucket, empty_key,
                                     reclaim_key, keys, n, stamp, HKV_CUSTOMIZED);
   Tally tally;  // `missing` counts the keys that are searched for in vain: those without a row
-  i64 others = 0;
-  SOK_FOR_EACH_TILE(i, n) {
-    const bool is_known = known_keys && known_keys[i] == keys[i];
-    u32 row = is_known ? known_rows[i] : SOK_NO_ROW;
-    if (!known_keys) search_ahead(search, i);
-    if (row == SOK_NO_ROW) row = search_for<false>(search, i, &tally);
-    if (sok_is_leader()) {
-      rows[i] = row;
-      others += !is_known;
-    }
-  }
+  u32 others = 0;
+  if (bucket)
+    recall_in<true>(share, search, known_keys, known_rows, rows, &others, &tally);
+  else
+    recall_in<false>(share, search, known_keys, known_rows, rows, &others, &tally);
   if (num_others) sok_count(num_others, others);
   if (num_without_row) sok_count(num_without_row, tally.missing);
 }

@@ -11,6 +11,7 @@
 #define SOK_LONG_DEVICE SOK_DEVICE
 #define SOK_DEVICE_MEMBER inline __attribute__((always_inline))
 #define SOK_ONE_BY_ONE
+#define SOK_AT_A_TIME(count)
 
 // One thread searches by itself. A larger tile walks through its lanes in turn, which tests the
 // arithmetic of tiles without a GPU.
@@ -38,6 +39,7 @@ typedef f32 SokVector __attribute__((vector_size(16)));
 typedef f32 SokSmallVector __attribute__((vector_size(16)));
 #define SOK_VECTORS ((i64)(64 / sizeof(SokVector)))
 #define SOK_SUMS 8
+#define SOK_BATCH 1  // what a processor does by itself
 #define SOK_VECTORS_LIE_ANYWHERE true
 
 // Which items of a part are this call's: those from `from` to `to`, where there are `of`.
@@ -95,6 +97,10 @@ static inline T sok_from_leader(T x) {
   return x;
 }
 static inline u64 sok_tile_min(u64 x) { return x; }
+template <class W>
+SOK_DEVICE void sok_copy_words(const W* from, W* to, i64 count) {
+  for (i64 w = 0; w < count; ++w) to[w] = from[w];
+}
 #define SOK_FOR_EACH_OF_TILE(w, count) for (i64 w = 0; w < (count); ++w)
 template <int kCount, class Is>
 static inline u32 sok_vote(Is is) {

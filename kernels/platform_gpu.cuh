@@ -20,6 +20,9 @@
 #endif
 // In front of a loop that takes too many registers where it is unrolled.
 #define SOK_ONE_BY_ONE _Pragma("unroll 1")
+// In front of a loop over items: how many are loaded before the first is used.
+#define SOK_AT_A_TIME(count) SOK_PRAGMA(unroll count)
+#define SOK_PRAGMA(text) _Pragma(#text)
 // Items that a thread handles together, and how many rows ahead it asks for: hiding the latency of
 // memory is the hardware's work here.
 #define SOK_BLOCK 1
@@ -31,6 +34,8 @@ typedef SokVector SokSmallVector;
 #define SOK_VECTORS 1
 // Sums that are kept side by side, where one alone would wait for each addition.
 #define SOK_SUMS 1
+// Items of a long sum that are loaded before the first is added.
+#define SOK_BATCH 4
 #define SOK_VECTORS_LIE_ANYWHERE false
 
 // Which items of a part are this thread's: its number among the threads of the part.
@@ -38,18 +43,24 @@ struct SokShare {
   i64 thread, num_threads;
 };
 
-#define SOK_FOR_EACH(i, n) for (i64 i = share.thread; i < (n); i += share.num_threads)
+#define SOK_FOR_EACH(i, n) \
+  SOK_ONE_BY_ONE           \
+  for (i64 i = share.thread; i < (n); i += share.num_threads)
 #define SOK_FOR_EACH_BLOCK(first, count, n) \
+  SOK_ONE_BY_ONE                            \
   for (i64 first = share.thread, count = 1; first < (n); first += share.num_threads)
 #define SOK_FOR_EACH_ROW(r, n)                         \
   const SokLanes r##_lanes = sok_lanes(SOK_ROW_LANES); \
   (void)r##_lanes;                                     \
+  SOK_ONE_BY_ONE                                       \
   for (i64 r = share.thread / SOK_ROW_LANES; r < (n); r += share.num_threads / SOK_ROW_LANES)
 #define SOK_FOR_EACH_COLUMN(c, dim) \
   for (i64 c = threadIdx.x % SOK_ROW_LANES; c < (dim); c += SOK_ROW_LANES)
 #define SOK_FOR_EACH_TILE(i, n) \
+  SOK_ONE_BY_ONE                \
   for (i64 i = share.thread / SOK_TILE; i < (n); i += share.num_threads / SOK_TILE)
 #define SOK_FOR_EACH_TILE_BLOCK(first, count, n)                    \
+  SOK_ONE_BY_ONE                                                    \
   for (i64 first = share.thread / SOK_TILE, count = 1; first < (n); \
        first += share.num_threads / SOK_TILE)
 
@@ -123,9 +134,11 @@ SOK_DEVICE f64 sok_sum_of_row(const SokLanes& lanes, f64 x) {
 // A row has as many lanes as words, up to a warp, rounded up to a power of two.
 #define SOK_FOR_EACH_ROW_OF_WORDS(r, n, words) \
   const SokLanes r##_lanes = sok_lanes(words); \
+  SOK_ONE_BY_ONE                               \
   for (i64 r = share.thread >> r##_lanes.shift; r < (n); r += share.num_threads >> r##_lanes.shift)
 #define SOK_FOR_EACH_WORD(w, lanes, words) \
-  for (i64 w = (lanes).lane; w < (words); w += 1u << (lanes).shift)
+  SOK_ONE_BY_ONE                           \
+  for (u32 w = (lanes).lane; w < (u32)(words); w += 1u << (lanes).shift)
 #define SOK_FOR_EACH_WORD_OF_ROW(w, r, words) SOK_FOR_EACH_WORD(w, r##_lanes, words)
 #define SOK_IS_FIRST_WORD(r) (r##_lanes.lane == 0)
 // A tile is SOK_TILE neighbouring lanes of a warp. All of them walk through a kernel on one path,
@@ -151,6 +164,23 @@ SOK_DEVICE u64 sok_tile_min(u64 x) {
 // The lanes of a tile share the items of a loop.
 #define SOK_FOR_EACH_OF_TILE(w, count) \
   for (i64 w = threadIdx.x & (SOK_TILE - 1u); w < (count); w += SOK_TILE)
+// The lanes of a tile copy `count` words, fewer than 2^31. Each has read four before it writes the
+// first: a compiler cannot do that by itself, as the two places could overlap.
+template <class W>
+SOK_DEVICE void sok_copy_words(const W* from, W* to, i64 count) {
+  const u32 end = (u32)count;
+  u32 w = threadIdx.x & (SOK_TILE - 1u);
+  SOK_ONE_BY_ONE
+  for (; w + 3 * SOK_TILE < end; w += 4 * SOK_TILE) {
+    const W* source = from + w;
+    W* target = to + w;
+    W words[4];
+    for (int k = 0; k < 4; ++k) words[k] = source[k * SOK_TILE];
+    for (int k = 0; k < 4; ++k) target[k * SOK_TILE] = words[k];
+  }
+  SOK_ONE_BY_ONE
+  for (; w < end; w += SOK_TILE) to[w] = from[w];
+}
 // Bit w of the result says whether is(w), for w < kCount <= 32.
 template <int kCount, class Is>
 SOK_DEVICE u32 sok_vote(Is is) {
@@ -231,6 +261,7 @@ SOK_DEVICE i64 sok_sum_of_warp(i64 x) {
 }
 // A thing of many items for each warp; all its threads come to each thing, and share the items.
 #define SOK_FOR_EACH_WARP(b, n) \
+  SOK_ONE_BY_ONE                \
   for (i64 b = share.thread / 32; b < (n); b += share.num_threads / 32)
 #define SOK_FOR_EACH_OF_WARP_FROM(i, from, to) \
   for (i64 i = (from) + (i64)(threadIdx.x & 31u); i < (to); i += 32)
@@ -265,6 +296,7 @@ SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
 }
 // All threads of a warp walk together: i can be n or more.
 #define SOK_FOR_EACH_OF_WARP(i, n) \
+  SOK_ONE_BY_ONE                   \
   for (i64 i = share.thread; i - (i64)(threadIdx.x & 31u) < (n); i += share.num_threads)
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) { return __float_as_uint(x); }

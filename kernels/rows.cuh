@@ -103,7 +103,7 @@ SOK_DEVICE void sok_fill_rows(const SokShare share, const u64* chunks, i64 shift
 // The lanes of a tile copy a row together, in words of W.
 template <class W>
 SOK_DEVICE void sok_copy_row(const u8* from, u8* to, i64 bytes) {
-  SOK_FOR_EACH_OF_TILE(c, bytes / (i64)sizeof(W)) { ((W*)to)[c] = ((const W*)from)[c]; }
+  sok_copy_words((const W*)from, (W*)to, bytes / (i64)sizeof(W));
 }
 
 #endif  // SOK_ROWS_CUH_

@@ -156,7 +156,6 @@ SOK_DEVICE void update_rows(const Rule rule, const Batch batch, Chunks... states
       if (row == SOK_NO_ROW) continue;
       const auto rounding = rounding_of_row(T(), batch, r);
       u32 largest = 0;
-      SOK_ONE_BY_ONE
       SOK_FOR_EACH_WORD_OF_ROW(q, r, dim / 4) {
         const u32 bits =
             update_quad(rule, rounding, (u32)(4 * q),

@@ -52,14 +52,12 @@ template <class Column>
 SOK_DEVICE f64 norm_of_row(const SokLanes& lanes, i64 dim, const Column& column) {
   f64 squares[SOK_SUMS] = {};
   const i64 num_blocks = dim / SOK_SUMS, rest = dim % SOK_SUMS;
-  SOK_ONE_BY_ONE
   SOK_FOR_EACH_WORD(b, lanes, num_blocks) {
     for (int k = 0; k < SOK_SUMS; ++k) {
       const f64 x = column(b * SOK_SUMS + k);
       squares[k] += x * x;
     }
   }
-  SOK_ONE_BY_ONE
   SOK_FOR_EACH_WORD(c, lanes, rest) {
     const f64 x = column(dim - rest + c);
     squares[0] += x * x;
@@ -84,14 +82,12 @@ SOK_DEVICE u32 update_group_row(const Rule& rule_of_all, const Rounding rounding
                                 State* __restrict__... states) {
   const Rule rule = rule_of_row(rule_of_all, lanes, dim, w, g, states...);
   u32 largest = 0;
-  SOK_ONE_BY_ONE
   SOK_FOR_EACH_WORD(c, lanes, dim) {
     const u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
     largest = bits > largest ? bits : largest;
     learn(rule, to_f32(w[c]), g[c], z[c], states[c]...);
   }
   const f32 kept = left_of_group(lanes, dim, rule.l1, rule.l21, z);
-  SOK_ONE_BY_ONE
   SOK_FOR_EACH_WORD(c, lanes, dim) {
     const f32 left = kept == 0.0f ? 0.0f : kept * above_l1(z[c], rule.l1);
     store_rounded(rounding, (u32)c, value_of(rule, left, to_f32(w[c]), states[c]...), w + c);
