@@ -29,11 +29,13 @@ SOK_DEVICE f32 sum_terms(i64 begin, i64 end, Term term) {
   if (end - begin == 1) return 0.0f + term(begin);  // most rows, and no loop to set up
   i64 k = begin;
   f32 sum = 0.0f;
+  SOK_AT_A_TIME(4)
   for (const i64 stop = piece_end(k, end); k < stop; ++k) sum += term(k);
   if (k == end) return sum;
   f32 lost = 0.0f;
   while (k < end) {
     f32 piece = 0.0f;
+    SOK_AT_A_TIME(4)
     for (const i64 stop = piece_end(k, end); k < stop; ++k) piece += term(k);
     add_piece(piece, &sum, &lost);
   }
@@ -69,11 +71,16 @@ SOK_DEVICE void prefetch_source(const T* row, i64 dim) {
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch((const u8*)row + b);
 }
 
+// How many pieces a sum has, as far as the compiler knows.
+enum NumPieces { kOnePiece, kSeveralPieces, kAnyPieces };
+
 // The items of a sum: item k reads source[index[k]] and has weight weights[k]. The compiler knows
 // whether there are weights: to ask for each item would take as long as to add it.
 template <class T, bool kWeighted>
 struct Items {
   static constexpr bool kMayLack = false;  // whether item_row can be null, which counts as zeros
+  static constexpr NumPieces kPieces = kAnyPieces;
+  static constexpr i64 kBatch = 1;  // how many are loaded before the first is added
   const T* source;
   i64 dim;
   const i32* index;
@@ -92,6 +99,8 @@ SOK_DEVICE f32 item_weight(const Items<T, kWeighted>& items, i64 k) {
 template <class T, bool kWeighted>
 struct StoredItems {
   static constexpr bool kMayLack = true;
+  static constexpr NumPieces kPieces = kAnyPieces;
+  static constexpr i64 kBatch = 1;
   const u64* chunks;
   i64 shift, dim;
   const u32* rows;
@@ -113,10 +122,26 @@ SOK_DEVICE f32 item_weight(const StoredItems<T, kWeighted>& items, i64 k) {
 // Sums columns of the items of a piece, kCount vectors from column `first` on.
 template <class Vector, i64 kCount, class Items>
 SOK_DEVICE void sum_piece(const Items& items, i64 begin, i64 end, i64 first, Vector* out) {
-  constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
+  constexpr i64 kWidth = sizeof(Vector) / sizeof(f32), kBatch = Items::kBatch;
   Vector sum[kCount] = {};
+  i64 k = begin;
+  if constexpr (kBatch > 1) {
+    SOK_ONE_BY_ONE
+    for (; k + kBatch <= end; k += kBatch) {
+      decltype(item_row(items, k)) from[kBatch];
+      f32 weights[kBatch];
+      Vector columns[kBatch][kCount];
+      for (i64 j = 0; j < kBatch; ++j) from[j] = item_row(items, k + j);
+      for (i64 j = 0; j < kBatch; ++j) weights[j] = item_weight(items, k + j);
+      for (i64 j = 0; j < kBatch; ++j)
+        for (i64 i = 0; i < kCount; ++i)
+          sok_load_columns(from[j] + first + i * kWidth, &columns[j][i]);
+      for (i64 j = 0; j < kBatch; ++j)
+        for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] + weights[j] * columns[j][i];
+    }
+  }
   SOK_ONE_BY_ONE
-  for (i64 k = begin; k < end; ++k) {
+  for (; k < end; ++k) {
     const auto* __restrict__ from = item_row(items, k);
     const f32 weight = item_weight(items, k);
     for (i64 i = 0; i < kCount; ++i) {
@@ -128,21 +153,32 @@ SOK_DEVICE void sum_piece(const Items& items, i64 begin, i64 end, i64 first, Vec
   for (i64 i = 0; i < kCount; ++i) out[i] = sum[i];
 }
 
+// Sums columns of the items of all pieces.
+template <class Vector, i64 kCount, class Items>
+SOK_DEVICE void sum_all_pieces(const Items& items, i64 begin, i64 end, i64 first, Vector* sum) {
+  Vector lost[kCount] = {}, piece[kCount];
+  for (i64 k = begin, stop; k < end; k = stop) {
+    stop = piece_end(k, end);
+    sum_piece<Vector, kCount>(items, k, stop, first, piece);
+    for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
+  }
+  for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] + lost[i];
+}
+
 // Sums columns of all items and divides: those of one piece as `sum_piece` does.
 template <class Vector, i64 kCount, class Items>
 SOK_DEVICE void sum_columns(const Items& items, i64 begin, i64 end, f32 divisor, i64 first,
                             f32* out) {
   Vector sum[kCount] = {};
-  if (end - begin <= kPiece) {
+  if constexpr (Items::kPieces == kOnePiece) {
     sum_piece<Vector, kCount>(items, begin, end, first, sum);
+  } else if constexpr (Items::kPieces == kSeveralPieces) {
+    sum_all_pieces<Vector, kCount>(items, begin, end, first, sum);
   } else {
-    Vector lost[kCount] = {}, piece[kCount];
-    for (i64 k = begin, stop; k < end; k = stop) {
-      stop = piece_end(k, end);
-      sum_piece<Vector, kCount>(items, k, stop, first, piece);
-      for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
-    }
-    for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] + lost[i];
+    if (end - begin <= kPiece)
+      sum_piece<Vector, kCount>(items, begin, end, first, sum);
+    else
+      sum_all_pieces<Vector, kCount>(items, begin, end, first, sum);
   }
   if (divisor != 1.0f) {
     for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] / divisor;
@@ -176,6 +212,8 @@ SOK_DEVICE void scale_columns(const T* from, i64 c, bool in_quads, f32 weight, f
 template <class T, bool kWeighted>
 struct GivenItems {
   static constexpr bool kMayLack = true;
+  static constexpr NumPieces kPieces = kAnyPieces;
+  static constexpr i64 kBatch = 1;
   StoredItems<T, kWeighted> stored;
   NewRows<T> got;
   i64 dim;

@@ -298,6 +298,8 @@ SOK_DEVICE Span span_of_window(const Groups& groups, i64 w) {
 template <bool kIndexed, bool kWeighted>
 struct GroupedItems {
   static constexpr bool kMayLack = false;
+  static constexpr NumPieces kPieces = kOnePiece;
+  static constexpr i64 kBatch = SOK_BATCH;
   const f32* source;
   i64 dim;
   const i32* order;
@@ -315,22 +317,33 @@ SOK_DEVICE f32 item_weight(const GroupedItems<kIndexed, kWeighted>& items, i64 k
   return kWeighted ? items.weights[items.order[k] - items.first] : 1.0f;
 }
 
-// The same, where the sums of the pieces of kPiece items are there already.
+// The same, of a group that has several pieces, where the sums of those of kPiece items are there
+// already.
 template <class Items>
 struct SummedItems {
   static constexpr bool kMayLack = false;
+  static constexpr NumPieces kPieces = kSeveralPieces;
   Items items;
   i64 dim;
-  i64 begin;          // position of the first item
   const f32* pieces;  // (all pieces of kPiece items, dim)
 };
 template <class Vector, i64 kCount, class Items>
-SOK_DEVICE void sum_piece(const SummedItems<Items>& items, i64 begin, i64 end, i64 first,
-                          Vector* out) {
-  if (end - begin < kPiece) return sum_piece<Vector, kCount>(items.items, begin, end, first, out);
-  const f32* from = items.pieces + (begin - items.begin) / kPiece * items.dim + first;
+SOK_DEVICE void sum_all_pieces(const SummedItems<Items>& items, i64 begin, i64 end, i64 first,
+                               Vector* sum) {
   constexpr i64 kWidth = sizeof(Vector) / sizeof(f32);
-  for (i64 i = 0; i < kCount; ++i) sok_load_columns(from + i * kWidth, out + i);
+  const f32* from = items.pieces + first;
+  Vector lost[kCount] = {}, piece[kCount];
+  SOK_AT_A_TIME(4)
+  for (u32 p = 0; p < (u32)((end - begin) / kPiece); ++p, from += items.dim) {
+    for (i64 i = 0; i < kCount; ++i) sok_load_columns(from + i * kWidth, piece + i);
+    for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
+  }
+  const i64 rest = begin + (end - begin) / kPiece * kPiece;
+  if (rest < end) {
+    sum_piece<Vector, kCount>(items.items, rest, end, first, piece);
+    for (i64 i = 0; i < kCount; ++i) add_piece(piece[i], sum + i, lost + i);
+  }
+  for (i64 i = 0; i < kCount; ++i) sum[i] = sum[i] + lost[i];
 }
 
 // Sums the pieces of the groups that have several, each into its window's row of `pieces`, and the
@@ -376,7 +389,7 @@ SOK_DEVICE void add_pieces(const SokShare share, const Groups& groups, const Ite
   SOK_FOR_EACH_ROW_OF_WORDS(w, groups.num_items / kPiece, in_quads ? dim / 4 : dim) {
     const Span span = span_of_window(groups, w);
     if (span.begin < groups.first_item + w * kPiece || span.end - span.begin <= kPiece) continue;
-    const SummedItems<Items> summed{items, dim, span.begin, pieces + w * dim};
+    const SummedItems<Items> summed{items, dim, pieces + w * dim};
     sum_group_columns(summed, span.begin, span.end, 1.0f, in_quads, w_lanes,
                       out + span.group * dim);
   }
