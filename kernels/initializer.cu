@@ -229,10 +229,12 @@ SOK_DRAW_RANDOM(bf16)
 SOK_DRAW_RANDOM(f64)
 
 #define SOK_DRAW_CONSTANT(T)                                                    \
-  SOK_KERNEL(draw_constant_##T)                                                 \
+  SOK_ROW_KERNEL(draw_constant_##T)                                             \
   (const SokShare share, u8* out, i64 dim, const u32* rows, f32 value, i64 n) { \
-    SOK_FOR_EACH(i, n * dim) {                                                  \
-      if (!rows || rows[i / dim] == SOK_NO_ROW) from_f32(value, (T*)out + i);   \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                      \
+      if (rows && rows[r] != SOK_NO_ROW) continue;                              \
+      T* to = (T*)out + r * dim;                                                \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { from_f32(value, to + c); }          \
     }                                                                           \
   }                                                                             \
   SOK_EXPORT(draw_constant_##T)
@@ -245,10 +247,12 @@ SOK_DRAW_CONSTANT(bf16)
 //   row     (dim,)
 //   rows, out               as of draw_<distribution>_<T>
 #define SOK_DRAW_ROW(T)                                                           \
-  SOK_KERNEL(draw_row_##T)                                                        \
+  SOK_ROW_KERNEL(draw_row_##T)                                                    \
   (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, i64 n) { \
-    SOK_FOR_EACH(i, n * dim) {                                                    \
-      if (!rows || rows[i / dim] == SOK_NO_ROW) out[i] = row[i % dim];            \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                        \
+      if (rows && rows[r] != SOK_NO_ROW) continue;                                \
+      T* to = out + r * dim;                                                      \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = row[c]; }                     \
     }                                                                             \
   }                                                                               \
   SOK_EXPORT(draw_row_##T)
@@ -278,12 +282,14 @@ SOK_DEVICE i64 chosen_row(i64 key, i64 seed, i64 count) {
     }                                                                                             \
   }                                                                                               \
   SOK_EXPORT(init_matrix_##T)                                                                     \
-  SOK_KERNEL(draw_matrix_##T)                                                                     \
+  SOK_ROW_KERNEL(draw_matrix_##T)                                                                 \
   (const SokShare share, T* out, i64 dim, const u32* rows, const i64* keys, i64 seed,             \
    const T* matrix, i64 count, i64 n) {                                                           \
-    SOK_FOR_EACH(i, n * dim) {                                                                    \
-      if (rows && rows[i / dim] != SOK_NO_ROW) continue;                                          \
-      out[i] = matrix[chosen_row(keys[i / dim], seed, count) * dim + i % dim];                    \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                                        \
+      if (rows && rows[r] != SOK_NO_ROW) continue;                                                \
+      T* to = out + r * dim;                                                                      \
+      const T* from = matrix + chosen_row(keys[r], seed, count) * dim;                            \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = from[c]; }                                    \
     }                                                                                             \
   }                                                                                               \
   SOK_EXPORT(draw_matrix_##T)
