@@ -21,8 +21,9 @@ from sok_lite.engine.pieces import OutputBuffer, Pieces, addresses_of, places_of
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 # First occurrences are counted in blocks of so many items, or larger ones where there would be too
-# many: each block reads what was counted in all before it.
-_BLOCK = 1024
+# many: each block reads what was counted in all before it. On a GPU a warp has a block, and goes
+# through its items 32 at a time.
+_BLOCK, _WARP_BLOCK = 1024, 128
 _MOST_BLOCKS = 4096
 
 
@@ -145,7 +146,8 @@ def dedup(
         heads.fill(-1)
     slots, first = xp.empty(n, np.int32), xp.empty(n, np.int32)
     distinct = xp.empty(n, np.int64)
-    words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
+    block = _WARP_BLOCK if backend.name == "cuda" else _BLOCK
+    words = (block if n <= block * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
     num_blocks = -(-n // (32 * words))
     marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
     tables = (where, head_starts, num_tables)

@@ -160,13 +160,28 @@ def test_keys_that_do_not_repeat_are_numbered_as_they_come(backend, sizes, part)
     assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
 
 
-@pytest.mark.parametrize("n", [1023, 1024, 1025, 7000])
+@pytest.mark.parametrize("n", [127, 128, 129, 1023, 1024, 1025, 7000])
 @pytest.mark.parametrize("most", [1, 3, 4096])
 def test_first_occurrences_are_numbered_from_block_to_block(backend, monkeypatch, n, most):
     monkeypatch.setattr(segments, "_MOST_BLOCKS", most)
     keys, begin = some_keys([n // 3, n - n // 3], 2000)
     assert_distinct(
         backend, dedup(backend, backend.from_host(keys), begin), distinct_of(keys, begin), keys
+    )
+
+
+def test_a_warp_counts_128_items_and_a_thread_of_a_cpu_1024(backend, monkeypatch):
+    launched = {}
+    launch = backend.launch
+    monkeypatch.setattr(
+        backend,
+        "launch",
+        lambda name, n, *args: launched.update({name: args}) or launch(name, n, *args),
+    )
+    dedup(backend, backend.from_host(np.arange(2000)), (0, 2000))
+    words, num_blocks, n = launched["dedup_count"][-3:]
+    assert (32 * words, num_blocks, n) == (
+        (128, 16, 2000) if backend.name == "cuda" else (1024, 2, 2000)
     )
 
 
