@@ -112,21 +112,29 @@ def bodies(ptx: str) -> dict[str, str]:
     return {part[: part.index("(")]: part[: part.index("\n}")] for part in parts}
 
 
-def widths(ptx: str) -> dict[str, Widths]:
-    """Returns how wide the loads and stores of each kernel are.
+def accesses(body: str) -> list[tuple[str, int]]:
+    """Returns the loads and stores of instructions in their order: "ld" or "st", and bytes.
 
     Those of rows are among them though they do not say ".global": their addresses come from
     memory, and a compiler cannot know of what kind these are.
     """
+    found = []
+    for kind, modifiers, bits in _ACCESS.findall(body):
+        words = modifiers.split(".")
+        if _OTHER_SPACES & {word.split("::")[0] for word in words}:
+            continue
+        count = next((int(word[1:]) for word in words if re.fullmatch(r"v\d", word)), 1)
+        found.append((kind, count * int(bits) // 8))
+    return found
+
+
+def widths(ptx: str) -> dict[str, Widths]:
+    """Returns how wide the loads and stores of each kernel are."""
     kernels = {}
     for name, body in bodies(ptx).items():
         found = Widths(Counter(), Counter())
-        for kind, modifiers, bits in _ACCESS.findall(body):
-            words = modifiers.split(".")
-            if _OTHER_SPACES & {word.split("::")[0] for word in words}:
-                continue
-            count = next((int(word[1:]) for word in words if re.fullmatch(r"v\d", word)), 1)
-            (found.loads if kind == "ld" else found.stores)[count * int(bits) // 8] += 1
+        for kind, num_bytes in accesses(body):
+            (found.loads if kind == "ld" else found.stores)[num_bytes] += 1
         kernels[name] = found
     return kernels
 
