@@ -166,7 +166,7 @@ def recast(source: Source, dtype: str | None = None, key_type: str | None = None
     if dtype in (None, source.dtype) and key_type in (None, source.key_type):
         return source
     stored = {column.name: _as_stored(source, column) for column in columns_of(source)}
-    about = source.about._replace(num_sighted=0)
+    about = source.about._replace(num_pending=0)
     return FileSource(
         f"table {source.name!r}", stored, source.name, dtype, key_type, source.states, about
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.source import SIGHTED, Source
+from sok_lite.engine.files.source import PENDING_COLUMNS, Source
 from sok_lite.engine.table.joined import joined_facts, joined_states
 
 
@@ -44,12 +44,12 @@ class JoinedSource(Source):
         self.keys_of_parts = tuple(source.num_keys for source in sources)
         self.num_keys = sum(self.keys_of_parts)
         facts = joined_facts([dict(source.about.facts) for source in sources])
-        num_sighted = sum(source.about.num_sighted for source in sources)
-        self.about = last.about._replace(facts=facts, num_sighted=num_sighted)
+        num_pending = sum(source.about.num_pending for source in sources)
+        self.about = last.about._replace(facts=facts, num_pending=num_pending)
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         for i, source in enumerate(self._sources):
-            if column not in SIGHTED or source.about.num_sighted:
+            if column not in PENDING_COLUMNS or source.about.num_pending:
                 yield from self._read(i, source, column)
 
     def texts(self) -> dict[int, bytes]:

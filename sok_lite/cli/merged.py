@@ -9,7 +9,7 @@ from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.joined import JoinedSource
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.files.source import SIGHTED, Source
+from sok_lite.engine.files.source import PENDING_COLUMNS, Source
 
 _RECORD = np.dtype([("key", np.int64), ("place", np.int64)])
 
@@ -30,8 +30,8 @@ class MergedSource(JoinedSource):
             _check_alike(source, sources[-1])
         super().__init__(sources)
         num_rows = [source.num_keys for source in sources]
-        num_sighted = [source.about.num_sighted for source in sources]
-        total = sum(num_rows) + sum(num_sighted)
+        num_pending = [source.about.num_pending for source in sources]
+        total = sum(num_rows) + sum(num_pending)
         self._buckets = Buckets([_RECORD], [total])
         try:
             path = os.path.join(self._buckets.folder, "kept")
@@ -42,18 +42,18 @@ class MergedSource(JoinedSource):
             self.close()
             raise
         self._begins = dict(
-            zip(("keys", "sighted_keys"), _begins(num_rows, num_sighted), strict=True)
+            zip(("keys", "sighted_keys"), _begins(num_rows, num_pending), strict=True)
         )
         self.num_keys = int(np.count_nonzero(self._kept[: sum(num_rows)]))
-        sighted = int(np.count_nonzero(self._kept[sum(num_rows) :]))
-        self.about = self.about._replace(num_sighted=sighted)
+        pending = int(np.count_nonzero(self._kept[sum(num_rows) :]))
+        self.about = self.about._replace(num_pending=pending)
 
     def close(self) -> None:
         """Removes the temporary files."""
         self._buckets.__exit__(None, None, None)
 
     def _mark(self, num_rows: int) -> None:
-        """Finds out which rows and sightings count: the last row of a key, else its last sighting.
+        """Finds out what to take of each key: its last row, else its last pending count.
 
         Args:
           num_rows: keys at places below have a row.
@@ -61,7 +61,7 @@ class MergedSource(JoinedSource):
         place, kind = 0, key_dtype(self.key_type)
         for column in ("keys", "sighted_keys"):
             for source in self._sources:
-                if column == "sighted_keys" and not source.about.num_sighted:
+                if column == "sighted_keys" and not source.about.num_pending:
                     continue
                 for keys in source.read(column):
                     records = np.empty(keys.size, _RECORD)
@@ -70,16 +70,16 @@ class MergedSource(JoinedSource):
                     self._buckets.add(0, records)
                     place += keys.size
         for (records,) in self._buckets:
-            # A key's sightings, then its rows, each as they came: the last one of all counts.
+            # A key's pending counts, then its rows, each in file order: the last one of all counts.
             order = np.lexsort((records["place"], records["place"] < num_rows, records["key"]))
             records = records[order]
             is_last = firsts(records["key"][::-1])[::-1]
             self._kept[records["place"][is_last]] = True
 
     def read(self, column: str) -> Iterator[np.ndarray]:
-        key_column = "sighted_keys" if column in SIGHTED else "keys"
+        key_column = "sighted_keys" if column in PENDING_COLUMNS else "keys"
         for i, source in enumerate(self._sources):
-            if key_column == "sighted_keys" and not source.about.num_sighted:
+            if key_column == "sighted_keys" and not source.about.num_pending:
                 continue
             place = self._begins[key_column][i]
             for piece in self._read(i, source, column):
@@ -88,9 +88,9 @@ class MergedSource(JoinedSource):
                 yield piece[kept]
 
 
-def _begins(num_rows: list[int], num_sighted: list[int]) -> tuple[list[int], list[int]]:
-    """Returns where the rows, and the sightings, of each source begin."""
-    begins = np.cumsum([0, *num_rows, *num_sighted]).tolist()
+def _begins(num_rows: list[int], num_pending: list[int]) -> tuple[list[int], list[int]]:
+    """Returns where the rows, and the pending keys, of each source begin."""
+    begins = np.cumsum([0, *num_rows, *num_pending]).tolist()
     return begins[: len(num_rows)], begins[len(num_rows) : -1]
 
 

@@ -161,11 +161,11 @@ def _state_facts(path: str, said: dict[str, Any], i: int, name: str, column: Sto
     return StateFacts(f"states.{i}.{name}", name, column.shape[1], initial, group)
 
 
-def _about_of(path: str, said: dict[str, Any], stamps: Stored | None) -> About:
+def _about_of(path: str, said: dict[str, Any], last_seen: Stored | None) -> About:
     num_lookups = said.get("num_lookups", 0)
-    if stamps is not None and stamps.is_of_integers:
+    if last_seen is not None and last_seen.is_of_integers:
         # No key was seen after the last lookup, whatever the file says.
-        found = (int(piece.max()) for piece in stamps.read(1 << 20) if piece.size)
+        found = (int(piece.max()) for piece in last_seen.read(1 << 20) if piece.size)
         num_lookups = min(max(num_lookups, max(found, default=0)), _LAST_NUMBER)
     facts: dict[str, Any] = {"num_lookups": num_lookups}
     if "strategy" in said:

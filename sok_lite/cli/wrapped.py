@@ -6,7 +6,7 @@ import numpy as np
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.source import SIGHTED, Column, Source, column_of, columns_of
+from sok_lite.engine.files.source import PENDING_COLUMNS, Column, Source, column_of, columns_of
 
 
 class Wrapped(Source):
@@ -60,19 +60,19 @@ class WithColumns(Wrapped):
                 )
         self.states = tuple(state for state in source.states if state.tensor in columns)
         self.columns = tuple(name for name in source.columns if name in columns)
-        self.about = source.about._replace(num_sighted=0)
+        self.about = source.about._replace(num_pending=0)
 
 
-class Sighted(Wrapped):
-    """The keys of a source that were seen and have no row, as a source of `SIGHTED` alone."""
+class PendingKeys(Wrapped):
+    """The keys of a source that were seen and have no row: it has the `PENDING_COLUMNS` alone."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
-        self.num_keys, self.states, self.columns = source.about.num_sighted, (), ()
+        self.num_keys, self.states, self.columns = source.about.num_pending, (), ()
 
     def read(self, column: str) -> Iterator[np.ndarray]:
         if self.num_keys:
-            yield from self._source.read(SIGHTED[0] if column == "keys" else column)
+            yield from self._source.read(PENDING_COLUMNS[0] if column == "keys" else column)
 
 
 def plain(source: Source, column: str, rows: np.ndarray) -> np.ndarray:

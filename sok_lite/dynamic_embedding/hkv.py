@@ -45,8 +45,8 @@ _STRATEGIES = {
 class HkvHashTable(HashTable):
     """A table that evicts keys once it has `max_capacity` of them.
 
-    Rows beyond `max_hbm_for_values` lie in the host's memory. A lookup of a program does not count
-    as a sighting, for it changes nothing: writes and training do.
+    Rows beyond `max_hbm_for_values` lie in the host's memory. A key that a program looks up does not
+    count as seen, for that changes nothing: writes and training count.
 
     Args:
       key_dtype, value_dtype, default_value, name, checkpoint: see `HashTable`.
@@ -108,7 +108,9 @@ class HkvHashTable(HashTable):
         self._step_per_epoch = step_per_epoch if is_by_epoch else 0
         self._steps, self._counting = 0, threading.Lock()
         super().__init__(key_dtype, value_dtype, default_value, name, checkpoint, options)
-        self.table.sees_updates = True  # lookups of this API are no sightings, training is
+        self.table.sees_updates = (
+            True  # lookups of this API do not count a key as seen, training does
+        )
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Does what `HashTable.insert` does, and counts a step of the epoch."""

@@ -170,7 +170,7 @@ def _together(parts: Sequence[Content], whose: str) -> Content:
     """
     kinds = {json.dumps(columns_of(part.states)) for part in parts}
     if len(kinds) > 1 or not all("stamps" in part.columns for part in parts):
-        parts = [part._replace(states=[], columns={}, sighted={}) for part in parts]
+        parts = [part._replace(states=[], columns={}, pending={}) for part in parts]
     return concatenate(parts, whose, counts="last")
 
 

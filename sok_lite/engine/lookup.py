@@ -111,7 +111,7 @@ def _forward_alone(
 
 
 def _context(pooling: PoolingContext, owned: OwnerLookup) -> BackwardContext:
-    found = np.array([owned.row_epochs, owned.num_without_row, owned.stamps], np.int64)
+    found = np.array([owned.row_epochs, owned.num_without_row, owned.lookup_numbers], np.int64)
     return BackwardContext(pooling, found, owned.keys, owned.rows)
 
 
@@ -142,9 +142,9 @@ def backward(
     shapes, starts = list(zip(distinct.sizes.tolist())), distinct.starts[:-1]
     keys = Pieces(distinct.keys, shapes, starts)
     rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
-    row_epochs, num_without_row, stamps = context.found.tolist()
+    row_epochs, num_without_row, lookup_numbers = context.found.tolist()
     are_complete = [count == 0 for count in num_without_row]
-    known = KnownRows.of(backend, keys, rows, row_epochs, are_complete, stamps)
+    known = KnownRows.of(backend, keys, rows, row_epochs, are_complete, lookup_numbers)
     for number, (table, _, _) in enumerate(parts):
         table.last_gradient = known, number
     return Gradients(keys, sums, weight_grads)

@@ -27,7 +27,7 @@ class OwnerLookup:
       rows: (m,) uint32, row numbers, or NO_ROW; not initialised before the lookup.
       row_epochs: `row_epoch` of the table of each part when the row numbers were found.
       num_without_row: of the table of each part, how many keys of this call have no row.
-      stamps: of the table of each part, the number of this lookup; 0: it inserts nothing.
+      lookup_numbers: of the table of each part, the number of this lookup; 0: it inserts nothing.
       sources: (m, dim) storage, the row of each key, of parts that have weights and whose rows were
         pooled; None of the others.
     """
@@ -60,7 +60,7 @@ class OwnerLookup:
         num_parts = len(sizes)
         self.row_epochs = [0] * num_parts
         self.num_without_row = [0] * num_parts
-        self.stamps = [0] * num_parts
+        self.lookup_numbers = [0] * num_parts
         self.sources: list[Array | None] = [None] * num_parts
         self._numbers_of = batch.layout.numbers_of
 
@@ -168,9 +168,9 @@ class OwnerLookup:
             if True in lookup.inserts or any(num_without_row):
                 of_tables = (self._numbers_of, num_without_row, lookup.tables, lookup.inserts)
                 for numbers, count, table, insert in zip(*of_tables, strict=True):
-                    stamp = table.clock.now if insert else 0
+                    lookup_number = table.clock.now if insert else 0
                     for i in numbers:
-                        self.num_without_row[i], self.stamps[i] = count, stamp
+                        self.num_without_row[i], self.lookup_numbers[i] = count, lookup_number
             keep(num_without_row)
             for table in [table for table in lookup.tables if not table.keeps_every_key]:
                 table.report_refused()

@@ -156,23 +156,23 @@ def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
     if rows:
         sought, its_known = updates.some(unknown), [known[i] for i in unknown]
     if not marks:
-        stamps = [0] * len(unknown)
+        lookup_numbers = [0] * len(unknown)
     else:
-        stamps = [
+        lookup_numbers = [
             table.clock.now if is_last else 0
             for table, is_last in zip(sought.tables, _are_last(sought, its_known), strict=True)
         ]
     if _have_rows(sought, its_known):
-        found = _recalled(sought, its_known, stamps=stamps)
+        found = _recalled(sought, its_known, lookup_numbers=lookup_numbers)
     else:
         total = backend.xp.zeros(1, np.int64)
-        found = _recalled(sought, its_known, num_without_row=total, stamps=stamps)
+        found = _recalled(sought, its_known, num_without_row=total, lookup_numbers=lookup_numbers)
         is_any_without_row |= _read(backend, total)[0] > 0
     if rows:
         rows |= zip(unknown, found, strict=True)
         found = [rows[i] for i in range(n)]
-    for i, stamp in zip(unknown, stamps, strict=True):
-        are_seen[i] = stamp > 0
+    for i, lookup_number in zip(unknown, lookup_numbers, strict=True):
+        are_seen[i] = lookup_number > 0
     num_without_row_of = _num_without_row(updates, known) if is_any_without_row else [0] * n
     return ResolvedUpdates(
         updates.tables, updates.keys, found, updates.grads, num_without_row_of, are_seen
@@ -216,7 +216,7 @@ def plan_mark_seen(updates: ResolvedUpdates) -> list[Action]:
 def _are_last(updates: Updates, known: Sequence[Known]) -> list[bool]:
     """Returns of each update whether its stored keys are from the last lookup of its table."""
     return [
-        each is not None and each[0].stamps[each[1]] == table.clock.now
+        each is not None and each[0].lookup_numbers[each[1]] == table.clock.now
         for table, each in zip(updates.tables, known, strict=True)
     ]
 
@@ -251,7 +251,7 @@ def _recalled(
     known: Sequence[Known],
     num_others: Array | None = None,
     num_without_row: Array | None = None,
-    stamps: Sequence[int] | None = None,
+    lookup_numbers: Sequence[int] | None = None,
 ) -> Sequence[Array]:
     """Returns the row numbers of keys, by one launch.
 
@@ -261,8 +261,8 @@ def _recalled(
         None: they are not counted.
       num_without_row: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
         those of all; None: they are not counted.
-      stamps: of each, the number of the lookup by which keys that differ from the stored ones count
-        as seen; 0, or None for all: they are not marked.
+      lookup_numbers: of each, the number of the lookup by which keys that differ from the stored
+        ones count as seen; 0, or None for all: they are not marked.
 
     Returns:
       (n,) uint32 for each update; NO_ROW for a key without a row.
@@ -285,7 +285,7 @@ def _recalled(
     ]
     columns = [
         place_words([table.index for table in tables]),
-        0 if stamps is None else np.array(stamps, np.int64),
+        0 if lookup_numbers is None else np.array(lookup_numbers, np.int64),
         addresses_of(backend, updates.keys, I64),
         np.array(of_known, np.int64),
         *(addresses_of(backend, results, U32), *counts, np.array(sizes, np.int64)),

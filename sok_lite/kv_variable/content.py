@@ -14,7 +14,7 @@ from sok_lite.engine.table import EmbeddingTable, content
 from sok_lite.engine.table.content import Content, concatenate, select
 from sok_lite.engine.table.exclusive import alone
 
-_MOST_SIGHTINGS = 2**32 - 2  # the last number stands for none
+_MAX_PENDING_COUNT = 2**32 - 2  # the last number stands for none
 
 
 def taken(table: EmbeddingTable) -> Content:
@@ -28,16 +28,16 @@ def taken(table: EmbeddingTable) -> Content:
 
 def _taken(table: EmbeddingTable) -> Content:
     whole, times_of = content.take(table), table.clock.times_of
-    columns, sighted = whole.columns, whole.sighted
+    columns, pending = whole.columns, whole.pending
     scores = columns.get("scores", np.empty(0, np.uint64))
     return whole._replace(
         columns={
             "counts": np.minimum(scores, np.uint64(2**63 - 1)).astype(np.int64),
             "times": times_of(columns["stamps"]),
         },
-        sighted={
-            "counts": sighted["sightings"].astype(np.int64),
-            "times": times_of(sighted["sighting_stamps"]),
+        pending={
+            "counts": pending["sightings"].astype(np.int64),
+            "times": times_of(pending["sighting_stamps"]),
         },
         facts={},
     )
@@ -51,45 +51,45 @@ def put(table: EmbeddingTable, known: Content) -> None:
       MemoryError: no memory for it beside what the table holds; it is as it was.
     """
     numbered = numbered_lookups(known)
-    columns = {"stamps": numbered.stamps, "scores": known.columns["counts"].astype(np.uint64)}
-    sighted = {"sightings": sightings_of(known), "sighting_stamps": numbered.sighting_stamps}
-    content.restore(table, known._replace(columns=columns, sighted=sighted, facts=numbered.facts))
+    columns = {"stamps": numbered.last_seen, "scores": known.columns["counts"].astype(np.uint64)}
+    pending = {"sightings": pending_counts_of(known), "sighting_stamps": numbered.pending_last_seen}
+    content.restore(table, known._replace(columns=columns, pending=pending, facts=numbered.facts))
 
 
 class Lookups(NamedTuple):
     """The times of a content as numbers of lookups, as tables have them.
 
     Attributes:
-      stamps: (n,) uint32, number of the lookup that last saw each key; 0: none did.
-      sighting_stamps: (m,) of the keys without a row.
+      last_seen: (n,) uint32, number of the lookup that last saw each key; 0: none did.
+      pending_last_seen: (m,) of the keys without a row.
       facts: of the table: number and spans of lookups, strategy and epoch.
     """
 
-    stamps: np.ndarray
-    sighting_stamps: np.ndarray
+    last_seen: np.ndarray
+    pending_last_seen: np.ndarray
     facts: dict[str, Any]
 
 
 def numbered_lookups(known: Content) -> Lookups:
     """Returns the times of a content as those of lookups: one for each, and a last of no key."""
-    of_keys, of_sighted = known.columns["times"], known.sighted["times"]
-    at = np.unique(np.concatenate([of_keys, of_sighted]))
+    of_keys, of_pending = known.columns["times"], known.pending["times"]
+    at = np.unique(np.concatenate([of_keys, of_pending]))
     at = at[at > 0]
     times = at.tolist()
     spans = {"numbers": list(range(1, at.size + 1)), "times": times, "ends": times}
-    stamps, sighting_stamps = (
-        np.searchsorted(at, each, "right").astype(np.uint32) for each in (of_keys, of_sighted)
+    last_seen, pending_last_seen = (
+        np.searchsorted(at, each, "right").astype(np.uint32) for each in (of_keys, of_pending)
     )
     return Lookups(
-        stamps,
-        sighting_stamps,
+        last_seen,
+        pending_last_seen,
         {"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0},
     )
 
 
-def sightings_of(known: Content) -> np.ndarray:
+def pending_counts_of(known: Content) -> np.ndarray:
     """Returns how often each key without a row was seen, (m,) uint32."""
-    return np.minimum(known.sighted["counts"], _MOST_SIGHTINGS).astype(np.uint32)
+    return np.minimum(known.pending["counts"], _MAX_PENDING_COUNT).astype(np.uint32)
 
 
 def are_distinct(keys: np.ndarray) -> bool:
@@ -107,6 +107,6 @@ def changed(known: Content, delta: Content, removed: np.ndarray, whose: str) -> 
       whose: names the table in errors.
     """
     gone = np.concatenate([delta.keys, removed.astype(delta.keys.dtype)])
-    none = np.zeros(known.sighted_keys.size, bool)
+    none = np.zeros(known.pending_keys.size, bool)
     kept = select(known, ~np.isin(known.keys, gone), none)
     return concatenate([kept, delta], whose)

@@ -130,7 +130,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             keys = np.union1d(host(table.changed_since(last.number)), last.changed)
             gone = np.union1d(host(table.removed_since(last.number)), last.removed)
             deleted = np.setdiff1d(gone, content.keys)
-            everything = np.ones(content.sighted_keys.size, bool)
+            everything = np.ones(content.pending_keys.size, bool)
             content = select(content, np.isin(content.keys, keys), everything)
         return [
             encoded(

@@ -99,7 +99,7 @@ def encoded(
       share: which keys it has.
       deleted: (d,) keys that are gone.
     """
-    part = select(content, share.has(content.keys), share.has(content.sighted_keys))
+    part = select(content, share.has(content.keys), share.has(content.pending_keys))
     # Few rows begin with a zero: only those are looked at.
     zeros = np.flatnonzero(row_dtype.is_below(np, part.values[:, 0], CUTOFF))
     zeros = zeros[row_dtype.is_below(np, part.values[zeros], CUTOFF).all(axis=1)]
@@ -111,12 +111,12 @@ def encoded(
     if facts.mode == PREDICT:
         if facts.base is not None:
             deleted = np.union1d(deleted, part.keys[is_zero])
-        part = select(part, ~is_zero, np.zeros(part.sighted_keys.size, bool))._replace(states=[])
+        part = select(part, ~is_zero, np.zeros(part.pending_keys.size, bool))._replace(states=[])
         is_zero = is_shrunk = np.zeros(part.keys.size, bool)
     stated = np.concatenate([np.flatnonzero(~is_zero), np.flatnonzero(is_shrunk)])
-    known = np.concatenate([part.keys, part.sighted_keys.astype(part.keys.dtype)])
-    counts = np.concatenate([part.columns["counts"], part.sighted["counts"]])
-    times = np.concatenate([part.columns["times"], part.sighted["times"]])
+    known = np.concatenate([part.keys, part.pending_keys.astype(part.keys.dtype)])
+    counts = np.concatenate([part.columns["counts"], part.pending["counts"]])
+    times = np.concatenate([part.columns["times"], part.pending["times"]])
     if facts.mode == PREDICT:
         known, counts, times = known[:0], counts[:0], times[:0]
     all_states = side_by_side(part.states, part.keys.size)

@@ -26,9 +26,9 @@ class Share:
         """Returns those with a row."""
         return self._of(table.export_rows()[0])
 
-    def sighted(self, table: EmbeddingTable) -> Array:
+    def pending(self, table: EmbeddingTable) -> Array:
         """Returns those that were seen and have no row yet."""
-        return self._of(table.sighted_keys())
+        return self._of(table.pending_keys())
 
     def shrunk(self, table: EmbeddingTable) -> Array:
         """Returns those whose row training has set to zeros."""

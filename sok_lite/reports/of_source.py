@@ -36,7 +36,7 @@ def report_of_source(source: Source, keys_of_ranks: tuple[int, ...] = ()) -> Tab
         key_type=source.key_type,
         var_type=source.about.var_type,
         keys=source.num_keys,
-        pending=source.about.num_sighted,
+        pending=source.about.num_pending,
         capacity=None,
         counts=None,
         near_seen=None,
@@ -67,6 +67,6 @@ def _ages(source: Source) -> Histogram | None:
     spans, clock = Spans.of(facts["spans"], facts["num_lookups"]), Clock()
     publish(clock.plan_restart(facts["num_lookups"], spans))
     ages = CountingAges(spans.ends[-1])
-    for stamps in source.read("stamps"):
-        ages.add_times(clock.times_of(stamps))
+    for last_seen in source.read("stamps"):
+        ages.add_times(clock.times_of(last_seen))
     return ages.histogram()

@@ -83,13 +83,13 @@ def _report_of(table: EmbeddingTable) -> TableReport:
     row_bytes = store.column("value").row_bytes + 12 * table.dim
     num_slots = max(1, _PIECE_BYTES // (row_bytes + _SLOT_BYTES))
     for held in pieces(table, num_slots):
-        ages.add_times(table.clock.times_of(to_host(held.stamps)))
+        ages.add_times(table.clock.times_of(to_host(held.last_seen)))
         rows = store.read(table.backend.xp.ascontiguousarray(held.rows))
         squares = to_host(squares_of(table.backend.xp, rows, table.row_dtype))
         norms.add_norms(np.sqrt(squares))
     memory, seen = memory_of(table), table.seen_lately()
     return _bare(table, numbers.size)._replace(
-        pending=0 if table.sightings is None else table.sightings.size,
+        pending=0 if table.pending is None else table.pending.size,
         capacity=numbers.capacity,
         counts={name: getattr(numbers, f"{name}_total") for name in COUNTERS},
         near_seen=None if seen is None else seen[0],

@@ -126,7 +126,7 @@ def _samples(table: EmbeddingTable, numbers: Statistics) -> list[Sample]:
     memory = [((*name.split(), "near")[:2], size) for name, size in used]
     return [
         Sample(_KEYS, numbers.size, {}),
-        Sample(_PENDING, 0 if table.sightings is None else table.sightings.size, {}),
+        Sample(_PENDING, 0 if table.pending is None else table.pending.size, {}),
         Sample(_SLOTS, numbers.capacity, {}),
         *(Sample(_LOOKED_UP, count, {"result": name}) for name, count in looked_up.items()),
         Sample(_INSERTED, numbers.inserted_total, {}),

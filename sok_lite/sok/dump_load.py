@@ -47,9 +47,9 @@ def dump(
 ) -> BackgroundDump | None:
     """Writes variables of all ranks into a folder. Every rank must call it, in eager mode.
 
-    Written are keys, rows, the states of all optimizers, scores, sightings and times. A checkpoint
-    that is there is replaced when the new one is whole; until then, and if this fails, it stays.
-    The memory that is needed does not grow with the variables.
+    Written are keys, rows, the states of all optimizers, scores, pending counts and times. A
+    checkpoint that is there is replaced when the new one is whole; until then, and if this fails,
+    it stays. The memory that is needed does not grow with the variables.
 
     With `incremental` the checkpoint that is there stays, and what has changed since is added: the
     rows and states of the keys that a lookup has seen or a write has changed, and which keys there

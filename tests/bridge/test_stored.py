@@ -18,7 +18,7 @@ CPU = get_backend("cpu")
 def joined(tables):
     """What tables hold and know of their keys, which they do not share."""
     states = [State.of(table) for table in tables]
-    parts = [(state.rows, state.seen, state.sightings) for state in states]
+    parts = [(state.rows, state.seen, state.pending) for state in states]
     whole = [{}, {}, {}]
     for part in parts:
         for known, more in zip(whole, part, strict=True):

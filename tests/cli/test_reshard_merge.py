@@ -137,8 +137,8 @@ def test_a_key_that_was_seen_in_one_and_has_a_row_in_another_has_the_row(tmp_pat
         load(to, [table], ONE)
         assert table.export()[0].tolist() == [2]
         (source,) = checkpoint_sources(to)
-        sighted = np.concatenate(list(source.read("sighted_keys")))
-        assert sorted(sighted.tolist()) == [1, 3]
+        pending = np.concatenate(list(source.read("sighted_keys")))
+        assert sorted(pending.tolist()) == [1, 3]
 
 
 def test_scores_stay_where_all_are_of_one_strategy(tmp_path):

@@ -56,8 +56,8 @@ def known(source):
     counts = dict(
         zip(whole(source, "keys").tolist(), whole(source, "scores").tolist(), strict=True)
     )
-    keys, sightings = whole(source, "sighted_keys"), whole(source, "sightings")
-    return rows_of(source), counts, dict(zip(keys.tolist(), sightings.tolist(), strict=True))
+    keys, pending = whole(source, "sighted_keys"), whole(source, "sightings")
+    return rows_of(source), counts, dict(zip(keys.tolist(), pending.tolist(), strict=True))
 
 
 def times(source, keys):
@@ -138,8 +138,8 @@ def test_what_our_own_face_has_saved(tmp_path):
         graph.train([1, 7])
         other = saver.save(session, str(tmp_path / "other"))
     (source,) = tfplus.sources(path)
-    rows, counts, sighted = known(source)
-    assert {key: (rows[key], counts[key]) for key in rows} == expected and not sighted
+    rows, counts, pending = known(source)
+    assert {key: (rows[key], counts[key]) for key in rows} == expected and not pending
     assert [state.name for state in source.states] == ["m", "v"]
     assert {state.group for state in source.states} == {1}
     moments = rows_of(source, source.states[1].tensor)

@@ -695,4 +695,4 @@ def test_where_one_process_has_no_states_file_all_states_begin_anew():
     )
     for parts in ([without, known], [known, without]):
         whole = saved_files._together(parts, "a table")
-        assert whole.keys.tolist() == [5] and whole.columns == whole.sighted == {}
+        assert whole.keys.tolist() == [5] and whole.columns == whole.pending == {}

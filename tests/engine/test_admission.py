@@ -7,7 +7,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.admission import SightingCounter, plan_draw
+from sok_lite.engine.table.admission import PendingCounts, plan_draw
 from tests.support import reference
 from tests.support.helpers import new_table, sized
 
@@ -66,12 +66,12 @@ def test_no_row_is_taken_by_a_key_that_only_counts(backend):
     assert table.size == 0
     assert table.store.num_rows == 0 and table.store.num_bytes == 0
     assert table.statistics().near_bytes == 0
-    assert table.sightings.size == n
+    assert table.pending.size == n
     # A counter has 16 bytes, in an index that is at most twice as large as it must be.
-    assert table.sightings.num_bytes <= 2 * 16 * n / 0.7 + 100
+    assert table.pending.num_bytes <= 2 * 16 * n / 0.7 + 100
     table.find_or_insert(np.arange(n // 2))
     assert table.size == n // 2 == table.store.num_rows
-    assert table.sightings.size == n // 2
+    assert table.pending.size == n // 2
 
 
 def test_reading_and_writing_do_not_count(backend):
@@ -92,7 +92,7 @@ def test_what_is_assigned_enters_at_once(backend):
     table = counting(backend, 100)
     table.insert_or_assign([1, 2], np.ones((2, 2), np.float32))
     assert table.size == 2
-    assert table.sightings.size == 0
+    assert table.pending.size == 0
 
 
 def test_what_was_assigned_is_no_longer_counted(backend):
@@ -100,7 +100,7 @@ def test_what_was_assigned_is_no_longer_counted(backend):
     table.find_or_insert([1, 2])
     table.find_or_insert([1, 2])
     table.insert_or_assign([1], np.ones((1, 2), np.float32))
-    assert backend.to_host(table.sightings.export()[0]).tolist() == [2]
+    assert backend.to_host(table.pending.export()[0]).tolist() == [2]
     table.erase([1])
     table.find_or_insert([1])
     assert table.size == 0
@@ -114,7 +114,7 @@ def test_a_refused_key_keeps_its_count(backend):
         table.find_or_insert(keys)
     held = backend.to_host(table.export()[0])
     assert held.size == 16
-    assert table.sightings.size == 24
+    assert table.pending.size == 24
     refused = np.setdiff1d(keys, held)[:5]
     table.find_or_insert(refused)  # by itself it has room, at once
     assert backend.to_host(table.contains(refused)).all()
@@ -134,7 +134,7 @@ def test_a_key_that_found_no_memory_keeps_its_count(backend, monkeypatch):
             table.find_or_insert(keys)
     assert table.size == 0
     table.find_or_insert(keys)
-    assert table.size == 2000 and table.sightings.size == 0
+    assert table.size == 2000 and table.pending.size == 0
 
 
 def test_an_erased_key_has_to_come_again(backend):
@@ -154,14 +154,14 @@ def test_clear_forgets_the_counts(backend):
     table = counting(backend, 2)
     table.find_or_insert([1, 2])
     table.clear()
-    assert table.sightings.size == 0
+    assert table.pending.size == 0
     table.find_or_insert([1, 2])
     assert table.size == 0
 
 
 def test_a_count_stays_below_what_marks_a_missing_row(backend):
     # No table has such a threshold; the counter must not depend on that.
-    counter = SightingCounter(backend, counting(backend, 2).key_dtype, "t", 2**31)
+    counter = PendingCounts(backend, counting(backend, 2).key_dtype, "t", 2**31)
     key = backend.from_host(np.array([5], np.int64))
     counter.restore(key, *(backend.from_host(np.uint32([n])) for n in ((1 << 30) - 1, 0)))
     for lookup in range(5):
@@ -181,7 +181,7 @@ def test_erasing_a_key_forgets_its_sightings(backend):
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
 def test_counts_can_be_moved_to_another_counter(backend, n):
     dtype = counting(backend, 2).key_dtype
-    one, other = (SightingCounter(backend, dtype, "t", 10) for _ in range(2))
+    one, other = (PendingCounts(backend, dtype, "t", 10) for _ in range(2))
     expected = Counter()
     rng = np.random.default_rng(n)
     for _ in range(4):
@@ -200,7 +200,7 @@ def test_counts_can_be_moved_to_another_counter(backend, n):
 def test_no_memory_for_counters_leaves_them_whole(backend, monkeypatch):
     table = counting(backend, 3)
     table.find_or_insert(np.arange(40))
-    before = sorted(zip(*map(list, map(backend.to_host, table.sightings.export())), strict=True))
+    before = sorted(zip(*map(list, map(backend.to_host, table.pending.export())), strict=True))
 
     def none_left(num_bytes):
         raise MemoryError("none left")
@@ -209,7 +209,7 @@ def test_no_memory_for_counters_leaves_them_whole(backend, monkeypatch):
         patch.setattr(backend, "zeros_chunk", none_left)
         with pytest.raises(MemoryError):
             table.find_or_insert(np.arange(100_000))
-    after = sorted(zip(*map(list, map(backend.to_host, table.sightings.export())), strict=True))
+    after = sorted(zip(*map(list, map(backend.to_host, table.pending.export())), strict=True))
     assert before == after
 
 
@@ -304,9 +304,9 @@ def test_a_filtered_sighting_does_not_count(backend):
     keys = np.arange(1000)
     for _ in range(3):
         table.find_or_insert(keys, filter_ratio=0.0)
-    assert table.sightings.size == 0
+    assert table.pending.size == 0
     table.find_or_insert(keys, filter_ratio=0.5)
-    once = table.sightings.size
+    once = table.pending.size
     assert 400 < once < 600
     table.find_or_insert(keys)
     assert table.size == once
@@ -319,10 +319,10 @@ def test_expiry_forgets_sightings_too(backend):
         table.find_or_insert([2_000])
     table.find_or_insert([2])
     table.expire(num_lookups=5)
-    assert backend.to_host(table.sightings.export()[0]).tolist() == [2]
+    assert backend.to_host(table.pending.export()[0]).tolist() == [2]
     table.find_or_insert([1, 2])
     assert backend.to_host(table.contains([1, 2])).tolist() == [False, True]
     table.clock.now = 2**32 - 1
     table.find_or_insert([3])
     assert table.expire(num_lookups=1) == 2  # keys 2 and 2000
-    assert backend.to_host(table.sightings.export()[0]).tolist() == [3]
+    assert backend.to_host(table.pending.export()[0]).tolist() == [3]

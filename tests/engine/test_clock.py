@@ -109,7 +109,7 @@ def test_clocks_that_tick_together_tick_as_each_would(time, seed):
 @pytest.mark.parametrize(
     "change",
     [
-        {"now": clock_module.LAST_STAMP},
+        {"now": clock_module.LAST_LOOKUP_NUMBER},
         {"_last_time": 2000.0},
         {"_times": [], "_numbers": [], "_ends": []},
         {"_times": [998.0]},

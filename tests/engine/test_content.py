@@ -35,9 +35,9 @@ CPU, DIM = get_backend("cpu"), 3
 M, V = ("m", DIM, 0.0), ("v", 1, 0.5)
 
 
-def content_of(keys, number, states=(), columns=("stamps", "scores"), sighted=(), key_type="int64"):
+def content_of(keys, number, states=(), columns=("stamps", "scores"), pending=(), key_type="int64"):
     """A part whose every number tells the key and the part it is of."""
-    keys, sighted = np.sort(np.array(keys, key_type)), np.sort(np.array(sighted, np.int64))
+    keys, pending = np.sort(np.array(keys, key_type)), np.sort(np.array(pending, np.int64))
 
     def numbered(of, dim, dtype=np.float32):
         whole = np.arange(dim) + 100 * number + 1000 * of.astype(np.int64)[:, None]
@@ -52,8 +52,8 @@ def content_of(keys, number, states=(), columns=("stamps", "scores"), sighted=()
             for group, (name, dim, initial) in states
         ],
         {name: numbered(keys, 1, dtypes[name])[:, 0] for name in columns},
-        sighted,
-        {name: numbered(sighted, 1, np.uint32)[:, 0] for name in ("sightings", "sighting_stamps")},
+        pending,
+        {name: numbered(pending, 1, np.uint32)[:, 0] for name in ("sightings", "sighting_stamps")},
         {"num_lookups": 10 + number, "segment": 8, "num_slots": 64},
     )
 
@@ -68,10 +68,10 @@ def as_dicts(content):
     ]
     columns = [{n: c[i] for n, c in content.columns.items()} for i in range(len(keys))]
     held = dict(zip(keys, zip(values.tolist(), states, columns, strict=True), strict=True))
-    places = enumerate(content.sighted_keys.tolist())
-    sighted = {key: {n: c[i] for n, c in content.sighted.items()} for i, key in places}
-    assert list(held) == sorted(held) and list(sighted) == sorted(sighted)
-    return held, sighted
+    places = enumerate(content.pending_keys.tolist())
+    pending = {key: {n: c[i] for n, c in content.pending.items()} for i, key in places}
+    assert list(held) == sorted(held) and list(pending) == sorted(pending)
+    return held, pending
 
 
 REPEATED = "What was saved of a table has {:,} keys more than once: of each the {} one counts."
@@ -97,27 +97,27 @@ part = st.tuples(some, st.booleans(), st.booleans(), some)
 @given(st.lists(part, min_size=1, max_size=4), st.sampled_from(["first", "last"]))
 def test_parts_together_are_a_dict_of_all_their_keys(parts, counts):
     contents = [
-        content_of(keys, number, [(1, M), (1, V)] if has_states else [], names, sighted)
-        for number, (keys, has_states, has_scores, sighted) in enumerate(parts)
+        content_of(keys, number, [(1, M), (1, V)] if has_states else [], names, pending)
+        for number, (keys, has_states, has_scores, pending) in enumerate(parts)
         for names in [["stamps", "scores", "slots"] if has_scores else ["stamps"]]
     ]
     with said() as texts:
         whole = concatenate(contents, "a table", counts)
-    held, sighted = as_dicts(whole)
+    held, pending = as_dicts(whole)
     all_states = {(1, *state): [state[2]] * state[1] for state in (M, V)}
     has_states = any(states for _, states, *_ in parts)
     has_scores = all(has for keys, _, has, _ in parts if keys)
-    expected, expected_sighted = {}, {}
+    expected, expected_pending = {}, {}
     for each in contents if counts == "last" else reversed(contents):
-        its_held, its_sighted = as_dicts(each)
+        its_held, its_pending = as_dicts(each)
         for key, (row, states, columns) in its_held.items():
             states = {**all_states, **states} if has_states else {}
             is_kept = {"stamps": True, "scores": has_scores, "slots": len(parts) == 1}
             columns = {name: column for name, column in columns.items() if is_kept[name]}
             expected[key] = (row, states, columns)
-        expected_sighted |= its_sighted
+        expected_pending |= its_pending
     assert held == expected
-    assert sighted == expected_sighted
+    assert pending == expected_pending
     num_repeated = sum(len(keys) for keys, *_ in parts) - len(expected)
     assert texts == [REPEATED.format(num_repeated, counts)] * (num_repeated > 0)
     if len(parts) > 1:
@@ -145,8 +145,8 @@ def test_states_are_one_where_those_of_their_optimizer_are():
 
 
 @given(some, some, st.integers(1, 4))
-def test_the_keys_of_all_ranks_are_all_keys(keys, sighted, size):
-    whole = content_of(keys, 3, [(1, M)], ["stamps", "slots"], sighted, key_type="uint64")
+def test_the_keys_of_all_ranks_are_all_keys(keys, pending, size):
+    whole = content_of(keys, 3, [(1, M)], ["stamps", "slots"], pending, key_type="uint64")
 
     def are_own(of, rank):
         assert of.dtype == np.uint64
@@ -186,9 +186,9 @@ def test_keys_come_in_order_and_keep_their_slots(order):
 
 
 @given(some, some, st.booleans())
-def test_named_arrays_say_all(keys, sighted, is_hybrid):
+def test_named_arrays_say_all(keys, pending, is_hybrid):
     names = ["stamps", "scores", "slots"] if is_hybrid and keys else ["stamps"]
-    content = content_of(keys, 2, [(None, V), (2, M)], names, sighted)
+    content = content_of(keys, 2, [(None, V), (2, M)], names, pending)
     arrays = named_arrays(content)
     assert json.loads(arrays["facts"]) == content.facts
     for text in ("facts", "state_columns"):
@@ -198,7 +198,7 @@ def test_named_arrays_say_all(keys, sighted, is_hybrid):
     assert {n: c.dtype for n, c in again.columns.items()} == {
         n: c.dtype for n, c in content.columns.items()
     }
-    assert all(column.dtype == np.uint32 for column in again.sighted.values())
+    assert all(column.dtype == np.uint32 for column in again.pending.values())
 
 
 @pytest.mark.parametrize(
@@ -242,5 +242,5 @@ def test_a_table_goes_on_from_what_was_taken(backend, monkeypatch, kind, key_typ
     assert np.shares_memory(arrays["states"], content.states[1].rows)
     restore(other, from_named_arrays(arrays, "a table"))
     before, after = TableState.of(table), TableState.of(other)
-    assert (after.rows, after.seen, after.sightings) == (before.rows, before.seen, before.sightings)
+    assert (after.rows, after.seen, after.pending) == (before.rows, before.seen, before.pending)
     assert (after.now, after.epoch) == (before.now, before.epoch)

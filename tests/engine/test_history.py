@@ -62,7 +62,7 @@ def test_every_occurrence_counts(backend, threshold, n):
     held = {key for key, count in seen.items() if count >= threshold}
     assert set(backend.to_host(table.export()[0]).tolist()) == held
     if threshold > 1:
-        assert table.sightings.size == len(seen) - len(held)
+        assert table.pending.size == len(seen) - len(held)
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 2, 4])
@@ -70,7 +70,7 @@ def test_keys_that_were_seen_and_have_no_row(backend, threshold):
     table, seen = counting(backend, threshold), Counter()
 
     def assert_sighted():
-        keys = table.sighted_keys()
+        keys = table.pending_keys()
         assert keys.dtype == np.int64
         held = backend.to_host(table.export()[0]).tolist()
         assert backend.to_host(keys).tolist() == sorted(set(seen) - set(held))
@@ -80,20 +80,20 @@ def test_keys_that_were_seen_and_have_no_row(backend, threshold):
         table.lookup(np.array(batch, np.int64))
         seen.update(batch)
         assert_sighted()
-        assert set(backend.to_host(table.sighted_keys()).tolist()) == {
+        assert set(backend.to_host(table.pending_keys()).tolist()) == {
             key for key, count in seen.items() if count < threshold
         }
     table.erase(np.array([-7, 9], np.int64))
     del seen[-7], seen[9]
     assert_sighted()
     table.clear()
-    assert table.sighted_keys().size == 0
+    assert table.pending_keys().size == 0
 
 
 def test_a_table_that_admits_all_has_sighted_none(backend):
     table = new_table(backend, 2, "hbm", key_type="int32")
     table.lookup(np.array([5, -6], np.int32))
-    keys = table.sighted_keys()
+    keys = table.pending_keys()
     assert keys.shape == (0,) and keys.dtype == np.int32
 
 

@@ -75,9 +75,9 @@ class File(SavedRows):
 class Made(File, SavedPart):
     """A part whose last keys have their rows in older files."""
 
-    def __init__(self, keys, number, step, has_state, later, older, sighted):
+    def __init__(self, keys, number, step, has_state, later, older, pending):
         super().__init__(keys, number, step, has_state)
-        self.with_rows, self.sighted = self.keys, np.array(sighted, np.int64)
+        self.with_rows, self.pending = self.keys, np.array(pending, np.int64)
         self.states = [StateFacts("m", DIM, 0.5, 1, "m")] if has_state else []
         self.columns, self.facts = ("stamps", "scores"), {"num_lookups": 40}
         self.facts |= {"strategy": "kLfu", "epoch": 0}
@@ -92,8 +92,8 @@ class Made(File, SavedPart):
         if name in ("value", "m"):
             return super().read(name, wanted)
         if "sight" in name:
-            arrays = {"sighted_keys": self.sighted, "sightings": numbers_of(self.sighted, 7)}
-            array = arrays.get(name, numbers_of(self.sighted, 8) % 40)
+            arrays = {"sighted_keys": self.pending, "sightings": numbers_of(self.pending, 7)}
+            array = arrays.get(name, numbers_of(self.pending, 8) % 40)
             return self.pieces(array if name == "sighted_keys" else array.astype(np.uint32))
         dtype = {"keys": np.int64, "stamps": np.uint32, "scores": np.uint64}[name]
         parts = [self.keys, self.later]
@@ -137,9 +137,9 @@ PART = st.tuples(
 
 def made_of(drawn, step):
     parts = []
-    for number, (keys, later, older, has_state, sighted) in enumerate(drawn):
+    for number, (keys, later, older, has_state, pending) in enumerate(drawn):
         files = [File(some, 10 + 5 * number + i, step, has) for i, (some, has) in enumerate(older)]
-        parts.append(Made(keys, number, step, has_state, later if files else [], files, sighted))
+        parts.append(Made(keys, number, step, has_state, later if files else [], files, pending))
     return parts
 
 
@@ -179,18 +179,18 @@ def test_parts_are_restored_as_into_dicts(kind, drawn, step, is_foreign):
     at = 3 if "kLfu" in kind else 2
     scores = {key: whole[at] for key, whole in expected.items()}
     assert dict(zip(held.keys.tolist(), held.scores.tolist(), strict=True)) == scores
-    assert held.stamps.tolist() == [expected[key][2] for key in held.keys.tolist()]
+    assert held.last_seen.tolist() == [expected[key][2] for key in held.keys.tolist()]
     if "tiers" in kind:
         near = [scores[key] for key, row in zip(keys.tolist(), numbers, strict=True) if row < NEAR]
         assert sorted(near, reverse=True) == sorted(scores.values(), reverse=True)[:NEAR]
-    if table.var_type == "hybrid" and table.sightings is not None:
+    if table.var_type == "hybrid" and table.pending is not None:
         seen = {}
         for part in parts:
-            for key, count in zip(part.sighted.tolist(), numbers_of(part.sighted, 7), strict=True):
+            for key, count in zip(part.pending.tolist(), numbers_of(part.pending, 7), strict=True):
                 if owns(np.array([key]))[0] and key not in expected:
                     seen.setdefault(key, int(count))
-        sighted, counts, _ = table.sightings.export()
-        assert dict(zip(sighted.tolist(), counts.tolist(), strict=True)) == seen
+        pending, counts, _ = table.pending.export()
+        assert dict(zip(pending.tolist(), counts.tolist(), strict=True)) == seen
 
 
 def test_rows_of_an_older_file_are_not_those_of_another_parts_key(monkeypatch):

@@ -167,7 +167,7 @@ def test_restored_sightings_are_not_older_than_the_keys(backend):
     moved(table, other)
     for each in (table, other):
         assert each.expire(num_lookups=10) == 0
-        assert backend.to_host(each.sightings.export()[0]).tolist() == [7]
+        assert backend.to_host(each.pending.export()[0]).tolist() == [7]
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS | {"enter_threshold": 2}], ids=["hbm", "hybrid"])
@@ -216,17 +216,17 @@ def test_expiry_goes_on(backend, monkeypatch, kind, old):
     facts = json.loads(json.dumps(saved.facts))
     if old:
         del facts["spans"]
-        stamps = np.zeros_like(saved.sighted["sighting_stamps"])
-        saved = saved._replace(sighted={**saved.sighted, "sighting_stamps": stamps})
+        stamps = np.zeros_like(saved.pending["sighting_stamps"])
+        saved = saved._replace(pending={**saved.pending, "sighting_stamps": stamps})
     saved = saved._replace(facts=facts)
     for target in (options, {"var_type": "hbm"}, OPTIONS | {"enter_threshold": 2}):
         other = new_table(backend, **target)
         other.find_or_insert([9])
         restore(other, saved)
-        # Without a row, key 4 is known to tables that count sightings.
-        is_sighted = kind != "hbm" and "enter_threshold" in target
+        # Without a row, key 4 is known to tables that have pending counts.
+        is_pending = kind != "hbm" and "enter_threshold" in target
         times = [5000.0, 5100.0, 5200.0, 5300.0] if not old else [now[0]] * 4
-        times[3] *= kind == "hbm" or is_sighted
+        times[3] *= kind == "hbm" or is_pending
         assert backend.to_host(other.times([1, 2, 3, 4])).tolist() == times
         if not old:
             assert other.expire(seconds=350) == 1
@@ -251,7 +251,7 @@ def test_sightings_keep_their_times(backend, monkeypatch):
     moved(table, other)
     assert backend.to_host(other.times([1, 2])).tolist() == [5000, 5100]
     assert other.expire(seconds=50) == 0
-    assert backend.to_host(other.sightings.export()[0]).tolist() == [2]
+    assert backend.to_host(other.pending.export()[0]).tolist() == [2]
 
 
 def test_times_that_contradict_themselves_are_refused(backend):
@@ -351,7 +351,7 @@ def test_a_corrupt_snapshot_changes_nothing(backend):
 @pytest.mark.parametrize("kind", ["hbm", "kLru"])
 def test_without_memory_a_restore_leaves_the_table_as_it_was(backend, monkeypatch, kind, failing):
     if kind == "hbm" and failing != "rows":
-        pytest.skip("an hbm table has no tiers and no sightings")
+        pytest.skip("an hbm table has no tiers and no pending counts")
     options = KINDS[kind] | ({"enter_threshold": 2} if kind != "hbm" else {})
     table, other = (new_table(backend, **options) for _ in range(2))
     for each, keys in ((table, [1, 2, 3]), (other, [3, 4])):
@@ -367,7 +367,7 @@ def test_without_memory_a_restore_leaves_the_table_as_it_was(backend, monkeypatc
     owner = {
         "rows": "sok_lite.engine.rows.store.RowStore.allocate",
         "tiers": "sok_lite.engine.rows.tiers.RowTiers.assigned",
-        "sightings": "sok_lite.engine.table.admission.SightingCounter.restore",
+        "sightings": "sok_lite.engine.table.admission.PendingCounts.restore",
     }[failing]
     with monkeypatch.context() as patch:
         patch.setattr(owner, fails)

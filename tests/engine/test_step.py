@@ -147,5 +147,5 @@ def test_keys_of_a_prepared_step_count_as_seen_once_it_is_taken(backend, kind):
         keys = backend.to_host(table.export()[0])
         entries = table.index.entries()
         order = np.argsort(backend.to_host(entries.keys))
-        stamps.append((keys.tolist(), backend.to_host(entries.stamps)[order].tolist()))
+        stamps.append((keys.tolist(), backend.to_host(entries.last_seen)[order].tolist()))
     assert stamps[0] == stamps[1]

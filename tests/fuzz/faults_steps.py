@@ -16,7 +16,7 @@ from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.update import UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
-from tests.support.table_audit import log_index, sighting_index
+from tests.support.table_audit import log_index, pending_index
 
 DIM = 2
 _SPACE = 400  # keys are of so many
@@ -135,7 +135,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     inserts = table.inserts_for_updates
     keys = rng.integers(-_SPACE // 2, _SPACE // 2, n)
     # Neither pending counts nor the log of removals ever take another seed.
-    takes_chosen = sighting_index(table) is None and log_index(table) is None
+    takes_chosen = pending_index(table) is None and log_index(table) is None
     if takes_chosen and dice.random() < 0.1:
         keys = of_one_segment(n, table.index.seed)  # chosen against the hash
     if n and dice.random() < 0.2:
@@ -154,7 +154,7 @@ def new_step(dice: random.Random, table: EmbeddingTable, rows: Rows) -> Step:
     stamps = dict(
         zip(
             table.backend.to_host(seen.keys).tolist(),
-            table.backend.to_host(seen.stamps).tolist(),
+            table.backend.to_host(seen.last_seen).tolist(),
             strict=True,
         )
     )

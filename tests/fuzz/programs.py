@@ -166,7 +166,7 @@ class Program(Dumped):
         held = alone(table.table, table.table.index.entries)
         host = table.table.backend.to_host
         keys_held = table.table.key_dtype.from_int64(np, host(held.keys))
-        seen = dict(zip(keys_held.tolist(), host(held.stamps).tolist(), strict=True))
+        seen = dict(zip(keys_held.tolist(), host(held.last_seen).tolist(), strict=True))
         least = table.table.num_lookups - self.dice.randrange(6)
         kinds: dict[str, tuple[Callable[[], Any], Callable[[int], bool]]] = {
             "erase": (lambda: table.erase(keys), set(keys.tolist()).__contains__),

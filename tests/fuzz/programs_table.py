@@ -13,7 +13,7 @@ from sok_lite.engine.table.parts import table_seed
 from tests.support import reference_initializer
 from tests.support.chosen_keys import of_one_line, of_one_segment, of_two_buckets
 from tests.support.state_groups import Group
-from tests.support.table_audit import sighting_index
+from tests.support.table_audit import pending_index
 
 NAME = "table"
 _SPACE = 300  # most keys are of so many
@@ -88,7 +88,7 @@ class CheckedTable:
         least = -_SPACE // 2 if limits.min else 0
         keys = self.rng.integers(least, least + _SPACE, count).astype(dtype)
         # The index of pending counts never takes another seed.
-        can_choose = dtype != np.int32 and sighting_index(self.table.table) is None
+        can_choose = dtype != np.int32 and pending_index(self.table.table) is None
         if can_choose and dice.random() < 0.12:
             chosen = dice.choice([of_one_line, of_one_segment, of_two_buckets])
             keys = chosen(count, self.table.table.index.seed).view(dtype)

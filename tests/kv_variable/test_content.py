@@ -7,15 +7,15 @@ from sok_lite.engine.table.state_columns import State
 from sok_lite.kv_variable.content import changed
 
 
-def content(keys, sighted=(), states=()):
-    keys, sighted = np.array(keys, np.int64), np.array(sighted, np.int64)
-    columns, of_sighted = ({"counts": each + 100, "times": each + 0.5} for each in (keys, sighted))
+def content(keys, pending=(), states=()):
+    keys, pending = np.array(keys, np.int64), np.array(pending, np.int64)
+    columns, of_pending = ({"counts": each + 100, "times": each + 0.5} for each in (keys, pending))
     values = np.stack([keys, keys * 2], 1).astype(np.float32)
     of_states = [
         State(name, dim, initial, np.full((keys.size, dim), value, np.float32), group)
         for name, dim, initial, value, group in states
     ]
-    return Content(keys, values, of_states, columns, sighted, of_sighted, {})
+    return Content(keys, values, of_states, columns, pending, of_pending, {})
 
 
 def test_a_state_that_one_part_lacks_is_what_it_begins_with():
@@ -46,10 +46,10 @@ def test_a_free_state_goes_on_in_the_optimizer_that_has_it_later():
 
 
 def test_a_change_replaces_keys_removes_keys_and_knows_all_sightings():
-    before = content([1, 2, 3, 4], sighted=[10, 11])
-    delta = content([3, 7], sighted=[11])
+    before = content([1, 2, 3, 4], pending=[10, 11])
+    delta = content([3, 7], pending=[11])
     delta.columns["counts"][:] = [1, 2]
     after = changed(before, delta, np.array([2, 99]), "a table")
     np.testing.assert_array_equal(after.keys, [1, 3, 4, 7])
     np.testing.assert_array_equal(after.columns["counts"], [101, 1, 104, 2])
-    np.testing.assert_array_equal(after.sighted_keys, [11])
+    np.testing.assert_array_equal(after.pending_keys, [11])

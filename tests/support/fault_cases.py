@@ -18,7 +18,7 @@ from tests.support.fault_bench import DIM, NEW
 from tests.support.parts import Part, forward_parts
 from tests.support.steps import apply_updates
 
-LAST_STAMP = 2**32 - 1
+LAST_LOOKUP_NUMBER = 2**32 - 1
 OTHER = 70_000  # keys from here on are in no case
 
 
@@ -166,7 +166,7 @@ def _make_hot(bench, tables):
 
 
 def _at_the_end_of_time(bench, tables):
-    tables[0].clock.restart(LAST_STAMP)
+    tables[0].clock.restart(LAST_LOOKUP_NUMBER)
 
 
 def _update(rule, batch):
@@ -273,7 +273,7 @@ _FULL_ONES = ("kLru", "kLfu", "kEpochLru", "kCustomized")
 
 
 def _inserts(before, after):
-    return bool(after.rows.keys() - before.rows.keys()) or after.sightings != before.sightings
+    return bool(after.rows.keys() - before.rows.keys()) or after.pending != before.pending
 
 
 def _evicts(before, after):

@@ -77,5 +77,5 @@ def all_of(table, with_places=True):
     state = State.of(table)
     is_regular = getattr(table.index, "is_regular", False)
     slots = entries_of(table).slots.tolist() if is_regular else []
-    kept = (state.rows, state.seen, state.sightings, state.now, state.epoch, table.clock.spans)
+    kept = (state.rows, state.seen, state.pending, state.now, state.epoch, table.clock.spans)
     return (*kept, slots) if with_places else kept

@@ -334,8 +334,8 @@ class Fleet:
             assert state.now == oracle.now
             seen = {_signed(key): stamp for key, (stamp, _) in state.seen.items()}
             assert seen == oracle.seen
-            sightings = {_signed(key): list(place) for key, place in state.sightings.items()}
-            assert sightings == oracle.sightings
+            pending = {_signed(key): list(place) for key, place in state.pending.items()}
+            assert pending == oracle.pending
             if self.is_twin(number):
                 twin = State.of(self.twins[number])
                 if not self.is_exact:  # where free rows and slots lie is up to the threads

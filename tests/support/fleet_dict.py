@@ -1,4 +1,4 @@
-"""What a table of a fleet holds, in plain Python: first values, sightings, last lookups."""
+"""What a table of a fleet holds, in plain Python: initial values, pending counts, last lookups."""
 
 import functools
 
@@ -16,7 +16,7 @@ class FleetDict(DictTable):
     Attributes:
       now: number of the last lookup.
       seen: key -> number of the lookup that saw it last.
-      sightings: key without a row -> [count, number of the last lookup].
+      pending: key without a row -> [count, number of the last lookup].
       counts: of the table's statistics, but for what was found: updates find as well.
     """
 
@@ -25,7 +25,7 @@ class FleetDict(DictTable):
         self.kind, self.seed = kind, table_seed(0, name)
         self.threshold = kind.options.get("enter_threshold", 0)
         self.is_full_once = kind.options.get("on_refused") is not None
-        self.now, self.seen, self.sightings = 0, {}, {}
+        self.now, self.seen, self.pending = 0, {}, {}
         self._begin_counts()
 
     def _begin_counts(self):
@@ -90,7 +90,7 @@ class FleetDict(DictTable):
             self._drop(gone)
         for key in given:
             self.rows[key] = new[key]
-            self.sightings.pop(key, None)
+            self.pending.pop(key, None)
         self.seen.update((key, self.now) for key in items if key in self.rows)
 
     def _admitted(self, missing, ratio):
@@ -103,11 +103,11 @@ class FleetDict(DictTable):
             return chosen
         entering = []
         for key in chosen:
-            count = self.sightings.get(key, [0, 0])[0] + 1
+            count = self.pending.get(key, [0, 0])[0] + 1
             if count >= self.threshold:
                 entering.append(key)
             else:
-                self.sightings[key] = [count, self.now]
+                self.pending[key] = [count, self.now]
         return entering
 
     def _drop(self, keys):
@@ -118,7 +118,7 @@ class FleetDict(DictTable):
         held = {key for key in keys if key in self.rows}
         self._drop(held)
         for key in keys:
-            self.sightings.pop(key, None)
+            self.pending.pop(key, None)
         self.counts["erased"] += len(held)
         return len(held)
 
@@ -126,9 +126,9 @@ class FleetDict(DictTable):
         limit = self.now - num_lookups
         old = {key for key, seen in self.seen.items() if seen <= limit}
         gone = self.erase(old)
-        self.sightings = {key: each for key, each in self.sightings.items() if each[1] > limit}
+        self.pending = {key: each for key, each in self.pending.items() if each[1] > limit}
         return gone
 
     def clear(self):
-        self.rows, self.seen, self.sightings = {}, {}, {}
+        self.rows, self.seen, self.pending = {}, {}, {}
         self._begin_counts()

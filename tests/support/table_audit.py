@@ -97,10 +97,10 @@ def found_in(index, keys):
     return index.backend.to_host(index.find(index.backend.from_host(keys)).rows)
 
 
-def sighting_index(table):
+def pending_index(table):
     """The index of keys without a row that were seen; None where none is kept."""
-    sightings = getattr(table, "sightings", None)
-    return None if sightings is None else sightings._index
+    pending = getattr(table, "pending", None)
+    return None if pending is None else pending._index
 
 
 def log_index(table):
@@ -304,18 +304,18 @@ def _audit_tiers(table, held):
 
 def _audit_seen(table, held):
     now = table.num_lookups
-    future = held.keys[held.stamps > now]
+    future = held.keys[held.last_seen > now]
     assert not future.size, f"keys were seen after lookup {now}: {_some(future)}"
     strategy = getattr(table.index, "strategy", "kLru")
     if strategy in ("kLru", "kEpochLru"):
         future = held.keys[(held.scores & np.uint64(0xFFFFFFFF)) > now]
         assert not future.size, f"keys have scores above {now}: {_some(future)}"
-    sighted = sighting_index(table)
-    if sighted is not None:
-        seen = _entries(sighted, "the index of sightings")
-        _audit_slots(sighted, seen, "the index of sightings")
+    pending = pending_index(table)
+    if pending is not None:
+        seen = _entries(pending, "the index of pending counts")
+        _audit_slots(pending, seen, "the index of pending counts")
         assert (seen.rows > 0).all(), "keys were seen 0 times"
-        assert (seen.stamps <= now).all(), f"keys without a row were seen after lookup {now}"
+        assert (seen.last_seen <= now).all(), f"keys without a row were seen after lookup {now}"
         both = np.intersect1d(seen.keys, held.keys)
         assert not both.size, f"keys have a row and are still counted: {_some(both)}"
 
@@ -327,8 +327,8 @@ def _audit_log(table):
         _audit_slots(index, logged, "the log of removals")
         since = table.removals.since
         assert since <= now, f"the log begins with lookup {since} of {now}"
-        assert (logged.stamps <= now).all(), f"keys were removed after lookup {now}"
-        assert (logged.stamps >= since).all(), f"keys were removed before lookup {since}"
+        assert (logged.last_seen <= now).all(), f"keys were removed after lookup {now}"
+        assert (logged.last_seen >= since).all(), f"keys were removed before lookup {since}"
 
 
 def _audit_clock(table):

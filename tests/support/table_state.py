@@ -2,7 +2,7 @@
 
 "After" is what a clean run of the same operation makes of an equal table. What may differ all the
 same: capacities and memory set aside; and a lookup that was interrupted may count, with its keys
-that were found as seen by it and its keys without a row as sighted, but with none of the others.
+that were found as seen by it and its keys without a row as pending, but with none of the others.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.index_entries import entries_of
 from tests.support.reference import ScoredTable
-from tests.support.table_audit import log_index, sighting_index
+from tests.support.table_audit import log_index, pending_index
 
 # What counts keys. `found` and `missed` say what was asked, the others go with what was done.
 _DONE = ("inserted", "evicted", "refused", "erased", "not_updated")
@@ -25,7 +25,7 @@ class State(NamedTuple):
         out: a column that was made and never written changes nothing.
       numbers: {key: row number}.
       seen: {key: (stamp, score)}.
-      sightings: {key without a row: (count, stamp)}.
+      pending: {key without a row: (count, stamp)}.
       removals: {key that was removed: stamp}, with a log; and {None: since when}.
       counts: those of `statistics`.
       now, epoch, row_epoch, capacity, seed: of the table.
@@ -34,7 +34,7 @@ class State(NamedTuple):
     rows: dict
     numbers: dict
     seen: dict
-    sightings: dict
+    pending: dict
     removals: dict
     counts: dict
     now: int
@@ -65,22 +65,22 @@ class State(NamedTuple):
             for i, key in enumerate(keys):
                 parts = ((name, state[i]) for name, state in zip(names, states, strict=True))
                 rows[key] = (values[i], tuple(part for part in parts if part[1] is not None))
-            stamps, scores = saved.stamps.tolist(), saved.scores.tolist()
-            sightings = {}
-            if sighting_index(table) is not None:
-                sighted = sighting_index(table).entries()
-                parts = (host(part).tolist() for part in sighted[:3])
-                sightings = {key: place for key, *place in zip(*parts, strict=True)}
+            stamps, scores = saved.last_seen.tolist(), saved.scores.tolist()
+            pending = {}
+            if pending_index(table) is not None:
+                pending = pending_index(table).entries()
+                parts = (host(part).tolist() for part in pending[:3])
+                pending = {key: place for key, *place in zip(*parts, strict=True)}
             removals = {}
             if log_index(table) is not None:
                 logged = log_index(table).entries()
-                parts = (host(part).tolist() for part in (logged.keys, logged.stamps))
+                parts = (host(part).tolist() for part in (logged.keys, logged.last_seen))
                 removals = dict(zip(*parts, strict=True)) | {None: table.removals.since}
             return cls(
                 rows,
                 dict(zip(keys, saved.rows.tolist(), strict=True)),
                 dict(zip(keys, zip(stamps, scores, strict=True), strict=True)),
-                {key: tuple(place) for key, place in sightings.items()},
+                {key: tuple(place) for key, place in pending.items()},
                 removals,
                 {
                     name: counts[f"{name}_total"]
@@ -110,7 +110,7 @@ def aged(state, strategy):
     return state._replace(
         now=state.now >> 1,
         seen={key: (stamp >> 1, score(stamp, s)) for key, (stamp, s) in state.seen.items()},
-        sightings={key: (count, stamp >> 1) for key, (count, stamp) in state.sightings.items()},
+        pending={key: (count, stamp >> 1) for key, (count, stamp) in state.pending.items()},
         removals={key: stamp >> 1 for key, stamp in state.removals.items()},
     )
 
@@ -141,7 +141,7 @@ def what_is_wrong(case, strategy, now, before, after):
 def _not_after(case, now, after):
     if now.rows != after.rows:
         return _difference("rows", now.rows, after.rows)
-    for name in ("seen", "sightings", "removals", "counts"):
+    for name in ("seen", "pending", "removals", "counts"):
         if getattr(now, name) != getattr(after, name):
             return _difference(name, getattr(now, name), getattr(after, name))
     if (now.now, now.epoch) != (after.now, after.epoch):
@@ -164,7 +164,7 @@ def _not_before(case, strategy, now, before, late, after):
         if count not in allowed:
             return f"{name} is {count} and not {before.counts[name]}"
     if now.now == before.now:
-        for name in ("seen", "sightings"):
+        for name in ("seen", "pending"):
             if getattr(now, name) != getattr(before, name):
                 return _difference(name, getattr(now, name), getattr(before, name))
         return None
@@ -179,12 +179,14 @@ def _not_before(case, strategy, now, before, late, after):
             refreshed = (late.now, _score_of_a_lookup(strategy, before, key, late.now))
         if seen not in (before.seen[key], refreshed):
             return f"key {key} was seen {seen} and not {before.seen[key]} or {refreshed}"
-    for key in now.sightings.keys() | before.sightings.keys():
-        count, stamp = before.sightings.get(key, (0, 0))
+    for key in now.pending.keys() | before.pending.keys():
+        count, stamp = before.pending.get(key, (0, 0))
         allowed = [(count, stamp), (count, late.now)] if count else [None]
         allowed.append((count + 1, late.now))
-        if now.sightings.get(key) not in allowed:
-            return f"key {key} has sightings {now.sightings.get(key)} and not one of {allowed}"
+        if now.pending.get(key) not in allowed:
+            return (
+                f"key {key} has the pending count {now.sightings.get(key)} and not one of {allowed}"
+            )
     return None
 
 
@@ -212,7 +214,7 @@ def _difference(what, one, other):
         for keys, text in ((missing, "missing"), (strange, "too many"), (differ, "differ"))
         if keys
     ]
-    if what in ("counts", "seen", "sightings", "removals") and differ:
+    if what in ("counts", "seen", "pending", "removals") and differ:
         key = differ[0]
         parts.append(f"{key}: {one[key]} for {other[key]}")
     return f"{what}: " + ", ".join(parts)

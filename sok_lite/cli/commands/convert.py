@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     with watched(sources, "convert", args.progress) as shown, in_place_of(args.to, module) as path:
         module.write(path, shown, **options)
     for source in sources:
-        if source.about.num_sighted and args.to_format != OWN:
-            keys = counted(source.about.num_sighted, "key")
+        if source.about.num_pending and args.to_format != OWN:
+            keys = counted(source.about.num_pending, "key")
             print(
                 f"sok-lite convert: table {source.name!r}: left out {keys} without a row, which "
                 f"format {args.to_format} has no place for",

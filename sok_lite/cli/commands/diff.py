@@ -8,8 +8,8 @@ from sok_lite.cli.compared import Difference, difference
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, open_sources
-from sok_lite.cli.wrapped import Sighted, WithColumns
-from sok_lite.engine.files.source import SIGHTED, Source
+from sok_lite.cli.wrapped import PendingKeys, WithColumns
+from sok_lite.engine.files.source import PENDING_COLUMNS, Source
 from sok_lite.engine.table.joined import joined_states
 from sok_lite.reports.text import counted, listed
 
@@ -96,11 +96,11 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
         compared = difference(sources, (name, name), args.tolerance)
         if compared.differing:
             yield _of_rows(name, compared)
-    if first.about.num_sighted or second.about.num_sighted:
-        seen = Sighted(first), Sighted(second)
-        for name in SIGHTED[1:]:
+    if first.about.num_pending or second.about.num_pending:
+        seen = PendingKeys(first), PendingKeys(second)
+        for name in PENDING_COLUMNS[1:]:
             compared = difference(seen, (name, name), args.tolerance)
-            if name == SIGHTED[1]:
+            if name == PENDING_COLUMNS[1]:
                 yield from _of_keys(args, compared, " without a row")
             if compared.differing:
                 yield _of_rows(name, compared)

@@ -172,7 +172,7 @@ def write(
     if "scores" in source.columns:
         write_file("scores", "scores", lambda scores: scores)
     elif "stamps" in source.columns:
-        write_file("scores", "stamps", lambda stamps: np.maximum(stamps, 1).astype(np.uint64))
+        write_file("scores", "stamps", lambda last_seen: np.maximum(last_seen, 1).astype(np.uint64))
     else:
         write_file("scores", "keys", lambda keys: np.ones(keys.size, np.uint64))
 

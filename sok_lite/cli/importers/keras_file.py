@@ -26,7 +26,7 @@ from sok_lite.cli.file_source import FileSource, Stored, raw_rows
 from sok_lite.cli.joined import JoinedSource
 from sok_lite.cli.named import check_opens, naming, package
 from sok_lite.engine.files.manifest import StateFacts
-from sok_lite.engine.files.source import SIGHTED, About, Source
+from sok_lite.engine.files.source import PENDING_COLUMNS, About, Source
 from sok_lite.engine.table.joined import without_slots
 from sok_lite.engine.table.state_columns import states_of
 from sok_lite.engine.texts import KeyTexts
@@ -190,7 +190,7 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
         shape, num_dims = found[each].shape, 2 if each in ("values", "states") else 1
         if len(shape) != num_dims or shape[:1] != n:
             raise ValueError(f"{each!r} of table {name!r} have shape {shape}, and keys {n}")
-    if found["scores"].shape != found["keys"].shape:  # the stamps are the scores
+    if found["scores"].shape != found["keys"].shape:  # an empty tensor: "stamps" are the scores
         del found["scores"]
     facts, columns = (json.loads(_text(arrays[each])) for each in _TEXTS)
     if type(facts["num_lookups"]) is not int:
@@ -203,7 +203,7 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
     about = About(
         "hybrid" if "strategy" in facts else "hbm",
         facts=without_slots(facts),
-        num_sighted=found["sighted_keys"].shape[0],
+        num_pending=found["sighted_keys"].shape[0],
     )
     described = [
         StateFacts(f"states.{i}.{s.name}", s.name, s.dim, float(s.initial), s.group)
@@ -237,14 +237,14 @@ class _Part(FileSource):
         return found.as_dict()
 
     def read(self, column: str) -> Iterator[np.ndarray]:
-        if column not in SIGHTED:
+        if column not in PENDING_COLUMNS:
             yield from super().read(column)
             return
         stored = self._stored["sighted_keys" if column == "sighted_keys" else "sightings"]
         for piece in stored.read(self._piece_rows):
             if column == "sighted_keys":
                 yield piece.astype(self.key_type)
-            else:  # 2**32 times the stamp, and the sightings
+            else:  # 2**32 times the number of the lookup, and the pending count
                 yield (piece >> 32 if column == "sighting_stamps" else piece).astype(np.uint32)
 
 

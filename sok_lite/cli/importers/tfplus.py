@@ -130,13 +130,13 @@ class ContentSource(Source):
     """
 
     def __init__(self, name: str, dtype: str, content: Any) -> None:
-        from sok_lite.kv_variable.content import numbered_lookups, sightings_of
+        from sok_lite.kv_variable.content import numbered_lookups, pending_counts_of
 
         self.name, self.dtype, self.dim = name, dtype, content.values.shape[1]
         self.key_type, self.num_keys = content.keys.dtype.name, content.keys.size
         self.columns = ("stamps", "scores")
         lookups = numbered_lookups(content)
-        self.about = About("hybrid", facts=lookups.facts, num_sighted=content.sighted_keys.size)
+        self.about = About("hybrid", facts=lookups.facts, num_pending=content.pending_keys.size)
         self.states = tuple(
             StateFacts(f"states.{i}.{each.name}", each.name, each.dim, each.initial, each.group)
             for i, each in enumerate(content.states)
@@ -144,11 +144,11 @@ class ContentSource(Source):
         self._whole = {
             "keys": content.keys,
             "values": content.values,
-            "stamps": lookups.stamps,
+            "stamps": lookups.last_seen,
             "scores": content.columns["counts"].astype(np.uint64),
-            "sighted_keys": content.sighted_keys.astype(content.keys.dtype),
-            "sightings": sightings_of(content),
-            "sighting_stamps": lookups.sighting_stamps,
+            "sighted_keys": content.pending_keys.astype(content.keys.dtype),
+            "sightings": pending_counts_of(content),
+            "sighting_stamps": lookups.pending_last_seen,
         }
         rows = [np.ascontiguousarray(each.rows) for each in content.states]
         tensors = [facts.tensor for facts in self.states]

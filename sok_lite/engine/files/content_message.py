@@ -23,9 +23,9 @@ def as_message(contents: Mapping[int, Content]) -> np.ndarray:
     """Returns contents by number as (n,) of `WORD`."""
     about, arrays = [], []
     for number, content in contents.items():
-        columns, sighted = dict(content.columns), dict(content.sighted)
+        columns, pending = dict(content.columns), dict(content.pending)
         its = [content.keys, content.values, *(state.rows for state in content.states)]
-        its += [*columns.values(), content.sighted_keys, *sighted.values()]
+        its += [*columns.values(), content.pending_keys, *pending.values()]
         arrays += its
         about.append(
             {
@@ -33,7 +33,7 @@ def as_message(contents: Mapping[int, Content]) -> np.ndarray:
                 "arrays": [(array.dtype.str, array.shape) for array in its],
                 "states": [(s.name, s.dim, s.initial, s.group) for s in content.states],
                 "columns": list(columns),
-                "sighted": list(sighted),
+                "sighted": list(pending),
                 "facts": dict(content.facts),
             }
         )
@@ -71,9 +71,9 @@ def _content(about: Mapping[str, Any], arrays: Any) -> Content:
         for name, dim, initial, group in about["states"]
     ]
     columns = {name: next(arrays) for name in about["columns"]}
-    sighted_keys = next(arrays)
-    sighted = {name: next(arrays) for name in about["sighted"]}
-    return Content(keys, values, states, columns, sighted_keys, sighted, about["facts"])
+    pending_keys = next(arrays)
+    pending = {name: next(arrays) for name in about["sighted"]}
+    return Content(keys, values, states, columns, pending_keys, pending, about["facts"])
 
 
 def _padded(num_bytes: int) -> int:

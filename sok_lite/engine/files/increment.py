@@ -105,7 +105,7 @@ def continuing(
     table: EmbeddingTable, shard: Shard, before: Shard, columns: Sequence[Column], num_slots: int
 ) -> tuple[Shard, int]:
     """Returns the manifest's entry of an increment of a table, without `written`, and the least
-    stamp of the keys that have changed.
+    `last_seen` of the keys that have changed.
 
     Args:
       shard: the entry of a complete dump of the table.
@@ -124,7 +124,7 @@ def continuing(
         )
     since = dumped.number
     changed = sum(
-        int((piece.stamps >= np.uint32(since)).sum()) for piece in pieces(table, num_slots)
+        int((piece.last_seen >= np.uint32(since)).sum()) for piece in pieces(table, num_slots)
     )
     states = tuple(
         state._replace(before=_tensor_before(column, dumped, before))

@@ -1,4 +1,4 @@
-"""The file of what files of keys and values lack: optimizer states, stamps, scores.
+"""The file of what files of keys and values lack: optimizer states, `last_seen`, scores.
 
 A process writes one file beside its shards, an .npz of NumPy arrays that is named
 

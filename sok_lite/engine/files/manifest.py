@@ -72,7 +72,7 @@ class Shard(NamedTuple):
     Attributes:
       file: path relative to the folder of the manifest, with "/".
       rows: number of keys with a row.
-      sighted: number of keys that were seen and have no row yet.
+      sighted: number of pending keys: seen, but without a row yet.
       scores, slots: whether the file has those tensors.
       states: the optimizer states.
       facts: num_lookups; where it is known spans, the times of lookups; of a "hybrid" table also

@@ -120,7 +120,7 @@ class _SavedFile(SavedPart):
     ) -> None:
         self.states, self.facts, self.owns = shard.states, shard.facts, are_own
         self.columns = ["stamps", *["scores"] * shard.scores, *["slots"] * shard.slots]
-        self._num_keys, self._num_sighted = shard.rows, shard.sighted
+        self._num_keys, self._num_pending = shard.rows, shard.sighted
         chains = {state.tensor: tensors_of_chain(shard, state.tensor) for state in shard.states}
         *older, self._rows = [
             _SavedFileRows(
@@ -148,7 +148,7 @@ class _SavedFile(SavedPart):
 
     def read(self, name: str, wanted: Collection[int] | None = None) -> Iterator[np.ndarray]:
         if name in ("sighted_keys", "sightings", "sighting_stamps"):
-            return self._rows._ranges(name, self._rows._cut(0, self._num_sighted), wanted)
+            return self._rows._ranges(name, self._rows._cut(0, self._num_pending), wanted)
         if name == "keys" or name in self.columns:
             return self._rows._ranges(name, self._spans, wanted)
         return self._rows.read(name, wanted)

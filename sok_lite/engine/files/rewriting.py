@@ -15,7 +15,7 @@ from sok_lite.engine.files.dump import check_is_ours, sweep
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, TextFile
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardWriter
-from sok_lite.engine.files.source import SIGHTED, Source, column_of
+from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of
 from sok_lite.engine.files.table_file import tensors_of
 from sok_lite.engine.files.text_file import write_texts
 from sok_lite.engine.owner import HASH, MOD, OneRank, OwnerRule
@@ -97,7 +97,7 @@ def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: in
         return rule.owners(kind.to_int64(np, keys), ranks, kind)
 
     counts = _counts(source, "keys", owners, ranks)
-    sighted = _counts(source, "sighted_keys", owners, ranks) if about.num_sighted else counts * 0
+    pending = _counts(source, "sighted_keys", owners, ranks) if about.num_pending else counts * 0
     states = tuple(
         state._replace(tensor=f"states.{i}.{state.name}") for i, state in enumerate(source.states)
     )
@@ -106,7 +106,7 @@ def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: in
         blank._replace(
             file=f"{data}/{manifest.file_name(source.name, rank, ranks)}",
             rows=int(counts[rank]),
-            sighted=int(sighted[rank]),
+            sighted=int(pending[rank]),
             facts=dict(about.facts),
         )
         for rank in range(ranks)
@@ -162,8 +162,8 @@ def _content(source: Source) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield from _with_keys(source, "scores")
     for state in source.states:
         yield from _with_keys(source, state.tensor)
-    if source.about.num_sighted:
-        for name in SIGHTED:
+    if source.about.num_pending:
+        for name in PENDING_COLUMNS:
             yield from _with_keys(source, name, "sighted_keys")
 
 

@@ -27,7 +27,7 @@ from sok_lite.engine.table.joined import (
 )
 
 # What goes with the keys that were seen and have no row, by column.
-SIGHTED = ("sighted_keys", "sightings", "sighting_stamps")
+PENDING_COLUMNS = ("sighted_keys", "sightings", "sighting_stamps")
 _NUMBERS = {"stamps": "uint32", "scores": "uint64", "sightings": "uint32"}
 _NUMBERS["sighting_stamps"] = "uint32"
 
@@ -60,14 +60,14 @@ class About(NamedTuple):
       options: other arguments of the table, for people.
       facts: num_lookups and other facts of `manifest.Shard`, of all ranks together, without those
         that belong to slots.
-      num_sighted: keys that were seen and have no row; `read` then knows `SIGHTED` too.
+      num_pending: keys that were seen and have no row; `read` then knows `PENDING_COLUMNS` too.
     """
 
     var_type: str = "hbm"
     owner: str = "key mod ranks"
     options: Mapping[str, Any] = MappingProxyType({})
     facts: Mapping[str, Any] = MappingProxyType({"num_lookups": 0})
-    num_sighted: int = 0
+    num_pending: int = 0
 
 
 class Source(Protocol):
@@ -95,8 +95,8 @@ class Source(Protocol):
         """Yields a column in pieces, of the same lengths for every column. It may be called again.
 
         Args:
-          column: "keys", "values", one of `columns`, the tensor of a state, or one of `SIGHTED`,
-            whose pieces have lengths of their own.
+          column: "keys", "values", one of `columns`, the tensor of a state, or one of
+            `PENDING_COLUMNS`, whose pieces have lengths of their own.
 
         Raises:
           OSError: a file cannot be read. ValueError: it is corrupt.
@@ -187,7 +187,7 @@ class CheckpointSource(Source):
         state = self._states.get(column)
         for i, shard in enumerate(self._facts.shards):
             tensor = column if state is None else state.tensors.get(i)
-            if shard.changed is not None and column not in SIGHTED:
+            if shard.changed is not None and column not in PENDING_COLUMNS:
                 yield from self._read_increments(i, shard, column, state, tensor)
             elif state is not None and tensor is None:
                 for first, last in self._spans(shard.rows):

@@ -32,8 +32,8 @@ from sok_lite.engine.table.pieces import (
     ENTRY_BYTES,
     Outline,
     outline,
+    pending_pieces,
     pieces,
-    sighted_pieces,
 )
 
 
@@ -99,7 +99,7 @@ def part_of(
         StateFacts(f"states.{i}.{name}", name, column.dim, float(column.initial), group)
         for i, (group, name, column) in enumerate(held.states)
     )
-    sizes = (held.num_keys, held.num_sighted, held.has_scores, held.has_slots)
+    sizes = (held.num_keys, held.num_pending, held.has_scores, held.has_slots)
     shard, since = Shard(file, *sizes, states, held.facts, NOT_WRITTEN), None
     if before is not None:
         columns = [column for *_, column in held.states]
@@ -121,7 +121,7 @@ def _arrays(
     """Yields all tensors in pieces of a chunk at most, on the host.
 
     Args:
-      since: of an increment, the least stamp of the keys that have changed.
+      since: of an increment, the least `last_seen` of the keys that have changed.
     """
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in held.states]
@@ -132,20 +132,20 @@ def _arrays(
             if since is None:
                 yield piece
             else:
-                is_wanted = (piece.stamps >= np.uint32(since)) == has_changed
+                is_wanted = (piece.last_seen >= np.uint32(since)) == has_changed
                 yield IndexEntries(*(array[is_wanted] for array in piece))
 
     names = ["keys", "value", "stamps"]
     names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
     for name in names:
         for piece in parts(has_changed=True):
-            yield to_host(store.read(piece.rows) if name == "value" else getattr(piece, name))
+            yield to_host(store.read(piece.rows) if name == "value" else piece.column(name))
         if since is not None and name != "value":
             for piece in parts(has_changed=False):
-                yield to_host(getattr(piece, name))
+                yield to_host(piece.column(name))
     for column in columns:
         for piece in parts(has_changed=True):
             yield to_host(store.read(piece.rows, column.name))
     for name in ("keys", "rows", "stamps"):
-        for piece in sighted_pieces(table, num_slots):
-            yield to_host(getattr(piece, name))
+        for piece in pending_pieces(table, num_slots):
+            yield to_host(piece.column(name))

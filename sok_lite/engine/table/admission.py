@@ -26,7 +26,7 @@ def plan_draw(
     """Prepares to draw keys with chance `ratio`.
 
     The draw is a function of the table, the number of the lookup and the key: the same on every
-    backend, and another one at the key's next sighting.
+    backend, and another one when the key is next seen.
 
     Args:
       keys: (n,) int64.
@@ -41,31 +41,32 @@ def plan_draw(
     return backend.prepared("admission_draw", n, keys, salt_hash, limit, drawn, count, n)
 
 
-class Sightings(NamedTuple):
-    """One more sighting of some keys, before it is noted: (n,) int64, then uint32.
+class CountedKeys(NamedTuple):
+    """New pending counts of keys that a lookup has seen, before they are stored.
 
     Attributes:
-      keys: that were seen.
-      stamp: number of the lookup that saw them.
-      known: the new count of those that were seen before; NO_ROW: it stays.
-      first: the count of those that were not; NO_ROW: of no such key.
-      stamps: the stamp, for each of them.
+      keys: (n,) int64.
+      lookup_number: number of the lookup that saw them.
+      known: (n,) uint32, the new count of a key that has one; NO_ROW: it stays.
+      first: (n,) uint32, the count of a key that has none yet; NO_ROW: the key is no such.
+      last_seen: (n,) uint32, `lookup_number` for each key.
     """
 
     keys: Array
-    stamp: int
+    lookup_number: int
     known: Array
     first: Array
-    stamps: Array
+    last_seen: Array
 
 
-class SightingCounter:
-    """How often keys without a row were seen, in an index of their own: no row is taken for them.
+class PendingCounts:
+    """Pending counts: how often keys without a row were seen. They have an index of their own, so
+    that such keys take no row.
 
-    A key counts once a lookup, or as often as the caller says.
+    A lookup counts each key once, or as often as the caller says.
 
     Attributes:
-      threshold: a key gets a row at this sighting.
+      threshold: a key gets a row when it is seen for this time.
     """
 
     def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, threshold: int) -> None:
@@ -73,7 +74,7 @@ class SightingCounter:
         self._name = name
         self._backend = backend
         # The counts stand where a table's index has row numbers.
-        self._index = DetIndex(backend, key_dtype, f"{name} (sightings)")
+        self._index = DetIndex(backend, key_dtype, f"{name} (pending counts)")
 
     @property
     def size(self) -> int:
@@ -88,64 +89,72 @@ class SightingCounter:
     def plan_count(
         self,
         keys: Array,
-        stamp: int,
+        lookup_number: int,
         admitted: Array,
         counts: Array,
-        given: Array | None = None,
-    ) -> tuple[Sightings, list[Action]]:
-        """Prepares to count sightings of distinct keys without a row. Nothing of it is kept.
+        occurrences: Array | None = None,
+    ) -> tuple[CountedKeys, list[Action]]:
+        """Prepares to count distinct keys without a row once more. Nothing is stored yet.
 
         Args:
           keys: (n,) int64.
-          stamp: number of the lookup that saw them.
-          admitted: (n,) uint8, in: whether the sighting of a key counts; gets whether it has been
+          lookup_number: number of the lookup that saw them.
+          admitted: (n,) uint8, in: whether a key is counted; gets whether it has been
             seen often enough by now. The count of such a key stays: if it gets a row it is
             forgotten next, if it gets none it has entered again the next time.
           counts: (2,) int64, grow by the keys that have been seen often enough, and by those that
             were not seen before and have not.
-          given: (n,) uint64, sightings of each key, of which at least one counts; None: one.
+          occurrences: (n,) uint64, by how much each count grows, 1 at least; None: by 1.
 
         Returns:
-          (what was counted, for `plan_note`; the actions that count it).
+          (the new counts, which `plan_note` stores; the actions that compute them).
         """
         xp, n = self._backend.xp, int(keys.size)
         self._index.clean()
         search = self._index.plan_search(keys, into=(xp.empty(n, np.uint32), None))
-        sightings = Sightings(keys, stamp, *(xp.empty(n, np.uint32) for _ in range(3)))
+        counted = CountedKeys(keys, lookup_number, *(xp.empty(n, np.uint32) for _ in range(3)))
         count = self._backend.prepared(
-            *("admission_count", n, search.rows, given, self.threshold, stamp, admitted),
-            *(*sightings[2:], counts, n),
+            *(
+                "admission_count",
+                n,
+                search.rows,
+                occurrences,
+                self.threshold,
+                lookup_number,
+                admitted,
+            ),
+            *(*counted[2:], counts, n),
         )
-        return sightings, [search.launch, count]
+        return counted, [search.launch, count]
 
-    def plan_note(self, sightings: Sightings, num_first: int) -> list[Action]:
-        """Prepares to note sightings.
+    def plan_note(self, counted: CountedKeys, num_first: int) -> list[Action]:
+        """Prepares to store new pending counts.
 
         Args:
-          sightings: what `plan_count` has counted.
+          counted: the result of `plan_count`, once its actions were made.
           num_first: how many of the keys were not seen before.
 
         Raises:
           MemoryError: no memory for new counters; the counts are as they were.
         """
-        keys, stamp, known, first, stamps = sightings
+        keys, lookup_number, known, first, last_seen = counted
         self._index.make_room(num_first)
         return [
-            *self._index.plan_update(keys, rows=known, stamps=stamps),
-            *self._index.plan_insert(keys, first, stamp, num_first),
+            *self._index.plan_update(keys, rows=known, last_seen=last_seen),
+            *self._index.plan_insert(keys, first, lookup_number, num_first),
         ]
 
-    def count(self, keys: Array, stamp: int) -> Array:
-        """Counts one sighting of distinct keys without a row.
+    def count(self, keys: Array, lookup_number: int) -> Array:
+        """Counts distinct keys (n,) int64 without a row once more.
 
         Returns:
           (n,) bool, whether each has been seen often enough.
         """
         xp = self._backend.xp
         admitted, counts = xp.ones(int(keys.size), np.uint8), xp.zeros(2, np.int64)
-        sightings, actions = self.plan_count(keys, stamp, admitted, counts)
+        counted, actions = self.plan_count(keys, lookup_number, admitted, counts)
         publish(actions)
-        publish(self.plan_note(sightings, int(counts[1])))
+        publish(self.plan_note(counted, int(counts[1])))
         return admitted.view(bool)
 
     def of(self, keys: Array) -> Array:
@@ -155,10 +164,10 @@ class SightingCounter:
         publish([search.launch])
         return xp.where(search.rows == np.uint32(NO_ROW), np.uint32(0), search.rows)
 
-    def stamps(self, keys: Array) -> Array:
+    def last_seen(self, keys: Array) -> Array:
         """Returns the number of the lookup that last saw each key, (n,) uint32; 0 for one that is
         not counted."""
-        return self._index.stamps(keys)
+        return self._index.last_seen(keys)
 
     def plan_forget_those(self, keys: Array, rows: Array, num_forgotten: Array) -> Action:
         """Prepares to forget the counts of keys that have a row now. `forgot` must follow, when it
@@ -181,47 +190,49 @@ class SightingCounter:
         is_counted = self._index.find(keys).rows != np.uint32(NO_ROW)
         return self._index.plan_erase(keys[is_counted])
 
-    def plan_forget_before(self, stamp: int) -> list[Action]:
-        """Prepares to forget the counts of keys that no lookup from number `stamp` on has seen."""
+    def plan_forget_before(self, lookup_number: int) -> list[Action]:
+        """Prepares to forget the counts of keys that no lookup from this number on has
+        seen."""
         self._index.clean()
-        held = self._index.entries()
-        return self._index.plan_erase(held.keys[held.stamps < stamp])
+        entries = self._index.entries()
+        return self._index.plan_erase(entries.keys[entries.last_seen < lookup_number])
 
     def plan_age(self) -> list[Action]:
         """Prepares to halve the numbers of all lookups, as the table does."""
         return self._index.plan_age()
 
     def export(self) -> tuple[Array, Array, Array]:
-        """Returns the keys, (n,) int64 in no order, their counts and their stamps, (n,) uint32."""
-        held = self._index.entries()
-        return held.keys, held.rows, held.stamps
+        """Returns the keys, (n,) int64 in no order, their counts and when they were last seen,
+        (n,) uint32 each."""
+        entries = self._index.entries()
+        return entries.keys, entries.rows, entries.last_seen
 
     @property
     def num_slots(self) -> int:
-        """Slots that `entries` can be asked for."""
+        """Slots that `entries` can read."""
         return self._index.num_slots
 
     def entries(self, first: int, count: int) -> IndexEntries:
         """Returns what the slots [first, first + count) hold; the counts stand for rows."""
         return self._index.entries(first, count)
 
-    def restore(self, keys: Array, counts: Array, stamps: Array) -> None:
+    def restore(self, keys: Array, counts: Array, last_seen: Array) -> None:
         """Adds keys that were saved.
 
         Args:
           keys: (n,) int64, distinct, which are not counted.
           counts: (n,) uint32, each at least 1.
-          stamps: (n,) uint32, the number of the lookup that last saw each.
+          last_seen: (n,) uint32, the number of the lookup that last saw each.
         """
         self._index.make_room(int(keys.size))
         self._index.insert(keys, counts, 0)
-        publish(self._index.plan_update(keys, stamps=stamps))
+        publish(self._index.plan_update(keys, last_seen=last_seen))
 
     def plan_clear(self) -> list[Action]:
         """Prepares to forget all counts."""
         return self._index.plan_clear()
 
-    def emptied(self) -> "SightingCounter":
+    def emptied(self) -> "PendingCounts":
         """Returns a counter like this one that has seen nothing."""
         index = self._index
-        return SightingCounter(index.backend, index.key_dtype, self._name, self.threshold)
+        return PendingCounts(index.backend, index.key_dtype, self._name, self.threshold)

@@ -321,7 +321,7 @@ class EmbeddingTable(TableParts):
     def counts(self, keys: Any) -> Array:
         """Returns how often lookups that insert have asked for each key, (n,) int64.
 
-        Of a key without a row these are its sightings; 0 where there are none.
+        Of a key without a row this is its pending count; 0 where it has none.
 
         Raises:
           ValueError: the table was not made with `count_repeats`.
@@ -333,19 +333,19 @@ class EmbeddingTable(TableParts):
         """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
 
         A write into a row counts as of the last lookup that there was before it. Of a key without
-        a row that is when it was last sighted; 0 where it never was. A time is
+        a row that is when it was last seen; 0 where it never was. A time is
         none too early, and too late by at most a second or 1/128 of how long ago it was. A
         checkpoint keeps them.
         """
         return history.times(self, keys)
 
     @exclusive
-    def sighted_keys(self) -> Array:
+    def pending_keys(self) -> Array:
         """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending.
 
         None where a key gets a row when it is first seen.
         """
-        return history.sighted_keys(self)
+        return history.pending_keys(self)
 
     @exclusive
     def changed_since(self, number: int) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend.publish import Action, plan_set, publish
-from sok_lite.engine.table.index import LAST_STAMP
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
 
 # A time of long ago is known to this part of how long ago it was. So few spans suffice: some 3,300
 # for a year of lookups in every second.
@@ -83,8 +83,8 @@ class Clock:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next number would not fit a stamp."""
-        return self.now == LAST_STAMP
+        """Whether no larger number of a lookup fits the 32 bits that an index keeps of it."""
+        return self.now == LAST_LOOKUP_NUMBER
 
     def read(self) -> float:
         """Returns the time, in seconds since 1970. Lookups that are ahead of it count as of now."""
@@ -127,7 +127,7 @@ class Clock:
           None: one does not, or is full.
         """
         # Nothing is called for each: a step may have a thousand tables.
-        at, last = time.time(), LAST_STAMP
+        at, last = time.time(), LAST_LOOKUP_NUMBER
         actions: list[Action] = [
             partial(clock.__dict__.update, {"now": clock.now + 1, "_last_time": at})
             for clock in clocks
@@ -215,7 +215,7 @@ class Clock:
         publish(self.plan_restart(now))
 
     def plan_halve(self) -> list[Action]:
-        """Prepares to halve the number of every lookup, as the stamps of keys are halved."""
+        """Prepares to halve the number of every lookup, as the index halves those of its keys."""
         return plan_set(self, now=self.now >> 1, _numbers=[number >> 1 for number in self._numbers])
 
     def halve(self) -> None:

@@ -40,8 +40,8 @@ class Content(NamedTuple):
       values: (n, dim) of the row's storage dtype.
       states: of all optimizers, rows (n, dim) float32.
       columns: what is known of each key, (n,) by name; see `saved.SavedPart`.
-      sighted_keys: (m,) int64, distinct, ascending.
-      sighted: what is known of each of those, (m,) by name.
+      pending_keys: (m,) int64, distinct, ascending.
+      pending: what is known of each of those, (m,) by name.
       facts: as of `saved.SavedPart`; {}: a codec knows none.
     """
 
@@ -49,8 +49,8 @@ class Content(NamedTuple):
     values: Any
     states: Sequence[State]
     columns: Mapping[str, np.ndarray]
-    sighted_keys: np.ndarray
-    sighted: Mapping[str, np.ndarray]
+    pending_keys: np.ndarray
+    pending: Mapping[str, np.ndarray]
     facts: Mapping[str, Any]
 
 
@@ -66,10 +66,10 @@ def take(table: EmbeddingTable) -> Content:
 def _taken(table: EmbeddingTable) -> Content:
     drop_orphaned_states(table)
     store, xp, host = table.store, table.backend.xp, table.backend.to_host
-    held, what = table.index.entries(), outline(table)
-    keys = table.key_dtype.from_int64(xp, held.keys)
+    entries, what = table.index.entries(), outline(table)
+    keys = table.key_dtype.from_int64(xp, entries.keys)
     order = xp.argsort(keys)
-    rows = xp.ascontiguousarray(held.rows[order])
+    rows = xp.ascontiguousarray(entries.rows[order])
     values = aligned_empty((rows.size, table.dim), store.column().dtype)
     _copy(store, rows, "value", values)
     width = sum(column.dim for *_, column in what.states)
@@ -81,18 +81,18 @@ def _taken(table: EmbeddingTable) -> Content:
         _copy(store, rows, column.name, its_rows)
         states.append(State(name, column.dim, column.initial, its_rows, number))
     names = ["stamps", *["scores"] * what.has_scores, *["slots"] * what.has_slots]
-    columns = {name: host(getattr(held, name)[order]) for name in names}
-    sighted: list[Any] = [np.empty(0, dtype) for dtype in (np.int64, np.uint32, np.uint32)]
-    if table.sightings is not None:
-        sighted = [host(array) for array in table.sightings.export()]
-    sighted_keys, sightings, stamps = (array[np.argsort(sighted[0])] for array in sighted)
+    columns = {name: host(entries.column(name)[order]) for name in names}
+    pending: list[Any] = [np.empty(0, dtype) for dtype in (np.int64, np.uint32, np.uint32)]
+    if table.pending is not None:
+        pending = [host(array) for array in table.pending.export()]
+    pending_keys, counts, last_seen = (array[np.argsort(pending[0])] for array in pending)
     return Content(
         host(keys[order]),
         values,
         states,
         columns,
-        sighted_keys,
-        {"sightings": sightings, "sighting_stamps": stamps},
+        pending_keys,
+        {"sightings": counts, "sighting_stamps": last_seen},
         what.facts,
     )
 
@@ -149,9 +149,9 @@ class _SavedContent(SavedPart):
         self.num_keys, self.facts = int(content.keys.size), content.facts
         self.states = _placed_states(content)
         self.columns = [name for name, column in content.columns.items() if column.size]
-        sighted_keys = content.sighted_keys.astype(content.keys.dtype, copy=False)
+        pending_keys = content.pending_keys.astype(content.keys.dtype, copy=False)
         self._arrays = {"keys": content.keys, "value": content.values}
-        self._arrays |= {**content.columns, "sighted_keys": sighted_keys, **content.sighted}
+        self._arrays |= {**content.columns, "sighted_keys": pending_keys, **content.pending}
         self._states = content.states
         widest = max(8, *(its_rows.dtype.itemsize * dim for dim, its_rows in rows.values()))
         self._step = max(1, _CHUNK_BYTES // widest)
@@ -166,16 +166,16 @@ class _SavedContent(SavedPart):
 # ---------------------------------------------------------------- choosing and putting together
 
 
-def select(content: Content, chosen: np.ndarray, sighted: np.ndarray) -> Content:
+def select(content: Content, chosen: np.ndarray, pending: np.ndarray) -> Content:
     """Returns some of the keys of a content, with what is known of them.
 
     Where they had their slots is known of all keys together only.
 
     Args:
       chosen: (n,) bool, or distinct places of keys with a row, in the order that they are to have.
-      sighted: (m,) bool, or such places of those without one.
+      pending: (m,) bool, or such places of those without one.
     """
-    if _are_in_place(chosen) and _are_in_place(sighted):
+    if _are_in_place(chosen) and _are_in_place(pending):
         return content
     columns, facts = dict(content.columns), dict(content.facts)
     num_chosen = np.count_nonzero(chosen) if chosen.dtype == bool else chosen.size
@@ -187,8 +187,8 @@ def select(content: Content, chosen: np.ndarray, sighted: np.ndarray) -> Content
         content.values[chosen],
         [state._replace(rows=state.rows[chosen]) for state in content.states],
         {name: column[chosen] for name, column in columns.items()},
-        content.sighted_keys[sighted],
-        {name: column[sighted] for name, column in content.sighted.items()},
+        content.pending_keys[pending],
+        {name: column[pending] for name, column in content.pending.items()},
         facts,
     )
 
@@ -215,13 +215,13 @@ def owns(table: ShardedTable, rank: int, size: int) -> Owns:
 
 def owned_by(content: Content, are_own: Owns) -> Content:
     """Returns the keys of a rank; see `owns`."""
-    sighted = content.sighted_keys.astype(content.keys.dtype)
-    return select(content, are_own(content.keys), are_own(sighted))
+    pending = content.pending_keys.astype(content.keys.dtype)
+    return select(content, are_own(content.keys), are_own(pending))
 
 
 def in_order(content: Content) -> Content:
     """Returns a content whose keys are distinct, in any order, with ascending ones."""
-    return select(content, _order(content.keys), _order(content.sighted_keys))
+    return select(content, _order(content.keys), _order(content.pending_keys))
 
 
 def _order(keys: np.ndarray) -> np.ndarray:
@@ -249,16 +249,16 @@ def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = No
         return parts[0]
     keys = np.concatenate([part.keys for part in parts])
     kept = one_of_each(keys, counts, whose)
-    sighted_keys = np.concatenate([part.sighted_keys for part in parts])
-    sighted = _places(sighted_keys, counts)
+    pending_keys = np.concatenate([part.pending_keys for part in parts])
+    pending = _places(pending_keys, counts)
     facts = [dict(part.facts) for part in parts if part.facts]
     return Content(
         keys[kept],
         np.concatenate([part.values for part in parts])[kept],
         _joined_states(parts, kept),
         _joined_columns([(part.keys, part.columns) for part in parts], kept),
-        sighted_keys[sighted],
-        _joined_columns([(part.sighted_keys, part.sighted) for part in parts], sighted),
+        pending_keys[pending],
+        _joined_columns([(part.pending_keys, part.pending) for part in parts], pending),
         without_slots(joined_facts(facts)) if facts else {},
     )
 
@@ -346,7 +346,7 @@ def _joined_states(parts: Sequence[Content], kept: np.ndarray) -> list[State]:
 
 def named_arrays(content: Content) -> dict[str, Any]:
     """Returns a content as what bridge/checkpoint.py lists: arrays and texts by name."""
-    sightings = content.sighted["sighting_stamps"].astype(np.int64) << 32
+    last_seen = content.pending["sighting_stamps"].astype(np.int64) << 32
     return {
         "keys": content.keys,
         "values": content.values,
@@ -355,8 +355,8 @@ def named_arrays(content: Content) -> dict[str, Any]:
         "stamps": content.columns["stamps"].astype(np.int64),
         "scores": content.columns.get("scores", np.empty(0, np.uint64)),
         "slots": content.columns.get("slots", np.empty(0, np.int64)),
-        "sighted_keys": content.sighted_keys,
-        "sightings": sightings | content.sighted["sightings"],
+        "sighted_keys": content.pending_keys,
+        "sightings": last_seen | content.pending["sightings"],
         "facts": json.dumps(content.facts),
     }
 
@@ -371,7 +371,7 @@ def from_named_arrays(arrays: Mapping[str, Any], whose: str) -> Content:
     Raises:
       ValueError: they are not equally long, or the states are others than their text says.
     """
-    keys, sightings = arrays["keys"], arrays["sightings"]
+    keys, pending = arrays["keys"], arrays["sightings"]
     columns = {name: arrays[name] for name in ("scores", "slots") if arrays[name].size}
     columns["stamps"] = arrays["stamps"].astype(np.uint32)
     content = Content(
@@ -381,8 +381,8 @@ def from_named_arrays(arrays: Mapping[str, Any], whose: str) -> Content:
         columns,
         arrays["sighted_keys"],
         {
-            "sightings": sightings.astype(np.uint32),
-            "sighting_stamps": (sightings >> 32).astype(np.uint32),
+            "sightings": pending.astype(np.uint32),
+            "sighting_stamps": (pending >> 32).astype(np.uint32),
         },
         json.loads(arrays["facts"]),
     )
@@ -391,9 +391,9 @@ def from_named_arrays(arrays: Mapping[str, Any], whose: str) -> Content:
 
 
 def _check_sizes(content: Content, whose: str) -> None:
-    n, m = content.keys.size, content.sighted_keys.size
+    n, m = content.keys.size, content.pending_keys.size
     sizes = [(name, n, len(column)) for name, column in content.columns.items()]
-    sizes += [(name, m, len(column)) for name, column in content.sighted.items()]
+    sizes += [(name, m, len(column)) for name, column in content.pending.items()]
     sizes += [("values", n, len(content.values))]
     sizes += [(f"rows of state {state.name!r}", n, len(state.rows)) for state in content.states]
     for name, expected, size in sizes:

@@ -14,12 +14,12 @@ class Count(IntEnum):
     SEEN = 1  # keys that were found, each once, where there are scores or access counts
     WRONG_SPLITS = 2  # row splits that do not fit the keys
     ADMITTED = 3  # new keys that may have a row
-    FIRST_SEEN = 4  # new keys whose sightings are counted from now on
+    FIRST_SEEN = 4  # new keys that have a pending count from now on
     REFUSED = 5  # new keys that found no slot, whenever they looked for one
     USED = 6  # rows that were taken of those claimed
     PLACED = 7  # new keys that got a slot
     EVICTED = 8  # keys that lost theirs
-    FORGOTTEN = 9  # keys whose sightings are counted no more
+    FORGOTTEN = 9  # keys whose pending count is dropped
     NO_ROW = 10  # items whose keys were missing and have no row afterwards
     LOGGED = 11  # keys that lost their slot and were in the log of removals before
 

@@ -83,7 +83,7 @@ class DetTable(EmbeddingTable):
         rows, num_refused = claim.rows, 0
         for has_new_seed in (False, True):
             place = index.plan_reserve(
-                new.keys, new.stamp, placed, counter(counters, Count.REFUSED)
+                new.keys, new.lookup_number, placed, counter(counters, Count.REFUSED)
             )
             undo = [*index.plan_take_back(new.keys, placed), *plan_set(self, unfinished=None)]
             undoing = plan_set(self, unfinished=partial(publish, undo))
@@ -111,8 +111,8 @@ class DetTable(EmbeddingTable):
         )
 
     def scores_of(self, keys: Array) -> Array:
-        return self.index.stamps(keys).astype(np.uint64)
+        return self.index.last_seen(keys).astype(np.uint64)
 
     def plan_scores(self, keys: Array, scores: Any) -> list[Action]:
-        stamps = scores.astype(np.uint32)
-        return [*self.index.plan_update(keys, stamps=stamps), *plan_forget(self)]
+        last_seen = scores.astype(np.uint32)
+        return [*self.index.plan_update(keys, last_seen=last_seen), *plan_forget(self)]

@@ -69,35 +69,39 @@ class DetIndex(Index):
             self._rebuild(max(open_slots, _MIN_RECLAIM_FACTOR * self.capacity), open_slots)
 
     def plan_insert(
-        self, keys: Array, rows: Array, stamp: int, count: int | None = None
+        self, keys: Array, rows: Array, lookup_number: int, count: int | None = None
     ) -> list[Action]:
         """Prepares to insert distinct keys that are not there, after `make_room`.
 
         Args:
           keys: (n,) int64.
           rows: (n,) uint32, their row numbers; a key whose row is NO_ROW is skipped.
-          stamp: number of the lookup that they come with.
+          lookup_number: number of the lookup that they come with.
           count: how many are not skipped; None: all.
         """
         n = int(keys.size)
         counts = (self._counts, self._counts[1:])
-        insert = self.prepared("det_insert", n, stamp, keys, rows, _ALL_LINES, None, *counts, n)
+        insert = self.prepared(
+            "det_insert", n, lookup_number, keys, rows, _ALL_LINES, None, *counts, n
+        )
         return [insert, *plan_set(self, size=self.size + (n if count is None else count))]
 
-    def plan_reserve(self, keys: Array, stamp: int, placed: Array, num_refused: Array) -> Action:
+    def plan_reserve(
+        self, keys: Array, lookup_number: int, placed: Array, num_refused: Array
+    ) -> Action:
         """Prepares to give slots to distinct keys that are not there, after `make_room`.
 
         They are not found before `plan_commit`; the caller changes `size`.
 
         Args:
           keys: (n,) int64.
-          stamp: number of the lookup that they come with.
+          lookup_number: number of the lookup that they come with.
           placed: (n,) int64, gets the address of the slot of each; 0: it found none.
           num_refused: (1,) int64, grows by the keys that found no slot in `MOST_LINES`.
         """
         n = int(keys.size)
         to = (placed, self._counts, num_refused)
-        return self.prepared("det_insert", n, stamp, keys, None, MOST_LINES, *to, n)
+        return self.prepared("det_insert", n, lookup_number, keys, None, MOST_LINES, *to, n)
 
     def plan_take_back(self, keys: Array, placed: Array) -> list[Action]:
         """Prepares to undo `plan_reserve` of keys. It can be done again."""
@@ -120,7 +124,7 @@ class DetIndex(Index):
         self.check()
         self.hash_anew(self.capacity)
 
-    def insert(self, keys: Array, rows: Array, stamp: int) -> None:
+    def insert(self, keys: Array, rows: Array, lookup_number: int) -> None:
         """Inserts distinct keys that are not there, after `make_room`, with their row numbers.
 
         Nothing else may use the index meanwhile.
@@ -132,7 +136,7 @@ class DetIndex(Index):
         xp, n = self.backend.xp, int(keys.size)
         for has_new_seed in (False, True):
             placed, num_refused = xp.empty(n, np.int64), xp.zeros(1, np.int64)
-            self.plan_reserve(keys, stamp, placed, num_refused)()
+            self.plan_reserve(keys, lookup_number, placed, num_refused)()
             if not int(num_refused[0]):
                 break
             publish(self.plan_take_back(keys, placed))
@@ -152,18 +156,18 @@ class DetIndex(Index):
             )
 
     def plan_update(
-        self, keys: Array, rows: Array | None = None, stamps: Array | None = None
+        self, keys: Array, rows: Array | None = None, last_seen: Array | None = None
     ) -> list[Action]:
-        """Prepares to write row numbers or stamps (n,) uint32 of distinct keys; a missing key is
-        skipped, and one whose new row is NO_ROW."""
+        """Prepares to write row numbers (n,) uint32 or `last_seen` (n,) uint32 of distinct keys. A
+        missing key is skipped, and so is one whose new row is NO_ROW."""
         n = int(keys.size)
-        return [self.prepared("det_update", n, keys, rows, stamps, n)]
+        return [self.prepared("det_update", n, keys, rows, last_seen, n)]
 
-    def stamps(self, keys: Array) -> Array:
+    def last_seen(self, keys: Array) -> Array:
         n = int(keys.size)
-        stamps = self.backend.xp.zeros(n, np.uint32)
-        self.launch("det_stamps", n, keys, stamps, n)
-        return stamps
+        last_seen = self.backend.xp.zeros(n, np.uint32)
+        self.launch("det_stamps", n, keys, last_seen, n)
+        return last_seen
 
     def plan_erase(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys that are all there."""

@@ -33,7 +33,7 @@ class Filled(NamedTuple):
     """A new index, and what it has.
 
     Attributes:
-      new_index: whose keys have the rows from 0 on; their stamps and scores are to be written.
+      new_index: whose keys have the rows from 0 on; `last_seen` and scores are still to be written.
       chooser: that has chosen them.
       parts: what counts of each part.
     """

@@ -66,7 +66,7 @@ def plan_age(table: TableParts) -> list[Action]:
         *log,
         *table.clock.plan_halve(),
         *plan_forget(table),
-        *([] if table.sightings is None else table.sightings.plan_age()),
+        *([] if table.pending is None else table.pending.plan_age()),
     ]
 
 

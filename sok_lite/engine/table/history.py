@@ -26,40 +26,40 @@ def counts(table: TableParts, keys: Any) -> Array:
     """Returns how often lookups that insert have asked for each key, (n,) int64."""
     check_counts_repeats(table, "counts()")
     keys = checked_keys(table, keys)
-    # A key has a row or sightings, never both.
+    # A key has a row or a pending count, never both.
     found = table.scores_of(keys)
-    if table.sightings is not None:
-        found |= table.sightings.of(keys)
+    if table.pending is not None:
+        found |= table.pending.of(keys)
     return table.backend.xp.minimum(found, np.uint64(2**63 - 1)).astype(np.int64)
 
 
 def times(table: TableParts, keys: Any) -> Array:
     """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970."""
     backend, keys = table.backend, checked_keys(table, keys)
-    stamps = table.index.stamps(keys)
-    if table.sightings is not None:
-        stamps |= table.sightings.stamps(keys)
-    return backend.from_host(table.clock.times_of(backend.to_host(stamps)))
+    last_seen = table.index.last_seen(keys)
+    if table.pending is not None:
+        last_seen |= table.pending.last_seen(keys)
+    return backend.from_host(table.clock.times_of(backend.to_host(last_seen)))
 
 
-def sighted_keys(table: TableParts) -> Array:
+def pending_keys(table: TableParts) -> Array:
     """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending."""
-    if table.sightings is None:
+    if table.pending is None:
         return sorted_keys(table, table.backend.xp.empty(0, np.int64))
-    return sorted_keys(table, table.sightings.export()[0])
+    return sorted_keys(table, table.pending.export()[0])
 
 
 def changed_since(table: TableParts, number: int) -> Array:
     """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending."""
     number = checked_number(table, "number", number)
-    return sorted_keys(table, keys_where(table, lambda stamps: stamps >= number))
+    return sorted_keys(table, keys_where(table, lambda last_seen: last_seen >= number))
 
 
 def export_since(table: TableParts, at: float) -> tuple[Array, Array]:
     """Returns the keys whose rows may have changed since a time, and their rows, as `export`
     gives all."""
     number = table.clock.first_since(at)
-    keys = keys_where(table, lambda stamps: stamps >= np.uint64(number))
+    keys = keys_where(table, lambda last_seen: last_seen >= np.uint64(number))
     ordered = sorted_keys(table, keys)
     return ordered, table.store.read(table.index.find(checked_keys(table, ordered)).rows)
 
@@ -101,12 +101,12 @@ def _log(table: TableParts) -> RemovalLog:
 
 
 def keys_where(table: TableParts, choose: Callable[[Array], Array]) -> Array:
-    """Returns the keys (n,) int64, in no order, whose stamps a function of (m,) uint32 chooses
-    by (m,) bool."""
+    """Returns the keys (n,) int64, in no order, that a function chooses by the lookup that last saw
+    them: it takes the numbers of those, (m,) uint32, and returns (m,) bool."""
     found = []
     for first in range(0, table.index.num_slots, CHUNK_SLOTS):
         held = table.index.entries(first, CHUNK_SLOTS)
-        found.append(held.keys[choose(held.stamps)])
+        found.append(held.keys[choose(held.last_seen)])
     return table.backend.xp.concatenate(found)
 
 

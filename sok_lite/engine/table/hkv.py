@@ -15,7 +15,7 @@ from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import SightingCounter, plan_draw
+from sok_lite.engine.table.admission import PendingCounts, plan_draw
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.dumped import plan_forget
@@ -137,7 +137,7 @@ class HkvTable(EmbeddingTable):
             strategy=self.options.evict_strategy,
         )
         if self.options.enter_threshold > 1:
-            self.sightings = SightingCounter(
+            self.pending = PendingCounts(
                 backend, self.key_dtype, name, self.options.enter_threshold
             )
         self.counts_repeats = self.options.count_repeats
@@ -214,7 +214,7 @@ class HkvTable(EmbeddingTable):
         evicted: list[Evicted] | None = None,
     ) -> Stages:
         n = int(new.keys.size)
-        new = self._with_sightings(new)
+        new = self._with_pending_counts(new)
         claim = self.make_room(n)
         index, num_refused, has_new_seed = self.index, 0, False
         while not index.is_full_size or (index.is_sparse(n) and not has_new_seed):
@@ -247,14 +247,14 @@ class HkvTable(EmbeddingTable):
         elif not self.index.take_new_seed():
             raise self.index.error_of_chosen_keys()
 
-    def _with_sightings(self, new: NewKeys) -> NewKeys:
-        """Returns new keys whose scores count their sightings too: so no count ever falls."""
+    def _with_pending_counts(self, new: NewKeys) -> NewKeys:
+        """Adds the pending counts of new keys to their scores: so no count ever falls."""
         has_scores = new.are_scores and new.scores is not None
-        if self.sightings is None or not self.counts_repeats or has_scores:
+        if self.pending is None or not self.counts_repeats or has_scores:
             return new
         xp = self.backend.xp
         given = np.uint64(1) if new.scores is None else new.scores
-        scores = self.sightings.of(new.keys).astype(np.uint64) + given
+        scores = self.pending.of(new.keys).astype(np.uint64) + given
         scores = xp.where(scores < given, ~np.uint64(0), scores)
         return new._replace(scores=scores, are_scores=False)
 
@@ -263,7 +263,7 @@ class HkvTable(EmbeddingTable):
     ) -> Action:
         num_refused = counter(counters, Count.REFUSED)
         return self.index.plan_reserve(
-            *(new.keys, new.stamp, new.scores, placed, num_refused),
+            *(new.keys, new.lookup_number, new.scores, placed, num_refused),
             may_evict=may_evict,
             given_is_score=new.are_scores,
         )
@@ -291,12 +291,12 @@ class HkvTable(EmbeddingTable):
             self.plan_count(inserted=n),
             *after(rows),
         ]
-        if self.sightings is None:
+        if self.pending is None:
             yield Stage(COMMIT, [*actions, *plan_set(self, unfinished=None)])
         else:
             num_forgotten = counter(counters, Count.FORGOTTEN)
-            forget = self.sightings.plan_forget_those(new.keys, rows, num_forgotten)
-            settling = plan_set(self, unfinished=partial(self._settle_sightings, num_forgotten))
+            forget = self.pending.plan_forget_those(new.keys, rows, num_forgotten)
+            settling = plan_set(self, unfinished=partial(self._settle_pending, num_forgotten))
             counted = yield Stage(COMMIT, [*actions, forget, *settling], is_counted=True)
             publish(self._forgot(counted[Count.FORGOTTEN]))
         self.finish()
@@ -323,14 +323,14 @@ class HkvTable(EmbeddingTable):
         reading, forgetting, logging = [], [], []
         if self.removals is not None:
             num_again = counter(counters, Count.LOGGED)
-            those = (placed.evicted_keys, placed.evicted_rows, new.stamp)
+            those = (placed.evicted_keys, placed.evicted_rows, new.lookup_number)
             logging = self.removals.plan_note_evicted(*those, min(n, index.size), num_again)
         if evicted is not None:
             last_values = store.output(n)
             reading = [store.plan_read(placed.evicted_rows, last_values)]
-        if self.sightings is not None:
+        if self.pending is not None:
             num_forgotten = counter(counters, Count.FORGOTTEN)
-            forgetting = [self.sightings.plan_forget_those(new.keys, rows, num_forgotten)]
+            forgetting = [self.pending.plan_forget_those(new.keys, rows, num_forgotten)]
         actions = [
             *plan_set(self, unfinished=partial(self._settle, eviction)),
             *before,
@@ -388,12 +388,12 @@ class HkvTable(EmbeddingTable):
             ]
         )
 
-    def _settle_sightings(self, num_forgotten: Array) -> None:
-        """Brings the number of keys whose sightings are counted to what the kernels have done."""
+    def _settle_pending(self, num_forgotten: Array) -> None:
+        """Brings the number of pending keys to what the kernels have done."""
         publish(self._forgot(int(num_forgotten[0])))
 
     def _forgot(self, count: int) -> list[Action]:
-        forgot = [] if self.sightings is None else self.sightings.forgot(count)
+        forgot = [] if self.pending is None else self.pending.forgot(count)
         return [*forgot, *plan_set(self, unfinished=None)]
 
     def begin(self) -> None:
@@ -426,7 +426,7 @@ class HkvTable(EmbeddingTable):
         return [*self.index.plan_update(keys, scores=scores), *forgotten]
 
     def may_turn_away(self, filter_ratio: float) -> bool:
-        return filter_ratio < 1.0 or self.sightings is not None
+        return filter_ratio < 1.0 or self.pending is not None
 
     def plan_admission(
         self,
@@ -436,18 +436,18 @@ class HkvTable(EmbeddingTable):
         counters: Array,
         given: Array | None,
     ) -> Admission:
-        sightings, lookup, backend = self.sightings, self.num_lookups, self.backend
+        pending, lookup, backend = self.pending, self.num_lookups, self.backend
         actions: list[Action] = []
         if filter_ratio < 1.0:
-            count = counter(counters, Count.ADMITTED) if sightings is None else None
+            count = counter(counters, Count.ADMITTED) if pending is None else None
             draw = (keys, filter_ratio, self.table_seed, lookup, admitted, count)
             actions.append(plan_draw(backend, *draw))
-        if sightings is None:
+        if pending is None:
             return Admission(actions, lambda counted: [])
         counts = counter(counters, Count.ADMITTED, Count.FIRST_SEEN)
         given = given if self.counts_repeats else None
-        seen, counting = sightings.plan_count(keys, lookup, admitted, counts, given)
+        seen, counting = pending.plan_count(keys, lookup, admitted, counts, given)
         return Admission(
             [*actions, *counting],
-            lambda counted: sightings.plan_note(seen, counted[Count.FIRST_SEEN]),
+            lambda counted: pending.plan_note(seen, counted[Count.FIRST_SEEN]),
         )

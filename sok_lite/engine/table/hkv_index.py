@@ -12,7 +12,7 @@ from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import seed_after
 from sok_lite.engine.table.directory import Directory, Segment, Sizes, scaled
-from sok_lite.engine.table.index import LAST_STAMP, LINE, Index, IndexEntries
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, LINE, Index, IndexEntries
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
@@ -120,7 +120,7 @@ class HkvIndex(Index):
     def plan_reserve(
         self,
         keys: Array,
-        stamp: int,
+        lookup_number: int,
         given: Array | None,
         placed: Placed,
         num_refused: Array,
@@ -147,7 +147,7 @@ class HkvIndex(Index):
             strategy = STRATEGIES.index("kCustomized")
         may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
         return self.prepared(
-            *("hkv_insert", n, stamp, strategy, epoch, int(may_evict), int(may_refuse)),
+            *("hkv_insert", n, lookup_number, strategy, epoch, int(may_evict), int(may_refuse)),
             *(given, keys, *placed, num_refused, n),
         )
 
@@ -179,14 +179,14 @@ class HkvIndex(Index):
         keys: Array,
         rows: Array | None = None,
         scores: Array | None = None,
-        stamps: Array | None = None,
+        last_seen: Array | None = None,
     ) -> list[Action]:
-        """Prepares to write row numbers or stamps (n,) uint32 or scores (n,) uint64 of distinct
-        keys; a missing key is skipped."""
+        """Prepares to write row numbers (n,) uint32, `last_seen` (n,) uint32 or scores (n,) uint64
+        of distinct keys; a missing key is skipped."""
         n = int(keys.size)
         if scores is not None and not self.has_scores:
-            stamps, scores = scores.astype(np.uint32), None
-        return [self.prepared("hkv_update", n, keys, rows, stamps, scores, n)]
+            last_seen, scores = scores.astype(np.uint32), None
+        return [self.prepared("hkv_update", n, keys, rows, last_seen, scores, n)]
 
     def scores(self, keys: Array) -> Array:
         """Returns the scores (n,) uint64 of keys; 0 for a missing one."""
@@ -195,7 +195,7 @@ class HkvIndex(Index):
         self.launch("hkv_scores", n, keys, out, n)
         return out
 
-    def stamps(self, keys: Array) -> Array:
+    def last_seen(self, keys: Array) -> Array:
         n = int(keys.size)
         out = self.backend.xp.empty(n, np.uint32)
         self.launch("hkv_stamps", n, keys, out, n)
@@ -243,7 +243,7 @@ class HkvIndex(Index):
         if other.insert_all(held.keys, most):
             return False
         scores = held.scores if self.has_scores else None
-        publish(other.plan_update(held.keys, held.rows, scores, held.stamps))
+        publish(other.plan_update(held.keys, held.rows, scores, held.last_seen))
         num_rehashes = self.num_rehashes + len(self.directory.segments)
         publish(
             plan_set(
@@ -266,7 +266,7 @@ class HkvIndex(Index):
         self.least_slots = max(self.least_slots, capacity)
 
     def double(self) -> None:
-        """Doubles the slots. Row numbers, stamps and scores stay.
+        """Doubles the slots. Row numbers, `last_seen` and scores stay.
 
         Raises:
           MemoryError: no memory; all keys are as they were.
@@ -279,8 +279,8 @@ class HkvIndex(Index):
             return super().aged(scores)
         if self.strategy != "kEpochLru":
             return scores
-        stamps = scores & np.uint64(LAST_STAMP)
-        return (scores - stamps) | super().aged(stamps)
+        last_seen = scores & np.uint64(LAST_LOOKUP_NUMBER)
+        return (scores - last_seen) | super().aged(last_seen)
 
     def has_aging_scores(self) -> bool:
         return self.strategy == "kEpochLru"
@@ -414,13 +414,13 @@ class HkvIndex(Index):
         if capacity < self.init_slots:
             self._grow(self.init_slots, self.init_slots)
 
-    def initial_scores(self, stamps: Array) -> Array:
+    def initial_scores(self, last_seen: Array) -> Array:
         """Returns the scores (n,) uint64 of keys that lookups of those numbers saw first."""
         epoch = np.uint64(self.epoch << 32)
         if self.strategy == "kEpochLru":
-            return epoch | stamps.astype(np.uint64)
+            return epoch | last_seen.astype(np.uint64)
         one = {"kLfu": np.uint64(1), "kEpochLfu": epoch | np.uint64(1)}
-        return self.backend.xp.full(stamps.size, one.get(self.strategy, np.uint64(0)), np.uint64)
+        return self.backend.xp.full(last_seen.size, one.get(self.strategy, np.uint64(0)), np.uint64)
 
     # ---------------------------------------------------------------- inside
 

@@ -10,7 +10,7 @@ from sok_lite.engine.table.index import LINE
 
 _ON_REFUSED = ("ignore", "warn", "error")
 MAX_CAPACITY = 1 << 31
-_MAX_THRESHOLD = 1 << 30  # sightings are counted up to there
+_MAX_THRESHOLD = 1 << 30  # pending counts grow up to there
 
 
 @dataclass(frozen=True)

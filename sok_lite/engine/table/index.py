@@ -1,4 +1,5 @@
-"""What both kinds of index have in common: segments of slots {key, row number, stamp}.
+"""What both kinds of index have in common: segments of slots
+{key, row number, last seen}.
 
 kernels/slots.cuh describes them. Two more slots belong to the two keys that mark free slots: so
 every key is legal. A slot has a number, by which it is saved, and an address, which kernels work
@@ -22,8 +23,8 @@ from sok_lite.engine.table.segmented import Segmented
 
 # SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
 LINE = kernel_defines().get("SOK_LINE", 4)
-# The largest stamp. Lookups are counted up to it; see `Index.plan_age`.
-LAST_STAMP = 0xFFFFFFFF
+# The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.plan_age`).
+LAST_LOOKUP_NUMBER = 0xFFFFFFFF
 
 
 # Slots that a walk over the whole index looks at together: 16 MB.
@@ -98,14 +99,26 @@ class IndexAddress(NamedTuple):
 
 
 class IndexEntries(NamedTuple):
-    """Slots that hold a key: keys (n,) int64, rows and stamps (n,) uint32, slots (n,) int64 (their
-    numbers), scores (n,) uint64 (the stamps where there are none)."""
+    """The keys of some slots, and what is kept with each.
+
+    Attributes:
+      keys: (n,) int64.
+      rows: (n,) uint32, the number of its row; of an index of pending counts, the count.
+      last_seen: (n,) uint32, the number of the lookup that last saw it; 0: none did.
+      slots: (n,) int64, the number of its slot.
+      scores: (n,) uint64; `last_seen` where an index keeps none.
+    """
 
     keys: Array
     rows: Array
-    stamps: Array
+    last_seen: Array
     slots: Array
     scores: Array
+
+    def column(self, name: str) -> Array:
+        """Returns the field of a column that files name so: "stamps" are `last_seen`."""
+        array: Array = getattr(self, "last_seen" if name == "stamps" else name)
+        return array
 
 
 class ProbeLengths(NamedTuple):
@@ -176,9 +189,9 @@ class Index(Segmented):
         slots: Array, scores: Array | None, at: Array, keys: Array, number: int
     ) -> IndexEntries:
         words = slots.view(np.uint32)
-        stamps = words[at, 3]
-        scores = stamps.astype(np.uint64) if scores is None else scores[at]
-        return IndexEntries(keys, words[at, 2], stamps, at + number, scores)
+        last_seen = words[at, 3]
+        scores = last_seen.astype(np.uint64) if scores is None else scores[at]
+        return IndexEntries(keys, words[at, 2], last_seen, at + number, scores)
 
     def probe_lengths(self) -> ProbeLengths:
         """Returns how long the searches for the keys are. It looks at every slot."""
@@ -214,7 +227,7 @@ class Index(Segmented):
         """Prepares to erase distinct keys (n,) int64 that are all there."""
 
     @abstractmethod
-    def stamps(self, keys: Array) -> Array:
+    def last_seen(self, keys: Array) -> Array:
         """Returns the number of the lookup that last saw each key, (n,) uint32; missing: 0."""
 
     @abstractmethod
@@ -281,7 +294,7 @@ class Index(Segmented):
     def plan_search(
         self,
         keys: Array,
-        stamp: int = 0,
+        lookup_number: int = 0,
         given: Array | None = None,
         accesses: AccessCounts | None = None,
         copying: Copying | None = None,
@@ -292,8 +305,8 @@ class Index(Segmented):
 
         Args:
           keys: (n,) int64.
-          stamp: number of this lookup, kept with each key that is found, whose score is refreshed;
-            0: nothing is written.
+          lookup_number: number of this lookup, kept with each key that is found, whose score is
+            refreshed; 0: nothing is written.
           given: (n,) uint64, the same for all items of a key: increments (kLfu, kEpochLfu) or
             scores (kCustomized).
           accesses: of the rows that are found; None: they are not counted.
@@ -304,7 +317,7 @@ class Index(Segmented):
         xp, n = self.backend.xp, int(keys.size)
         rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(2, np.int64))
         pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
-        note = self.seen_arguments(stamp, accesses, refreshes)
+        note = self.seen_arguments(lookup_number, accesses, refreshes)
         arguments = (
             *(*self.place(), *note[:3], given, *note[3:]),
             *(pointers, shift, row_bytes, keys, rows, out, counts, n),
@@ -312,18 +325,18 @@ class Index(Segmented):
         return Search(Launch(self.backend, "find", Work(n, arguments)), rows, counts)
 
     def seen_arguments(
-        self, stamp: int, accesses: AccessCounts | None, refreshes: bool = True
+        self, lookup_number: int, accesses: AccessCounts | None, refreshes: bool = True
     ) -> tuple[Any, ...]:
         """Returns what a kernel takes that notes which keys a lookup has seen."""
-        counts, is_counting = (None, False) if accesses is None or not stamp else accesses
-        return stamp, *self.score_rule(refreshes), counts, int(is_counting)
+        counts, is_counting = (None, False) if accesses is None or not lookup_number else accesses
+        return lookup_number, *self.score_rule(refreshes), counts, int(is_counting)
 
-    def find(self, keys: Array, stamp: int = 0, given: Array | None = None) -> Found:
+    def find(self, keys: Array, lookup_number: int = 0, given: Array | None = None) -> Found:
         """Finds keys; see `plan_search`."""
-        return self.plan_search(keys, stamp, given).run()
+        return self.plan_search(keys, lookup_number, given).run()
 
     def plan_age(self) -> list[Action]:
-        """Returns the actions that halve every stamp, so that counting can go on."""
+        """Returns the actions that halve every `last_seen`, so that counting can go on."""
         ages = self.has_aging_scores()
         slots = [(segment.slots, segment.scores) for segment in self.directory.segments]
         beside = (self.side[:4], self.side[4:].view(np.uint64) if self.has_scores else None)
@@ -338,7 +351,7 @@ class Index(Segmented):
         return scores >> np.uint64(1)
 
     def has_aging_scores(self) -> bool:
-        """Whether there are scores that have a stamp in their low half."""
+        """Whether there are scores with the number of a lookup in their low half."""
         return False
 
 

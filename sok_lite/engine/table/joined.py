@@ -106,7 +106,7 @@ def _are_nested(one: KeysView[Any], other: KeysView[Any]) -> bool:
 
 
 def joined_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the facts of that rank which had most lookups: no stamp of a key is above."""
+    """Returns the facts of the rank with most lookups: no later one has seen any key."""
     newest = max(parts, key=lambda facts: facts["num_lookups"])
     epochs = [facts["epoch"] for facts in parts if "epoch" in facts]
     return newest | ({"epoch": max(epochs)} if epochs else {})

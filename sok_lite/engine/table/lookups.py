@@ -142,15 +142,15 @@ def look_up_batch(
     if beginning is None:
         beginning = [action for table in inserting for action in plan_begin_lookup(table)]
     # 0 of a lookup that inserts nothing, and notes nothing.
-    stamps = [
+    lookup_numbers = [
         table.clock.now + 1 if insert else 0
         for table, insert in zip(tables, lookup.inserts, strict=True)
     ]
     counters = new_counters(backend, len(tables))
     if lookup.columns is None:
-        finding = _plan_find(keys, rows, lookup.requests(), stamps, counters)
+        finding = _plan_find(keys, rows, lookup.requests(), lookup_numbers, counters)
     else:
-        finding = _plan_find_and_pool(backend, keys, rows, lookup, stamps, counters)
+        finding = _plan_find_and_pool(backend, keys, rows, lookup, lookup_numbers, counters)
     publish([*beginning, *finding])
     found = backend.to_host(counters)
     if check is not None:
@@ -200,33 +200,33 @@ def _plan_find(
     keys: Array,
     rows: Array,
     requests: Sequence[LookupRequest],
-    stamps: Sequence[int],
+    lookup_numbers: Sequence[int],
     counters: Array,
 ) -> list[Action]:
     """Prepares to find the keys of tables, and to give the rows of those that are found.
 
     Args:
-      stamps: number of this lookup for each table; 0: it inserts nothing, and notes nothing.
+      lookup_numbers: number of this lookup for each table; 0: it inserts and notes nothing.
     """
     sizes = [each.size for each in requests]
     parts: list[tuple[Backend, str, Work]] = []
-    for each, its_keys, its_rows, stamp, counts in zip(
-        requests, cut(keys, sizes), cut(rows, sizes), stamps, counters, strict=True
+    for each, its_keys, its_rows, lookup_number, counts in zip(
+        requests, cut(keys, sizes), cut(rows, sizes), lookup_numbers, counters, strict=True
     ):
-        parts += _finding_of(each, its_keys, its_rows, stamp, counts)
+        parts += _finding_of(each, its_keys, its_rows, lookup_number, counts)
     return joined_launches(parts)
 
 
 def _finding_of(
-    request: LookupRequest, keys: Array, rows: Array, stamp: int, counts: Array
+    request: LookupRequest, keys: Array, rows: Array, lookup_number: int, counts: Array
 ) -> list[tuple[Backend, str, Work]]:
     table, outputs = request.table, request.outputs
     backend = table.backend
-    accesses = access_counts(table) if stamp else None
+    accesses = access_counts(table) if lookup_number else None
     is_pooled = bool(outputs) and outputs[0].row_splits is not None
     copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
     find = table.index.plan_search(
-        keys, stamp, request.given, accesses, copying, (rows, counts)
+        keys, lookup_number, request.given, accesses, copying, (rows, counts)
     ).launch
     parts = [(backend, find.kernel, find.part)]
     if is_pooled:
@@ -251,7 +251,7 @@ def _plan_find_and_pool(
     keys: Array,
     rows: Array,
     lookup: BatchedLookup,
-    stamps: Sequence[int],
+    lookup_numbers: Sequence[int],
     counters: Array,
 ) -> list[Action]:
     """Prepares to find the keys of tables and to pool their rows, all tables by the same launches.
@@ -263,11 +263,11 @@ def _plan_find_and_pool(
     assert columns is not None
     parts, address, num_tables = columns.parts, backend.address, len(tables)
     notes = np.zeros((num_tables, 5), np.int64)
-    notes[:, 0] = stamps
+    notes[:, 0] = lookup_numbers
     arrays = [keys, rows, counters, columns.arrays]
     for i in [i for i, table in enumerate(tables) if not table.keeps_every_key]:
         _, strategy, epoch, counts, is_counting = tables[i].index.seen_arguments(
-            stamps[i], access_counts(tables[i]) if stamps[i] else None
+            lookup_numbers[i], access_counts(tables[i]) if lookup_numbers[i] else None
         )
         arrays.append(counts)
         notes[i, 1:] = strategy, epoch, 0 if counts is None else address(counts), is_counting

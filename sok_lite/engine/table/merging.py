@@ -11,7 +11,7 @@ from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.joined import JoinedState, without_slots
-from sok_lite.engine.table.pieces import ENTRY_BYTES, outline, pieces, sighted_pieces
+from sok_lite.engine.table.pieces import ENTRY_BYTES, outline, pending_pieces, pieces
 from sok_lite.engine.table.saved import Saved, SavedPart
 
 # Strategies whose scores do not say when a key was looked up: they mean the same in all tables.
@@ -24,7 +24,7 @@ def merged(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
     A key of both has the row and the states that were saved; a state that was not saved begins
     anew. The saved keys count as seen by the last lookup of this table. Their scores are those of
     new keys, or, between tables with the same strategy "kLfu" or "kCustomized", the saved ones.
-    Sightings stay as they are; those of other keys are added.
+    Pending counts stay as they are; those of other keys are added.
 
     Args:
       table: held by the caller, until the result has been restored.
@@ -74,11 +74,11 @@ class _Assigned(SavedPart):
         xp, now = self._table.backend.xp, np.uint32(self._table.num_lookups)
         of = "sighted_keys" if name == "sighting_stamps" else "keys"
         for keys in self._part.read(of):
-            stamps = xp.full(keys.size, now, np.uint32)
+            last_seen = xp.full(keys.size, now, np.uint32)
             if name == "scores" and isinstance(self._table, HkvTable):
-                yield self._table.index.initial_scores(stamps)
+                yield self._table.index.initial_scores(last_seen)
             else:
-                yield stamps
+                yield last_seen
 
 
 _STATE = "state"  # a state may be called "keys": its tensor is (this, its column)
@@ -105,17 +105,17 @@ class _Own(SavedPart):
         self._num_slots = max(1, num_bytes // max(widest, ENTRY_BYTES))
 
     def read(self, name: Any, wanted: Collection[int] | None = None) -> Iterator[Array]:
-        sighted = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "stamps"}
-        if name in sighted:
-            for piece in sighted_pieces(self._table, self._num_slots):
-                yield getattr(piece, sighted[name])
+        fields = {"sighted_keys": "keys", "sightings": "rows", "sighting_stamps": "last_seen"}
+        if name in fields:
+            for piece in pending_pieces(self._table, self._num_slots):
+                yield getattr(piece, fields[name])
             return
         xp = self._table.backend.xp
         for i, piece in enumerate(pieces(self._table, self._num_slots)):
             if wanted is not None and i not in wanted:
                 continue
             if name in ("keys", "stamps", "scores"):
-                yield getattr(piece, name)
+                yield piece.column(name)
             else:
                 column = name[1] if isinstance(name, tuple) else name
                 yield self._table.store.read(xp.ascontiguousarray(piece.rows), column)

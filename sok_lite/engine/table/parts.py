@@ -12,7 +12,7 @@ from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import SightingCounter
+from sok_lite.engine.table.admission import PendingCounts
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
@@ -65,7 +65,7 @@ class TableParts(Exclusive, ABC):
       index: the keys, each with its row number and when it was seen.
       store: the rows and the optimizer states.
       tiers: which rows are hot; None: it is not counted, for all are kept in one way.
-      sightings: how often keys without a row were seen; None: a key needs not be seen often.
+      pending: how often keys without a row were seen; None: a key needs not be seen often.
       counters: of what it has done, by the names of COUNTERS.
       table_seed: of its rows, made from `seed` and `name`.
       refused: of the call that is under way, new keys that had no room, and all of them.
@@ -102,7 +102,7 @@ class TableParts(Exclusive, ABC):
     sees_updates = False
     index: Index
     tiers: RowTiers | None = None
-    sightings: SightingCounter | None = None
+    pending: PendingCounts | None = None
     texts: TextStore | None = None
 
     def __init__(
@@ -167,7 +167,7 @@ class TableParts(Exclusive, ABC):
     @property
     def index_bytes(self) -> int:
         """Memory of the index, and of what else is kept by key."""
-        others = (self.removals, self.tiers, self.sightings)
+        others = (self.removals, self.tiers, self.pending)
         return self.index.num_bytes + sum(each.num_bytes for each in others if each is not None)
 
     @property

@@ -21,15 +21,15 @@ class Outline(NamedTuple):
 
     Attributes:
       num_keys: keys with a row.
-      num_sighted: keys that were seen and have no row yet.
-      has_scores: whether there are scores beside the stamps.
+      num_pending: keys that were seen and have no row yet.
+      has_scores: whether there are scores beside `last_seen`.
       has_slots: whether the numbers of the slots say anything; see `HkvIndex.is_regular`.
       states: the optimizer states: number of the group, name, column.
       facts: as of `saved.SavedPart`.
     """
 
     num_keys: int
-    num_sighted: int
+    num_pending: int
     has_scores: bool
     has_slots: bool
     states: list[tuple[int | None, str, Column]]
@@ -38,12 +38,12 @@ class Outline(NamedTuple):
 
 def outline(table: EmbeddingTable) -> Outline:
     """Returns what there is."""
-    num_sighted, has_scores, has_slots = 0, False, False
+    num_pending, has_scores, has_slots = 0, False, False
     if isinstance(table, HkvTable):
         has_scores, has_slots = table.index.has_scores, table.index.is_regular
-        num_sighted = 0 if table.sightings is None else table.sightings.size
+        num_pending = 0 if table.pending is None else table.pending.size
     states = numbered_states(table.store)
-    return Outline(table.size, num_sighted, has_scores, has_slots, states, facts_of(table))
+    return Outline(table.size, num_pending, has_scores, has_slots, states, facts_of(table))
 
 
 def pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
@@ -53,18 +53,23 @@ def pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
       num_slots: that are looked at together, so the most keys of a piece.
     """
     for first in range(0, table.index.num_slots, num_slots):
-        held = table.index.entries(first, num_slots)
-        yield held._replace(keys=table.key_dtype.from_int64(table.backend.xp, held.keys))
+        entries = table.index.entries(first, num_slots)
+        yield entries._replace(keys=table.key_dtype.from_int64(table.backend.xp, entries.keys))
 
 
-def sighted_pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
-    """Yields the keys that were seen and have no row, as `pieces` does; rows are how often."""
-    sightings = table.sightings
-    if sightings is None:
+def pending_pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntries]:
+    """Yields the keys that were seen and have no row, of the table's key type; `rows` are their
+    pending counts.
+
+    Args:
+      num_slots: that are looked at together, so the most keys of a piece.
+    """
+    pending = table.pending
+    if pending is None:
         return
-    for first in range(0, sightings.num_slots, num_slots):
-        held = sightings.entries(first, num_slots)
-        yield held._replace(keys=table.key_dtype.from_int64(table.backend.xp, held.keys))
+    for first in range(0, pending.num_slots, num_slots):
+        entries = pending.entries(first, num_slots)
+        yield entries._replace(keys=table.key_dtype.from_int64(table.backend.xp, entries.keys))
 
 
 def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:

@@ -23,7 +23,7 @@ from sok_lite.engine.table.results import Predicate
 def erase(table: TableParts, keys: Any) -> int:
     """Removes keys with their rows and optimizer states; returns how many were there."""
     distinct, _ = unique(table.backend, checked_keys(table, keys))
-    forgetting = [] if table.sightings is None else table.sightings.plan_forget(distinct)
+    forgetting = [] if table.pending is None else table.pending.plan_forget(distinct)
     return _erase(table, distinct, forgetting)
 
 
@@ -59,8 +59,8 @@ def expire(
         oldest = table.clock.first_since(table.clock.read() - seconds)
     else:
         oldest = max(0, table.clock.now - int(num_lookups or 0) + 1)
-    doomed = keys_where(table, lambda stamps: stamps < oldest)
-    forgetting = [] if table.sightings is None else table.sightings.plan_forget_before(oldest)
+    doomed = keys_where(table, lambda last_seen: last_seen < oldest)
+    forgetting = [] if table.pending is None else table.pending.plan_forget_before(oldest)
     return _erase(table, doomed, forgetting)
 
 
@@ -80,7 +80,7 @@ def _plan_clear(table: TableParts) -> list[Action]:
         *plan_set(table, counters=dict.fromkeys(COUNTERS, 0)),
         *table.plan_renew(),
         *([] if table.tiers is None else table.tiers.plan_clear()),
-        *([] if table.sightings is None else table.sightings.plan_clear()),
+        *([] if table.pending is None else table.pending.plan_clear()),
     ]
 
 

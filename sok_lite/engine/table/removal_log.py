@@ -22,7 +22,7 @@ class RemovalLog:
         self.since = since
         self._name = name
         self._backend = backend
-        # Only whether a key is there and its stamp count: row numbers mean nothing.
+        # Only the keys and `last_seen`, the lookup after which each was removed, mean something.
         self._index = DetIndex(backend, key_dtype, f"{name} (removals)")
 
     @property
@@ -35,8 +35,8 @@ class RemovalLog:
         """Memory of the log."""
         return self._index.num_bytes
 
-    def plan_note(self, keys: Array, stamp: int) -> list[Action]:
-        """Prepares to note distinct keys (n,) int64 that are removed after lookup `stamp`.
+    def plan_note(self, keys: Array, lookup_number: int) -> list[Action]:
+        """Prepares to note distinct keys (n,) int64 that are removed after a lookup.
 
         Raises:
           MemoryError: no memory for them; the log is as it was.
@@ -47,12 +47,12 @@ class RemovalLog:
         index.make_room(int(new.size))
         rows = xp.zeros(int(new.size), np.uint32)
         return [
-            *index.plan_update(again, stamps=xp.full(int(again.size), stamp, np.uint32)),
-            *index.plan_insert(new, rows, stamp),
+            *index.plan_update(again, last_seen=xp.full(int(again.size), lookup_number, np.uint32)),
+            *index.plan_insert(new, rows, lookup_number),
         ]
 
     def plan_note_evicted(
-        self, keys: Array, rows: Array, stamp: int, most: int, num_again: Array
+        self, keys: Array, rows: Array, lookup_number: int, most: int, num_again: Array
     ) -> list[Action]:
         """Prepares to note keys that a kernel will have evicted. `noted` must follow, when it is
         known how many.
@@ -60,7 +60,7 @@ class RemovalLog:
         Args:
           keys: (n,) int64, distinct where they count.
           rows: (n,) uint32; a key whose row is NO_ROW does not count.
-          stamp: number of the lookup that evicts them.
+          lookup_number: number of the lookup that evicts them.
           most: no more of them will count.
           num_again: (1,) int64, grows by the keys that the log has already.
 
@@ -69,21 +69,21 @@ class RemovalLog:
         """
         self._index.make_room(most)
         again = self._index.plan_erase_held(keys, rows, num_again)
-        return [again, *self._index.plan_insert(keys, rows, stamp, 0)]
+        return [again, *self._index.plan_insert(keys, rows, lookup_number, 0)]
 
     def noted(self, num_evicted: int, num_again: int) -> list[Action]:
         """Returns the actions that note how many keys were evicted, and were in the log before."""
         return self._index.erased(num_again, num_evicted)
 
-    def keys_since(self, stamp: int) -> Array:
+    def keys_since(self, lookup_number: int) -> Array:
         """Returns the keys (n,) int64, in no order, that were removed since a lookup began."""
         held = self._index.entries()
-        return held.keys[held.stamps >= stamp]
+        return held.keys[held.last_seen >= lookup_number]
 
     def forget(self, before: int) -> None:
         """Forgets the keys that were removed before lookup `before` began, and not since."""
         held = self._index.entries()
-        erasing = self._index.plan_erase(held.keys[held.stamps < before])
+        erasing = self._index.plan_erase(held.keys[held.last_seen < before])
         publish([*erasing, *plan_set(self, since=max(self.since, before))])
         self._index.clean()
 

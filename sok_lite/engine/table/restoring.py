@@ -1,9 +1,10 @@
 """Gives a table what was saved, and nothing else.
 
 A table that comes back evicts, admits and expires as it would have done: scores, the number of the
-lookup that last saw each key and its time, and the sightings of keys without a row come with the
-keys. Keys are read first, and get rows; then what is known of them, and then column after column of
-rows. What is in memory beside the new table is a piece, and at most the row numbers of the keys.
+lookup that last saw each key and its time, and the pending counts of keys without a row come with
+the keys. Keys are read first, and get rows; then what is known of them, and then column after
+column of rows. What is in memory beside the new table is a piece, and at most the row numbers of
+the keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from sok_lite.engine.rows.state_owner import (
 )
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import SightingCounter
+from sok_lite.engine.table.admission import PendingCounts
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chosen, are_first, pieces_with
 from sok_lite.engine.table.clock import Spans
@@ -122,15 +123,15 @@ def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
     _write_rows(table, saved, made, store)
     actions = plan_set(table, index=index, store=store)
     if isinstance(table, HkvTable):
-        counter = None if table.sightings is None else table.sightings.emptied()
+        counter = None if table.pending is None else table.pending.emptied()
         if counter is not None:
-            _restore_sightings(counter, saved, made)
-        actions += plan_set(table, tiers=tiers, sightings=counter)
+            _restore_pending(counter, saved, made)
+        actions += plan_set(table, tiers=tiers, pending=counter)
     return actions
 
 
 class _Scoring:
-    """The scores and stamps of the keys in a new index."""
+    """When the keys of a new index were last seen, and their scores."""
 
     def __init__(self, table: EmbeddingTable, index: AnyIndex, saved: Saved) -> None:
         self._table, self._index, self._has_scores = table, index, False
@@ -144,17 +145,17 @@ class _Scoring:
             self._has_scores = is_same and index.has_scores and saved.has_scores
 
     def _read(self, part: SavedPart) -> Iterator[tuple[Array, Array | None]]:
-        """Yields the stamps of a piece's keys, and their scores, None where stamps are these."""
+        """Yields when a piece's keys were last seen and their scores; None: the same numbers."""
         index = self._index
         scores = part.read("scores") if self._has_scores else None
         for piece in part.read("stamps"):
-            stamps = self._xp.minimum(self._device(piece), self._latest)
+            last_seen = self._xp.minimum(self._device(piece), self._latest)
             if scores is not None:
-                yield stamps, self._device(next(scores))
+                yield last_seen, self._device(next(scores))
             elif isinstance(index, HkvIndex) and index.has_scores:
-                yield stamps, index.initial_scores(stamps)
+                yield last_seen, index.initial_scores(last_seen)
             else:
-                yield stamps, None
+                yield last_seen, None
 
     @property
     def bits(self) -> int:
@@ -163,13 +164,13 @@ class _Scoring:
 
     def hottest(self, part: SavedPart) -> Iterator[Array]:
         """Yields what says which keys of a piece are to have near rows: the highest, unsigned."""
-        for stamps, scores in self._read(part):
-            yield stamps if scores is None else scores
+        for last_seen, scores in self._read(part):
+            yield last_seen if scores is None else scores
 
     def write(self, chosen: Chosen, tiers: RowTiers) -> None:
         """Writes what is known of the keys of a part."""
         table, index, part = self._table, self._index, chosen.part
-        for keys, numbers, (stamps, scores) in zip(
+        for keys, numbers, (last_seen, scores) in zip(
             part.read("keys"), chosen.numbers, self._read(part), strict=True
         ):
             if len(numbers.rows) == 0:
@@ -178,13 +179,13 @@ class _Scoring:
             keys = table.key_dtype.to_int64(self._xp, self._device(keys))
             if numbers.counts is not None:
                 counts = rows != np.uint32(NO_ROW)
-                keys, rows, stamps = keys[counts], rows[counts], stamps[counts]
+                keys, rows, last_seen = keys[counts], rows[counts], last_seen[counts]
                 scores = None if scores is None else scores[counts]
             if isinstance(index, HkvIndex):
                 tiers.assigned(rows, keys)
-                publish(index.plan_update(keys, rows, scores, stamps))
+                publish(index.plan_update(keys, rows, scores, last_seen))
             else:
-                publish(index.plan_update(keys, rows, stamps))
+                publish(index.plan_update(keys, rows, last_seen))
 
 
 def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowStore) -> None:
@@ -225,12 +226,12 @@ def _write(store: RowStore, chosen: Chosen, tensor: Any, column: str) -> None:
             store.write(its_numbers[i].as_array(store.backend), device(piece), column)
 
 
-def _restore_sightings(counter: SightingCounter, saved: Saved, made: Filled) -> None:
+def _restore_pending(counter: PendingCounts, saved: Saved, made: Filled) -> None:
     """Gives a new counter the keys without a row; of equal ones the first counts."""
     now, latest = saved.facts["num_lookups"], np.iinfo(np.uint32).max
     device, host = made.new_index.backend.from_host, made.new_index.backend.to_host
     xp, now = made.new_index.backend.xp, np.uint32(min(int(now), latest))
-    for part in saved.sighted:
+    for part in saved.pending:
         names = ("sighted_keys", "sightings", "sighting_stamps")
         for keys, *numbers in zip(*map(part.read, names), strict=True):
             wanted = xp.ones(keys.size, bool)
@@ -239,6 +240,6 @@ def _restore_sightings(counter: SightingCounter, saved: Saved, made: Filled) -> 
             keys = made.chooser.keys(keys)
             wanted &= are_first(xp, keys) & (counter.of(keys) == 0)
             wanted &= made.new_index.find(keys).rows == np.uint32(NO_ROW)
-            counts, stamps = (device(each)[wanted] for each in numbers)
-            stamps = xp.where(stamps == 0, now, xp.minimum(stamps, now))
-            counter.restore(keys[wanted], counts, stamps)
+            counts, last_seen = (device(each)[wanted] for each in numbers)
+            last_seen = xp.where(last_seen == 0, now, xp.minimum(last_seen, now))
+            counter.restore(keys[wanted], counts, last_seen)

@@ -37,8 +37,8 @@ class KnownRows(NamedTuple):
       row_epochs: of each, when it gave the row numbers.
       are_complete: of each, whether all of its keys had one, which is known; if not, some may have
         had none.
-      stamps: of each, number of the lookup that asked for them, which has noted that; 0: it has
-        not.
+      lookup_numbers: of each, number of the lookup that looked them up and has noted when they
+        were last seen; 0: it has not.
       sizes: of each, u.
       key_addresses, row_addresses: of each, where its keys and rows lie.
     """
@@ -47,7 +47,7 @@ class KnownRows(NamedTuple):
     rows: Sequence[Array]
     row_epochs: list[int]
     are_complete: list[bool]
-    stamps: list[int]
+    lookup_numbers: list[int]
     sizes: list[int]
     key_addresses: list[int]
     row_addresses: list[int]
@@ -59,14 +59,14 @@ class KnownRows(NamedTuple):
         rows: Sequence[Array],
         row_epochs: list[int],
         are_complete: list[bool] | None = None,
-        stamps: list[int] | None = None,
+        lookup_numbers: list[int] | None = None,
     ) -> "KnownRows":
         """Returns them; None stands for False, and for 0, of each."""
         sizes = [size for (size,) in shapes_of(keys)]
         return KnownRows(
             *(keys, rows, row_epochs),
             [False] * len(sizes) if are_complete is None else are_complete,
-            [0] * len(sizes) if stamps is None else stamps,
+            [0] * len(sizes) if lookup_numbers is None else lookup_numbers,
             sizes,
             np.asarray(addresses_of(backend, keys, I64)).tolist(),
             np.asarray(addresses_of(backend, rows, U32)).tolist(),
@@ -159,7 +159,8 @@ class Statistics(_Numbers):
       erased_total: keys that were removed, by `erase`, `expire` and the like.
       rehashes_total: how many segments of the index were written anew; a small one has one.
       mean_probe, longest_probe: lines of slots that a search for a held key reads.
-      index_bytes: memory of the index, and of what else is kept by key: sightings, access counts.
+      index_bytes: memory of the index, and of what else is kept by key: pending counts, access
+        counts.
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
       near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
         handed out included, by tier. On a CPU untouched pages of it cost nothing.

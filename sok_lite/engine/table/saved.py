@@ -87,13 +87,13 @@ class Saved(NamedTuple):
 
     Attributes:
       parts: of a key that several have the first counts; each is on the host or the table's device.
-      sighted: the parts, in the order in which they count for keys without a row.
+      pending: the parts, in the order in which they count for keys without a row.
       states: those of all parts.
       facts: of all parts, as of `SavedPart`.
     """
 
     parts: Sequence[SavedPart]
-    sighted: Sequence[SavedPart]
+    pending: Sequence[SavedPart]
     states: Sequence[JoinedState]
     facts: dict[str, Any]
 

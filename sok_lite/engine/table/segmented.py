@@ -28,7 +28,7 @@ class Segmented(ABC):
       backend: where they are.
       key_dtype: key type of the table; it names the two reserved keys.
       name: of the table, for errors.
-      has_scores: whether scores are kept beside the stamps.
+      has_scores: whether scores are kept beside `last_seen`.
       directory: the segments, in the order of the hashes of their keys, as kernels find them.
       sizes: which sizes segments may have.
       side: (4 or 6,) int64, the slots of the reserved keys, and their scores.
@@ -191,5 +191,5 @@ class Segmented(ABC):
     def new_side(self) -> Array:
         """Returns the slots of the reserved keys, and their scores, which hold nothing."""
         side = self.backend.xp.zeros(6 if self.has_scores else 4, np.int64)
-        side[1:4:2] = NO_ROW  # and stamp 0
+        side[1:4:2] = NO_ROW  # and last seen by lookup 0: by none
         return side

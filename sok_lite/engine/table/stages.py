@@ -18,7 +18,7 @@ class NewKeys(NamedTuple):
 
     Attributes:
       keys: (n,) int64, distinct and missing.
-      stamp: number of the lookup that they come with.
+      lookup_number: number of the lookup that they come with.
       scores: (n,) uint64, what the caller gave for them; None: nothing.
       are_scores: whether those are the scores to have, whatever the strategy.
       values: (m, dim) storage, what their rows begin with; None: the initial values of the keys.
@@ -27,7 +27,7 @@ class NewKeys(NamedTuple):
     """
 
     keys: Array
-    stamp: int
+    lookup_number: int
     scores: Array | None = None
     are_scores: bool = False
     values: Array | None = None

@@ -11,7 +11,7 @@ import pytest
 
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files.dump import dump
-from sok_lite.engine.files.source import SIGHTED
+from sok_lite.engine.files.source import PENDING_COLUMNS
 from sok_lite.engine.table.content import named_arrays, take
 from sok_lite.reports.of_table import report_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
@@ -131,11 +131,11 @@ def test_keys_that_were_seen_and_have_no_row_come_along(tmp_path):
     from sok_lite.cli.importers.keras_file import sources
 
     (source,) = sources(str(tmp_path / "m.keras"))
-    assert source.about.num_sighted == 7
-    found = {name: np.concatenate(list(source.read(name))) for name in SIGHTED}
+    assert source.about.num_pending == 7
+    found = {name: np.concatenate(list(source.read(name))) for name in PENDING_COLUMNS}
     content = take(table)
-    np.testing.assert_array_equal(found["sighted_keys"], content.sighted_keys)
-    for name, array in content.sighted.items():
+    np.testing.assert_array_equal(found["sighted_keys"], content.pending_keys)
+    for name, array in content.pending.items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == np.uint32
 

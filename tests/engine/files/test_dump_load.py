@@ -305,7 +305,7 @@ def test_a_merge_keeps_the_keys_that_were_not_saved(backend, tmp_path, kind):
     if kind == "sightings":  # kLfu: the scores of both tables mean the same
         assert {k: now.seen[k][1] for k in oracle} == {k: theirs.seen[k][1] for k in oracle}
         # A key that both have seen keeps the count that it has here.
-        assert now.sightings == before.sightings | {92: (1, before.now)}
+        assert now.pending == before.pending | {92: (1, before.now)}
     for keys, state in ((only_mine, 4), (both, 0.5)):
         got = backend.to_host(table.read_state("w", list(keys)))
         np.testing.assert_array_equal(got, np.full((len(keys), 1), state))

@@ -20,7 +20,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import content
 from sok_lite.engine.table.content import take
-from sok_lite.engine.table.index import LAST_STAMP
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
 from tests.conftest import QUICK
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.steps import apply_updates
@@ -50,10 +50,10 @@ class Optimizer:
 def contents(table):
     """All that a checkpoint keeps of a table, but for which of its slots are where in memory."""
     saved = take(table)
-    sightings = [saved.sighted_keys.tolist(), *(each.tolist() for each in saved.sighted.values())]
+    pending = [saved.pending_keys.tolist(), *(each.tolist() for each in saved.pending.values())]
     named = [(s.name, s.dim, s.initial, s.group, s.rows.tolist()) for s in saved.states]
     kept = [saved.keys.tolist(), {name: each.tolist() for name, each in saved.columns.items()}]
-    return kept, sightings, saved.facts, saved.values.tolist(), named
+    return kept, pending, saved.facts, saved.values.tolist(), named
 
 
 def loaded(path, kind, backend=None, **options):
@@ -168,7 +168,7 @@ class Changes:
 
     def halve_the_numbers_of_lookups(self, keys, n):
         if n == 0 and self.num_halvings < 5:
-            self.table.clock.now = LAST_STAMP
+            self.table.clock.now = LAST_LOOKUP_NUMBER
             self.table.find_or_insert([])
             self.num_halvings += 1
 
@@ -440,7 +440,7 @@ def merge(table, path):
 
 
 def halve(table, path):
-    table.clock.now = LAST_STAMP
+    table.clock.now = LAST_LOOKUP_NUMBER
     table.lookup([])
     return table
 
