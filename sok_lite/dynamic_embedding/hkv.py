@@ -45,8 +45,8 @@ _STRATEGIES = {
 class HkvHashTable(HashTable):
     """A table that evicts keys once it has `max_capacity` of them.
 
-    Rows beyond `max_hbm_for_values` lie in the host's memory. A key that a program looks up does not
-    count as seen, for that changes nothing: writes and training count.
+    Rows beyond `max_hbm_for_values` lie in the host's memory. A lookup of a program does
+    not count its keys as seen, for it changes nothing: writes and training do.
 
     Args:
       key_dtype, value_dtype, default_value, name, checkpoint: see `HashTable`.

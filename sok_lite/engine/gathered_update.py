@@ -106,17 +106,17 @@ class GatheredStep(HeldStep["_Computed | None"]):
             raise_if_nonfinite(by_row)
         kinds = list(map(self._kinds, updates.tables))
         states = acquire_states(updates.tables, kinds, updates.optimizers)
-        held = _held(_with_rows_inserted(by_row))
-        gathered = map(_gathered, held.tables, held.rows, held.grads, states)
+        with_rows = _without_missing(_with_rows_inserted(by_row))
+        gathered = map(_gathered, with_rows.tables, with_rows.rows, with_rows.grads, states)
         stepped, more = self._function(list(gathered))
         refused = [(t, t.refused) for t in compress(by_row.tables, by_row.inserts)]
-        return _Computed(by_row, held, states, stepped, more, refused)
+        return _Computed(by_row, with_rows, states, stepped, more, refused)
 
     def take(self, ready: "_Computed | None", extra_actions: Sequence[Action]) -> None:
         if ready is None:
             publish(extra_actions)
             return
-        by_row, held, states, stepped, more, refused = ready
+        by_row, with_rows, states, stepped, more, refused = ready
         left_out = [
             table.plan_count(not_updated=count)
             for table, count, insert in zip(*by_row[::4], by_row.inserts, strict=True)
@@ -126,13 +126,15 @@ class GatheredStep(HeldStep["_Computed | None"]):
         noting = plan_mark_seen(by_row)
         writing = [
             action
-            for table, *of_table in zip(held.tables, held.rows, states, stepped, strict=True)
+            for table, *of_table in zip(
+                with_rows.tables, with_rows.rows, states, stepped, strict=True
+            )
             for action in _plan_write(table.store, *of_table)
         ]
         num_nonfinite = self.options.num_nonfinite
         counting = [
             (table.backend, *counting_nonfinite(grads, None, num_nonfinite))
-            for table, grads in zip(held.tables, held.grads, strict=True)
+            for table, grads in zip(with_rows.tables, with_rows.grads, strict=True)
             if num_nonfinite is not None
         ]
         publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
@@ -146,14 +148,14 @@ class _Computed(NamedTuple):
 
     Attributes:
       resolved: the keys, rows and gradients as they were before keys were inserted.
-      held: the updates without the keys that have no row.
+      with_rows: the updates without the keys that have no row.
       states: of each table, the columns to write to.
       stepped, more: the results of the function.
       refused: of each table that has inserted keys, how many it refused.
     """
 
     resolved: ResolvedUpdates
-    held: ResolvedUpdates
+    with_rows: ResolvedUpdates
     states: Sequence[States]
     stepped: Sequence[Stepped]
     more: Sequence[Action]
@@ -179,16 +181,16 @@ def _with_rows_inserted(updates: ResolvedUpdates) -> ResolvedUpdates:
     return updates._replace(rows=all_rows, num_without_row=all_without_row)
 
 
-def _held(updates: ResolvedUpdates) -> ResolvedUpdates:
+def _without_missing(updates: ResolvedUpdates) -> ResolvedUpdates:
     """Returns updates without the keys that have no row."""
     lacking = [i for i, count in enumerate(updates.num_without_row) if count]
     if not lacking:
         return updates
     parts = [list(updates.keys), list(updates.rows), list(updates.grads)]
     for i in lacking:
-        held = updates.tables[i].backend.xp.flatnonzero(updates.rows[i] != np.uint32(NO_ROW))
+        present = updates.tables[i].backend.xp.flatnonzero(updates.rows[i] != np.uint32(NO_ROW))
         for part in parts:
-            part[i] = part[i][held]
+            part[i] = part[i][present]
     keys, rows, grads = parts
     return updates._replace(keys=keys, rows=rows, grads=grads, num_without_row=[0] * len(keys))
 

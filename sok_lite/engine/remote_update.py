@@ -82,20 +82,20 @@ def _take_step(update: Update, options: StepOptions) -> None:
     counts = [options.num_nonfinite]
 
     def change(which: np.ndarray, found: np.ndarray, old: np.ndarray) -> tuple[Any, Any]:
-        held, its_keys = table.holding(keys[which], found, old)
-        held.find_or_insert(its_keys, unique_keys=True)
-        make_states([held], [kinds], None)
+        local, its_keys = table.holding(keys[which], found, old)
+        local.find_or_insert(its_keys, unique_keys=True)
+        make_states([local], [kinds], None)
         for name, place in places.items():
             states = np.ascontiguousarray(old[:, place]).view(np.float32)
-            held.assign_state(name, its_keys, states)
+            local.assign_state(name, its_keys, states)
         grads = update.grads[table.backend.from_host(which)]
-        its_update = Update(held, update.rule, its_keys, grads, of_gradient=True)
+        its_update = Update(local, update.rule, its_keys, grads, of_gradient=True)
         # A gradient is counted once, however often its row has to be updated again.
         count = counts.pop() if counts else None
         UpdateStep([its_update], options._replace(num_nonfinite=count, rank_info=None)).commit()
-        new = table.changed(held, its_keys, old)
+        new = table.changed(local, its_keys, old)
         for name, place in places.items():
-            states = table.backend.to_host(held.read_state(name, its_keys))
+            states = table.backend.to_host(local.read_state(name, its_keys))
             new[:, place] = np.ascontiguousarray(states).view(np.uint8)
         return np.ones(len(which), bool), new
 

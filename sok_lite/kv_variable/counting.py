@@ -19,7 +19,7 @@ def total_count(variable: "KvVariable") -> tf.Tensor:
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
-        count = int(share.held(table).size) - int(share.shrunk(table).size)
+        count = int(share.keys(table).size) - int(share.shrunk(table).size)
         return np.array(count, np.int64)
 
     (count,) = call(variable, "total_count", run, [], [tf.int64], [[]])
@@ -31,7 +31,7 @@ def total_freq(variable: "KvVariable") -> tf.Tensor:
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
-        counts = table.counts(share.held(table)).sum()
+        counts = table.counts(share.keys(table)).sum()
         return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
 
     (count,) = call(variable, "total_freq", run, [], [tf.int64], [[]])

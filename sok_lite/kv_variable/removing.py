@@ -80,4 +80,4 @@ def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Arra
 
 def _known(table: EmbeddingTable, share: Share) -> Array:
     """Returns the keys of a share that have a row or were seen."""
-    return table.backend.xp.concatenate([share.held(table), share.pending(table)])
+    return table.backend.xp.concatenate([share.keys(table), share.pending(table)])

@@ -22,12 +22,12 @@ class Share:
         """Returns whether each key (n,) is one of them, (n,) bool."""
         return keys % self.count == self.number
 
-    def held(self, table: EmbeddingTable) -> Array:
-        """Returns those with a row."""
+    def keys(self, table: EmbeddingTable) -> Array:
+        """Returns those with a row, (n,) of the key type, ascending."""
         return self._of(table.export_rows()[0])
 
     def pending(self, table: EmbeddingTable) -> Array:
-        """Returns those that were seen and have no row yet."""
+        """Returns those that were seen and have no row yet, (m,) of the key type, ascending."""
         return self._of(table.pending_keys())
 
     def shrunk(self, table: EmbeddingTable) -> Array:

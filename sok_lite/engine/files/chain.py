@@ -43,8 +43,10 @@ def rows_of(
     if shard.changed is None:
         return [FileRows(shard, readers[-1], at, np.arange(keys.size))]
     parts = list(reversed(list(zip(shard.chain, readers, strict=True))))
-    held = (next(reader.rows("keys", iter([(0, part.num_rows)]))) for part, reader in parts)
-    found = newest_rows(keys, held, readers[-1].corrupt)
+    keys_with_rows = (
+        next(reader.rows("keys", iter([(0, part.num_rows)]))) for part, reader in parts
+    )
+    found = newest_rows(keys, keys_with_rows, readers[-1].corrupt)
     return [
         FileRows(part, reader, at, places)
         for (part, reader), (at, places) in zip(parts, found, strict=True)
@@ -52,13 +54,13 @@ def rows_of(
 
 
 def newest_rows(
-    keys: np.ndarray, held: Iterable[np.ndarray], corrupt: Callable[[str], ValueError]
+    keys: np.ndarray, keys_with_rows: Iterable[np.ndarray], corrupt: Callable[[str], ValueError]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns of each file which of its rows are the newest of a key.
 
     Args:
       keys: (n,) distinct.
-      held: the keys that have a row in a file, the newest file first.
+      keys_with_rows: of each file the keys that have a row there, the newest file first.
       corrupt: makes an error from a reason.
 
     Returns:
@@ -70,7 +72,7 @@ def newest_rows(
     found = []
     order = np.argsort(keys)
     left = keys[order], order  # ascending, and their places
-    for some in held:
+    for some in keys_with_rows:
         at_left = np.searchsorted(left[0], some)
         at_left[at_left == left[0].size] = 0
         is_wanted = left[0][at_left] == some if left[0].size else np.zeros(some.size, bool)

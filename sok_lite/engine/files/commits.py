@@ -80,7 +80,7 @@ class Commits:
           OSError, MemoryError: a rank cannot store its part. The previous commit is as it was.
           CommunicatorError: a rank has died. The last commit is this one or the previous one.
         """
-        newest = max((commit.number for commit in self._held()), default=0)
+        newest = max((commit.number for commit in self._commits()), default=0)
         card = [newest, _machine(), secrets.randbits(48)]
         cards = comm.allgatherv(np.array([card], np.int64), call="commit").rows
         number = int(cards[:, 0].max() or cards[0, 2]) + 1
@@ -110,12 +110,12 @@ class Commits:
           OSError, ValueError, MemoryError: a part cannot be read, or does not fit into memory.
             All ranks raise the same, and no table has changed.
         """
-        cards = _cards(comm, [*self._held()], self._settled)
+        cards = _cards(comm, [*self._commits()], self._settled)
         if self._folder is None:
             number = max((card["settled"] for card in cards), default=0)
         else:
-            number = self._number_on_disk(comm, any(card["held"] for card in cards))
-        having = [rank for rank, card in enumerate(cards) if str(number) in card["held"]]
+            number = self._number_on_disk(comm, any(card["commits"] for card in cards))
+        having = [rank for rank, card in enumerate(cards) if str(number) in card["commits"]]
         if not having and any(card["settled"] for card in cards):
             raise RuntimeError(
                 f"The tables cannot go on from the last commit: {self._folder} must have it. "
@@ -124,21 +124,21 @@ class Commits:
             )
         if not having:
             return None
-        mine = next((commit for commit in self._held() if commit.number == number), None)
+        mine = next((commit for commit in self._commits() if commit.number == number), None)
         values = broadcast_bytes(comm, b"" if mine is None else mine.values, having[0])
         if self._folder is not None:
             load(self._folder, self._tables, comm)
         elif self._tables:
-            held = {rank: cards[rank]["held"][str(number)] for rank in having}
-            size = next(iter(held.values()))["size"]
-            givers = _givers({rank: each["parts"] for rank, each in held.items()}, size)
-            given = [part for part, giver in enumerate(givers) if giver == comm.rank]
-            parts = {} if mine is None else {part: mine.parts[part] for part in given}
+            commits = {rank: cards[rank]["commits"][str(number)] for rank in having}
+            size = next(iter(commits.values()))["size"]
+            givers = _givers({rank: each["parts"] for rank, each in commits.items()}, size)
+            sent = [part for part, giver in enumerate(givers) if giver == comm.rank]
+            parts = {} if mine is None else {part: mine.parts[part] for part in sent}
             self._redistribute(comm, parts, size)
         self._settled, self._staged = mine, None
         return values
 
-    def _held(self) -> list[Commit]:
+    def _commits(self) -> list[Commit]:
         return [commit for commit in (self._settled, self._staged) if commit is not None]
 
     def _kept_twice(
@@ -256,14 +256,14 @@ def _exchanged(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[i
 
 
 def _cards(
-    comm: Communicator, held: Sequence[Commit], settled: Commit | None
+    comm: Communicator, commits: Sequence[Commit], settled: Commit | None
 ) -> list[dict[str, Any]]:
     """Returns the numbers of the commits that every rank has."""
     card = {
         "settled": 0 if settled is None else settled.number,
-        "held": {
+        "commits": {
             str(commit.number): {"size": commit.size, "parts": list(commit.parts)}
-            for commit in held
+            for commit in commits
         },
     }
     text = np.frombuffer(json.dumps(card).encode(), np.uint8)
@@ -271,18 +271,18 @@ def _cards(
     return [json.loads(part.tobytes()) for part in gathered.by_rank()]
 
 
-def _givers(held: Mapping[int, Sequence[int]], size: int) -> list[int]:
+def _givers(parts_of: Mapping[int, Sequence[int]], size: int) -> list[int]:
     """Returns for each part the rank that sends it.
 
     Args:
-      held: by rank, the parts that it has, its own first.
+      parts_of: by rank, the parts that it has, its own first.
       size: number of parts.
 
     Raises:
       RuntimeError: no rank has a part.
     """
-    owners = {parts[0]: rank for rank, parts in held.items()}
-    keeping = {part: rank for rank, parts in held.items() for part in parts}
+    owners = {parts[0]: rank for rank, parts in parts_of.items()}
+    keeping = {part: rank for rank, parts in parts_of.items() for part in parts}
     lost = [part for part in range(size) if part not in keeping]
     if lost:
         raise RuntimeError(

@@ -29,13 +29,13 @@ class Item(ABC):
 
     Attributes:
       table: the table.
-      held: the tables to lock while the item is read or changed.
+      tables_to_lock: while the item is read or changed.
       of_all_ranks: values that must be equal on all ranks, beside kinds and names.
       texts: of keys, that go with the table; None: it keeps none.
     """
 
     table: AnyTable
-    held: tuple[EmbeddingTable, ...] = ()
+    tables_to_lock: tuple[EmbeddingTable, ...] = ()
     of_all_ranks: tuple[Any, ...] = ()
     texts: TextStore | None = None
 
@@ -71,14 +71,14 @@ class _TableItem(Item):
     """A table of keys."""
 
     def __init__(self, table: EmbeddingTable) -> None:
-        self.table, self.held, self.texts = table, (table,), table.texts
+        self.table, self.tables_to_lock, self.texts = table, (table,), table.texts
         if self.texts is not None:
             self.of_all_ranks = ("with texts",)
 
     def part(
         self, folder: str, file: str, comm: Communicator, chunk_bytes: int, before: Shard | None
     ) -> ShardContent:
-        (table,) = self.held
+        (table,) = self.tables_to_lock
         made = part_of(table, file, chunk_bytes, before)
         publish(plan_remember_file(table, folder, made.shard))
         return made
@@ -86,7 +86,7 @@ class _TableItem(Item):
     def actions(
         self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
     ) -> list[Action]:
-        (table,) = self.held
+        (table,) = self.tables_to_lock
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
             saved = merged(table, saved, CHUNK_BYTES)
@@ -122,7 +122,7 @@ def items_of(tables: Iterable[Any], what: str) -> list[Item]:
 
 def tables_of(items: Iterable[Item]) -> list[EmbeddingTable]:
     """Returns the tables to lock while items are read or changed."""
-    return [table for item in items for table in item.held]
+    return [table for item in items for table in item.tables_to_lock]
 
 
 def forget_gone_optimizers(items: Iterable[Item]) -> None:

@@ -136,7 +136,7 @@ class ReadonlyTable:
         for file, which, numbers in _by_file(self._files, self._row_starts, at):
             if self._check_rows:
                 file.check_rows(numbers)
-            rows[found[which]] = self._given(file.rows[numbers])
+            rows[found[which]] = self._decoded(file.rows[numbers])
         return rows.reshape(*wanted.shape, self.dim), self._mask(wanted, found)
 
     def prepare(self) -> None:
@@ -160,8 +160,8 @@ class ReadonlyTable:
         for chain, first in zip(self._chains, self._starts[:-1], strict=True):
             starts = self._row_starts[num_files : num_files + len(chain)]
             num_files += len(chain)
-            held = (file.keys[: len(file.rows)] for file in reversed(chain))
-            found = newest_rows(chain[-1].keys, held, chain[-1].reader.corrupt)
+            keys_with_rows = (file.keys[: len(file.rows)] for file in reversed(chain))
+            found = newest_rows(chain[-1].keys, keys_with_rows, chain[-1].reader.corrupt)
             for (at, which), start in zip(found, reversed(starts), strict=True):
                 places[first + which] = start + at
         return places
@@ -179,7 +179,7 @@ class ReadonlyTable:
             keys[which] = self._key_dtype.to_int64(np, file.keys[numbers])
         return keys
 
-    def _given(self, stored: np.ndarray) -> np.ndarray:
+    def _decoded(self, stored: np.ndarray) -> np.ndarray:
         if self._row_dtype.name == "bfloat16":
             return bfloat16_to_float32(np, stored)
         return stored

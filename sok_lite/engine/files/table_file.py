@@ -94,19 +94,19 @@ def part_of(
     Raises:
       RuntimeError: the table does not know any more what has changed since `before`.
     """
-    held = outline(table)
+    outlined = outline(table)
     states = tuple(
         StateFacts(f"states.{i}.{name}", name, column.dim, float(column.initial), group)
-        for i, (group, name, column) in enumerate(held.states)
+        for i, (group, name, column) in enumerate(outlined.states)
     )
-    sizes = (held.num_keys, held.num_pending, held.has_scores, held.has_slots)
-    shard, since = Shard(file, *sizes, states, held.facts, NOT_WRITTEN), None
+    sizes = (outlined.num_keys, outlined.num_pending, outlined.has_scores, outlined.has_slots)
+    shard, since = Shard(file, *sizes, states, outlined.facts, NOT_WRITTEN), None
     if before is not None:
-        columns = [column for *_, column in held.states]
+        columns = [column for *_, column in outlined.states]
         num_slots = _num_slots(table, columns, chunk_bytes)
         shard, since = continuing(table, shard, before, columns, num_slots)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    return ShardContent(table.name, shard, tensors, _arrays(table, held, since, chunk_bytes))
+    return ShardContent(table.name, shard, tensors, _arrays(table, outlined, since, chunk_bytes))
 
 
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
@@ -116,7 +116,7 @@ def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: in
 
 
 def _arrays(
-    table: EmbeddingTable, held: Outline, since: int | None, chunk_bytes: int
+    table: EmbeddingTable, outlined: Outline, since: int | None, chunk_bytes: int
 ) -> Iterator[np.ndarray]:
     """Yields all tensors in pieces of a chunk at most, on the host.
 
@@ -124,7 +124,7 @@ def _arrays(
       since: of an increment, the least `last_seen` of the keys that have changed.
     """
     to_host, store = table.backend.to_host, table.store
-    columns = [column for *_, column in held.states]
+    columns = [column for *_, column in outlined.states]
     num_slots = _num_slots(table, columns, chunk_bytes)
 
     def parts(has_changed: bool) -> Iterator[IndexEntries]:
@@ -136,7 +136,7 @@ def _arrays(
                 yield IndexEntries(*(array[is_wanted] for array in piece))
 
     names = ["keys", "value", "stamps"]
-    names += ["scores"] * held.has_scores + ["slots"] * held.has_slots
+    names += ["scores"] * outlined.has_scores + ["slots"] * outlined.has_slots
     for name in names:
         for piece in parts(has_changed=True):
             yield to_host(store.read(piece.rows) if name == "value" else piece.column(name))

@@ -133,8 +133,8 @@ class RowStore(RowAccess):
             publish(column.plan_attach(parts))
         self._give_back(columns, self.numbers.returned)
         # Not `__setitem__`: a first key makes a dict ask for memory.
-        held = {**self.columns, **{column.name: column for column in columns}}
-        publish(plan_set(self, columns=held, known_groups=None, _far_bytes=far_bytes))
+        by_name = {**self.columns, **{column.name: column for column in columns}}
+        publish(plan_set(self, columns=by_name, known_groups=None, _far_bytes=far_bytes))
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -185,8 +185,8 @@ class RowStore(RowAccess):
 
     def plan_give(self, columns: Iterable[Column], owner: StateOwner) -> list[Action]:
         """Prepares to make an owner the owner of free states."""
-        given = [action for column in columns for action in plan_set(column, owner=owner)]
-        return [*given, *plan_set(self, known_groups=None)]
+        setting = [action for column in columns for action in plan_set(column, owner=owner)]
+        return [*setting, *plan_set(self, known_groups=None)]
 
     def copy_states(self, states: States, columns: Iterable[Column]) -> None:
         """Writes the rows of states into columns that are called as they are, piece by piece."""

@@ -178,7 +178,7 @@ class PendingCounts:
           rows: (n,) uint32; a key whose row is NO_ROW is not forgotten.
           num_forgotten: (1,) int64, grows by those that are.
         """
-        return self._index.plan_erase_held(keys, rows, num_forgotten)
+        return self._index.plan_erase_found(keys, rows, num_forgotten)
 
     def forgot(self, count: int) -> list[Action]:
         """Returns the actions that note how many keys were forgotten."""

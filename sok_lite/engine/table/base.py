@@ -8,7 +8,7 @@ Whatever changes a table is prepared first: arguments are checked, memory is fou
 has yet are filled. Then `publish` changes index, rows and counters in one piece. So an exception,
 whatever it is and wherever it comes from, leaves the table as it was before the call or as it is
 after it. Two things may have happened of a call that changed nothing else: the table has grown, and
-keys that it held count as seen.
+keys that it had count as seen.
 """
 
 from collections.abc import Callable, Iterator

@@ -140,9 +140,9 @@ class Chooser:
             for keys in file.read("keys"):
                 keys = self.keys(keys)
                 numbers = self._index.find(keys)
-                is_held = numbers != np.uint32(NO_ROW)
-                at = xp.where(is_held, numbers, np.uint32(0)).astype(np.int64)
-                is_wanted = is_held & xp.take(is_left, at) if self.num_rows else is_held
+                is_present = numbers != np.uint32(NO_ROW)
+                at = xp.where(is_present, numbers, np.uint32(0)).astype(np.int64)
+                is_wanted = is_present & xp.take(is_left, at) if self.num_rows else is_present
                 is_wanted &= are_first(xp, keys)
                 is_left[at[is_wanted]] = False
                 its_numbers = Numbers.of(self._backend, is_wanted, numbers[is_wanted])

@@ -175,7 +175,7 @@ class DetIndex(Index):
         erase = self.prepared("det_erase", n, keys, None, None, self._counts, None, n)
         return [erase, *self.erased(n)]
 
-    def plan_erase_held(self, keys: Array, rows: Array, num_erased: Array) -> Action:
+    def plan_erase_found(self, keys: Array, rows: Array, num_erased: Array) -> Action:
         """Prepares to erase distinct keys. `erased` must follow, when it is known how many.
 
         Args:
@@ -197,8 +197,8 @@ class DetIndex(Index):
 
     def erase(self, keys: Array) -> None:
         """Erases distinct keys; a missing one is skipped."""
-        held = self.find(keys).rows != np.uint32(NO_ROW)
-        publish(self.plan_erase(keys[held]))
+        is_present = self.find(keys).rows != np.uint32(NO_ROW)
+        publish(self.plan_erase(keys[is_present]))
         self.clean()
 
     def clean(self) -> None:
@@ -219,9 +219,9 @@ class DetIndex(Index):
         self._grow(num_keys)
         self.least_slots = max(self.least_slots, slots_for(self.sizes, num_keys))
 
-    def lines_read(self, held: IndexEntries) -> Array:
-        hashes, starts, sizes = self.directory.homes(held.keys)
-        lines = (held.slots - starts) // LINE - scaled(hashes, sizes)
+    def lines_read(self, entries: IndexEntries) -> Array:
+        hashes, starts, sizes = self.directory.homes(entries.keys)
+        lines = (entries.slots - starts) // LINE - scaled(hashes, sizes)
         return lines % sizes.astype(np.int64) + 1
 
     # ---------------------------------------------------------------- inside

@@ -19,9 +19,9 @@ from sok_lite.engine.table.results import Entries, Predicate
 @exclusive
 def export_chunk(table: TableParts, first_slot: int, num_slots: int) -> Entries:
     """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
-    held = table.index.entries(first_slot, num_slots)
-    keys = table.key_dtype.from_int64(table.backend.xp, held.keys)
-    return Entries(keys, held.rows, held.scores, table.store.for_reading())
+    entries = table.index.entries(first_slot, num_slots)
+    keys = table.key_dtype.from_int64(table.backend.xp, entries.keys)
+    return Entries(keys, entries.rows, entries.scores, table.store.for_reading())
 
 
 def chunks(table: TableParts, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:

@@ -105,8 +105,8 @@ def keys_where(table: TableParts, choose: Callable[[Array], Array]) -> Array:
     them: it takes the numbers of those, (m,) uint32, and returns (m,) bool."""
     found = []
     for first in range(0, table.index.num_slots, CHUNK_SLOTS):
-        held = table.index.entries(first, CHUNK_SLOTS)
-        found.append(held.keys[choose(held.last_seen)])
+        entries = table.index.entries(first, CHUNK_SLOTS)
+        found.append(entries.keys[choose(entries.last_seen)])
     return table.backend.xp.concatenate(found)
 
 

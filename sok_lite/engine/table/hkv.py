@@ -253,9 +253,9 @@ class HkvTable(EmbeddingTable):
         if self.pending is None or not self.counts_repeats or has_scores:
             return new
         xp = self.backend.xp
-        given = np.uint64(1) if new.scores is None else new.scores
-        scores = self.pending.of(new.keys).astype(np.uint64) + given
-        scores = xp.where(scores < given, ~np.uint64(0), scores)
+        added = np.uint64(1) if new.scores is None else new.scores
+        scores = self.pending.of(new.keys).astype(np.uint64) + added
+        scores = xp.where(scores < added, ~np.uint64(0), scores)
         return new._replace(scores=scores, are_scores=False)
 
     def _plan_reserve(
@@ -265,7 +265,7 @@ class HkvTable(EmbeddingTable):
         return self.index.plan_reserve(
             *(new.keys, new.lookup_number, new.scores, placed, num_refused),
             may_evict=may_evict,
-            given_is_score=new.are_scores,
+            are_scores=new.are_scores,
         )
 
     def _giving_rows(
@@ -434,7 +434,7 @@ class HkvTable(EmbeddingTable):
         filter_ratio: float,
         admitted: Array,
         counters: Array,
-        given: Array | None,
+        occurrences: Array | None,
     ) -> Admission:
         pending, lookup, backend = self.pending, self.num_lookups, self.backend
         actions: list[Action] = []
@@ -445,8 +445,8 @@ class HkvTable(EmbeddingTable):
         if pending is None:
             return Admission(actions, lambda counted: [])
         counts = counter(counters, Count.ADMITTED, Count.FIRST_SEEN)
-        given = given if self.counts_repeats else None
-        seen, counting = pending.plan_count(keys, lookup, admitted, counts, given)
+        occurrences = occurrences if self.counts_repeats else None
+        seen, counting = pending.plan_count(keys, lookup, admitted, counts, occurrences)
         return Admission(
             [*actions, *counting],
             lambda counted: pending.plan_note(seen, counted[Count.FIRST_SEEN]),

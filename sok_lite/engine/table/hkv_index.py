@@ -121,34 +121,34 @@ class HkvIndex(Index):
         self,
         keys: Array,
         lookup_number: int,
-        given: Array | None,
+        caller_scores: Array | None,
         placed: Placed,
         num_refused: Array,
         *,
         may_evict: bool,
-        given_is_score: bool = False,
+        are_scores: bool = False,
     ) -> Action:
         """Prepares to give slots to distinct keys that are not there.
 
         `plan_commit` gives them row numbers, and the caller changes `size`.
 
         Args:
-          given: (n,) uint64, as in `plan_search`.
+          caller_scores: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized).
           placed: gets what becomes of the keys.
           num_refused: (1,) int64, grows by the keys that are refused.
           may_evict: whether a key takes the place of another where both its buckets are full; else
             it is refused.
-          given_is_score: whether `given` are scores, whatever the strategy. A key whose given
-            score is below all that it could evict is refused.
+          are_scores: whether `caller_scores` are scores, whatever the strategy. A key is refused
+            whose score is below all that it could evict.
         """
         n = int(keys.size)
         strategy, epoch = self.score_rule()
-        if given_is_score and given is not None:
+        if are_scores and caller_scores is not None:
             strategy = STRATEGIES.index("kCustomized")
-        may_refuse = given is not None and STRATEGIES[strategy] == "kCustomized"
+        may_refuse = caller_scores is not None and STRATEGIES[strategy] == "kCustomized"
         return self.prepared(
             *("hkv_insert", n, lookup_number, strategy, epoch, int(may_evict), int(may_refuse)),
-            *(given, keys, *placed, num_refused, n),
+            *(caller_scores, keys, *placed, num_refused, n),
         )
 
     def plan_take_back(self, keys: Array, placed: Placed) -> Action:
@@ -239,11 +239,11 @@ class HkvIndex(Index):
         Returns:
           Whether it did: not where these find no room in `most` slots.
         """
-        held = self.entries()
-        if other.insert_all(held.keys, most):
+        entries = self.entries()
+        if other.insert_all(entries.keys, most):
             return False
-        scores = held.scores if self.has_scores else None
-        publish(other.plan_update(held.keys, held.rows, scores, held.last_seen))
+        scores = entries.scores if self.has_scores else None
+        publish(other.plan_update(entries.keys, entries.rows, scores, entries.last_seen))
         num_rehashes = self.num_rehashes + len(self.directory.segments)
         publish(
             plan_set(
@@ -285,11 +285,11 @@ class HkvIndex(Index):
     def has_aging_scores(self) -> bool:
         return self.strategy == "kEpochLru"
 
-    def lines_read(self, held: IndexEntries) -> Array:
-        first, _, line = self.homes_of(held.keys)
-        in_bucket = held.slots & (self.bucket - 1)
+    def lines_read(self, entries: IndexEntries) -> Array:
+        first, _, line = self.homes_of(entries.keys)
+        in_bucket = entries.slots & (self.bucket - 1)
         lines = ((in_bucket - line) & (self.bucket - 1)) // LINE + 1
-        return lines + np.int64(self.bucket // LINE) * (held.slots - in_bucket != first)
+        return lines + np.int64(self.bucket // LINE) * (entries.slots - in_bucket != first)
 
     def homes_of(self, keys: Array) -> tuple[Array, Array, Array]:
         """Returns the first slots of each key's two buckets and its line there, (n,) int64 each.
@@ -395,9 +395,11 @@ class HkvIndex(Index):
             self.directory.segments, self.directory.starts.tolist(), ends, strict=False
         ):
             if is_free and begin < end:
-                held = slots[begin:end] - start
-                is_free = bool((segment.slots[held, 0] == np.int64(self.reserved_keys()[0])).all())
-                segment.slots[held, 0] = sorted_keys[begin:end]
+                places = slots[begin:end] - start
+                is_free = bool(
+                    (segment.slots[places, 0] == np.int64(self.reserved_keys()[0])).all()
+                )
+                segment.slots[places, 0] = sorted_keys[begin:end]
             begin = end
         if not is_free:
             raise ValueError(

@@ -122,7 +122,7 @@ class IndexEntries(NamedTuple):
 
 
 class ProbeLengths(NamedTuple):
-    """Lines of slots that a search for a held key reads: the mean over all keys, and the most."""
+    """Lines of slots that a search for a key that is there reads: the mean, and the most."""
 
     mean: float
     longest: int
@@ -149,20 +149,20 @@ class Index(Segmented):
         """Returns what the slots [first, first + count) hold; None: all from `first` on."""
         end = self.num_slots if count is None else min(first + count, self.num_slots)
         starts, segments = self.directory.starts.tolist(), self.directory.segments
-        held = []
+        parts = []
         for i in range(max(0, bisect_right(starts, first) - 1), len(segments)):
             start, segment = starts[i], segments[i]
             if start >= end:
                 break
             cut = slice(max(0, first - start), end - start)
             scores = None if segment.scores is None else segment.scores[cut]
-            held.append(self._held(segment.slots[cut], scores, start + cut.start))
-        held.append(self._held_beside(first, end))
+            parts.append(self._entries_of(segment.slots[cut], scores, start + cut.start))
+        parts.append(self._entries_beside(first, end))
         return IndexEntries(
-            *(self.backend.xp.concatenate(parts) for parts in zip(*held, strict=True))
+            *(self.backend.xp.concatenate(arrays) for arrays in zip(*parts, strict=True))
         )
 
-    def _held(self, slots: Array, scores: Array | None, number: int) -> IndexEntries:
+    def _entries_of(self, slots: Array, scores: Array | None, number: int) -> IndexEntries:
         """Returns what slots (n, 2) hold, the first of which has a number."""
         keys = slots[:, 0]
         reserved = self.reserved_keys()
@@ -171,15 +171,15 @@ class Index(Segmented):
         at = self.backend.xp.flatnonzero((keys != reserved[0]) & (keys != reserved[1]) & has_row)
         return self._read(slots, scores, at, keys[at], number)
 
-    def _held_beside(self, first: int, end: int) -> IndexEntries:
+    def _entries_beside(self, first: int, end: int) -> IndexEntries:
         """Returns what the slots of the reserved keys hold, if they are in [first, end)."""
         xp, number = self.backend.xp, self.directory.num_slots
         slots, scores = self.side[:4].reshape(2, 2), None
         if self.has_scores:
             scores = self.side[4:].view(np.uint64)
-        is_held = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
+        has_row = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
         numbers = xp.arange(number, number + 2)
-        at = xp.flatnonzero(is_held & (numbers >= first) & (numbers < end))
+        at = xp.flatnonzero(has_row & (numbers >= first) & (numbers < end))
         # They do not hold their key: it is known from their place.
         keys = self.backend.from_host(np.array(self.reserved_keys(), np.int64))
         return self._read(slots, scores, at, keys[at], number)
@@ -198,16 +198,16 @@ class Index(Segmented):
         num_keys, total, longest = 0, 0, 0
         num_slots = self.directory.num_slots
         for first in range(0, num_slots, CHUNK_SLOTS):
-            held = self.entries(first, min(CHUNK_SLOTS, num_slots - first))
-            if held.keys.size:
-                lines = self.lines_read(held)
+            entries = self.entries(first, min(CHUNK_SLOTS, num_slots - first))
+            if entries.keys.size:
+                lines = self.lines_read(entries)
                 num_keys += int(lines.size)
                 total += int(lines.sum())
                 longest = max(longest, int(lines.max()))
         return ProbeLengths(total / max(1, num_keys), longest)
 
     @abstractmethod
-    def lines_read(self, held: IndexEntries) -> Array:
+    def lines_read(self, entries: IndexEntries) -> Array:
         """Returns how many lines a search for each of some keys reads, (n,) integers."""
 
     @abstractmethod
@@ -295,7 +295,7 @@ class Index(Segmented):
         self,
         keys: Array,
         lookup_number: int = 0,
-        given: Array | None = None,
+        caller_scores: Array | None = None,
         accesses: AccessCounts | None = None,
         copying: Copying | None = None,
         into: tuple[Array, Array | None] | None = None,
@@ -307,8 +307,8 @@ class Index(Segmented):
           keys: (n,) int64.
           lookup_number: number of this lookup, kept with each key that is found, whose score is
             refreshed; 0: nothing is written.
-          given: (n,) uint64, the same for all items of a key: increments (kLfu, kEpochLfu) or
-            scores (kCustomized).
+          caller_scores: (n,) uint64, the same for all items of a key: increments (kLfu, kEpochLfu)
+            or scores (kCustomized).
           accesses: of the rows that are found; None: they are not counted.
           copying: copies the rows that are found; None: does not.
           into: memory for `rows` and `counts` of the search, which are zeros; None: new memory.
@@ -319,7 +319,7 @@ class Index(Segmented):
         pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
         note = self.seen_arguments(lookup_number, accesses, refreshes)
         arguments = (
-            *(*self.place(), *note[:3], given, *note[3:]),
+            *(*self.place(), *note[:3], caller_scores, *note[3:]),
             *(pointers, shift, row_bytes, keys, rows, out, counts, n),
         )
         return Search(Launch(self.backend, "find", Work(n, arguments)), rows, counts)
@@ -331,9 +331,11 @@ class Index(Segmented):
         counts, is_counting = (None, False) if accesses is None or not lookup_number else accesses
         return lookup_number, *self.score_rule(refreshes), counts, int(is_counting)
 
-    def find(self, keys: Array, lookup_number: int = 0, given: Array | None = None) -> Found:
+    def find(
+        self, keys: Array, lookup_number: int = 0, caller_scores: Array | None = None
+    ) -> Found:
         """Finds keys; see `plan_search`."""
-        return self.plan_search(keys, lookup_number, given).run()
+        return self.plan_search(keys, lookup_number, caller_scores).run()
 
     def plan_age(self) -> list[Action]:
         """Returns the actions that halve every `last_seen`, so that counting can go on."""

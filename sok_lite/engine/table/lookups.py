@@ -124,7 +124,7 @@ def look_up_batch(
       extra_actions: lists of actions to be taken when new keys get their rows; there are such keys
         then.
       check: raises where the keys are not what they should be. It is called when they were read;
-        until then the kernels only find, and keys that are held count as seen.
+        until then the kernels only find, and keys that are present count as seen.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -189,10 +189,12 @@ def _with_occurrences(backend: Backend, keys: Array, lookup: BatchedLookup) -> B
         return lookup
     requests = list(lookup.requests())
     counting = [i for i in counting if not requests[i].unique_keys]
-    given = occurrences(
-        backend, cut(keys, lookup.sizes), [each.given for each in requests], counting
+    scores = occurrences(
+        backend, cut(keys, lookup.sizes), [each.caller_scores for each in requests], counting
     )
-    requests = [each._replace(given=its) for each, its in zip(requests, given, strict=True)]
+    requests = [
+        each._replace(caller_scores=its) for each, its in zip(requests, scores, strict=True)
+    ]
     return lookup._replace(requests=lambda: requests, columns=None)
 
 
@@ -226,7 +228,7 @@ def _finding_of(
     is_pooled = bool(outputs) and outputs[0].row_splits is not None
     copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
     find = table.index.plan_search(
-        keys, lookup_number, request.given, accesses, copying, (rows, counts)
+        keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
     ).launch
     parts = [(backend, find.kernel, find.part)]
     if is_pooled:

@@ -27,7 +27,7 @@ def merged(table: EmbeddingTable, saved: Saved, num_bytes: int) -> Saved:
     Pending counts stay as they are; those of other keys are added.
 
     Args:
-      table: held by the caller, until the result has been restored.
+      table: locked by the caller until the result has been restored.
       num_bytes: of the table's own rows that are read together.
     """
     keeps_scores = False
@@ -90,17 +90,17 @@ class _Own(SavedPart):
     may_repeat = True
 
     def __init__(self, table: EmbeddingTable, num_saved: int, num_bytes: int) -> None:
-        held = outline(table)
-        self._table, self.num_keys = table, held.num_keys - num_saved
+        outlined = outline(table)
+        self._table, self.num_keys = table, outlined.num_keys - num_saved
         # Those of an optimizer that is gone are not to be free, for another of its kind.
         self.columns_of_states = [
             (group, name, column)
-            for group, name, column in held.states
+            for group, name, column in outlined.states
             if column.owner is None or not column.owner.is_gone
         ]
-        self.states, columns = (), [column for *_, column in held.states]
-        self.columns = ("stamps", "scores") if held.has_scores else ("stamps",)
-        self.facts = without_slots(held.facts)
+        self.states, columns = (), [column for *_, column in outlined.states]
+        self.columns = ("stamps", "scores") if outlined.has_scores else ("stamps",)
+        self.facts = without_slots(outlined.facts)
         widest = max(column.row_bytes for column in (table.store.column(), *columns))
         self._num_slots = max(1, num_bytes // max(widest, ENTRY_BYTES))
 

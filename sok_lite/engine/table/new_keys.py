@@ -55,8 +55,8 @@ class LookupRequest(NamedTuple):
       missing: what a key gives that has no row afterwards, "initial" or "zeros".
       filter_ratio: chance of a key without a row to get one this time.
       unique_keys: a promise that no key repeats.
-      given: (size,) uint64, scores or increments of the caller's, of keys that do not repeat. Of a
-        table that counts repeats they may: it is how often each item counts.
+      caller_scores: (size,) uint64, scores or increments of the caller's, of keys that do not
+        repeat. Of a table that counts repeats they may: it is how often each item counts.
       evicted: grows by what was evicted; None: it is not wanted.
       then: of an update, prepares what is done with the rows as soon as all keys have theirs.
     """
@@ -68,7 +68,7 @@ class LookupRequest(NamedTuple):
     missing: str = "initial"
     filter_ratio: float = 1.0
     unique_keys: bool = False
-    given: Array | None = None
+    caller_scores: Array | None = None
     evicted: list[Any] | None = None
     then: Callable[[], list[Action]] | None = None
 
@@ -104,7 +104,7 @@ class _New:
       number: (request.size,) int32, which new key each of them is, from `first` on; -1: it is none.
       keys: (u,) int64.
       values: (u, dim) storage, what a key gives that gets no row; None: zeros, or all get one.
-      given: (u,) uint64, scores or increments of the caller's; None: there are none.
+      caller_scores: (u,) uint64, scores or increments of the caller's; None: there are none.
       place: (u,) int32, which of the admitted keys each one is; None: all are.
       admitted: (k,) int64, those.
       source: (k,) int32, which of `keys` each of them is; None: key i the i-th.
@@ -118,7 +118,7 @@ class _New:
         self.request, self.rows = request, rows
         self.number, self.first, self.keys = number, first, keys
         self.values: Array | None = None
-        self.given: Array | None = None
+        self.caller_scores: Array | None = None
         self.place: Array | None = None
         self.admitted, self.source = keys, None
         self.noting: list[Action] = []
@@ -137,12 +137,12 @@ class _New:
         return [table.plan_draw(self.values, self.keys)]
 
     def plan_insert(self) -> Stages:
-        """Gives the keys rows, as far as that is asked, and writes what they belong to."""
+        """Gives the keys rows, where `request.insert`, and writes what they belong to."""
         request, table = self.request, self.request.table
         if not request.insert:
             return _at_once(self._after(None))
         new = NewKeys(
-            *(self.admitted, table.clock.now, self.given),
+            *(self.admitted, table.clock.now, self.caller_scores),
             values=self.values,
             source=self.source,
             are_updated=request.then is not None,
@@ -245,10 +245,10 @@ def _new_keys(
     for i in tables:
         each = _New(requests[i], its_rows[i], its_numbers[i], starts[i], new_keys[i])
         each.num_seen, each.counters = found.counted[i][Count.SEEN], found.counters[i]
-        given = requests[i].given
-        if given is not None:
+        caller_scores = requests[i].caller_scores
+        if caller_scores is not None:
             items = distinct.first[starts[i] : starts[i + 1]] - np.int32(found.begin[i])
-            each.given = requests[i].table.backend.xp.take(given, items)
+            each.caller_scores = requests[i].table.backend.xp.take(caller_scores, items)
         new[i] = each
     return new
 
@@ -268,7 +268,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     masks = cut(mask, sizes)
     admissions = [
         each.request.table.plan_admission(
-            each.keys, each.request.filter_ratio, its_mask, each.counters, each.given
+            each.keys, each.request.filter_ratio, its_mask, each.counters, each.caller_scores
         )
         for each, its_mask in zip(choosing.values(), masks, strict=True)
     ]
@@ -289,5 +289,5 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
         before += count
     publish(joined_launches(listing))
     for each in choosing.values():
-        if each.given is not None:
-            each.given = xp.take(each.given, each.source)
+        if each.caller_scores is not None:
+            each.caller_scores = xp.take(each.caller_scores, each.source)

@@ -12,21 +12,21 @@ from sok_lite.engine.segments import cut, dedup, group
 def occurrences(
     backend: Backend,
     keys: Sequence[Array],
-    given: Sequence[Array | None],
+    item_counts: Sequence[Array | None],
     counting: Sequence[int],
 ) -> list[Array | None]:
     """Returns how often the key of each item comes in the batch of its table. It waits once.
 
     Args:
       keys: of each table (n,) int64.
-      given: of each table (n,) uint64, how often each item counts; None: once.
+      item_counts: of each table (n,) uint64, how often each item counts; None: once.
       counting: numbers of the tables that want to know.
 
     Returns:
-      What is given, but of those tables (n,) uint64, the same for all items of a key; None: none
+      `item_counts`, but of those tables (n,) uint64, the same for all items of a key; None: none
       repeats, and each counts once.
     """
-    result = list(given)
+    result = list(item_counts)
     sizes = [int(keys[i].size) for i in counting]
     if not sum(sizes):
         return result
@@ -38,8 +38,8 @@ def occurrences(
     groups = group(backend, distinct.inverse, begin, distinct.starts)
     first, end = groups.offsets[:-1], groups.offsets[1:]
     totals = end - first
-    if any(given[i] is not None for i in counting):
-        each = [given[i] for i in counting]
+    if any(item_counts[i] is not None for i in counting):
+        each = [item_counts[i] for i in counting]
         counts = [
             xp.ones(n, np.int64) if c is None else c.view(np.int64)
             for n, c in zip(sizes, each, strict=True)

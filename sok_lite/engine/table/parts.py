@@ -149,7 +149,7 @@ class TableParts(Exclusive, ABC):
 
     @property
     def size(self) -> int:
-        """Keys held."""
+        """Number of keys with a row."""
         if self.unfinished is not None:
             self._settled()
         return self.index.size
@@ -307,7 +307,7 @@ class TableParts(Exclusive, ABC):
         filter_ratio: float,
         admitted: Array,
         counters: Array,
-        given: Array | None,
+        occurrences: Array | None,
     ) -> Admission:
         """Prepares to decide which of some distinct missing keys get a row now.
 
@@ -316,7 +316,7 @@ class TableParts(Exclusive, ABC):
           filter_ratio: chance of each one.
           admitted: (n,) uint8, all 1; gets 0 for those that do not.
           counters: of this table.
-          given: (n,) uint64, how often the lookup has each key; None: once.
+          occurrences: (n,) uint64, how often the lookup has each key; None: once.
         """
         raise NotImplementedError(f"Table {self.name!r} turns no new key away.")
 

@@ -86,7 +86,7 @@ class RemoteTable(Exclusive):
 
     @property
     def size(self) -> int:
-        """Keys held."""
+        """Number of keys with a row."""
         return self.rows.size()
 
     @property
@@ -132,14 +132,14 @@ class RemoteTable(Exclusive):
         keys = checked_keys(self.like, keys)
         distinct, inverse = np.unique(self.backend.to_host(keys), return_inverse=True)
         found, values = self.rows.get(distinct)
-        given = self.like.lookup(keys, out=out, insert=False, missing=missing).values
+        result = self.like.lookup(keys, out=out, insert=False, missing=missing).values
         found = found[inverse]
         at = np.flatnonzero(found)
         if at.size:
             rows = self.as_rows(values)[inverse[at]]
-            given[self.backend.from_host(at)] = self.backend.from_host(rows)
+            result[self.backend.from_host(at)] = self.backend.from_host(rows)
         numbers = np.where(found, np.uint32(0), np.uint32(NO_ROW))
-        return Lookup(given, self.backend.from_host(numbers), len(found) - len(at))
+        return Lookup(result, self.backend.from_host(numbers), len(found) - len(at))
 
     def insert_or_assign(self, keys: Any, values: Any, scores: Any = None) -> None:
         """Sets the rows of keys, inserting those that have none. A repeated key: the last wins."""
@@ -158,8 +158,8 @@ class RemoteTable(Exclusive):
             table, its_keys = self.holding(distinct[which], found, old)
             table.accum_or_assign(keys, values, flags)  # the others' rows go with the table
             new = self.changed(table, its_keys, old)
-            is_held = self.backend.to_host(table.contains(its_keys))
-            return is_held & (~found | (new != old).any(axis=1)), new
+            is_present = self.backend.to_host(table.contains(its_keys))
+            return is_present & (~found | (new != old).any(axis=1)), new
 
         self.rows.update(distinct, change)
 

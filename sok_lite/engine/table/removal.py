@@ -91,17 +91,17 @@ def _erase(table: TableParts, keys: Array, forgetting: list[Action]) -> int:
       forgetting: actions to be taken along.
     """
     found = table.index.find(keys).rows
-    held = table.backend.xp.flatnonzero(found != np.uint32(NO_ROW))
-    count = int(held.size)
+    present = table.backend.xp.flatnonzero(found != np.uint32(NO_ROW))
+    count = int(present.size)
     if count == 0:
         publish(forgetting)
         return 0
     publish(
         [
-            *_plan_log(table, keys[held]),
-            *table.index.plan_erase(keys[held]),
-            *([] if table.tiers is None else table.tiers.plan_release(found[held])),
-            *table.store.plan_release(found[held]),
+            *_plan_log(table, keys[present]),
+            *table.index.plan_erase(keys[present]),
+            *([] if table.tiers is None else table.tiers.plan_release(found[present])),
+            *table.store.plan_release(found[present]),
             table.plan_count(erased=count),
             *table.plan_renew(),
             *forgetting,

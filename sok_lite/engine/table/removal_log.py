@@ -68,7 +68,7 @@ class RemovalLog:
           MemoryError: no memory for them; the log is as it was.
         """
         self._index.make_room(most)
-        again = self._index.plan_erase_held(keys, rows, num_again)
+        again = self._index.plan_erase_found(keys, rows, num_again)
         return [again, *self._index.plan_insert(keys, rows, lookup_number, 0)]
 
     def noted(self, num_evicted: int, num_again: int) -> list[Action]:
@@ -77,13 +77,13 @@ class RemovalLog:
 
     def keys_since(self, lookup_number: int) -> Array:
         """Returns the keys (n,) int64, in no order, that were removed since a lookup began."""
-        held = self._index.entries()
-        return held.keys[held.last_seen >= lookup_number]
+        entries = self._index.entries()
+        return entries.keys[entries.last_seen >= lookup_number]
 
     def forget(self, before: int) -> None:
         """Forgets the keys that were removed before lookup `before` began, and not since."""
-        held = self._index.entries()
-        erasing = self._index.plan_erase(held.keys[held.last_seen < before])
+        entries = self._index.entries()
+        erasing = self._index.plan_erase(entries.keys[entries.last_seen < before])
         publish([*erasing, *plan_set(self, since=max(self.since, before))])
         self._index.clean()
 

@@ -204,13 +204,14 @@ def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowSto
         if owner is None or owner.optimizer is None:
             continue
         kinds, owner = kinds_of(its_states), StateOwner(owner.reference, is_restored=True)
-        free, given = fitting(store.state_groups, kinds), restored(store.state_groups, kinds)
+        free, saved_states = fitting(store.state_groups, kinds), restored(store.state_groups, kinds)
         warn_if_several_fit(table.name, store.state_groups, kinds)
         if free is not None:
             publish(store.plan_give(free.values(), owner))
-        elif given:
+        elif saved_states:
             store.copy_states(
-                given[copied.count(kinds) % len(given)], store.add_states(kinds, owner)
+                saved_states[copied.count(kinds) % len(saved_states)],
+                store.add_states(kinds, owner),
             )
             copied.append(kinds)
         else:

@@ -142,7 +142,7 @@ class Statistics(_Numbers):
     a whole load, whichever came last. It never falls in between. All else is of now.
 
     Attributes:
-      size: keys held.
+      size: keys with a row.
       capacity: slots of the index.
       load_factor: size / capacity.
       found_total, missed_total: keys that lookups (`find`, `find_or_insert`, `lookup`) found and
@@ -158,7 +158,7 @@ class Statistics(_Numbers):
       not_updated_total: times that an update left a key out that had no row and got none.
       erased_total: keys that were removed, by `erase`, `expire` and the like.
       rehashes_total: how many segments of the index were written anew; a small one has one.
-      mean_probe, longest_probe: lines of slots that a search for a held key reads.
+      mean_probe, longest_probe: lines of slots that a search for a key of the table reads.
       index_bytes: memory of the index, and of what else is kept by key: pending counts, access
         counts.
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.

@@ -34,7 +34,7 @@ class Segmented(ABC):
       side: (4 or 6,) int64, the slots of the reserved keys, and their scores.
       init_slots, least_slots: slots that were asked for at first; those that it keeps at least,
         since `reserve` asked for more, say.
-      size: keys held.
+      size: keys in it.
       num_rehashes: how many segments were written anew.
     """
 

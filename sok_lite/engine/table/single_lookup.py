@@ -47,10 +47,12 @@ def _find_or_insert_with_scores(
     scores = checked_scores(table, keys, scores)
     distinct, inverse = unique(backend, keys)
     size = int(distinct.size)
-    given = backend.xp.take(scores, last_of_each(backend, inverse, size))
+    last_scores = backend.xp.take(scores, last_of_each(backend, inverse, size))
     rows = _row_numbers(table, distinct)
     spread = backend.prepared("dense_gather_u32", n, rows, 1, inverse, result, n)
-    request = LookupRequest(table, size, filter_ratio=filter_ratio, unique_keys=True, given=given)
+    request = LookupRequest(
+        table, size, filter_ratio=filter_ratio, unique_keys=True, caller_scores=last_scores
+    )
     look_up(backend, distinct, rows, request)
     publish([spread])
 
@@ -71,10 +73,10 @@ def lookup(
         raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
     keys = checked_keys(table, keys)
     whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
-    given = None if counts is None else checked_counts(table, keys, counts)
+    item_counts = None if counts is None else checked_counts(table, keys, counts)
     rows = _row_numbers(table, keys)
     request = LookupRequest(
-        *(table, whole.end, [whole], insert, missing, filter_ratio, unique_keys, given),
+        *(table, whole.end, [whole], insert, missing, filter_ratio, unique_keys, item_counts),
     )
     num_without_row = look_up(table.backend, keys, rows, request)
     table.report_refused()

@@ -38,25 +38,25 @@ def insert_or_assign(
     check_rows(table, keys, values)
     distinct, inverse = unique(table.backend, keys)
     last = last_of_each(table.backend, inverse, int(distinct.size))
-    given = None
+    distinct_scores = None
     if scores is not None:
-        given = checked_scores(table, keys, scores)
-        check_assignable(table, given)
-        given = table.backend.xp.take(given, last)
+        checked = checked_scores(table, keys, scores)
+        check_assignable(table, checked)
+        distinct_scores = table.backend.xp.take(checked, last)
         if table.clock.is_full:
-            # They were given by the numbers that lookups have before they are halved.
-            given = table.index.aged(given)
+            # The caller knows lookups by the numbers that they have before these are halved.
+            distinct_scores = table.index.aged(distinct_scores)
     rows, num_missing = find_and_mark_seen(table, distinct)
     actions = [table.store.plan_write(rows, values, source=last)]
 
     def scoring(_: Array | None = None) -> list[Action]:
-        return [] if given is None else table.plan_scores(distinct, given)
+        return [] if distinct_scores is None else table.plan_scores(distinct, distinct_scores)
 
     if num_missing == 0:
         publish([*actions, *scoring()])
         return
     at = table.backend.xp.flatnonzero(rows == np.uint32(NO_ROW))
-    new_scores = None if given is None else given[at]
+    new_scores = None if distinct_scores is None else distinct_scores[at]
     new = NewKeys(distinct[at], table.clock.now, new_scores, True, values, last[at])
     insert(table, new, actions, scoring, evicted)
 
@@ -122,11 +122,11 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
     distinct, inverse = unique(table.backend, keys)
     # One lookup sees all keys, so that those to insert evict none of those to add to.
     found = find_and_mark_seen(table, distinct)
-    is_held = xp.take(found.rows != np.uint32(NO_ROW), inverse)
-    if bool((flags & is_held).all()):  # most often
+    is_present = xp.take(found.rows != np.uint32(NO_ROW), inverse)
+    if bool((flags & is_present).all()):  # most often
         publish([table.store.plan_add(found.rows, _sums(table, deltas, inverse, len(distinct)))])
         return
-    add, put = xp.flatnonzero(flags & is_held), xp.flatnonzero(~flags & ~is_held)
+    add, put = xp.flatnonzero(flags & is_present), xp.flatnonzero(~flags & ~is_present)
     add_keys, summed = _summed(table, keys[add], deltas[add])
     adding = table.store.plan_add(table.index.find(add_keys).rows, summed)
     if put.size == 0:
