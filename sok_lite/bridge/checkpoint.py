@@ -82,10 +82,10 @@ def restored(
     checked_rows(variable, keys, tensors["values"], "restore")
 
     def run(table: EmbeddingTable, *parts: tf.Tensor) -> Sequence[tf.Tensor]:
-        given = dict(zip(names, parts, strict=True))
+        tensors_by_name = dict(zip(names, parts, strict=True))
         if part is not None:
-            _check_part(table, _facts(given), part)
-        restore_tensors(table, given)
+            _check_part(table, _facts(tensors_by_name), part)
+        restore_tensors(table, tensors_by_name)
         return ()
 
     inputs = [tensors[name] for name in names]

@@ -1,14 +1,14 @@
 """The order of calls that ranks make together, in a graph of TF1.
 
 A session runs what it has to in any order, so that ranks would meet each other in different calls.
-Here rank 0 says which call comes next. A call has three operations: one gives its tensors, one
-tells when all ranks have given theirs, and one waits for the result. Whichever of these is waiting
-does the work of the call that rank 0 names, its own or another, so that no call needs a thread that
-others keep.
+Here rank 0 says which call comes next. A call has three operations: one submits its tensors, one
+tells when all ranks have submitted theirs, and one waits for the result. Whichever of these is
+waiting does the work of the call that rank 0 names, its own or another, so that no call needs a
+thread that others keep.
 
-When all have given theirs only Horovod can tell without keeping a thread. With MPI a call that rank
-0 names may wait for a thread, of which sessions then have more: TensorFlow asks an environment
-variable how many, when the first one is made.
+Only Horovod can tell, without keeping a thread, when all ranks have submitted. With MPI a call that
+rank 0 names may wait for a thread, of which sessions then have more: TensorFlow reads from an
+environment variable how many, when the first one is made.
 """
 
 import itertools
@@ -26,7 +26,7 @@ import tensorflow as tf
 from sok_lite.bridge.tf_private import CONTROL_FLOW
 from sok_lite.comm import Communicator
 
-_GIVING_TIMEOUT_S = 300.0
+_SUBMIT_TIMEOUT_S = 300.0
 _THREADS_VARIABLE, _NUM_THREADS = "TF_NUM_INTEROP_THREADS", "64"
 
 _Run = Callable[[], Sequence[tf.Tensor]]
@@ -73,9 +73,9 @@ class CollectiveCall(NamedTuple):
 
 
 class _CollectiveOrder:
-    """The calls of this process that were given and not yet done.
+    """The calls of this process that were submitted and are not done yet.
 
-    A call may be given several times before it is done, as by two sessions in two threads: each
+    A call may be submitted several times before it is done, as by two sessions in two threads: each
     time has a ticket of its own, and its own result. Which of them meets which of another rank's is
     left open: they are of one graph, and of the same tables.
     """
@@ -84,19 +84,19 @@ class _CollectiveOrder:
         self._changed = threading.Condition()
         self._is_working = False  # whether a thread takes part in collectives
         self._tickets = itertools.count()
-        self._given: dict[int, dict[int, _Run]] = {}  # by call and ticket
+        self._submitted: dict[int, dict[int, _Run]] = {}  # by call and ticket
         self._done: dict[int, Sequence[tf.Tensor] | BaseException] = {}  # by ticket
 
-    def give(self, call: int, run: _Run) -> int:
+    def submit(self, call: int, run: _Run) -> int:
         """Notes that the tensors of a call are there; returns the ticket."""
         with self._changed:
             ticket = next(self._tickets)
-            self._given.setdefault(call, {})[ticket] = run
+            self._submitted.setdefault(call, {})[ticket] = run
             self._changed.notify_all()
         return ticket
 
     def result(self, call: int, ticket: int, comm: Communicator) -> Sequence[tf.Tensor]:
-        """Returns what a call gives, when it was done."""
+        """Returns the result of a call, once it is done."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: ticket in self._done or not self._is_working)
@@ -118,12 +118,12 @@ class _CollectiveOrder:
         """Does the call that is next: on rank 0 this one."""
         chosen = int(comm.broadcast(np.array([call], np.int64), 0)[0])
         with self._changed:
-            if not self._changed.wait_for(lambda: self._given.get(chosen), _GIVING_TIMEOUT_S):
+            if not self._changed.wait_for(lambda: self._submitted.get(chosen), _SUBMIT_TIMEOUT_S):
                 _refuse_to_wait(comm.rank)
-            given = self._given[chosen]
+            submitted = self._submitted[chosen]
             # The last one: a run that failed may have left an older one behind.
-            worked = ticket if ticket in given else next(reversed(given))
-            run = given.pop(worked)
+            worked = ticket if ticket in submitted else next(reversed(submitted))
+            run = submitted.pop(worked)
         try:
             result: Sequence[tf.Tensor] | BaseException = run()
         except BaseException as error:  # it belongs to who waits for this call
@@ -134,7 +134,7 @@ class _CollectiveOrder:
 
 def _refuse_to_wait(rank: int) -> NoReturn:
     raise TimeoutError(
-        f"Rank 0 makes a call that rank {rank} has not come to for {_GIVING_TIMEOUT_S:g} s. Run "
+        f"Rank 0 makes a call that rank {rank} has not come to for {_SUBMIT_TIMEOUT_S:g} s. Run "
         "the same fetches on all ranks, and start them with horovodrun, or give the session more "
         f"threads than it has lookups: set {_THREADS_VARIABLE} before the first session, whose "
         "threads all sessions share, or give this one ConfigProto(use_per_session_threads=True, "
@@ -161,7 +161,7 @@ def in_collective_order(
     output_dtypes: Sequence[tf.DType],
     what: str,
 ) -> Any:
-    """Returns what a call of several ranks gives, as operations of a TF1 graph.
+    """Returns the result of a call of several ranks, as operations of a TF1 graph.
 
     All ranks must build the same calls, those of one name in the same order, and graphs that have
     the same calls in the same order.
@@ -176,16 +176,16 @@ def in_collective_order(
     # Two hashes of 31 bits: no name is taken for another, and none is negative.
     call = zlib.crc32(name) >> 1 << 31 | zlib.adler32(name) >> 1
 
-    def give(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-        return (tf.constant(_order.give(call, lambda: function(*tensors)), tf.int64),)
+    def submit(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        return (tf.constant(_order.submit(call, lambda: function(*tensors)), tf.int64),)
 
     def take(_: tf.Tensor, ticket: tf.Tensor) -> Sequence[tf.Tensor]:
         return _order.result(call, int(ticket), comm)
 
-    given = place(give, inputs, [tf.int64])
-    given = given[0] if isinstance(given, (list, tuple)) else given
-    given.set_shape([])
-    given_by_all = comm.given_by_all(given, f"sok_lite.{call}")
-    if given_by_all is given:
+    submitted = place(submit, inputs, [tf.int64])
+    submitted = submitted[0] if isinstance(submitted, (list, tuple)) else submitted
+    submitted.set_shape([])
+    submitted_by_all = comm.submitted_by_all(submitted, f"sok_lite.{call}")
+    if submitted_by_all is submitted:
         os.environ.setdefault(_THREADS_VARIABLE, _NUM_THREADS)
-    return place(take, [given_by_all, given], output_dtypes)
+    return place(take, [submitted_by_all, submitted], output_dtypes)

@@ -101,8 +101,8 @@ class TableState(ObjectState):
         path: str | os.PathLike[str] | None = None,
         **values: Any,
     ) -> None:
-        given = list(variables) if isinstance(variables, (list, tuple)) else [variables]
-        for variable in given:
+        listed = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+        for variable in listed:
             if isinstance(variable, StaticVariable):
                 raise TypeError(
                     "TableState takes tables and plain variables. Received: "
@@ -114,8 +114,8 @@ class TableState(ObjectState):
                 "`optimizer` must be a sok_lite.OptimizerWrapper. Received: "
                 f"{type(optimizer).__name__}. Wrap it."
             )
-        self._tables = [variable for variable in given if isinstance(variable, TableVariable)]
-        self._others = [variable for variable in given if not isinstance(variable, TableVariable)]
+        self._tables = [variable for variable in listed if isinstance(variable, TableVariable)]
+        self._others = [variable for variable in listed if not isinstance(variable, TableVariable)]
         self._optimizer = optimizer
         folder = None if path is None else os.path.abspath(path)
         self._commits = Commits([variable.table for variable in self._tables], folder)

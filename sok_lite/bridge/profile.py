@@ -61,8 +61,8 @@ def _of_request(backend: Any, keys: Any, rows: Any, request: Any) -> Any:
     return [request.table]
 
 
-def _of_step(held: Any, *_: Any, **__: Any) -> Any:
-    return held.updates.tables
+def _of_step(step_taken: Any, *_: Any, **__: Any) -> Any:
+    return step_taken.updates.tables
 
 
 # What a stage does itself is what is left when those within it have been taken off: of "lookup" and

@@ -55,7 +55,7 @@ def report(tables: Any) -> Report:
     return Report(tuple(merged), comm.size, time.time())
 
 
-def tables_in(given: Any) -> list[TableVariable]:
+def tables_in(value: Any) -> list[TableVariable]:
     """Returns the variables of the tables that an argument names, each table once.
 
     Raises:
@@ -63,8 +63,8 @@ def tables_in(given: Any) -> list[TableVariable]:
     """
     found: dict[int, TableVariable] = {}
     # What a layer or model holds comes last first.
-    held_by_each = (list(held.tables_in(item))[::-1] for item in _items(given))
-    for _, variable in chain.from_iterable(held_by_each):
+    tables_of_each = (list(held.tables_in(item))[::-1] for item in _items(value))
+    for _, variable in chain.from_iterable(tables_of_each):
         if not isinstance(variable, TableVariable):
             raise TypeError(
                 "Expected tables that know their rows by key. Received: "
@@ -75,20 +75,20 @@ def tables_in(given: Any) -> list[TableVariable]:
     if not found:
         raise TypeError(
             "Expected tables: a variable such as sok_lite.DynamicVariable, a layer or model with "
-            f"tables, or a list of those. Received: {type(given).__name__} without a table."
+            f"tables, or a list of those. Received: {type(value).__name__} without a table."
         )
     return list(found.values())
 
 
-def _items(given: Any) -> Iterator[Any]:
+def _items(value: Any) -> Iterator[Any]:
     """Yields what lists and dicts have in them, in their order."""
-    if isinstance(given, dict):
-        given = list(given.values())
-    if isinstance(given, (list, tuple)):
-        for item in given:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
             yield from _items(item)
     else:
-        yield given
+        yield value
 
 
 def _of(variable: TableVariable) -> TableReport:

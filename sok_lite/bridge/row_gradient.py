@@ -153,7 +153,7 @@ def derived_once(
         "combine them."
     )
 
-    def derive(*given: tf.Tensor) -> Any:
+    def derive(*upstream: tf.Tensor) -> Any:
         def refuse(*arrived: Any) -> list[Any]:
             if tf.executing_eagerly():
                 raise NotImplementedError(text)
@@ -161,7 +161,7 @@ def derived_once(
             with tf.control_dependencies([checked]):
                 return [
                     zeros_of[i]() if i in zeros_of else tf.zeros_like(each)
-                    for i, each in enumerate(given)
+                    for i, each in enumerate(upstream)
                 ]
 
         return tuple(results), refuse

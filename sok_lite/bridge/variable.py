@@ -167,9 +167,9 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         # For each name that it has not seen TensorFlow makes a kernel in eager mode, which takes
         # longer than the whole rest and is never dropped. So all handles have one name there.
         is_eager = tf.executing_eagerly()
-        given = _NAME_OF_HANDLES if is_eager else name
+        shown_name = _NAME_OF_HANDLES if is_eager else name
         super().__init__(
-            empty_rows, trainable, name=given, dtype=dtype, collections=list(self.collections)
+            empty_rows, trainable, name=shown_name, dtype=dtype, collections=list(self.collections)
         )
         if is_eager:
             with tf.name_scope(name) as scope:

@@ -76,8 +76,8 @@ def named_source(
     for i, (state, column) in enumerate(states):
         stored[f"states.{i}.{state}"] = column
         facts.append(_state_facts(path, said, i, state, column))
-    given = initial_values(initial, [state.name for state in facts])
-    facts = [each._replace(initial=given.get(each.name, each.initial)) for each in facts]
+    initial_by_state = initial_values(initial, [state.name for state in facts])
+    facts = [each._replace(initial=initial_by_state.get(each.name, each.initial)) for each in facts]
     if dtype is None and said.get("dtype") == "bfloat16":
         dtype = "bfloat16"
     name = name or said.get("table") or os.path.splitext(os.path.basename(path))[0]
@@ -203,18 +203,18 @@ def shape_of(source: Source, column: Column) -> tuple[int, ...]:
 
 def regrouped(pieces: Iterable[np.ndarray], num_rows: int) -> Iterator[np.ndarray]:
     """Yields rows in pieces of `num_rows`, the last of which may be shorter."""
-    held: list[np.ndarray] = []
+    waiting: list[np.ndarray] = []
     count = 0
     for piece in pieces:
         while count + len(piece) >= num_rows:
             part, piece = piece[: num_rows - count], piece[num_rows - count :]
-            yield np.concatenate([*held, part]) if held else part
-            held, count = [], 0
+            yield np.concatenate([*waiting, part]) if waiting else part
+            waiting, count = [], 0
         if len(piece):
-            held.append(piece)
+            waiting.append(piece)
             count += len(piece)
-    if held:
-        yield np.concatenate(held)
+    if waiting:
+        yield np.concatenate(waiting)
 
 
 def package(module: str, what: str, install: str) -> Any:

@@ -10,12 +10,12 @@ from sok_lite.cli.errors import WrongUse
 _BOOLS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
-def options_for(function: Callable[..., Any], given: Sequence[str], what: str) -> dict[str, Any]:
+def options_for(function: Callable[..., Any], texts: Sequence[str], what: str) -> dict[str, Any]:
     """Returns the keyword arguments that texts say.
 
     Args:
       function: whose they are; their annotations say what the values must be.
-      given: texts such as "dim=8".
+      texts: such as "dim=8".
       what: the format, for errors.
 
     Raises:
@@ -23,7 +23,7 @@ def options_for(function: Callable[..., Any], given: Sequence[str], what: str) -
     """
     kinds = {name: kind for name, kind in _kinds(function).items() if name not in _NOT_OPTIONS}
     options: dict[str, Any] = {}
-    for text in given:
+    for text in texts:
         name, is_there, value = text.partition("=")
         if not is_there or name not in kinds:
             known = ", ".join(f"{each}=..." for each in kinds) or "none"

@@ -71,7 +71,7 @@ class HorovodCommunicator(Communicator):
         # Made now: no thread can be started any more when a program ends.
         threading.Thread(target=self._say_farewell, name="sok_lite-farewell", daemon=True).start()
 
-    def given_by_all(self, tensor: Any, name: str) -> Any:
+    def submitted_by_all(self, tensor: Any, name: str) -> Any:
         """Returns a sum over ranks: Horovod begins it when all have requested it, without a thread
         waiting."""
         with self._tf.device("/CPU:0"):

@@ -34,8 +34,8 @@ class HostsCommunicator(Communicator):
         self._boxes = Mailboxes(links)
         self._here = {base.rank, *links}
 
-    def given_by_all(self, tensor: Any, name: str) -> Any:
-        return self._base.given_by_all(tensor, name)
+    def submitted_by_all(self, tensor: Any, name: str) -> Any:
+        return self._base.submitted_by_all(tensor, name)
 
     def abort(self, message: str) -> None:
         self._base.abort(message)

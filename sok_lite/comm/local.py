@@ -51,8 +51,8 @@ class LocalCommunicator(Communicator):
         self._words = words
         self._warn_s, self._limit_s = stall_limits()
 
-    def given_by_all(self, tensor: Any, name: str) -> Any:
-        return self._base.given_by_all(tensor, name)
+    def submitted_by_all(self, tensor: Any, name: str) -> Any:
+        return self._base.submitted_by_all(tensor, name)
 
     def abort(self, message: str) -> None:
         self._base.abort(message)

@@ -234,7 +234,7 @@ class Communicator(ABC):
         received = self._together(self._allgatherv, f"broadcast from {root}", mine)
         return received.rows.reshape(array.shape)
 
-    def given_by_all(self, tensor: Any, name: str) -> Any:
+    def submitted_by_all(self, tensor: Any, name: str) -> Any:
         """Returns a scalar tensor of a TF1 graph when all ranks have it, where that can be told.
 
         Args:

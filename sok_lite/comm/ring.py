@@ -71,16 +71,16 @@ def _addresses() -> list[str]:
     name = socket.gethostname()
     with suppress(OSError):
         found += [str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)]
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Of each network: a name may be of this machine alone, and none may lead out of it.
         for _, interface in socket.if_nameindex():
             with suppress(OSError):
                 request = struct.pack("256s", interface.encode())
-                answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
                 found.append(socket.inet_ntoa(answer[20:24]))
         # The address by which packets leave this machine; nothing is sent.
-        asked.connect(("192.0.2.1", 9))
-        found.append(asked.getsockname()[0])
+        probe.connect(("192.0.2.1", 9))
+        found.append(probe.getsockname()[0])
     return list(dict.fromkeys(found))
 
 

@@ -221,8 +221,10 @@ def _replace(
 
 def insert(source: Source, keys: np.ndarray, values: np.ndarray) -> None:
     """Inserts keys and rows as they are in a file. It is no step of the table's epoch."""
-    rows, given = source.rows, tf.constant(keys)
-    writes.insert_or_assign(rows, "insert", given, source.tensor(values), rows.scores_of(given))
+    rows, key_tensor = source.rows, tf.constant(keys)
+    writes.insert_or_assign(
+        rows, "insert", key_tensor, source.tensor(values), rows.scores_of(key_tensor)
+    )
 
 
 def _call(
@@ -274,12 +276,12 @@ def file_call(
 
     def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
         try:
-            given = function(alive(reference), *(tensor.numpy() for tensor in tensors))
+            result = function(alive(reference), *(tensor.numpy() for tensor in tensors))
         except (OSError, RuntimeError) as error:
             if is_eager:
                 raise
             raise ValueError(str(error)) from error  # TensorFlow keeps its kind and text
-        return () if given is None else (tf.constant(given),)
+        return () if result is None else (tf.constant(result),)
 
     done = host_call(run, texts, dtypes, get_backend("cpu"), what)
     return done if dtypes or not is_eager else None

@@ -134,7 +134,7 @@ class HkvHashTable(HashTable):
         """
         done = None
         if self._gen_scores is not None:
-            done = table_ops.assign_scores(self, keys, self._gen_scores(self.given_keys(keys)))
+            done = table_ops.assign_scores(self, keys, self._gen_scores(self.original_keys(keys)))
         return self._count_step() if self._step_per_epoch else done
 
     def export_keys_and_scores(
@@ -165,10 +165,10 @@ class HkvHashTable(HashTable):
             )
         keys, values = table_exports.export(self)
         scores = tf.cast(table_ops.scores(self, keys), tf.int64)
-        return self.given_keys(keys), values, scores
+        return self.original_keys(keys), values, scores
 
     def scores_of(self, keys: tf.Tensor) -> tf.Tensor | None:
-        return None if self._gen_scores is None else self._gen_scores(self.given_keys(keys))
+        return None if self._gen_scores is None else self._gen_scores(self.original_keys(keys))
 
     def _count_step(self) -> Any:
         def count(table: EmbeddingTable) -> Sequence[tf.Tensor]:

@@ -88,7 +88,7 @@ def read_settings(
         return make_settings({})
     try:
         with open(path, encoding="utf-8") as file:
-            given = json.load(file)
+            overrides = json.load(file)
     except OSError as error:
         raise ValueError(
             f"The settings of Redis must be a JSON file. Received: {path!r}, which cannot be "
@@ -98,22 +98,24 @@ def read_settings(
         raise ValueError(
             f"{path!r} must hold JSON, without comments. It does not: {error}."
         ) from error
-    return make_settings(given)
+    return make_settings(overrides)
 
 
-def make_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns all settings: those given, and the defaults for the rest.
+def make_settings(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Returns all settings: those of `overrides`, and the defaults for the rest.
 
     Args:
-      given: any of them. A list of one may be given as that one; a fact as 0 or 1.
+      overrides: some settings by name. For a list of one that one will do, for a bool 0 or 1.
 
     Raises:
       ValueError: a setting that there is not, or a value that it cannot have.
     """
-    if not isinstance(given, dict):
-        raise ValueError(f"The settings of Redis must be names and values. Received: {given!r}.")
+    if not isinstance(overrides, dict):
+        raise ValueError(
+            f"The settings of Redis must be names and values. Received: {overrides!r}."
+        )
     settings = dict(DEFAULTS)
-    for name, value in given.items():
+    for name, value in overrides.items():
         if name in DEFAULTS:
             settings[name] = _of_type(name, value)
         elif name not in _OF_OLD_FILES:

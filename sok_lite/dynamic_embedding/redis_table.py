@@ -93,8 +93,8 @@ class RedisTable(HashTable):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        given = config or RedisTableConfig()
-        self._settings = read_settings(given.redis_config_abs_dir, given.redis_config_abs_dir_env)
+        chosen = config or RedisTableConfig()
+        self._settings = read_settings(chosen.redis_config_abs_dir, chosen.redis_config_abs_dir_env)
         super().__init__(key_dtype, value_dtype, default_value, name, False, {})
 
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> Any:

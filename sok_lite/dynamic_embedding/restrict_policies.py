@@ -91,17 +91,17 @@ class RestrictPolicy:
 
     def _remove_all_but(self, num_reserved: int) -> Any:
         keys, status = self._status.export()
-        _, held = self.var.lookup(keys, return_exists=True)
+        _, exists = self.var.lookup(keys, return_exists=True)
         most = tf.minimum(tf.size(keys), num_reserved)
         # The highest first, and of equal ones the first: the removed are the others. Keys that the
         # variable has lost otherwise, as by eviction, come last.
         lowest = tf.constant(tf.int64.min, tf.int64)
         order = tf.argsort(
-            tf.where(held, tf.cast(status[:, 0], tf.int64), lowest),
+            tf.where(exists, tf.cast(status[:, 0], tf.int64), lowest),
             direction="DESCENDING",
             stable=True,
         )
-        most = tf.minimum(most, tf.math.count_nonzero(held, dtype=tf.int32))
+        most = tf.minimum(most, tf.math.count_nonzero(exists, dtype=tf.int32))
         done = self.var.remove(tf.gather(keys, order[most:]))  # with their status
         return [] if done is None else [done]
 

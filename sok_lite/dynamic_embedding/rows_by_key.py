@@ -123,5 +123,5 @@ def checked(variable: Any, keys: Any) -> tf.Tensor:
 
 def _both(*operations: Any) -> Any:
     """Returns one operation for several of a graph; None in eager mode."""
-    given = [operation for operation in operations if operation is not None]
-    return tf.group(*given) if len(given) > 1 else next(iter(given), None)
+    present = [operation for operation in operations if operation is not None]
+    return tf.group(*present) if len(present) > 1 else next(iter(present), None)

@@ -72,7 +72,7 @@ class SlotVariable:
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns all keys (n,) and their states (n, dim)."""
         keys, states = self._view.export()
-        return self.params.rows.given_keys(keys), states
+        return self.params.rows.original_keys(keys), states
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Returns how many keys have the state: all of the variable, or of one shard."""

@@ -121,7 +121,7 @@ class HashTable(TableVariable, SaveableObject):
         self._texts = None
         if self.key_dtype == tf.string:
             reference = weakref.ref(self)
-            self._texts = Texts(name, lambda keys: _held(alive(reference).table, keys))
+            self._texts = Texts(name, lambda keys: _are_present(alive(reference).table, keys))
         super().__init__(table_for_variable(self.kind, make), name=name, trainable=False)
         self.checkpoint = checkpoint
         if checkpoint and self._in_graph_mode:
@@ -152,7 +152,7 @@ class HashTable(TableVariable, SaveableObject):
         keys = checked_keys(keys, self.key_dtype, self.name)
         return keys if self._texts is None else self._texts.keys(keys, remember)
 
-    def given_keys(self, keys: tf.Tensor) -> tf.Tensor:
+    def original_keys(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns integers (n,) that are in the table as the keys that programs know."""
         return keys if self._texts is None else self._texts.texts(keys)
 
@@ -223,7 +223,7 @@ class HashTable(TableVariable, SaveableObject):
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns all keys (n,), in the order of their integers, and their rows (n, dim)."""
         keys, values = table_exports.export(self)
-        return self.given_keys(keys), values
+        return self.original_keys(keys), values
 
     save_to_file_system = file_methods.save_table
     load_from_file_system = file_methods.load_table
@@ -283,7 +283,7 @@ class HashTable(TableVariable, SaveableObject):
         return super()._restore_from_tensors(tensors)
 
 
-def _held(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
+def _are_present(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
     backend = table.backend
 
     def contains() -> np.ndarray:

@@ -106,7 +106,7 @@ class TrainableWrapper(TableVariable):
         """Tells the policy and the table of the keys that were trained."""
         params, told = self.params, []
         if params.restrict_policy is not None:
-            told.append(params.restrict_policy.apply_update(params.rows.given_keys(keys)))
+            told.append(params.restrict_policy.apply_update(params.rows.original_keys(keys)))
         if hasattr(params.rows, "after_update"):
             told.append(params.rows.after_update(keys))
         return [each for each in told if each is not None]

@@ -104,7 +104,7 @@ class CheckpointPart:
                 "`incremental` must be True, False, or how many increments follow a whole save. "
                 f"Received: incremental={incremental!r}."
             )
-        self._path, self._given = os.path.abspath(path), os.fspath(path)
+        self._path, self._shown_path = os.path.abspath(path), os.fspath(path)
         self._every, self._keep, self._in_background = every, int(keep), bool(background)
         self._most_increments = sys.maxsize if incremental is True else int(incremental)
         self._increments = 0
@@ -221,7 +221,7 @@ class CheckpointPart:
             self._check_batches(found)
             self._restore(self.model, found)
             if communicator().rank == 0:
-                folder = os.path.join(self._given, os.path.basename(found.path))
+                folder = os.path.join(self._shown_path, os.path.basename(found.path))
                 print(
                     f"Training goes on from {folder}: {found.steps:,} steps, "
                     f"{found.epoch} epochs and {found.batch} batches are done.",

@@ -95,8 +95,8 @@ def resume_fit(name: str, package: Any) -> None:
 
 
 def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    given = inspect.signature(package.Model.fit).bind(self, *args, **kwargs)
-    named: Any = given.arguments.get("callbacks")
+    bound = inspect.signature(package.Model.fit).bind(self, *args, **kwargs)
+    named: Any = bound.arguments.get("callbacks")
     is_list = isinstance(named, package.callbacks.CallbackList)
     callbacks = named.callbacks if is_list else tf.nest.flatten(named or [])
     mine = [each for each in callbacks if isinstance(each, CheckpointPart)]
@@ -104,9 +104,9 @@ def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) 
         raise ValueError(f"fit takes one Checkpoint. Received: {len(mine)}.")
     epoch = mine[0].begin(self) if mine else None
     if epoch is not None:
-        given.arguments["initial_epoch"] = epoch
+        bound.arguments["initial_epoch"] = epoch
     try:
-        return call(*given.args, **given.kwargs)
+        return call(*bound.args, **bound.kwargs)
     finally:
         if mine:  # also where it was broken off
             skip_batches(self, 0)

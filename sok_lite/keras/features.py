@@ -40,13 +40,13 @@ class _Taken(NamedTuple):
     Attributes:
       ids, weights: matrices, ragged or sparse, or flat and dense: an id a row; no weights: None.
       combiner: of the rows of the matrices.
-      given_back: makes what the layer gives of (rows of the matrix, dim).
+      unflatten: takes the combined rows (rows of the matrix, dim) and returns the layer's output.
     """
 
     ids: Any
     weights: Any
     combiner: str
-    given_back: Callable[[tf.Tensor], Any]
+    unflatten: Callable[[tf.Tensor], Any]
 
 
 def is_training(training: Any) -> bool:
@@ -95,7 +95,7 @@ def rows_of(
         )
         policy = MissingKeyPolicy(None if is_trained else False, None, False, "zeros")
         for i, rows in zip(chosen, look_up(comm, arguments, policy), strict=True):
-            outputs[i] = taken[i].given_back(weighed_on_the_way_back(rows))
+            outputs[i] = taken[i].unflatten(weighed_on_the_way_back(rows))
     return outputs
 
 
@@ -150,7 +150,7 @@ def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any, inserts: bo
     if feature.combiner is None:
         whole = ids
         flat = _of_dense(feature, ids.flat_values, None, inserts)
-        return flat._replace(given_back=lambda rows: whole.with_flat_values(flat.given_back(rows)))
+        return flat._replace(unflatten=lambda rows: whole.with_flat_values(flat.unflatten(rows)))
     if ids.flat_values.shape.rank != 1:
         raise ValueError(
             "With a combiner, ragged ids must be ragged in their last dimension. Received: ids of "
@@ -167,13 +167,13 @@ def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any, inserts: bo
         inner = inner.values
         inner_weights = None if inner_weights is None else inner_weights.values
 
-    def given_back(rows: tf.Tensor) -> Any:
+    def unflatten(rows: tf.Tensor) -> Any:
         for each in reversed(outer):
             rows = each.with_values(rows)
         return rows
 
     keys = inner.with_values(_keys(feature, inner.values, inserts))
-    return _Taken(keys, inner_weights, feature.combiner, given_back)
+    return _Taken(keys, inner_weights, feature.combiner, unflatten)
 
 
 def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> _Taken:
@@ -188,7 +188,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
     outer, static = (shape[:-1], ids.shape[:-1]) if is_pooled else (shape, ids.shape)
     flat, dim = tf.reshape(ids, [-1]), feature.table.dim
 
-    def given_back(rows: tf.Tensor) -> tf.Tensor:
+    def unflatten(rows: tf.Tensor) -> tf.Tensor:
         known = [-1 if size is None else size for size in static]
         if known.count(-1) < 2 and 0 not in known:
             # No shape to be computed: TensorFlow Lite has no operation that would check it.
@@ -199,7 +199,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
     if feature.mask_value is None and not is_pooled:  # a lookup of such ids needs no row splits
         weights = None if weights is None else tf.reshape(weights, [-1])
         keys = _keys(feature, flat, inserts)
-        return _Taken(keys, weights, feature.combiner or "sum", given_back)
+        return _Taken(keys, weights, feature.combiner or "sum", unflatten)
     each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
     splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
     matrix = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
@@ -210,7 +210,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
         weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
         matrix = tf.ragged.boolean_mask(matrix, is_id)
     keys = matrix.with_values(_keys(feature, matrix.values, inserts))
-    return _Taken(keys, weights, feature.combiner or "sum", given_back)
+    return _Taken(keys, weights, feature.combiner or "sum", unflatten)
 
 
 def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:

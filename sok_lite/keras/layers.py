@@ -92,8 +92,8 @@ class EmbeddingsPart:
         ids = self._flat("inputs", inputs)
         rows = prepared_rows(self, ids) if weights is None else None
         if rows is None:
-            given = [] if weights is None else self._flat("weights", weights, may_miss=True)
-            rows = rows_of(self._of.features, ids, given or [None] * len(ids), training)
+            flat = [] if weights is None else self._flat("weights", weights, may_miss=True)
+            rows = rows_of(self._of.features, ids, flat or [None] * len(ids), training)
         dtype = self.compute_dtype  # type: ignore[attr-defined]
         return self._packed([tf.cast(each, dtype) for each in rows])
 
@@ -258,10 +258,10 @@ def _named(features: Any, table_class: Any) -> tuple[list[str] | None, list[Feat
     return list(features) if is_dict else None, [_feature(each, table_class) for each in values]
 
 
-def _feature(given: Any, table_class: Any) -> Feature:
-    feature = given
-    if not isinstance(given, Feature):
-        feature = Feature(*given) if isinstance(given, (tuple, list)) else Feature(given)
+def _feature(value: Any, table_class: Any) -> Feature:
+    feature = value
+    if not isinstance(value, Feature):
+        feature = Feature(*value) if isinstance(value, (tuple, list)) else Feature(value)
     if not isinstance(feature.table, table_class):
         raise TypeError(
             "The table of a feature must be a sok_lite.keras.Table of the same Keras as the layer. "

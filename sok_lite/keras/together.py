@@ -157,11 +157,11 @@ def _as_layers_get_them(model: Any, inputs: Any) -> tuple[Any, dict[int, Any]]:
     names, values = model.input, {}
 
     def changed(name: Any, value: Any) -> Any:
-        given = _as_keras_gives(name, value) if hasattr(name, "dtype") else None
-        if given is None:
+        converted = _as_keras_gives(name, value) if hasattr(name, "dtype") else None
+        if converted is None:
             return value
-        values[id(name)] = given
-        return given
+        values[id(name)] = converted
+        return converted
 
     if isinstance(names, Mapping) and isinstance(inputs, Mapping):
         known = {key: changed(names[key], inputs[key]) for key in inputs if key in names}

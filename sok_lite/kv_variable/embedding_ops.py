@@ -250,11 +250,11 @@ def _answer(public: Any, function: Callable[..., Any], ragged: Any = None) -> _A
     params = next(iter(signature.parameters))
 
     def answer(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
         # TensorFlow refuses two that answer: so ragged ids of its own variables come here as well.
-        if ragged is not None and not _is_ours(given[params]):
+        if ragged is not None and not _is_ours(bound[params]):
             return ragged(*args, **kwargs)
-        return function(**{name: value for name, value in given.items() if name in known})
+        return function(**{name: value for name, value in bound.items() if name in known})
 
     answer.__signature__ = signature  # type: ignore[attr-defined]
     return _Answer(public, answer, ragged)

@@ -82,9 +82,9 @@ def _report_of(table: EmbeddingTable) -> TableReport:
     # A row as it is stored, as float32 and as float64.
     row_bytes = store.column("value").row_bytes + 12 * table.dim
     num_slots = max(1, _PIECE_BYTES // (row_bytes + _SLOT_BYTES))
-    for held in pieces(table, num_slots):
-        ages.add_times(table.clock.times_of(to_host(held.last_seen)))
-        rows = store.read(table.backend.xp.ascontiguousarray(held.rows))
+    for entries in pieces(table, num_slots):
+        ages.add_times(table.clock.times_of(to_host(entries.last_seen)))
+        rows = store.read(table.backend.xp.ascontiguousarray(entries.rows))
         squares = to_host(squares_of(table.backend.xp, rows, table.row_dtype))
         norms.add_norms(np.sqrt(squares))
     memory, seen = memory_of(table), table.seen_lately()

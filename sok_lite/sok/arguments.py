@@ -103,9 +103,13 @@ def _rounded_up(options: dict[str, Any]) -> dict[str, Any]:
     """
     rounded = {}
     for name in ("init_capacity", "max_capacity"):
-        given = options.get(name, LINE)
-        if is_integer(given) and 0 < given < MAX_CAPACITY and (given < LINE or given & (given - 1)):
-            rounded[name] = max(1 << int(given - 1).bit_length(), LINE)
+        wanted = options.get(name, LINE)
+        if (
+            is_integer(wanted)
+            and 0 < wanted < MAX_CAPACITY
+            and (wanted < LINE or wanted & (wanted - 1))
+        ):
+            rounded[name] = max(1 << int(wanted - 1).bit_length(), LINE)
     texts = [
         f"{name}={options[name]} is rounded up to {capacity}"
         for name, capacity in rounded.items()

@@ -138,13 +138,13 @@ def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> N
     Raises:
       TypeError: not exactly one of the two is given. Else as `init`.
     """
-    given = [name for name in (tool, comm_tool) if name is not None]
-    if len(given) != 1:
+    tools = [name for name in (tool, comm_tool) if name is not None]
+    if len(tools) != 1:
         raise TypeError(
             "set_comm_tool takes one tool: 'horovod', 'mpi' or 'single'. "
             f"Received: tool={tool!r}, comm_tool={comm_tool!r}."
         )
-    _join(given[0], None)
+    _join(tools[0], None)
 
 
 def _join(comm_tool: str, gpu_transport: str | None) -> None:

@@ -198,9 +198,9 @@ def incremental_model_dump(
     ]
 
 
-def _checked_times(given: Any, num_variables: int) -> list[float]:
+def _checked_times(value: Any, num_variables: int) -> list[float]:
     """Returns a time for each variable, in seconds since 1970."""
-    times = list(given) if isinstance(given, (list, tuple)) else [given]
+    times = list(value) if isinstance(value, (list, tuple)) else [value]
     for time in times:
         if not isinstance(time, datetime):
             raise TypeError(
@@ -225,10 +225,10 @@ def _check_eager(what: str) -> None:
 
 
 def _checked(
-    given: Any, optimizer: Any, what: str
+    value: Any, optimizer: Any, what: str
 ) -> tuple[list[TableVariable | FixedVariable], WrappedOptimizer | None]:
     """Returns variables and the optimizer that a caller has given."""
-    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    listed = list(value) if isinstance(value, (list, tuple)) else [value]
     found = [(each, table_variable(each)) for each in listed]
     variables = [each if variable is None else variable for each, variable in found]
     if not variables:

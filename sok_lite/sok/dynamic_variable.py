@@ -317,11 +317,11 @@ def _checked_variable(var: Any, what: str) -> TableVariable:
     return variable
 
 
-def table_variable(given: Any) -> TableVariable | None:
+def table_variable(value: Any) -> TableVariable | None:
     """Returns what a DynamicVariable or a sok_lite.keras.Table keeps its rows in; None: neither."""
-    if isinstance(given, DynamicVariable):
-        return given
-    variable = getattr(given, "variable", given)
+    if isinstance(value, DynamicVariable):
+        return value
+    variable = getattr(value, "variable", value)
     is_of_keras = isinstance(variable, TableVariable) and variable.tracked_as_weight
     return variable if is_of_keras else None
 

@@ -193,19 +193,19 @@ def variable_with(resource: Any, key_type: Any = None, dtype: Any = None) -> Dyn
             "or is in static mode, or it is a copy, such as the argument of a tf.function. Give "
             "`variable.handle` itself."
         )
-    for what, given, has in [
+    for what, wanted, has in [
         ("key_type", key_type, variable.key_type),
         ("dtype", dtype, variable.dtype),
     ]:
-        if given is not None and tf.as_dtype(given) != has:
+        if wanted is not None and tf.as_dtype(wanted) != has:
             raise ValueError(
-                f"`{what}` of {variable.name!r} is {has.name}. Received: {what}={given!r}."
+                f"`{what}` of {variable.name!r} is {has.name}. Received: {what}={wanted!r}."
             )
     return variable
 
 
-def _received(given: Any) -> str:
-    return f"Received: {type(given).__name__}."
+def _received(value: Any) -> str:
+    return f"Received: {type(value).__name__}."
 
 
 def is_of_table(handle: Any) -> bool:

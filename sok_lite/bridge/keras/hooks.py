@@ -38,7 +38,7 @@ _wrappers: set[Any] = set()
 _lock = threading.RLock()
 
 
-def around(cls: type, name: str, act: Around, *given: Any, inherits: bool = False) -> type | None:
+def around(cls: type, name: str, act: Around, *leading: Any, inherits: bool = False) -> type | None:
     """Has something done around a method from now on; of several, the last is around the others.
 
     The same again changes nothing.
@@ -46,7 +46,7 @@ def around(cls: type, name: str, act: Around, *given: Any, inherits: bool = Fals
     Args:
       cls: a class that has the method, or inherits it.
       name: of the method. Another version of a package may have none: nothing is done then.
-      act: what is done; it is called with `given`, what it is around, and the arguments.
+      act: what is done; it is called with `leading`, what it is around, and the arguments.
       inherits: whether a method that the class inherits is changed for this class alone.
 
     Returns:
@@ -58,9 +58,9 @@ def around(cls: type, name: str, act: Around, *given: Any, inherits: bool = Fals
     owner = cls if inherits else found
     with _lock:
         hook = _hooks.get((owner, name)) or _installed(owner, name, vars(found)[name])
-        if (act, given) not in hook.acts:
-            hook.acts.append((act, given))
-            hook.call = functools.partial(act, *given, hook.call)
+        if (act, leading) not in hook.acts:
+            hook.acts.append((act, leading))
+            hook.call = functools.partial(act, *leading, hook.call)
     return owner
 
 

@@ -28,13 +28,13 @@ def refuse_changed_ids(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
     Raises:
       ValueError: it names the input and the first such number.
     """
-    for taken, given in _of_integer_inputs(model, x):
-        dtype = getattr(given, "dtype", None)
-        if dtype is None and hasattr(given, "dtypes"):
-            dtype = np.result_type(*given.dtypes)  # a table of pandas
+    for taken, value in _of_integer_inputs(model, x):
+        dtype = getattr(value, "dtype", None)
+        if dtype is None and hasattr(value, "dtypes"):
+            dtype = np.result_type(*value.dtypes)  # a table of pandas
         if dtype is None or dtype != np.float64:
             continue
-        array = np.asarray(given)
+        array = np.asarray(value)
         with np.errstate(over="ignore"):
             changed = array[array.astype(np.float32) != array]  # a NaN is not itself either
         if changed.size and next(tables_in(model), None) is not None:
@@ -58,6 +58,6 @@ def _of_integer_inputs(model: Any, x: Any) -> Iterator[tuple[Any, Any]]:
         pairs = list(zip(inputs, x, strict=True))
     else:
         pairs = [(inputs[0], x)] if len(inputs) == 1 else []
-    for each, given in pairs:
-        if tf.as_dtype(each.dtype).is_integer and hasattr(given, "__array__"):
-            yield each, given
+    for each, value in pairs:
+        if tf.as_dtype(each.dtype).is_integer and hasattr(value, "__array__"):
+            yield each, value

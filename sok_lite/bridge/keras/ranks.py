@@ -147,15 +147,15 @@ def _with_checks(
     tables = held.kept_tables(self)
     if not tables:
         return call(self, *args, **kwargs)
-    given = inspect.signature(package.Model.fit).bind(self, *args, **kwargs)
-    named: Any = given.arguments.get("callbacks")
+    bound = inspect.signature(package.Model.fit).bind(self, *args, **kwargs)
+    named: Any = bound.arguments.get("callbacks")
     is_list = isinstance(named, package.callbacks.CallbackList)
     callbacks = named.callbacks if is_list else tf.nest.flatten(named or [])
     check_fit(self, package, callbacks, tables)
     is_looking = any(isinstance(each, RankChecksPart) for each in callbacks)
     if other_ranks() is not None and not (is_list or is_looking):
-        given.arguments["callbacks"] = [checks(), *callbacks]
-    return call(*given.args, **given.kwargs)
+        bound.arguments["callbacks"] = [checks(), *callbacks]
+    return call(*bound.args, **bound.kwargs)
 
 
 def _check_equal(model: Any) -> None:

@@ -92,33 +92,33 @@ def _building(package: Any, call: Any, self: Any, config: Any) -> None:
 
 def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     third = "save_format" if package == "tf_keras" else "zipped"
-    given = dict(zip(("filepath", "overwrite", third), args, strict=False)) | kwargs
-    tables, filepath = held.kept_tables(self), given.get("filepath")
+    arguments = dict(zip(("filepath", "overwrite", third), args, strict=False)) | kwargs
+    tables, filepath = held.kept_tables(self), arguments.get("filepath")
     if tables and not check_path(package, method, filepath, tables, kwargs.get("save_format")):
         check_weights(method, self)
-        _check_left_out(package, method, self, given)
+        _check_left_out(package, method, self, arguments)
         more = args[1:] if args else ()
         rest = {name: value for name, value in kwargs.items() if name != "filepath"}
         may_skip = bool(kwargs.get("skip_mismatch"))
         with _all_done(method, tables, may_skip), _scratch(method, filepath) as path:
             return call(self, path, *more, **rest)
-    _check_left_out(package, method, self, given)
+    _check_left_out(package, method, self, arguments)
     return call(self, *args, **kwargs)
 
 
-def _check_left_out(package: str, method: str, holder: Any, given: Mapping[str, Any]) -> None:
+def _check_left_out(package: str, method: str, holder: Any, arguments: Mapping[str, Any]) -> None:
     """Raises if a file would have nothing of a table.
 
     Args:
-      given: to the method, by name.
+      arguments: to the method, by name.
     """
-    filepath = given.get("filepath")
+    filepath = arguments.get("filepath")
     if package == "tf_keras" and method != "save":
-        save_format = given.get("save_format") if method == "save_weights" else None
+        save_format = arguments.get("save_format") if method == "save_weights" else None
         if is_tensorflows_format(filepath, save_format):
             return
     check_saving(method, holder)
-    if method == "save" and given.get("zipped") is not False:
+    if method == "save" and arguments.get("zipped") is not False:
         _check_format(holder, filepath)
 
 

@@ -86,11 +86,13 @@ def _without_nothing(
         found = model.get_metrics_result()
         return {
             name: tf.nest.map_structure(_like, found.get(name, log), log)
-            for name, log in given.items()
+            for name, log in as_tensors.items()
         }
 
-    given = {name: tf.nest.map_structure(tf.convert_to_tensor, log) for name, log in logs.items()}
-    return tf.cond(rows > 0, lambda: given, taken_back)
+    as_tensors = {
+        name: tf.nest.map_structure(tf.convert_to_tensor, log) for name, log in logs.items()
+    }
+    return tf.cond(rows > 0, lambda: as_tensors, taken_back)
 
 
 def _like(value: Any, log: tf.Tensor) -> tf.Tensor:

@@ -36,9 +36,9 @@ def _hidden_in(checkpoint: Any) -> list[tuple[Any, str, Any]]:
         (owner, name, value)
         for owner in saved.values()
         if is_layer(owner)
-        for attribute, held in vars(owner).items()
-        if isinstance(held, CONTAINERS)
-        for name, value in _named(attribute, held)
+        for attribute, container in vars(owner).items()
+        if isinstance(container, CONTAINERS)
+        for name, value in _named(attribute, container)
         if id(value) not in saved and any(True for _ in tables_in(value))
     ]
 
@@ -55,16 +55,16 @@ def _saved_by(checkpoint: Any) -> dict[int, Any]:
     return saved
 
 
-def _named(name: str, held: Any) -> Iterator[tuple[str, Any]]:
+def _named(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yields the layers, modules and tables in lists and dicts, each with its place."""
-    if isinstance(held, dict):
-        for key, item in held.items():
+    if isinstance(value, dict):
+        for key, item in value.items():
             yield from _named(f"{name}-{key}", item)
-    elif isinstance(held, (list, tuple)):
-        for place, item in enumerate(held):
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
             yield from _named(f"{name}-{place}", item)
-    elif isinstance(held, (set, frozenset)):
-        ordered = sorted(held, key=lambda item: str(getattr(item, "name", "")))
+    elif isinstance(value, (set, frozenset)):
+        ordered = sorted(value, key=lambda item: str(getattr(item, "name", "")))
         yield from _named(name, ordered)
-    elif may_hold(held):
-        yield name, held
+    elif may_hold(value):
+        yield name, value

@@ -56,13 +56,13 @@ def refuse_custom_step(variable: Any, is_new: bool) -> None:
 def check_training(model: Any, force: bool = False) -> None:
     if getattr(model, "train_function", None) is not None and not force:
         return  # checked when it was made
-    held = [table for _, table in tables_in(model)]
+    found = [table for _, table in tables_in(model)]
     if has_custom_step(model):
-        tables = [table for table in held if table.trainable]
+        tables = [table for table in found if table.trainable]
         left_out = [table for table in tables if not _is_known_to(model, table)]
         if left_out:
             _refuse_training(left_out)
-    if any(getattr(type(table), "averages_over_ranks", False) for table in held):
+    if any(getattr(type(table), "averages_over_ranks", False) for table in found):
         # A step of a program's own may have another optimizer for what is dense.
         for optimizer in optimizers_in(model):
             vars(optimizer)[OVER_RANKS] = "mean"
@@ -97,7 +97,7 @@ def _is_known_to(model: Any, table: Any) -> bool:
 
 def _is_frozen(model: Any, table: Any) -> bool:
     """Whether a model holds a table in layers that are frozen, and in no other."""
-    layers = [layer for layer, held in tables_in(model, by_each=True) if held is table]
+    layers = [layer for layer, its in tables_in(model, by_each=True) if its is table]
     return bool(layers) and not any(layer.trainable for layer in layers)
 
 

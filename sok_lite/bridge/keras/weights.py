@@ -108,11 +108,11 @@ def _left_out(holder: Any) -> list[tuple[Any, Any]]:
     The layer or model itself may hold a table beside a layer of it which saves that. Keras asks all
     others one by one, in the midst of writing: none of them may hold one that it does not save.
     """
-    held = list(tables_in(holder, by_each=True))
-    saved = {id(table) for layer, table in held if saves_itself(layer)}
+    pairs = list(tables_in(holder, by_each=True))
+    saved = {id(table) for layer, table in pairs if saves_itself(layer)}
     return [
         (layer, table)
-        for layer, table in held
+        for layer, table in pairs
         if not saves_itself(layer) and (layer is not holder or id(table) not in saved)
     ]
 
@@ -164,14 +164,14 @@ def _setting(call: Any, self: Any, weights: Sequence[Any]) -> None:
     if not _listed(self):
         call(self, weights)
         return
-    variables, given = list(self.weights), list(weights)
-    if len(variables) != len(given):
+    variables, values = list(self.weights), list(weights)
+    if len(variables) != len(values):
         raise ValueError(
             f"{self.name!r} has {len(variables)} weights, tables among them. "
-            f"Received: {len(given)}."
+            f"Received: {len(values)}."
         )
     tables, dense = [], []
-    for variable, value in zip(variables, given, strict=True):
+    for variable, value in zip(variables, values, strict=True):
         if not is_kept(variable):
             if tuple(variable.shape) != np.shape(value):
                 raise ValueError(

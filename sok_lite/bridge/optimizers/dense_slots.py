@@ -48,9 +48,9 @@ def _slots_of_keras(optimizer: Any, family: Family, variable: Any) -> dict[str, 
     if number is None:
         return {}
     lists = {
-        name.strip("_"): held
-        for name, held in list(vars(optimizer).items())
-        if isinstance(held, (list, tuple)) and len(held) == len(numbers)
+        name.strip("_"): value
+        for name, value in list(vars(optimizer).items())
+        if isinstance(value, (list, tuple)) and len(value) == len(numbers)
         if name not in LISTS_OF_ALL and not name.startswith("_self_")
     }
-    return {name: held[number] for name, held in lists.items() if is_variable(held[number])}
+    return {name: value[number] for name, value in lists.items() if is_variable(value[number])}

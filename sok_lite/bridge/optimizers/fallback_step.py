@@ -167,8 +167,8 @@ class FallbackSteps:
           NotImplementedError: the optimizer cannot take its steps itself, and why.
         """
         with self._lock:
-            held = [reference() for reference in self._known.tables]
-            known = {id(table): table for table in held if table is not None}
+            known_tables = [reference() for reference in self._known.tables]
+            known = {id(table): table for table in known_tables if table is not None}
             every = known | {id(table): table for table in tables}
             if len(every) > len(known):
                 shapes = [Shape(table.name, table.dim) for table in every.values()]

@@ -226,11 +226,11 @@ def _compiling(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any)
         args = (_as_keras_knows(args[0]), *args[1:])
     elif "optimizer" in kwargs:
         kwargs["optimizer"] = _as_keras_knows(kwargs["optimizer"])
-    given = args[0] if args else kwargs.get("optimizer")
+    passed = args[0] if args else kwargs.get("optimizer")
     apis, _of_thread.apis = getattr(_of_thread, "apis", {}), {}
     for api, said in apis.items():
         if api in _apis:  # else nothing of it has been imported, and the model has no table of it
-            _apis[api](given, **said)
+            _apis[api](passed, **said)
     done = call(self, *args, **kwargs)
     optimizer = getattr(self, "optimizer", None)
     if isinstance(optimizer, package.optimizers.Optimizer):

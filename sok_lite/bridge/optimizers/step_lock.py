@@ -48,11 +48,11 @@ class StepLock:
             return
         with tf.device("CPU:0"):
             mutex = tf.raw_ops.MutexV2(container="", shared_name=_MUTEX)
-            held = tf.raw_ops.MutexLock(mutex=mutex)
-        with tf.control_dependencies([held]):
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+        with tf.control_dependencies([lock]):
             yield step
         with tf.device("CPU:0"), tf.control_dependencies(step.last):
-            step.end = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
+            step.end = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
 def dense_checks(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:

@@ -167,8 +167,8 @@ def _made(
     for name, value in numbers.items():
         setattr(copy, name, value)
     setattr(copy, _name_of_rate(optimizer), learning_rate)
-    if held := variables_in(copy, ()):
-        names = ", ".join(repr(name) for name, _ in held)
+    if found := variables_in(copy, ()):
+        names = ", ".join(repr(name) for name, _ in found)
         raise CannotStepError(optimizer, "variables", names)
     return copy
 

@@ -93,8 +93,8 @@ class _Copy:
             for tensor in inputs:
                 if tensor.op.type != "Placeholder":
                     name = f"input/{tensor.op.name}"
-                    given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
-                    self._nodes.replace(tensor.name, given.name)
+                    stand_in = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name)
+                    self._nodes.replace(tensor.name, stand_in.name)
         self._nodes.add(self._scratch.as_graph_def())
         self._inputs = {self._nodes.resolved(tensor.name) for tensor in inputs}
         self._initializers: list[str] = []

@@ -35,13 +35,13 @@ def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], S
             return predict, _signature_of_model(model, "signature")
         return predict, checked_signature(model.call, signature)
     function = model_or_fn.__call__ if isinstance(model_or_fn, tf.Module) else model_or_fn
-    given = getattr(function, "input_signature", None) if signature is None else signature
-    if given is None:
+    chosen = getattr(function, "input_signature", None) if signature is None else signature
+    if chosen is None:
         raise ValueError(
             "`signature` must say what the function takes, such as [tf.TensorSpec([None], "
             "tf.int64)]. Received: None, and a function without an input_signature."
         )
-    return function, checked_signature(function, given)
+    return function, checked_signature(function, chosen)
 
 
 def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., Any], Signature]]:
@@ -67,9 +67,9 @@ def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., A
 def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signature]:
     """Returns the function of a signature, which is traced anew where it is saved."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
-        given = function.structured_input_signature
-        args = tuple(_without_places(argument) for argument in given[0])
-        kwargs = {name: _without_places(argument) for name, argument in given[1].items()}
+        specs = function.structured_input_signature
+        args = tuple(_without_places(argument) for argument in specs[0])
+        kwargs = {name: _without_places(argument) for name, argument in specs[1].items()}
         whole = _function_with(function)
         if whole is None:
             raise ValueError(

@@ -45,9 +45,9 @@ class Signature(NamedTuple):
         return tf.nest.pack_sequence_as(arguments, flat, expand_composites=True)
 
     def _leaves(self) -> list[tuple[str, Any]]:
-        given = [*zip(self.names, self.args, strict=True)]
-        given += [(name, self.kwargs[name]) for name in sorted(self.kwargs)]
-        return [leaf for name, argument in given for leaf in named_leaves(name, argument)]
+        named = [*zip(self.names, self.args, strict=True)]
+        named += [(name, self.kwargs[name]) for name in sorted(self.kwargs)]
+        return [leaf for name, argument in named for leaf in named_leaves(name, argument)]
 
 
 def checked_signature(function: Callable[..., Any], signature: Any) -> Signature:

@@ -162,10 +162,10 @@ def write(
     _check_key_type(source.key_type)
     os.mkdir(path)
 
-    def write_file(name: str, column: str, given: Callable[[np.ndarray], np.ndarray]) -> None:
+    def write_file(name: str, column: str, convert: Callable[[np.ndarray], np.ndarray]) -> None:
         with open(os.path.join(path, name), "xb") as file:
             for piece in source.read(column):
-                file.write(np.ascontiguousarray(given(piece)).data)
+                file.write(np.ascontiguousarray(convert(piece)).data)
 
     write_file("keys", "keys", lambda keys: _checked(keys, source.name))
     write_file("values", "values", lambda rows: rows)

@@ -153,14 +153,14 @@ def _source(
             stored[_column(len(found) - 1, found[-1][1])] = _rows(
                 opened(os.path.join(folder, file), STATE, state), keys, dim, is_state=True
             )
-    given = initial_values(initial, [state for _, state in found])
+    initial_by_state = initial_values(initial, [state for _, state in found])
     groups = list(dict.fromkeys(optimizer for optimizer, _ in found))
     facts = tuple(
         StateFacts(
             _column(i, state),
             state,
             stored[_column(i, state)].shape[1],
-            given.get(state, _INITIAL.get((optimizer, state), 0.0)),
+            initial_by_state.get(state, _INITIAL.get((optimizer, state), 0.0)),
             groups.index(optimizer) + 1,
         )
         for i, (optimizer, state) in enumerate(found)
@@ -298,12 +298,12 @@ def _write(folder: str, source: Source, with_states: bool, ranks: int | None) ->
     _check_keys(source, places, ranks)
     dtype = source.dtype
 
-    def write_file(end: str, column: str, kind: int, state: str, stored: str, given: str) -> None:
+    def write_file(end: str, column: str, kind: int, state: str, stored: str, wanted: str) -> None:
         head = header(source.name, kind, state, stored)
         path, shape = f"{stem}-{end}", (source.dim,) if kind != KEYS else ()
         pieces = source.read(column)
-        if given != stored:
-            pieces = (cast_rows(piece, given, stored) for piece in pieces)
+        if wanted != stored:
+            pieces = (cast_rows(piece, wanted, stored) for piece in pieces)
         write_sorted(path, head, pieces, np.dtype(stored), shape, places)
 
     write_file("weight", "values", ROWS, "", dtype, dtype)
@@ -317,10 +317,11 @@ def _check_keys(source: Source, places: Places, ranks: int | None) -> None:
     marks = _marks(source.key_type)
     if source.about.var_type == "hybrid":
         marks |= {-4, -3, -2, -1}
-    held = sorted(mark for mark in marks if places.has(mark))
-    if held:
+    reserved = sorted(mark for mark in marks if places.has(mark))
+    if reserved:
         raise WrongUse(
-            f"SOK's tables cannot hold key {held[0]}, which table {source.name!r} has: remove it"
+            f"SOK's tables cannot hold key {reserved[0]}, which table {source.name!r} has: "
+            "remove it"
         )
     least = places.least
     if least is not None and least < 0 and (ranks is None or ranks & (ranks - 1)):

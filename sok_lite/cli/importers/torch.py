@@ -55,13 +55,13 @@ def sources(
     torch = _torch()
     check_opens(path)
     with naming(path, Exception):
-        held = _loaded(torch, path)
+        tensors = _loaded(torch, path)
     found = {
         column: _stored(torch, tensor)
-        for column, tensor in held.items()
+        for column, tensor in tensors.items()
         if isinstance(column, str) and isinstance(tensor, torch.Tensor) and _is_column(tensor)
     }
-    return [named_source(path, found, held.get(ABOUT), name, dtype, key_type, columns, initial)]
+    return [named_source(path, found, tensors.get(ABOUT), name, dtype, key_type, columns, initial)]
 
 
 def _torch() -> Any:
@@ -69,10 +69,10 @@ def _torch() -> Any:
 
 
 def _loaded(torch: Any, path: str) -> Any:
-    held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(held, dict):
-        raise TypeError(f"it must have a dict of tensors. Received: {type(held).__name__}")
-    return held
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(tensors, dict):
+        raise TypeError(f"it must have a dict of tensors. Received: {type(tensors).__name__}")
+    return tensors
 
 
 def _is_column(tensor: Any) -> bool:
@@ -106,7 +106,7 @@ def write(path: str, sources: Sequence[Source]) -> None:
     """
     source = only_one(sources, "a file of PyTorch")
     torch = _torch()
-    held: dict[str, Any] = {ABOUT: about_text(source)}
+    tensors: dict[str, Any] = {ABOUT: about_text(source)}
     for name, column in named_columns(source):
         whole = torch.from_numpy(np.empty(shape_of(source, column), column.dtype))
         if name == "values" and source.dtype == "bfloat16":
@@ -115,6 +115,6 @@ def write(path: str, sources: Sequence[Source]) -> None:
         for piece in read_plain(source, column.name):
             whole[first : first + len(piece)] = torch.from_numpy(np.array(piece))
             first += len(piece)
-        held[name] = whole
+        tensors[name] = whole
     with open(path, "xb") as file:
-        torch.save(held, file)
+        torch.save(tensors, file)
