@@ -224,7 +224,7 @@ class Backend(ABC):
     def give_back(self, memory: Array) -> None:
         """Returns the memory of part of a chunk to the system until it is touched again.
 
-        It then holds zeros or what it held. Not for memory of a file.
+        It then has zeros or its old content. Not for memory of a file.
         """
         return None
 

@@ -21,7 +21,7 @@ _NUMBERS, _ARRAYS = 3, 2
 
 
 class BackwardContext(NamedTuple):
-    """What the gradient of a lookup needs. Parts lie one after another in its arrays.
+    """The context that a lookup leaves for its gradient. Parts lie one after another in its arrays.
 
     Attributes:
       pooling: how rows were pooled and keys were sent to their owners.

@@ -1,8 +1,8 @@
 """The fallback step: one optimizer step by a function that gets rows and states as arrays.
 
 For optimizers that no kernel follows. Slower than an update rule: rows and states are copied twice,
-and each table and state is a launch of its own. Duplicates are summed, keys inserted and states
-acquired as in `update.UpdateStep`, except that keys without a row are inserted before the function
+and each table and state is a launch of its own. Duplicates are summed and states acquired
+as by an update rule (`update.UpdateStep`). But keys without a row are inserted before the function
 is called, and stay if it raises.
 """
 

@@ -55,7 +55,7 @@ class Located(NamedTuple):
 
 
 class StaticContext(NamedTuple):
-    """What the gradient needs.
+    """The context that a lookup of static tables leaves for its gradient.
 
     Attributes:
       pooling: how rows were pooled and keys were sent to their owners.

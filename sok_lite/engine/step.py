@@ -67,7 +67,7 @@ class HeldStep(ABC, Generic[Ready]):
       options: of the step.
 
     Attributes:
-      updates, options: as given.
+      updates, options: the arguments.
 
     Raises:
       ValueError: `on_nonfinite` is neither "allow" nor "error".

@@ -1,4 +1,4 @@
-"""What this process has done so far, for metrics: how often, how long it took, how many bytes."""
+"""Counters of this process for metrics: calls, the time that they took, bytes sent."""
 
 import os
 import threading

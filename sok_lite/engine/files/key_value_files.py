@@ -209,7 +209,7 @@ def open_shards(
     Args:
       folder: where they are.
       layout: what they must hold.
-      size: which group, as in `find_shards`.
+      size: of the group that is meant, its number of ranks; None: there is one group only.
       file_name_list: names of the files, without their endings, instead of those that are found.
 
     Returns:

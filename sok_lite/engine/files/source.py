@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
 
 class About(NamedTuple):
-    """What is known of a table beside its columns.
+    """Facts of a table beside its columns.
 
     Attributes:
       var_type: kind of the table.
@@ -71,7 +71,7 @@ class About(NamedTuple):
 
 
 class Source(Protocol):
-    """A table that can be read column by column. Subclasses may keep the defaults given here.
+    """A table that can be read column by column. Subclasses may keep these defaults.
 
     Attributes:
       name, dim, dtype, key_type: of the table, such as "float32" or "bfloat16", and "int64",

@@ -1,4 +1,4 @@
-"""What a table is, and how one is made."""
+"""Tables of rows by key, of two kinds, and the function that makes one."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ _MOST_COUNT = 2**32 - 1
 
 
 def checked_keys(table: TableParts, keys: Any) -> Array:
-    """Returns keys (n,) as int64, or raises TypeError or ValueError; see `engine_keys`."""
+    """Returns keys (n,) as int64; TypeError or ValueError for another dtype or shape."""
     keys = table.engine_keys(keys)
     if keys.ndim != 1:
         raise ValueError(f"keys must have shape (n,). Received: shape {keys.shape}.")

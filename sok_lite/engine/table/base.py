@@ -126,7 +126,7 @@ class EmbeddingTable(TableParts):
         Raises:
           ValueError: `out` or `counts` are not such arrays, or the table does not count.
           MemoryError: no memory for the result or the new keys.
-          RuntimeError: new keys are chosen against the hash, see `find_or_insert`.
+          RuntimeError: new keys find no slot: they are chosen against the hash.
           The table is as it was.
         """
         return single_lookup.lookup(
@@ -167,7 +167,8 @@ class EmbeddingTable(TableParts):
 
         Raises:
           ValueError, TypeError: shape, dtype or scores do not fit. MemoryError: no memory for new
-            keys. RuntimeError: see `find_or_insert`. The table is as it was.
+            keys. RuntimeError: new keys find no slot: they are chosen against the hash. The table
+            is as it was.
         """
         writes.insert_or_assign(self, keys, values, scores)
         self.report_refused()
@@ -218,12 +219,14 @@ class EmbeddingTable(TableParts):
         one: as if they came one after the other. All of it counts as one lookup.
 
         Args:
-          values: (n, dim), what to add, as of `accumulate`, or the first row.
+          values: (n, dim), what to add to a row, of the dtypes that `accumulate` takes, or the new
+            row.
           is_found: (n,) bool.
 
         Raises:
           ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
-            RuntimeError: see `find_or_insert`. The table is as it was.
+            RuntimeError: new keys find no slot: they are chosen against the hash. The table is
+            as it was.
         """
         writes.accum_or_assign(self, keys, values, is_found)
 
@@ -255,7 +258,7 @@ class EmbeddingTable(TableParts):
 
     @property
     def num_slots(self) -> int:
-        """How many slots `export_chunk` can be asked for. It changes when the table grows."""
+        """Number of slots that `export_chunk` can read. It changes when the table grows."""
         return self.index.num_slots
 
     @exclusive

@@ -60,7 +60,7 @@ class Index(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What counts of a part.
+    """The keys of a part that count, each with its row number.
 
     Attributes:
       part: the part.
@@ -73,7 +73,7 @@ class Chosen(NamedTuple):
     older: list[list[Numbers]]
 
     def rows(self) -> Iterator[tuple[SavedRows, list[Numbers]]]:
-        """Yields what has rows, and the row number of each."""
+        """Yields the part, then its older files, each with the row numbers of its rows."""
         yield self.part, self.numbers[: self.part.num_with_rows]
         yield from zip(self.part.older, self.older, strict=True)
 

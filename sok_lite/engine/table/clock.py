@@ -188,7 +188,7 @@ class Clock:
         if not self._numbers:
             return np.zeros(numbers.shape)
         at = np.searchsorted(np.array(self._numbers, np.int64), numbers.astype(np.int64), "right")
-        # What was before the first span counts as of when that began: see `plan_restart`.
+        # Lookups before the first span count as made when that began: no time of them is known.
         times = np.array([self._times[0], *self._all_ends()])[at]
         return np.where(numbers == 0, 0.0, np.minimum(times, time.time()))
 
@@ -219,5 +219,5 @@ class Clock:
         return plan_set(self, now=self.now >> 1, _numbers=[number >> 1 for number in self._numbers])
 
     def halve(self) -> None:
-        """Halves the number of every lookup; see `plan_halve`."""
+        """Halves the number of every lookup, at once."""
         publish(self.plan_halve())

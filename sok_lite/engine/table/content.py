@@ -39,10 +39,13 @@ class Content(NamedTuple):
       keys: (n,) of the table's key type, distinct, ascending.
       values: (n, dim) of the row's storage dtype.
       states: of all optimizers, rows (n, dim) float32.
-      columns: what is known of each key, (n,) by name; see `saved.SavedPart`.
+      columns: what is known of each key, (n,) by name. Of a table "stamps", uint32, the lookup that
+        last saw it, and "scores", uint64, and "slots", int64, where there are any.
       pending_keys: (m,) int64, distinct, ascending.
-      pending: what is known of each of those, (m,) by name.
-      facts: as of `saved.SavedPart`; {}: a codec knows none.
+      pending: what is known of each of those, (m,) by name. Of a table "sightings", uint32, how
+        often it was seen, and "sighting_stamps", uint32, the lookup that last saw it.
+      facts: number of lookups, their times and, of a "hybrid" table, what its index needs;
+        `saved.SavedPart` lists them. {}: a codec knows none.
     """
 
     keys: np.ndarray
@@ -110,12 +113,15 @@ def _copy(store: RowStore, rows: Array, column: str, out: np.ndarray) -> None:
 
 
 def restore(table: EmbeddingTable, content: Content) -> None:
-    """Makes a table hold a content and nothing else; see `restoring.restore`.
+    """Makes a table hold a content and nothing else. Counters begin anew.
 
     Args:
       content: arrays of the host or of the table's backend.
 
-    Raises: as of `restoring.restore`.
+    Raises:
+      ValueError: the keys do not fit the key type or `max_capacity`, or the content contradicts
+        itself. The table is as it was.
+      MemoryError: no memory for it beside what the table holds; the table is as it was.
     """
     restoring.restore(table, as_saved(table, [content]))
 
@@ -214,7 +220,7 @@ def owns(table: ShardedTable, rank: int, size: int) -> Owns:
 
 
 def owned_by(content: Content, are_own: Owns) -> Content:
-    """Returns the keys of a rank; see `owns`."""
+    """Returns the keys of a content that a rank owns, with what is known of them."""
     pending = content.pending_keys.astype(content.keys.dtype)
     return select(content, are_own(content.keys), are_own(pending))
 
@@ -231,7 +237,7 @@ def _order(keys: np.ndarray) -> np.ndarray:
 
 
 def concatenate(parts: Sequence[Content], whose: str, counts: Counts | None = None) -> Content:
-    """Returns what several parts of a table hold together; see `one_of_each` for repeated keys.
+    """Returns the content that several parts of a table have together.
 
     A state that a part does not have is what it begins with there. What is known of the keys of
     some parts only is left out, and so is where they had their slots. Facts are those of the part

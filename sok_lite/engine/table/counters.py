@@ -1,4 +1,5 @@
-"""What the kernels of a lookup count for each table, in one array that the host reads at once."""
+"""The counters that kernels of a lookup keep of each table, in one array that the host reads at
+once."""
 
 from enum import IntEnum
 

@@ -119,7 +119,7 @@ class DetIndex(Index):
 
         Raises:
           MemoryError: no memory for all of the index beside what it is; it is as it was.
-          RuntimeError: see `error_of_chosen_keys`.
+          RuntimeError: keys find no slot whatever the seed of the hash: they are chosen against it.
         """
         self.check()
         self.hash_anew(self.capacity)
@@ -131,7 +131,7 @@ class DetIndex(Index):
 
         Raises:
           MemoryError: no memory for another seed; the index is as it was.
-          RuntimeError: see `error_of_chosen_keys`.
+          RuntimeError: keys find no slot whatever the seed of the hash: they are chosen against it.
         """
         xp, n = self.backend.xp, int(keys.size)
         for has_new_seed in (False, True):

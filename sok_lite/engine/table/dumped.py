@@ -1,4 +1,4 @@
-"""Which files have what a table held at some time, so that later ones need only what has changed.
+"""Which files have all rows as of some lookup, so that later ones need only what has changed.
 
 A table remembers for each folder the file that it was last written to, or made from, and the number
 of the lookup by then. It forgets all of them when it cannot tell any more what has changed since:
@@ -18,7 +18,7 @@ _MOST = 16
 
 
 class Dumped(NamedTuple):
-    """That a file, with those that it continues, has all that a table held.
+    """A file that, with those that it continues, has all rows as of some lookup.
 
     Attributes:
       folder: of the checkpoint.
@@ -34,10 +34,10 @@ class Dumped(NamedTuple):
 
 
 class Remembers(Protocol):
-    """What has been dumped.
+    """A table as this module sees it: it keeps the list of its dumps.
 
     Attributes:
-      dumps: of several folders, the newest first; see above.
+      dumps: of several folders, one each, the newest first.
     """
 
     dumps: tuple[Dumped, ...]

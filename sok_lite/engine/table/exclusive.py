@@ -21,7 +21,7 @@ _FREE = threading.Lock()
 
 
 class Exclusive:
-    """What is used by one thread at a time. See `exclusive` and `changing`.
+    """An object that one thread uses at a time: its methods are `exclusive`, or `changing`.
 
     Attributes:
       lock: held during every exclusive method; hold it to do several as one.

@@ -1,4 +1,4 @@
-"""What a table holds, as arrays: in pieces, all of it, or what a predicate chooses.
+"""Reads a table as arrays: in pieces, all of it, or the entries that a predicate chooses.
 
 The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised. They
 change nothing.

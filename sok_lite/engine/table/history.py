@@ -1,5 +1,4 @@
-"""What a table knows of the past of its keys: how often and when they were seen, what became of
-them.
+"""The past of a table's keys: how often and when they were seen, and which have lost their rows.
 
 The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
 """

@@ -41,7 +41,7 @@ class _Eviction(NamedTuple):
 
     Attributes:
       num_keys: how many were to be inserted.
-      are_updated: see `NewKeys`.
+      are_updated: whether they came with an update, which leaves out those that are refused.
       claim: rows from which they took theirs where a slot was free.
       counters: (len(Count),) int64, what the kernels have counted.
       size: of the index before.

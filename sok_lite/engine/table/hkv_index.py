@@ -26,7 +26,7 @@ _SPARSE_FROM_16 = 0.2
 
 
 class Placed(NamedTuple):
-    """What became of keys that were inserted.
+    """The slots of keys that were inserted, and what they have evicted.
 
     Attributes:
       slots: (n,) int64, the address of its slot; 0 for a refused key.

@@ -15,7 +15,7 @@ _MAX_THRESHOLD = 1 << 30  # pending counts grow up to there
 
 @dataclass(frozen=True)
 class HkvOptions:
-    """What a "hybrid" table is made with.
+    """The options of a "hybrid" table.
 
     Attributes:
       init_capacity: slots to begin with, a power of two; at least one bucket is made. (SOK's

@@ -1,5 +1,4 @@
-"""What both kinds of index have in common: segments of slots
-{key, row number, last seen}.
+"""The base of both kinds of index: segments of slots {key, row number, last seen}.
 
 kernels/slots.cuh describes them. Two more slots belong to the two keys that mark free slots: so
 every key is legal. A slot has a number, by which it is saved, and an address, which kernels work
@@ -72,7 +71,7 @@ class Search(NamedTuple):
 
     @property
     def found(self) -> Found:
-        """What the search has found, once it was made."""
+        """The row numbers and counts, once the search was made."""
         assert self.counts is not None
         return Found(self.rows, int(self.counts[0]))
 
@@ -138,7 +137,7 @@ class Index(Segmented):
 
     bucket = 0
     last_place: IndexAddress | None = None
-    _place_words: list[int] | None = None  # the same for kernels; see `place_words`
+    _place_words: list[int] | None = None  # the same as words of a kernel's arguments; None: stale
 
     @property
     def num_slots(self) -> int:
@@ -334,7 +333,7 @@ class Index(Segmented):
     def find(
         self, keys: Array, lookup_number: int = 0, caller_scores: Array | None = None
     ) -> Found:
-        """Finds keys; see `plan_search`."""
+        """Finds keys (n,) int64 at once; with a `lookup_number` they count as seen."""
         return self.plan_search(keys, lookup_number, caller_scores).run()
 
     def plan_age(self) -> list[Action]:

@@ -1,4 +1,4 @@
-"""What the parts of several ranks say together of one table."""
+"""Joins what the parts of several ranks say of one table: optimizer states and facts."""
 
 from collections.abc import KeysView, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +8,8 @@ class NamedState(Protocol):
     """An optimizer state of a part.
 
     Attributes:
-      name, dim, initial, group: as of `state_columns.State`.
+      name, dim, initial: the optimizer's name for it, elements of a row, of a new row.
+      group: number of the optimizer that it belongs to; None: nobody knows, as in old checkpoints.
       tensor: says where its rows are.
     """
 
@@ -28,7 +29,8 @@ class JoinedState(NamedTuple):
     """A state of a table.
 
     Attributes:
-      name, dim, initial, group: as of `NamedState`; the groups are those of all parts.
+      name, dim, initial: the optimizer's name for it, elements of a row, of a new row.
+      group: number of the optimizer that it belongs to, among those of all parts; None: unknown.
       tensors: its tensor in each part, by the part's place; a part without it has no entry.
     """
 

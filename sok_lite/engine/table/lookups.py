@@ -53,7 +53,8 @@ class BatchedLookup(NamedTuple):
 
 
 class PooledParts(NamedTuple):
-    """What the kernel is told of all outputs that lie alike, (num_outputs,) int64; see `Layout`.
+    """The columns, (num_outputs,) int64, by which a kernel finds pooled outputs that lie one after
+    another. They depend on sizes only, so that a `Layout` keeps them.
 
     Attributes:
       table: which of the tables each belongs to, a list; in ascending order.

@@ -1,4 +1,4 @@
-"""What a table holds together with what was saved, for it to hold all of that."""
+"""Joins what a table holds with what was saved, for the table to hold both."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -85,7 +85,7 @@ _STATE = "state"  # a state may be called "keys": its tensor is (this, its colum
 
 
 class _Own(SavedPart):
-    """What a table holds, of which the keys stay that were not saved."""
+    """The table itself as a part: its keys stay where none that was saved is equal."""
 
     may_repeat = True
 

@@ -1,4 +1,4 @@
-"""What a lookup does where keys are missing, for all tables at once.
+"""The second half of a lookup, for the keys that are missing: of all tables at once.
 
 They are deduplicated, admitted, given rows and inserted, and what they belong to is written: row
 numbers, rows, and pooled rows that have such a key. The number of launches and of waits does not
@@ -81,7 +81,7 @@ def pooling(output: Output) -> tuple[int, tuple[Any, ...]]:
 
 
 class Incomplete(NamedTuple):
-    """What a search has left to be done.
+    """The counters after a search, by which the missing keys of each table are known.
 
     Attributes:
       counters: (num_tables, len(Count)) int64.
@@ -99,7 +99,7 @@ class _New:
 
     Attributes:
       request: to its table.
-      num_seen: see `Count.SEEN`.
+      num_seen: how many keys the search has marked as seen.
       rows: (request.size,) uint32, the row numbers of its keys.
       number: (request.size,) int32, which new key each of them is, from `first` on; -1: it is none.
       keys: (u,) int64.
@@ -201,7 +201,9 @@ def complete(
     """Inserts what is missing, or not, and writes what it belongs to.
 
     Args:
-      keys, rows, requests: as of `look_up_batch`.
+      keys: (n,) int64, of all requests, one after the other.
+      rows: (n,) uint32, their row numbers, NO_ROW where missing; gets those of new keys.
+      requests: one for each table.
       found: what a search has found.
       extra_actions: lists of actions to be taken when new keys get their rows.
 
@@ -209,7 +211,7 @@ def complete(
       How many keys have no row afterwards, for each table.
 
     Raises:
-      MemoryError: see `look_up`.
+      MemoryError: no memory for the new keys; the tables are as they were.
     """
     num_missing = [counts[Count.MISSING] for counts in found.counted]
     tables = [i for i, count in enumerate(num_missing) if count]

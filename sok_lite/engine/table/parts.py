@@ -1,4 +1,4 @@
-"""What a table is made of, and what all that uses it shares."""
+"""The parts of a table: an index, rows and what decides which keys have one."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -50,18 +50,18 @@ def checked_num_keys(name: str, what: str, count: int) -> int:
 
 
 class TableParts(Exclusive, ABC):
-    """What a table is made of: an index, rows, and what decides which keys have one.
+    """The parts of a table: an index, rows, and what decides which keys have one.
 
     What it does is in functions that take it: finding.py, single_lookup.py, lookups.py, writes.py,
     insertion.py, removal.py, export.py, history.py. Here is what they share, and what each kind of
     table does in its own way.
 
     Attributes:
-      backend, dim, name: as given.
-      seed: as given, or the initializer's own where it came with one.
+      backend, dim, name: the arguments.
+      seed: the argument, or the initializer's own seed where it has one.
       key_dtype, row_dtype: formats of keys and rows.
-      owner: which rank owns a key. The table takes every key that it is given; those who send keys
-        between ranks ask.
+      owner: which rank owns a key, for the exchange between ranks. The table itself takes any
+        key.
       index: the keys, each with its row number and when it was seen.
       store: the rows and the optimizer states.
       tiers: which rows are hot; None: it is not counted, for all are kept in one way.
@@ -79,12 +79,13 @@ class TableParts(Exclusive, ABC):
         `refuse(table, why)` for what such a step cannot do; None: `update.UpdateStep`.
       keeps_every_key: whether it neither evicts keys nor turns new ones away. A lookup has nothing
         else to prepare or to report then.
-      counts_repeats: whether a lookup counts a key as often as it comes; see `counts`.
+      counts_repeats: whether a lookup counts a key as often as its batch has it, not once.
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
       removals: a log of keys that have lost their rows; None: nobody wants one.
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
-      dumps: the files that have what it held, for incremental dumps; see engine/table/dumped.py.
+      dumps: the files that have all rows as of some lookup, for incremental dumps; see
+        engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows,
         among those of the tables of its lookup, and the number of this table there; None: there was
         none.
@@ -184,12 +185,12 @@ class TableParts(Exclusive, ABC):
 
     @property
     def evict_strategy(self) -> str | None:
-        """What the score of a key is, by which it is evicted; None: none is."""
+        """The strategy by which keys are evicted, such as "kLru"; None: no key is."""
         return None
 
     @property
     def epoch(self) -> int:
-        """The epoch that scores are stamped with; always 0 where every key is kept."""
+        """The epoch that new scores carry in their high half; always 0 where every key is kept."""
         return 0
 
     @property

@@ -1,4 +1,4 @@
-"""What a table holds, piece by piece in the order of its slots: for files.
+"""Reads a table piece by piece, in the order of its slots: for files.
 
 Hold the table, as `changing_alone` does, from `outline` to the last piece.
 """
@@ -17,15 +17,16 @@ ENTRY_BYTES = 32
 
 
 class Outline(NamedTuple):
-    """How much of what a table holds.
+    """The sizes of a table's content, and which columns it has.
 
     Attributes:
       num_keys: keys with a row.
       num_pending: keys that were seen and have no row yet.
       has_scores: whether there are scores beside `last_seen`.
-      has_slots: whether the numbers of the slots say anything; see `HkvIndex.is_regular`.
+      has_slots: whether slots can be found again by their numbers: not where a growth has failed
+        on its way.
       states: the optimizer states: number of the group, name, column.
-      facts: as of `saved.SavedPart`.
+      facts: number of lookups, their times and, of a "hybrid" table, what its index needs.
     """
 
     num_keys: int
@@ -37,7 +38,7 @@ class Outline(NamedTuple):
 
 
 def outline(table: EmbeddingTable) -> Outline:
-    """Returns what there is."""
+    """Returns the sizes and columns of a table's content."""
     num_pending, has_scores, has_slots = 0, False, False
     if isinstance(table, HkvTable):
         has_scores, has_slots = table.index.has_scores, table.index.is_regular
@@ -84,7 +85,8 @@ def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:
 
 
 def facts_of(table: EmbeddingTable) -> dict[str, Any]:
-    """Returns the facts of a table, as of `saved.SavedPart`: values that JSON knows."""
+    """Returns the facts that files have of a table, values that JSON knows: number and times of
+    lookups and, of a "hybrid" table, what its index needs."""
     facts: dict[str, Any] = {
         "num_lookups": table.num_lookups,
         "spans": table.clock.spans._asdict(),

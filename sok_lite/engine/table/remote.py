@@ -103,7 +103,7 @@ class RemoteTable(Exclusive):
         return f"keys={self.size:,} not in this process"
 
     def facts(self, dtype: str) -> dict[str, str]:
-        """Returns what a notebook shows of the table; see `summary.facts`."""
+        """Returns what a notebook shows of the table, by name."""
         return {"keys": f"{self.size:,}", "row": f"{self.dim} x {dtype}"}
 
     # ---------------------------------------------------------------- what programs call
@@ -117,7 +117,7 @@ class RemoteTable(Exclusive):
         insert: bool = True,
         missing: str = "initial",
     ) -> Lookup:
-        """Returns the row of every key; see `EmbeddingTable.lookup`.
+        """Returns the row of every key, or what `missing` says: "initial" values or "zeros".
 
         Its row numbers only say which keys have a row.
 
@@ -182,7 +182,7 @@ class RemoteTable(Exclusive):
         out: Callable[[int], Array] | None = None,
         cutoff: float | None = None,
     ) -> tuple[Array, Array]:
-        """Returns all keys, ascending, and their rows; see `EmbeddingTable.export`.
+        """Returns all keys (n,), ascending, and their rows (n, dim).
 
         Raises:
           NotImplementedError: a cutoff.
@@ -204,13 +204,13 @@ class RemoteTable(Exclusive):
     # ---------------------------------------------------------------- optimizer states
 
     def read_state(self, name: str, keys: Any) -> Array:
-        """Returns a state of keys, (n, dim) float32; see `EmbeddingTable.read_state`."""
+        """Returns a state of keys, (n, dim) float32; its initial value for a key without a row."""
         keys = self.backend.to_host(checked_keys(self.like, keys))
         distinct, inverse = np.unique(keys, return_inverse=True)
         return self.backend.from_host(self._decoding(name)(self.rows.get(distinct)[1])[inverse])
 
     def assign_state(self, name: str, keys: Any, values: Any) -> None:
-        """Sets a state of keys that have a row; see `EmbeddingTable.assign_state`.
+        """Sets a state of keys that have a row. The last of a repeated key wins.
 
         Raises:
           ValueError: a key has no row, or shapes do not fit.

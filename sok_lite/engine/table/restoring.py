@@ -1,4 +1,4 @@
-"""Gives a table what was saved, and nothing else.
+"""Restores a table: it gets what was saved, and nothing else.
 
 A table that comes back evicts, admits and expires as it would have done: scores, the number of the
 lookup that last saw each key and its time, and the pending counts of keys without a row come with
@@ -76,7 +76,8 @@ def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
     """Prepares what `restore` does, for `publish_restored`. Hold the table from before it on.
 
     Raises:
-      As of `restore`, and what reading a part raises.
+      ValueError: the keys do not fit, or what was saved contradicts itself. MemoryError: no memory
+        for it beside the table. Whatever reading a part raises.
     """
     times = _times(table, saved.facts)
     try:

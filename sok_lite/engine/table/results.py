@@ -1,4 +1,4 @@
-"""What a table gives and takes besides arrays."""
+"""Results and arguments of a table's methods that are more than one array."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -15,7 +15,7 @@ from sok_lite.engine.rows.store import RowStore
 
 
 class Lookup(NamedTuple):
-    """What a lookup gives.
+    """The result of a lookup.
 
     Attributes:
       values: (n, dim) of the table's storage dtype.
@@ -136,7 +136,7 @@ class _Numbers(NamedTuple):
 
 
 class Statistics(_Numbers):
-    """What a table holds and has done on this rank; each rank has its own.
+    """Sizes of a table, and counts of what it has done, on this rank; each rank has its own.
 
     What ends in `_total` counts since the table was made, cleared (`clear`) or given its content by
     a whole load, whichever came last. It never falls in between. All else is of now.
@@ -182,7 +182,7 @@ class Statistics(_Numbers):
 
 
 class GivesFirstRows(Protocol):
-    """What a table asks of an initializer."""
+    """The methods of an initializer that a table calls."""
 
     def check(self, row_dtype: RowDtype, dim: int) -> None:
         """Raises ValueError if rows of that format and length cannot begin as it says."""

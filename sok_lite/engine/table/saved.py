@@ -1,4 +1,5 @@
-"""What a table is to hold, in parts that are read piece by piece: of files, arrays or tables.
+"""The content that a table is to have, in parts that are read piece by piece: of files, arrays or
+tables.
 
 The form between whoever has saved something and `restoring.py`: never all of it is in memory.
 """
@@ -89,7 +90,8 @@ class Saved(NamedTuple):
       parts: of a key that several have the first counts; each is on the host or the table's device.
       pending: the parts, in the order in which they count for keys without a row.
       states: those of all parts.
-      facts: of all parts, as of `SavedPart`.
+      facts: of all parts together: number of lookups, their times and, of a "hybrid" table, what
+        its index needs. `SavedPart` lists them.
     """
 
     parts: Sequence[SavedPart]
@@ -99,7 +101,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(parts: Sequence[SavedPart]) -> "Saved":
-        """Returns what parts are together; see `joined.py`. There is one at least."""
+        """Returns parts, one at least, as one: the states of any of them, and joined facts."""
         states = joined_states([part.states for part in parts])
         facts = joined_facts([dict(part.facts) for part in parts])
         facts = facts if len(parts) == 1 else without_slots(facts)

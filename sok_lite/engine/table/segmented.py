@@ -1,4 +1,4 @@
-"""What an index is made of, and how that grows and shrinks: one segment after another."""
+"""The segments of an index, and how it grows and shrinks: one segment after another."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -103,7 +103,7 @@ class Segmented(ABC):
 
         Raises:
           MemoryError: no memory; all keys are as they were.
-          RuntimeError: see `error_of_chosen_keys`.
+          RuntimeError: keys find no slot whatever the seed of the hash: they are chosen against it.
         """
         left, done = deque(self.directory.segments), list[Segment]()
         for count, shapes in list(paired(self.directory.shapes, self.sizes.shapes(num_slots))):
@@ -124,7 +124,7 @@ class Segmented(ABC):
 
         Raises:
           MemoryError: no memory for all of the index beside what it is; it is as it was.
-          RuntimeError: see `error_of_chosen_keys`.
+          RuntimeError: keys find no slot whatever the seed of the hash: they are chosen against it.
         """
         old, shapes = self.directory.segments, self.sizes.shapes(num_slots)
         if self._replace([], old, shapes, [], num_slots, seed_after(self.seed)) is None:

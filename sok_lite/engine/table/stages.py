@@ -52,7 +52,7 @@ WithRows = Callable[[Array], list[Action]]
 
 
 class Stage(NamedTuple):
-    """What is to be done next.
+    """The next step of an insertion.
 
     Attributes:
       number: the tables with the lowest number go first.
@@ -68,7 +68,7 @@ class Stage(NamedTuple):
 # The stages of an insertion. Before COMMIT nothing has changed that an exception does not undo.
 RESERVE, COMMIT = 0, 1
 
-# Is sent the counters of its table where it has asked for them.
+# It yields stages, and after one with `is_counted` receives the counters of its table.
 Stages: TypeAlias = Generator[Stage, list[int], None]
 
 
@@ -87,7 +87,7 @@ def run(
       extra_actions: lists of actions to be taken at that time.
 
     Returns:
-      What was counted of those tables whose last stage asked for it.
+      The counters of those tables whose last stage has `is_counted`.
 
     Raises:
       Whatever a change raises while it prepares. None of those that were to be made at once with

@@ -1,4 +1,4 @@
-"""What a lookup does with the rows of a table that has two tiers of memory.
+"""Moves rows between the two tiers of a table's memory, as part of a lookup.
 
 `engine/rows/tiers.py` counts how often rows are accessed, and says which change places.
 """
