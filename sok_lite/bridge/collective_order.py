@@ -169,7 +169,10 @@ def in_collective_order(
     Args:
       collective: the ranks.
       place: makes a py_function of a function, inputs and dtypes.
-      function, inputs, output_dtypes, what: as in `host_call`.
+      function: takes eager tensors, returns a sequence of eager tensors.
+      inputs: tensors.
+      output_dtypes: one per output.
+      what: what the call does, for the error text.
     """
     comm = collective.comm
     name = _of_graph(numbered(f"{what} ({collective.name})")).encode()

@@ -106,7 +106,8 @@ def agreed_sum(
 
     Args:
       tensor: floats or integers; shape and dtype equal on all ranks.
-      description, what: see `check_equal_on_all_ranks`; compared once.
+      description: field -> value, which must be equal on all ranks; compared once.
+      what: names what is described, for errors, such as "table 'user'".
 
     Raises:
       ValueError: a field of the description differs; on every rank.

@@ -129,7 +129,7 @@ class TableState(ObjectState):
 
         Raises:
           OSError, MemoryError: a rank cannot keep its part. The last commit is as it was.
-          ValueError: the optimizer is not built, or not given though tables have states of one, or
+          ValueError: the optimizer is not built, or not passed though tables have states of one, or
             ranks have different tables.
         """
         self._commit()
@@ -146,7 +146,9 @@ class TableState(ObjectState):
         """Commits, and lets ranks in that have come. Every rank must call it, at the same step.
 
         Raises:
-          OSError, MemoryError, ValueError: as in `save`.
+          OSError, MemoryError: a rank cannot keep its part. The last commit is as it was.
+          ValueError: the optimizer is not built, or not passed though tables have states of one, or
+            ranks have different tables.
           HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
         """
         self.save()
@@ -157,7 +159,8 @@ class TableState(ObjectState):
         """Lets ranks in that have come; commits before. Every rank must call it, at the same step.
 
         Raises:
-          OSError, MemoryError, ValueError, HostsUpdatedInterrupt: as in `commit`.
+          OSError, MemoryError, ValueError: the commit fails, as one by `commit()` would.
+          HostsUpdatedInterrupt: ranks have come or leave; `run` takes it.
         """
         with _failures_of_ranks(), _always_synced():
             try:

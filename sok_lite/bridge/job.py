@@ -45,9 +45,9 @@ def join(comm_tool: str, gpu_transport: str | None = None) -> None:
     """Makes the communicator, once. Every rank must call it.
 
     Args:
-      comm_tool: see `make_communicator`.
-      gpu_transport: see `choose_transport`; None: as SOK_LITE_GPU_TRANSPORT says. One process has
-        no use for it.
+      comm_tool: "horovod", "mpi" or "single".
+      gpu_transport: how arrays travel between GPUs: "horovod", "nccl", "host" or "auto"; None: as
+        SOK_LITE_GPU_TRANSPORT says. One process has no use for it.
 
     Raises:
       ValueError: unknown tool or transport.

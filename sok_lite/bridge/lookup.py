@@ -102,10 +102,11 @@ def look_up_each(
     """Returns the rows of keys in the tables of all ranks. Every rank must call it.
 
     Args:
-      comm: None: the keys are looked up in this rank's table; see `local_lookup`.
+      comm: the ranks; None: the keys are looked up in this rank's table.
       variable: of a table.
       ids: integers of any shape.
-      counts: see `local_lookup`, without a communicator.
+      counts: without a communicator, int64 of the ids' shape, how often each counts as seen; None:
+        once.
 
     Returns:
       ids.shape + [dimension] of the rows' dtype, with a gradient of the variable.
@@ -133,7 +134,9 @@ def look_up_combined(
 
     Args:
       variable: of a table, which combines the rows itself if it can; None: it cannot.
-      matrix, weights, combiner: see `sparse_matrix.combined_rows`.
+      matrix: keys (batch, None), ragged or sparse.
+      weights: a matrix with rows of the same lengths; None: all are 1.
+      combiner: "mean", "sqrtn" or "sum".
       max_norm: rows are clipped to this norm before they are combined; None: they are not.
       read: takes keys (n,), gives their rows, where the table does not combine them.
 

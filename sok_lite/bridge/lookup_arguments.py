@@ -50,7 +50,7 @@ class TableSpec(NamedTuple):
 
     Attributes:
       number: of the table among those of the call.
-      variable: a reference to it; see `type_spec.alive`.
+      variable: a weak reference to it, which `type_spec.alive` follows.
       name, dim, key_type, dtype: of the variable.
       owner: name of its rule which rank owns a key.
       num_rows: of a static table, the rows of all ranks, which TensorFlow keeps; else None.

@@ -17,7 +17,7 @@ from sok_lite.engine.segments import cut
 
 
 class Items(NamedTuple):
-    """The items of all tables of a call, as arrays; see `Batch` of engine/batch.py.
+    """The items of all tables of a call as arrays, from which the engine's `Batch` is made.
 
     Attributes:
       keys: (n,) int64, of all tables.

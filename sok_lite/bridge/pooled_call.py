@@ -168,7 +168,7 @@ class PooledCall(ABC):
         weights: Sequence[tf.Tensor],
         sources: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns gradients such that their derivative raises; see `derived_once`."""
+        """Returns gradients such that their derivative raises, for there is no second one."""
         inputs: list[Any] = [*out_grads, *weights]
         zeros_of = {}
         for i, (table, source) in enumerate(zip(self.tables, sources, strict=True)):

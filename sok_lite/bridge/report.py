@@ -115,7 +115,8 @@ def prometheus(tables: Any) -> str:
     in Redis rank 0 tells the number of keys.
 
     Args:
-      tables: as in `sok_lite.report`.
+      tables: a variable of a table, a layer or model of Keras that has some, or a list, tuple or
+        dict of such.
 
     Raises:
       TypeError: there are no tables in `tables`. ValueError: two of them have one name.

@@ -36,8 +36,8 @@ def row_gradient(
       distinct: whether no key repeats, which `are_distinct` then tells.
 
     Returns:
-      An IndexedSlices. Its shape is [-1, dim], for its indices are keys: TensorFlow makes no dense
-      tensor of it, see `refuse_dense`. In a graph its static lengths are unknown and its shape is
+      An IndexedSlices. Its shape is [-1, dim], for its indices are keys: a dense tensor of it is
+      refused (`refuse_dense`). In a graph its static lengths are unknown and its shape is
       int32, as in the empty gradient that TensorFlow makes for a branch without a lookup: the two
       must match.
     """

@@ -48,7 +48,7 @@ def read_tensors(
     Args:
       dtypes: of each by its name.
       whose: the name of the variable, for errors.
-      prefix: see `write_tensors`.
+      prefix: what the names in the store begin with.
 
     Raises:
       ValueError: something is missing, or has another dtype.

@@ -24,7 +24,7 @@ def table_call(
     shapes: Sequence[Any] = (),
     work: WorkDone | None = None,
 ) -> Any:
-    """Calls a function of a variable's table and of eager tensors; see `host_call`.
+    """Calls a function of a variable's table and of eager tensors, at once or from a graph.
 
     Args:
       variable: a graph keeps a weak reference only.
@@ -32,7 +32,7 @@ def table_call(
       function: takes the engine's table and the tensors, gives eager tensors.
       inputs: tensors.
       dtypes, shapes: of what it gives.
-      work: as of `host_call`.
+      work: which kind of work it is, for metrics; None: none that counts.
 
     Returns:
       A list of tensors; without any, None in eager mode and the operation in a graph.

@@ -150,7 +150,8 @@ def erase_if(variable: TableVariable, predicate: Predicate) -> tf.Tensor:
     """Removes the keys that a predicate chooses; returns how many, scalar int64.
 
     Args:
-      predicate: see `export_if`. All entries are asked before the first goes.
+      predicate: takes some entries at a time, NumPy arrays keys (n,), rows (n, dimension) and
+        scores (n,) uint64; returns (n,) bool. It sees all entries before the first is removed.
     """
     choose = on_host(variable, predicate)
     return _count(variable, "erase_if", lambda table: table.erase_if(choose), [])

@@ -33,7 +33,7 @@ def alive(reference: "weakref.ref[Any]") -> Any:
 
 
 def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
-    """Returns the engine's tables of the variables of references; see `alive`.
+    """Returns the engine's tables of variables, by the references that a graph keeps.
 
     Raises:
       ValueError: a variable is gone. RuntimeError: one is in static mode.

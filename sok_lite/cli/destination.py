@@ -55,7 +55,7 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
 
     Args:
       path: where it is to be.
-      module: of the format; one that replaces by itself is given the path.
+      module: of the format; one that replaces by itself takes the path.
 
     Raises:
       OSError: it cannot be put there.

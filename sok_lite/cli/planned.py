@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     """All tables on the machines.
 
     Attributes:
-      machines: as given.
+      machines: the argument.
       tables: as they are to be made.
       too_many: names of tables that have more keys than one rank can hold.
     """

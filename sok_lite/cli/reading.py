@@ -38,11 +38,12 @@ def open_sources(path: str, name: str | None = None, options: Sequence[str] = ()
     """Returns the tables at a path.
 
     Args:
-      name: as in `format_of`.
+      name: of the format; None: what the path looks like.
       options: of the format, such as "dim=8".
 
     Raises:
-      OSError, ValueError: they cannot be read. WrongUse: as in `format_of`, or a wrong option.
+      OSError, ValueError: they cannot be read. WrongUse: no such format, or a
+        wrong option.
     """
     name = format_of(path, name)
     function = format_module(name).sources

@@ -37,7 +37,8 @@ def accum_difference(table: Any, keys: Any, old_values: Any, new_values: Any, ex
     """Does what `accum` does with new - old of keys that exist, and with new of others.
 
     Args:
-      keys, exists: as in `accum`.
+      keys: of any shape.
+      exists: bool, one for each key: whether the caller found it.
       old_values, new_values: keys.shape + [dim].
     """
     ints = table.keys_of(keys, remember=True)

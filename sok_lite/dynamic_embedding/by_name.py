@@ -87,7 +87,7 @@ def get_variable(
 
     Args:
       name: of the variable, within the scope.
-      others: see `Variable`.
+      others: of the `Variable` that is made: types, `dim`, initializer and the like.
 
     Raises:
       ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
@@ -107,10 +107,10 @@ def layer_variable(layer: Any, name: str, **arguments: Any) -> Variable:
     Args:
       layer: that is to have it.
       name: of the variable.
-      **arguments: see `get_variable`.
+      **arguments: of the `Variable` that is made, as `get_variable` takes them.
 
     Raises:
-      ValueError: as in `get_variable`.
+      ValueError: the variable exists with another dtype, dim, or number of shards.
       NotImplementedError: `clone_model` makes the layer, and would copy no row.
     """
     guard.tell(share_in_copies)
@@ -143,7 +143,12 @@ def number_of_shared(variable: Variable) -> int | None:
 
 
 def _by_name(name: str, arguments: dict[str, Any], joins: bool) -> Variable:
-    """Returns the variable of a name within the scope; see `_names` for `joins`."""
+    """Returns the variable of a name within the scope, or makes it.
+
+    Args:
+      joins: whether a thread that asks for the first time is of the session that began last, or
+        begins one.
+    """
     scope = tf.compat.v1.get_variable_scope()
     is_short = arguments["short_file_name"] or not scope.name
     full_name = name if is_short else f"{scope.name}/{name}"

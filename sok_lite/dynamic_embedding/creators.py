@@ -75,7 +75,7 @@ class _OwnCreator(KVCreator):
         device: str | None = None,
         shard_saveable_object_fn: Callable[..., Any] | None = None,
     ) -> HashTable:
-        """Makes a table; see its class. A capacity in the config goes before `init_size`."""
+        """Makes a table of `table_class`. A capacity in the config goes before `init_size`."""
         return self.table_class(
             key_dtype,
             value_dtype,
@@ -103,7 +103,7 @@ class CuckooHashTableCreator(_OwnCreator):
 
 
 class HkvHashTableConfig:
-    """Settings of a `HkvHashTable`, see there.
+    """Settings of a `HkvHashTable`: its options, by the same names.
 
     Attributes: the arguments.
     """
@@ -132,7 +132,7 @@ class HkvHashTableCreator(_OwnCreator):
 
     Args:
       config: a `HkvHashTableConfig`; None: its defaults.
-      saver: see `KVCreator`.
+      saver: how their rows are saved; None: with TensorFlow's checkpoints.
     """
 
     table_class = HkvHashTable
@@ -149,7 +149,7 @@ class RedisTableCreator(_OwnCreator):
 
     Args:
       config: a `RedisTableConfig`; None: its defaults.
-      saver: see `KVCreator`.
+      saver: how their rows are saved; None: with TensorFlow's checkpoints.
     """
 
     table_class = RedisTable

@@ -67,7 +67,10 @@ def load_from_file_system(
     All files are checked before anything changes. How many shards wrote them does not matter.
 
     Args:
-      dirpath, dirpath_env, buffer_size, name: as in `save_to_file_system`.
+      dirpath: the folder, a string tensor too.
+      dirpath_env: an environment variable that names the folder in place of `dirpath`.
+      buffer_size: keys that are read together.
+      name: not used.
       proc_size, proc_rank: the files that process `proc_rank` of `proc_size` wrote.
       file_name_list: names without their endings, any number of them, instead.
       load_entire_dir: the files of all processes instead, of one save.
@@ -104,7 +107,17 @@ def load_from_file_system_with_restore_function(
     that there are, and the partitioner says for `proc_size` processes which keys are of this
     one.
 
-    Args, Returns and Raises: as in `load_from_file_system`.
+    Args:
+      dirpath: the folder, a string tensor too.
+      proc_size, proc_rank: how many processes load, and which this one is.
+      buffer_size: keys that are read together.
+
+    Returns:
+      None in eager mode, the operation in a graph.
+
+    Raises:
+      FileNotFoundError: files are missing.
+      ValueError: files of another variable, of another type or dim, or corrupt.
     """
     return file_system.load_spread(variable, dirpath, proc_size, proc_rank, buffer_size)
 
@@ -122,7 +135,11 @@ def save_table(
 
     Args:
       file_name: of the files, without their endings; None: that which a variable gives them.
-      others: as in `Variable.save_to_file_system`.
+      dirpath: the folder, a string tensor too; it is made.
+      dirpath_env: an environment variable that names the folder in place of `dirpath`.
+      append_to_file: behind what the files hold.
+      buffer_size: keys that are written together.
+      name: not used.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as
@@ -144,7 +161,13 @@ def load_table(
 
     Other shards stay as they are.
 
-    Args: as in `save_to_file_system`, and of `Variable.load_from_file_system`.
+    Args:
+      dirpath: the folder, a string tensor too.
+      file_name: of the files, without their endings; None: that which a variable gives them.
+      dirpath_env: an environment variable that names the folder in place of `dirpath`.
+      load_entire_dir: the files of all processes instead, of one save.
+      buffer_size: keys that are read together.
+      name: not used.
     """
     names = None if file_name is None else [file_name]
     holder, only = table.saved_as

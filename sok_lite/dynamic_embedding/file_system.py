@@ -85,7 +85,7 @@ def save(
     buffer_size: int,
     only: int | None = None,
 ) -> Any:
-    """Writes the shards of this process; see `Variable.save_to_file_system`.
+    """Writes the shards of this process to files of keys and rows.
 
     Args:
       only: the number of the one shard that is meant; None: all are.
@@ -131,7 +131,7 @@ def load(
     buffer_size: int,
     only: int | None = None,
 ) -> Any:
-    """Reads the files of this process; see `Variable.load_from_file_system`.
+    """Reads files of keys and rows, those of this process: other keys go, states begin anew.
 
     Args:
       only: the number of the one shard that takes its keys of them; None: all do.
@@ -161,7 +161,7 @@ def load(
 
 
 def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: int) -> Any:
-    """Reads what is of this process; see `Variable.load_from_file_system_with_restore_function`."""
+    """Reads the keys of this process from the files of any number of processes."""
     ShardPlace(rank=rank, size=size).base("")  # checks the rank
     source_of(holder)
 
@@ -258,7 +258,7 @@ def file_call(
     texts: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType] = (),
 ) -> Any:
-    """Calls a function of a holder and of texts; see `host_call`.
+    """Calls a function of a holder and of texts, at once or from a graph.
 
     In a graph an error of a file becomes TensorFlow's InvalidArgumentError, with its text.
 

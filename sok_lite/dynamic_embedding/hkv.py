@@ -49,7 +49,11 @@ class HkvHashTable(HashTable):
     not count its keys as seen, for it changes nothing: writes and training do.
 
     Args:
-      key_dtype, value_dtype, default_value, name, checkpoint: see `HashTable`.
+      key_dtype: tf.int64, tf.int32 or tf.string.
+      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
+      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
+      name: of the table; it also seeds random initial values.
+      checkpoint: whether checkpoints have it.
       init_capacity: keys to begin with. TFRA begins with 1,048,576; this table grows.
       max_capacity: keys to grow to, rounded up to a power of two; then keys are evicted. The
         default is 2**31, so that none is unless it is asked for; TFRA's is 1,048,576.

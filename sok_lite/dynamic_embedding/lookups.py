@@ -78,7 +78,19 @@ def embedding_lookup_unique(
 ) -> Any:
     """Does what `embedding_lookup` does: repeated keys are deduplicated where that is cheapest.
 
-    Args, returns, raises: as in `embedding_lookup`.
+    Args:
+      params: a `Variable`, trainable or `HvdVariable`, or a list of one.
+      ids: keys of any shape, of the variable's key dtype.
+      partition_strategy, validate_indices: not used.
+      name: of the trainable; needed in eager mode for a `Variable`.
+      max_norm: rows are clipped to this norm where they are read; None: they are not.
+      return_trainable: whether to return the trainable as well.
+
+    Returns:
+      ids.shape + [dim]; with `return_trainable` (rows, trainable).
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: where `embedding_lookup` raises them.
     """
     return _looked_up(params, ids, name, "embedding_lookup_unique", max_norm, return_trainable)
 
@@ -103,7 +115,7 @@ def embedding_lookup_sparse(
       sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
       partition_strategy: not used.
       name: of the trainable, which is known by `<name>/embedding_lookup` as well.
-      combiner: "mean" (also None), "sqrtn" or "sum", as in `tf.nn.embedding_lookup_sparse`.
+      combiner: "mean" (also None), "sqrtn" or "sum".
       max_norm: rows are clipped to this norm before they are combined.
       return_trainable: whether to return the trainable as well.
 
@@ -145,15 +157,20 @@ def safe_embedding_lookup_sparse(
       sparse_ids: a SparseTensor or RaggedTensor of rank 2 and above; its last dimension is
         combined.
       sparse_weights: weights in the same form; None: all are 1.
-      combiner: see `embedding_lookup_sparse`.
+      combiner: "mean" (also None), "sqrtn" or "sum".
       default_id: the key that an empty row has; None: an empty row is zeros, and no key is looked
         up for it.
-      name, partition_strategy, max_norm, return_trainable: see `embedding_lookup_sparse`.
+      name: of the trainable, which is known by `<name>/embedding_lookup` as well.
+      partition_strategy: not used.
+      max_norm: rows are clipped to this norm before they are combined.
+      return_trainable: whether to return the trainable as well.
 
     Returns:
       sparse_ids.shape[:-1] + [dim], ragged where that is.
 
-    Raises: as in `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
+    Raises:
+      ValueError: another combiner, several params, or a SparseTensor of rank 1.
+      TypeError: ids or weights of another kind or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)

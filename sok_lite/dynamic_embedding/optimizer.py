@@ -68,7 +68,7 @@ def get_slot(self: Any, var: Any, name: str) -> Any:
     Args:
       self: the optimizer.
       var: a variable or trainable.
-      name: of the slot, as in `get_slot_names`.
+      name: of the slot, such as "m"; `get_slot_names` lists them.
 
     Returns:
       Of a trainable a `SlotTrainable`. Where there is no such slot, or none yet, an optimizer of

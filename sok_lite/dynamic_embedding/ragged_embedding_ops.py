@@ -14,7 +14,10 @@ def embedding_lookup_sparse(
     name: str | None = "embedding_lookup_sparse",
     combiner: str | None = "mean",
 ) -> Any:
-    """Returns the rows of ragged keys combined; see `lookups.embedding_lookup_sparse`."""
+    """Returns the rows of ragged keys combined, (batch, dim); zeros for a row without keys.
+
+    The arguments are those of `embedding_lookup_sparse`.
+    """
     return lookups.embedding_lookup_sparse(params, sp_ids, sp_weights, name=name, combiner=combiner)
 
 
@@ -26,7 +29,10 @@ def safe_embedding_lookup_sparse(
     default_id: Any = None,
     name: str | None = "safe_embedding_lookup_sparse",
 ) -> Any:
-    """Returns the rows of ragged keys combined; see `lookups.safe_embedding_lookup_sparse`."""
+    """Returns the rows of ragged keys combined; a row without keys has `default_id`, or zeros.
+
+    The arguments are those of `safe_embedding_lookup_sparse`.
+    """
     return lookups.safe_embedding_lookup_sparse(
         embedding_weights, sparse_ids, sparse_weights, combiner, default_id, name
     )

@@ -45,7 +45,9 @@ class RedisTable(HashTable):
 
     Args:
       key_dtype: tf.int64 or tf.int32.
-      value_dtype, default_value, name: see `HashTable`.
+      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
+      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
+      name: of the table; it also seeds random initial values.
       checkpoint: whether to warn that checkpoints have no rows of it.
       device, shard_saveable_object_fn: not used.
       config: a `RedisTableConfig`; None: its defaults.

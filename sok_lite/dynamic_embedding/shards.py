@@ -48,15 +48,15 @@ class Shard(tf.__internal__.tracking.Trackable):
         return_exists: bool = False,
         name: str | None = None,
     ) -> Any:
-        """Returns the rows of keys; see `HashTable.lookup`."""
+        """Returns the rows of keys of any shape, keys.shape + [dim]; it changes nothing."""
         return self._variable.rows.lookup(keys, dynamic_default_values, return_exists)
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
-        """Sets the rows of keys; see `HashTable.insert`. The partitioner says whose they are."""
+        """Sets the rows of keys, inserting new ones. The partitioner says whose they are."""
         return self._variable.upsert(keys, values)
 
     def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
-        """Adds to the rows of keys, or inserts them; see `HashTable.accum`."""
+        """Adds to the rows of keys that the caller found, and inserts the others."""
         return self._variable.rows.accum(keys, values_or_deltas, exists)
 
     def clear(self, name: str | None = None) -> Any:
@@ -64,7 +64,7 @@ class Shard(tf.__internal__.tracking.Trackable):
         return self._variable.remove(self.export()[0])
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
-        """Removes keys; see `HashTable.remove`."""
+        """Removes keys, with rows and optimizer states; missing ones are left out."""
         return self._variable.remove(keys)
 
     save_to_file_system = file_methods.save_table

@@ -51,14 +51,14 @@ class RowOptions(NamedTuple):
 
 @unconverted
 class HashTable(TableVariable, SaveableObject):
-    """Rows by key. What `CuckooHashTable` and `HkvHashTable` have in common.
+    """Rows by key: the base of `CuckooHashTable`, `HkvHashTable` and `RedisTable`.
 
     A `tf.compat.v1.train.Saver` may be given it: TensorFlow takes it for a SaveableObject.
 
     Args:
       key_dtype: tf.int64, tf.int32 or tf.string.
       value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
-      default_value: what a missing key gives: (dim,) numbers, as many as a row has.
+      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
       name: of the table; it also seeds random initial values.
       checkpoint: whether checkpoints have it.
       options: of the engine's table.
@@ -77,7 +77,7 @@ class HashTable(TableVariable, SaveableObject):
     )
     instead_of_custom_step = "Train it with de.DynamicEmbeddingOptimizer in a loop of your own."
     instead_of_partitions = "Look each up by itself."
-    # A saver of TF1 is told of the table itself: see `save_with_graph`.
+    # A saver of TF1 finds the table among the saveable objects: `save_with_graph` puts it there.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
     var_type = "hbm"
     shards_of_tfra: ShardsOfTfra | None = None  # of the checkpoint that was restored last
@@ -128,7 +128,7 @@ class HashTable(TableVariable, SaveableObject):
             save_with_graph(self, self.op.name)
 
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
-        """Returns what has the rows, given what makes a table of this process."""
+        """Returns the table that has the rows: one of this process, but in subclasses."""
         return make()
 
     @property
@@ -303,7 +303,11 @@ class CuckooHashTable(HashTable):
     """A table that grows without bound and keeps every key.
 
     Args:
-      key_dtype, value_dtype, default_value, name, checkpoint: see `HashTable`.
+      key_dtype: tf.int64, tf.int32 or tf.string.
+      value_dtype: tf.float32, float16, bfloat16, float64, int32, int64 or int8.
+      default_value: the row of a missing key, (dim,) numbers, as many as a row has.
+      name: of the table; it also seeds random initial values.
+      checkpoint: whether checkpoints have it.
       init_size: keys to make room for at once; 0: the environment variable TF_HASHTABLE_INIT_SIZE,
         else 8,192.
       config, device, shard_saveable_object_fn: not used.

@@ -34,7 +34,7 @@ class TrainableWrapper(TableVariable):
       trainable: whether it is trained; None: as the variable is.
 
     Attributes:
-      params, max_norm: as given.
+      params, max_norm: the arguments.
       is_frozen: whether it is not to be trained for the time being, as a layer of Keras can say.
     """
 
@@ -188,7 +188,7 @@ class ShadowVariable(TrainableWrapper):
     Args:
       params: a `Variable`.
       name: the variable's `get_trainable_by_name` gives it back.
-      max_norm: see `TrainableWrapper`.
+      max_norm: rows are clipped to this norm where they are read; None: they are not.
       trainable: whether it is trained.
       distribute_strategy: must be None, or have one replica.
       ids: a tf.Variable that is assigned the keys of each lookup; None: there is none.

@@ -77,7 +77,7 @@ class Variable(tf.__internal__.tracking.Trackable):
       row_shape: (fan_in, fan_out) that Glorot, He, Lecun and VarianceScaling count with. TFRA takes
         the keys of a lookup for fan_in; None: (dim, dim), and a warning says what TFRA would draw.
 
-    Attributes: all arguments, as given or by default; `shard_num`, the number of shards.
+    Attributes: all arguments, or their defaults; `shard_num`, the number of shards.
 
     Raises:
       TypeError: a dtype that there is not (also a ValueError), an argument of a wrong type.
@@ -166,7 +166,7 @@ class Variable(tf.__internal__.tracking.Trackable):
             add_to_graph(self)
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        """Returns what a saver of TF1 saves that was given the variable itself.
+        """Returns what a saver of TF1 saves where its list has the variable itself.
 
         Raises:
           NotImplementedError: its rows are elsewhere, and it has nothing to save.
@@ -176,7 +176,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         if not self.rows.checkpoint:
             raise NotImplementedError(
                 f"A Saver cannot save {self.name!r}. {self.rows.instead_of_save} Leave it out of "
-                "what the Saver is given, or make it with checkpoint=False."
+                "the variables of the Saver, or make it with checkpoint=False."
             )
         # The name that it has where a saver is not told what to save.
         name = self.name if tf.executing_eagerly() else self.rows.op.name
@@ -242,9 +242,9 @@ class Variable(tf.__internal__.tracking.Trackable):
         return self.is_differentiable and self.rows.is_pooled
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
-        """Returns keys as the integers that the table knows them by; see `HashTable.keys_of`.
+        """Returns keys of any shape as the integers that the table knows them by.
 
-        The partitioner is asked, and what it gives checked.
+        The partitioner is called, and the shards that it returns are checked.
         """
         return self.rows.keys_of(rows_by_key.checked(self, keys), remember)
 
@@ -311,7 +311,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     def export_keys_and_scores(
         self, split_size: int, name: str | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns all keys (n,) and their scores (n,) int64; see `HkvHashTable`.
+        """Returns all keys (n,) and their scores (n,) int64, of an `HkvHashTable` only.
 
         Raises:
           TypeError: the table keeps no scores: the creator is no `HkvHashTableCreator`.

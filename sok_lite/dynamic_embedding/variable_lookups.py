@@ -34,7 +34,10 @@ def embedding_lookup(
     max_norm: float | None = None,
     return_trainable: bool = False,
 ) -> Any:
-    """Looks keys up; see `embedding_lookup`. The trainable is `<name>/embedding_lookup`."""
+    """Returns the rows of keys, ids.shape + [dim]; with `return_trainable` (rows, trainable).
+
+    What is trained is `<name>/embedding_lookup`. The arguments are those of `embedding_lookup`.
+    """
     name = f"{name or variable.name}/embedding_lookup"
     return lookups.embedding_lookup(
         variable, ids, name=name, max_norm=max_norm, return_trainable=return_trainable

@@ -59,7 +59,12 @@ class WarmStartHook(tf.compat.v1.train.SessionRunHook):
     """Calls `warm_start` for a session, once: a session that takes its place goes on from its own.
 
     Args:
-      ckpt_to_initialize_from, vars_to_warm_start, var_name_to_prev_var_name: see `warm_start`.
+      ckpt_to_initialize_from: a checkpoint that `tf.compat.v1.train.Saver` wrote of variables
+        without a `FileSystemSaver`, or a folder, whose latest one it is.
+      vars_to_warm_start: a regular expression that names start with, a list of them, or a list of
+        variables.
+      var_name_to_prev_var_name: what a variable was called when it was saved, where it is not as
+        now.
     """
 
     def __init__(

@@ -121,25 +121,25 @@ for _told in (
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
 
     class Table(TablePart, keras.layers.Layer):
-        """See `TablePart`."""
+        """A table that layers look keys up in, and a layer that does so itself: `TablePart`."""
 
     class Embeddings(EmbeddingsPart, keras.layers.Layer):
-        """See `EmbeddingsPart`."""
+        """Rows of several features, in one lookup: `EmbeddingsPart`."""
 
     class Embedding(EmbeddingPart, keras.layers.Layer):
-        """See `EmbeddingPart`."""
+        """Rows of one feature: `EmbeddingPart`."""
 
     class AllRanks(AllRanksPart, keras.callbacks.Callback):
-        """See `AllRanksPart`."""
+        """A callback for `fit` on several ranks: `AllRanksPart`."""
 
     class Checkpoint(CheckpointPart, keras.callbacks.Callback):
-        """See `CheckpointPart`."""
+        """A callback that saves tables and resumes `fit`: `CheckpointPart`."""
 
     class Expire(ExpirePart, keras.callbacks.Callback):
-        """See `ExpirePart`."""
+        """A callback that removes keys that were not looked up lately: `ExpirePart`."""
 
     class TableMetrics(TableMetricsPart, keras.callbacks.Callback):
-        """See `TableMetricsPart`."""
+        """A callback that reports sizes of tables as metrics: `TableMetricsPart`."""
 
 else:
     _of_program = classes_for(tf.keras)

@@ -67,8 +67,8 @@ def rows_of(
       features: what to look up in.
       ids: of each a tensor, RaggedTensor or SparseTensor; what else is an array is made a tensor.
       weights: of each None, or the weights of its ids, of the same kind and shape.
-      training: whether new keys are inserted; None: see `is_training`. Else, and in a table that is
-        frozen, nothing is inserted and a key without a row gives zeros.
+      training: whether new keys are inserted; None: whether a gradient tape is recording. Else, and
+        in a table that is frozen, nothing is inserted and a key without a row gives zeros.
 
     Returns:
       Of each feature its ids' shape, without the last dimension where it has a combiner, + [dim];

@@ -181,7 +181,8 @@ class EmbeddingPart(EmbeddingsPart):
     Args:
       table: a `Table`, which other layers may have as well, or a `Feature`.
       combiner: "sum", "mean" or "sqrtn"; None: each id gives its row.
-      mask_value: an id that stands for no id; see `Feature`.
+      mask_value: an id that stands for no id, such as 0 or "" in padded ids: it gives zeros, and
+        does not count in a combiner. None: there is none.
       name, trainable, dtype: of Keras.
 
     Raises:
@@ -217,7 +218,13 @@ class EmbeddingPart(EmbeddingsPart):
         return super().__call__(as_tensor_of_texts(ids), *args, **kwargs)
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
-        """Returns the rows of ids; see `Embeddings.call`."""
+        """Returns the rows of ids: ids.shape + [dimension], or combined over the last dimension.
+
+        Args:
+          ids: of any shape, dense, ragged or, with a combiner, sparse.
+          weights: None, or the weights of the ids, for a combiner.
+          training: whether new keys are inserted; None: whether a gradient tape is recording.
+        """
         return self._rows(ids, weights, training)
 
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
@@ -235,7 +242,7 @@ class _FloatInputError(NotImplementedError, TypeError):
     """Raised where a model of Keras 3 is made with an input of floats for ids.
 
     A Sequential without an Input takes one of floats for itself. Where a layer raises
-    NotImplementedError then, it calls its layers one by one on what it is given.
+    NotImplementedError then, it calls its layers one by one on its inputs.
     """
 
 

@@ -18,7 +18,10 @@ from sok_lite.bridge.variable import TableVariable
 class TableWeight(TableVariable):
     """A weight of a layer whose rows are known by key.
 
-    Args: see `TableVariable`.
+    Args:
+      table: what `table_for_variable` gave.
+      name: in TensorFlow.
+      trainable: whether gradient tapes watch it.
 
     Attributes:
       is_frozen: whether it is not to be trained for the time being, as a layer can say.

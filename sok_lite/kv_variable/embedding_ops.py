@@ -56,7 +56,8 @@ def embedding_lookup(
       partition_strategy, validate_indices: not used.
       name: of the result.
       max_norm: rows are clipped to this norm where they are read; None: they are not.
-      training: whether new keys are inserted; None: see `KvVariable`.
+      training: whether new keys are inserted; None: as the variable's `training` says, else
+        IS_TRAINING.
 
     Returns:
       ids.shape + [dim], ragged as ids are; its gradient is an IndexedSlices of the keys.
@@ -101,14 +102,15 @@ def embedding_lookup_sparse(
     """Returns the rows of keys, combined row by row of a sparse matrix.
 
     Args:
-      params: see `embedding_lookup`.
+      params: a KvVariable, the list of its partitions, or a list of one.
       sp_ids: a SparseTensor or RaggedTensor (batch, None) of integers.
       sp_weights: weights in the same form and with rows of the same lengths; None: all are 1.
       partition_strategy: not used.
       name: of the result.
       combiner: "mean" (also None), "sqrtn" or "sum".
       max_norm: rows are clipped to this norm before they are combined.
-      training: see `embedding_lookup`.
+      training: whether new keys are inserted; None: as the variable's `training` says, else
+        IS_TRAINING.
 
     Returns:
       (batch, dim), of float16 and bfloat16 rows float32; zeros for a row without keys.
@@ -141,18 +143,24 @@ def safe_embedding_lookup_sparse(
     Keys whose weight is not above 0 are left out, but of "sum". Negative keys are keys.
 
     Args:
-      embedding_weights: see `embedding_lookup`.
+      embedding_weights: a KvVariable, the list of its partitions, or a list of one.
       sparse_ids: a SparseTensor of rank 2 and above, or a RaggedTensor (batch, None); its last
         dimension is combined.
       sparse_weights: weights in the same form; None: all are 1.
-      combiner: see `embedding_lookup_sparse`.
+      combiner: "mean" (also None), "sqrtn" or "sum".
       default_id: the key that an empty row has; None: an empty row is zeros.
-      name, partition_strategy, max_norm, training: see `embedding_lookup_sparse`.
+      name: of the result.
+      partition_strategy: not used.
+      max_norm: rows are clipped to this norm before they are combined.
+      training: whether new keys are inserted; None: as the variable's `training` says, else
+        IS_TRAINING.
 
     Returns:
       sparse_ids.shape[:-1] + [dim].
 
-    Raises: as in `embedding_lookup_sparse`; ValueError for a SparseTensor of rank 1.
+    Raises:
+      ValueError: another combiner, several variables, or a SparseTensor of rank 1.
+      TypeError: ids or weights of another kind or dtype.
     """
     combiner = checked_combiner(combiner)
     check_sparse(sparse_ids, sparse_weights)
@@ -167,7 +175,7 @@ def insert_kv_embedding(params: Any, ids: Any, values: Any) -> Any:
     """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
 
     Args:
-      params: see `embedding_lookup`.
+      params: a KvVariable, the list of its partitions, or a list of one.
       ids: integers of any shape.
       values: ids.shape + [dim].
 

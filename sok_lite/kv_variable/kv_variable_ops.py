@@ -51,13 +51,14 @@ __all__ = [
     "training_mode",
 ]
 
-# Whether lookups insert: what holds is the flag when a lookup is built. See `KvVariable`.
+# Whether lookups insert where neither the lookup nor its variable says so. The value counts that
+# the flag has when a lookup is built.
 IS_TRAINING = True
 
 
 @contextmanager
 def training_mode(is_training: bool) -> Iterator[None]:
-    """A `with` block in which IS_TRAINING is what is given, for lookups that are built in it.
+    """A `with` block in which IS_TRAINING has this value, for lookups that are built in it.
 
     Args:
       is_training: whether they insert.
@@ -113,8 +114,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
 
     Attributes:
       training: whether lookups insert; None: as IS_TRAINING says.
-      kv_options: as given.
-      share: as given.
+      kv_options, share: the arguments.
       saved: what checkpoints know the table by.
     """
 

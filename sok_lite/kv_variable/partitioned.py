@@ -25,7 +25,10 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
     number. All lie in one table, and a lookup is one call of it.
 
     Args:
-      table, name, trainable, options: as in `KvVariable`.
+      table: the one that all partitions lie in.
+      name: with its scopes: what checkpoints know it by.
+      trainable: whether it is trained.
+      options: where its rows are.
       collections: of the graph, that the partitions are in.
       num_partitions: from 1 on.
     """
@@ -66,7 +69,7 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """As given, without an end of ":0"."""
+        """The name, without an end of ":0"."""
         return self._plain_name
 
     @property

@@ -38,7 +38,8 @@ class KvVariableSaveable(SaveableObject):
     Args:
       variable: a KvVariable, partition or PartitionedKvVariable.
       name: of the variable in the checkpoint; None: its own.
-      mode: as in `set_tfplus_saver_mode`; None: as that says.
+      mode: 1: all that training needs. 0: keys and rows alone. None: as `set_tfplus_saver_mode`
+        says.
     """
 
     def __init__(self, variable: Any, name: str | None = None, mode: int | None = None) -> None:

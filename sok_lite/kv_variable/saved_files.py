@@ -75,7 +75,7 @@ def rank_path(path: str) -> str:
 
 
 def saved_path(path: str) -> str:
-    """Returns the path that this rank restores from, given what `rank_path` was given to save.
+    """Returns the path that this rank restores from, of the path that `rank_path` took to save.
 
     It may be that of a checkpoint, also with the step ("-7") that `Saver.save` adds to it, or of a
     folder of checkpoints.
@@ -245,7 +245,7 @@ class Read(NamedTuple):
 
 
 def read(places: list[PartPlace], table: EmbeddingTable, threshold: int, name: str) -> Read:
-    """Reads the keys of a variable that this rank owns; see `read_all`."""
+    """Reads what was saved of a variable, the keys that this rank owns."""
     whole = read_all(places, table.row_dtype, threshold, table.clock.read(), name)
     are_own = owns(table, *ranks())
     deleted = whole.deleted[are_own(whole.deleted)]
@@ -258,7 +258,7 @@ def read_all(
     """Reads what was saved of a variable, the keys of all ranks.
 
     Args:
-      places: see `places_of`; they fit, and there is at least one.
+      places: where its parts are, as `places_of` finds them; they fit, and there is one at least.
       row_dtype: of the variable.
       threshold: how often a key must have been seen to get a row.
       now: the time of keys that were saved without one.

@@ -104,7 +104,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     def saved(
         self, shares: Sequence[Share], mode: int, is_full: bool, is_logged: bool
     ) -> list[dict[str, Any]]:
-        """Returns what is saved of parts of the table, of one moment; see `encoded`.
+        """Returns what is saved of parts of the table, of one moment: of each part tensors by name.
 
         Args:
           mode: 1 for training, 0 for serving.

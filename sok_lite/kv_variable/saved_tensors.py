@@ -12,10 +12,10 @@ and f in all, with a row or without one. A row is zeros where every |element| is
   freq_values       (f,)       int64, how often each was seen
   freq_times        (f,)       float64, when each was last seen, in seconds since 1970; 0: never
   states            (n + b, s) float32, the optimizer states of `keys` and `blacklist`, side by side
-  state_columns     scalar     text, JSON: as of bridge/checkpoint.py
+  state_columns     scalar     text, JSON, as bridge/checkpoint.py has it
   need_full_import  scalar     bool, False of a delta
   delete_keys       (d,)       key type, of a delta: keys that are gone
-  facts             scalar     text, JSON: see `Facts`
+  facts             scalar     text, JSON, the fields of `Facts`
 
 A delta has of all but `delete_keys` the keys that are new or have changed, and in `freq_keys` also
 all keys without a row. For serving there are keys and values alone, the rest is empty; and the keys

@@ -50,7 +50,8 @@ def enable_delta_export() -> None:
 
     Such a saver saves in full, unless a run is fed False for the graph's "do_full_export:0": then
     it saves the keys of KvVariables that are new or have changed since the last full save, and
-    which are gone. Restore the full save and then the delta. See `save_delta`.
+    which are gone. Restore the full save and then the delta. `save_delta` does
+    such a run.
     """
     global _is_delta_export_enabled
     _is_delta_export_enabled = True

@@ -35,7 +35,7 @@ class Share:
         return self._of(table.shrunk_keys())
 
     def exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
-        """Returns keys (n,), ascending, and rows (n, dim); see `EmbeddingTable.export`."""
+        """Returns keys (n,), ascending, and rows (n, dim); with a cutoff none below it."""
         keys, rows = table.export(cutoff=cutoff)
         if self.is_whole:
             return keys, rows

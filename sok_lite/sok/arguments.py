@@ -168,7 +168,7 @@ def checked_owner(mode: Any, partitioner: Any) -> OwnerRule:
     """Returns the rule that says which rank owns a key.
 
     Raises:
-      ValueError: `partitioner` is no such thing, or given for a table on one rank.
+      ValueError: `partitioner` is no such thing, or there is one for a table on one rank.
     """
     rank = checked_mode(mode)
     if rank >= 0 and partitioner is not None:

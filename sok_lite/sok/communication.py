@@ -132,11 +132,13 @@ def set_comm_tool(tool: str | None = None, *, comm_tool: str | None = None) -> N
     """Stores the communication tool; `init` calls it. Every rank must call it.
 
     Args:
-      tool: see `init`.
+      tool: "horovod", "mpi" or "single".
       comm_tool: the same, by the name that `init` has for it.
 
     Raises:
-      TypeError: not exactly one of the two is given. Else as `init`.
+      TypeError: not exactly one of the two is passed.
+      ValueError: unknown tool. RuntimeError: it was called before with another tool, or several
+        ranks were launched and the tool cannot connect them.
     """
     tools = [name for name in (tool, comm_tool) if name is not None]
     if len(tools) != 1:
@@ -204,7 +206,7 @@ def _missing(method: str) -> Callable[..., Any]:
 class CommToolBase:
     """A communication tool as a class of SOK's: its methods have the names of the functions above.
 
-    Programs ask the functions. A tool of a program's own is not taken; see `init` for those there
+    Programs ask the functions. A tool of a program's own is not taken: `init` lists those there
     are.
     """
 

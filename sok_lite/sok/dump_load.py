@@ -56,7 +56,7 @@ def dump(
     are. `sok.load` gives exactly what there was at the last dump. Where there is no checkpoint all
     is written; also, with a warning, where it cannot be told what has changed since the last dump
     into this folder or load from it: another process has dumped there, the number of ranks is
-    another one, a variable was restored or merged, or keys were given scores that are numbers of
+    another one, a variable was restored or merged, or keys had their scores set that are numbers of
     lookups. A dump without `incremental` replaces everything: now and then it saves time and space.
 
     Args:
@@ -119,12 +119,13 @@ def load(
       path: of the folder.
       load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several, with the names that they had. A static one takes all of its rows, in both modes.
-      optimizer: as in `dump`: it goes on from what was kept of it. The states of dynamic variables
-        come back with or without it.
+      optimizer: that which was dumped, or one like it, in a wrapper or by itself: it goes on from
+        what was kept of it. The states of dynamic variables come back with or without it.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
-      progress: as in `dump`.
+      progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
+        is installed.
 
     Raises:
       TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
@@ -132,7 +133,7 @@ def load(
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: there is no checkpoint, or a rank cannot read or hold its part. All
         ranks raise the same, and no variable has changed.
-      ImportError: as in `dump`.
+      ImportError: `progress` is True and there is no tqdm.
     """
     _check_eager("load")
     variables, wrapper = _checked(load_vars, optimizer, "load")
@@ -227,7 +228,7 @@ def _check_eager(what: str) -> None:
 def _checked(
     value: Any, optimizer: Any, what: str
 ) -> tuple[list[TableVariable | FixedVariable], WrappedOptimizer | None]:
-    """Returns variables and the optimizer that a caller has given."""
+    """Returns variables, and an optimizer, of the arguments of a call."""
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     found = [(each, table_variable(each)) for each in listed]
     variables = [each if variable is None else variable for each, variable in found]

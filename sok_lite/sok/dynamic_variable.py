@@ -170,20 +170,20 @@ class DynamicVariable(WithStaticRows):
 
     @property
     def config_dict(self) -> dict[str, Any]:
-        """The keyword options as given."""
+        """The keyword options that it was made with."""
         return self._config_dict
 
     @property
     def initializer_str(self) -> Any:
-        """The initializer, for another variable to begin alike: a string, "" where none was given.
+        """The initializer, for another variable to begin alike: a string, "" for the default.
 
-        An object of Keras or TensorFlow is given back as it is.
+        An object of Keras or TensorFlow is returned as it is.
         """
         return self._initializer_str
 
     @property
     def mode(self) -> str | None:
-        """The mode as given."""
+        """The mode that it was made with."""
         return self._mode
 
     @property
@@ -327,7 +327,7 @@ def table_variable(value: Any) -> TableVariable | None:
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits variables into (sok's own, static ones too; others), each in the given order."""
+    """Splits variables into (sok's own, static ones too; others), each in its order there."""
     ours: list[Any] = []
     others: list[Any] = []
     for var in vars:

@@ -163,7 +163,7 @@ def dummy_var_initialize(
 
 
 def _first(initializer: Any) -> Any:
-    """Returns a string, or the first number of what holds several; else what was given."""
+    """Returns a string, or the first number of what holds several; else the argument."""
     if tf.is_tensor(initializer):
         if isinstance(initializer, tf.Variable) and tf.executing_eagerly():
             initializer = initializer.numpy()
@@ -178,7 +178,7 @@ def _first(initializer: Any) -> Any:
 
 
 def variable_with(resource: Any, key_type: Any = None, dtype: Any = None) -> DynamicVariable:
-    """Returns the variable of a handle whose types are as given, or raises."""
+    """Returns the variable of a handle, or raises where its types are not these."""
     if not tf.is_tensor(resource) or resource.dtype != tf.resource:
         raise TypeError(
             "sok.raw_ops take the handle of a DynamicVariable, `variable.handle`. "

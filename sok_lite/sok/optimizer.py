@@ -87,7 +87,7 @@ class OptimizerWrapper(WrappedOptimizer):
         _last[optimizer] = weakref.ref(self)
 
     def scale_loss(self, loss: Any) -> Any:
-        """Returns the loss as scaled as the wrapped optimizer wants it; see `compute_gradients`.
+        """Returns the loss, scaled as the wrapped optimizer wants it before gradients are taken.
 
         Raises:
           ValueError: a LossScaleOptimizer of Keras 3 has no scale yet, in a tf.function.
@@ -179,12 +179,14 @@ class OptimizerWrapper(WrappedOptimizer):
         return own_names(settings_of(self._inner, self._family), self._family)
 
     def get_slot(self, var: DynamicVariable, name: str) -> Any:
-        """Returns a view of a state of this optimizer, of a variable's rows; see `SlotView`.
+        """Returns a view of a state that this optimizer has of a variable's rows.
+
+        `tf.nn.embedding_lookup` takes it in place of a variable.
 
         Args:
           var: a dynamic variable that was updated, or had its states made by `_create_slots`. Any
             other is the wrapped optimizer's.
-          name: as in `get_slot_names`, or as the framework calls it, such as TF1's "accum".
+          name: one of `get_slot_names()`, or the framework's name for it, such as TF1's "accum".
 
         Raises:
           ValueError: it has no such state.

@@ -87,7 +87,7 @@ def dummy_var_shape(
 def dummy_var_assign(
     resource: tf.Tensor, indices: Any, values: Any, name: str | None = None
 ) -> Any:
-    """Sets the rows of keys, inserting keys that are new; see `sok.assign`.
+    """Sets the rows of keys, inserting keys that are new; of a repeated key the last row counts.
 
     Returns:
       None in eager mode, the operation in a graph.
@@ -139,7 +139,7 @@ def dummy_var_sparse_read(
 ) -> tf.Tensor:
     """Returns the rows of keys, inserting keys that are new: `tf.nn.embedding_lookup`.
 
-    Its gradient, of the handle and so of its variable, is an IndexedSlices of the keys as given.
+    Its gradient, of the handle and so of its variable, is an IndexedSlices of these keys.
     """
     return local_lookup(variable_with(resource, dtype=dtype), indices)
 
@@ -147,7 +147,7 @@ def dummy_var_sparse_read(
 def dummy_var_sparse_read_evict(
     resource: tf.Tensor, indices: Any, dtype: Any = None, name: str | None = None
 ) -> DummyVarSparseReadEvict:
-    """Returns the rows of keys and what was evicted for them; see `sok.sparse_read_and_evict`."""
+    """Returns the rows of keys, and the keys and rows that were evicted for new ones."""
     variable = variable_with(resource, dtype=dtype)
     return DummyVarSparseReadEvict(*local_lookup_and_evict(variable, indices))
 
@@ -187,7 +187,7 @@ def _operation(done: Any) -> Any:
 def group_lookup(
     handles: Sequence[tf.Tensor], indices: Sequence[Any], dtype: Any = None, name: str | None = None
 ) -> list[tf.Tensor]:
-    """Returns the rows of each handle's own keys; see `sok.lookup.group_lookup`.
+    """Returns the rows of each handle's own keys, on this rank only.
 
     Args:
       handles: of DynamicVariables and of dense variables, mixed.

@@ -20,7 +20,10 @@ class SGD(RowOptimizer):
 
     Args:
       lr: learning rate; `self.lr` is a variable.
-      on_nonfinite, stochastic_rounding: as in `OptimizerWrapper`.
+      on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated and counted in
+        `num_nonfinite`. "error": the step raises before anything has changed.
+      stochastic_rounding: whether 16-bit rows are rounded up or down at random, so that small steps
+        count on average.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class SGD(RowOptimizer):
         global_step: Any = None,
         name: str | None = None,
     ) -> Any:
-        """Updates variables with their gradients; see `OptimizerWrapper.apply_gradients`.
+        """Updates variables with their gradients: `row -= lr * gradient`.
 
         Raises:
           TypeError: no variable of TensorFlow, or the gradient of a dynamic one is no

@@ -208,7 +208,7 @@ def _checked(
         value = _matrix(initial_value() if callable(initial_value) else initial_value)
         if shape is not None and not value.shape.is_compatible_with(shape):
             raise ValueError(
-                f"`initial_value` must have the shape that is given as well, {shape}. "
+                f"`initial_value` must have the shape of `shape`, {shape}. "
                 f"Received: shape {value.shape}."
             )
         shape = value.shape

@@ -47,7 +47,7 @@ def register_as_layer(
     Args:
       registered: the name of the package that Keras is to know it by.
       name: of the class.
-      part: what it does.
+      part: the class with its methods.
       base: a class of that Keras.
       members: attributes of the class; `package` among them, the Keras.
     """
@@ -62,7 +62,10 @@ def made_class(name: str, part: type, base: type, **members: Any) -> Any:
     """Makes a class of a Keras.
 
     Args:
-      name, part, base, members: see `register_as_layer`.
+      name: of the class.
+      part: the class with its methods.
+      base: a class of that Keras.
+      members: attributes of the class; `package` among them, the Keras.
     """
 
     def fill(namespace: dict[str, Any]) -> None:

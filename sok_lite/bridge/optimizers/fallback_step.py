@@ -203,7 +203,7 @@ class FallbackSteps:
         undecayed: Collection[EmbeddingTable],
         parts: Sequence[Gathered],
     ) -> tuple[list[Stepped], list[Action]]:
-        """Takes a step on rows of known tables; see `gathered_update.StepFunction`.
+        """Takes a step on rows that were gathered of known tables.
 
         Where a table has no row in the step it is one of zeros without a gradient, which goes
         nowhere: what goes on from step to step does so on a rank without rows too.

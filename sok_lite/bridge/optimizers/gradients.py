@@ -69,7 +69,8 @@ def changed(
 
     Raises:
       TypeError, ValueError: a gradient does not fit. No rank has been told anything.
-      NotImplementedError: see `changes_of`.
+      NotImplementedError: the optimizer clips gradients in a way that tables cannot follow, or is
+        Horovod's and adds up the gradients of several steps.
       CommunicatorError: a rank has died, or ranks are in different calls.
     """
     changes = changes_of(optimizer, family)

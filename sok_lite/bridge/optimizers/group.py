@@ -92,7 +92,7 @@ class GroupMomentum(_Penalties, keras.optimizers.SGD):
     """SGD with momentum that sets whole rows of tables to exactly 0.
 
     Args:
-      learning_rate: 0.01 by default, as in `keras.optimizers.SGD`.
+      learning_rate: a number or a schedule; 0.01 by default.
       momentum: in [0, 1].
       *args: of `keras.optimizers.SGD`, from `nesterov` on.
       l1_regularization_strength, l2_regularization_strength, l21_regularization_strength: as of

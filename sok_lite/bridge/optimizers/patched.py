@@ -61,7 +61,8 @@ _SAVED, _SAVED_APIS = "sok_lite", "apis"
 _BUILT_FOR = "_sok_lite_built_for"
 
 _do_train = False
-_apis: dict[str, Callable[..., Any]] = {}  # see `know_api`
+# By the name of an API, the function that tells it of a loaded optimizer.
+_apis: dict[str, Callable[..., Any]] = {}
 # What was saved of an optimizer, while its model is compiled again.
 _of_thread = threading.local()
 
@@ -81,7 +82,7 @@ def know_api(api: str, again: Callable[..., Any]) -> None:
     Args:
       api: its name.
       again: does to an optimizer that Keras has loaded what a program has done to the one that was
-        saved. It takes the optimizer, and by name what `train_for` was given.
+        saved. It takes the optimizer, and by name the arguments of `train_for`.
     """
     _apis[api] = again
 
@@ -95,7 +96,9 @@ def train_for(api: str, optimizer: Any, **said: Any) -> None:
       **said: what a program has said; it is saved with a model that is compiled with the optimizer.
 
     Raises:
-      TypeError, NotImplementedError: as in `WrappedOptimizer`.
+      TypeError: not an optimizer.
+      NotImplementedError: its step means nothing for rows, or it has a setting which could not act
+        on them.
     """
     inner, family = inner_of(optimizer), family_of(optimizer)
     settings = settings_of(inner, family_of(inner))

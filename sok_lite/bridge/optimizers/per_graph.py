@@ -27,7 +27,7 @@ class PerGraphOptimizer(WrappedOptimizer):
     """Steps of an optimizer whose own method comes here.
 
     Args:
-      optimizer: see `WrappedOptimizer`.
+      optimizer: of Keras 3, tf_keras or tf.compat.v1.train.
       dense_step: updates dense variables, and does not come here again.
       options: of `WrappedOptimizer`.
     """
@@ -68,7 +68,7 @@ class PerGraphOptimizer(WrappedOptimizer):
 
 
 def _apply_copy(dense_step: DenseStep, counts: bool, copy: Any, pairs: Any, step: int) -> None:
-    """Has a copy of an optimizer take a step; see `Cloning.apply`."""
+    """Has a copy of an optimizer take a step, the first of which has number 1."""
     if counts:
         copy.iterations.assign(step - 1)
     dense_step(copy, pairs)
@@ -80,7 +80,8 @@ class PerGraphSteps:
 
     Args:
       optimizer: the optimizer; it is not kept alive.
-      dense_step, options: see `PerGraphOptimizer`.
+      dense_step: updates dense variables, and does not come here again.
+      options: of `WrappedOptimizer`.
     """
 
     def __init__(self, optimizer: Any, dense_step: DenseStep, **options: Any) -> None:

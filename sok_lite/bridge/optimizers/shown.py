@@ -23,7 +23,7 @@ _View = Callable[[], SlotView]
 
 
 def view_of(optimizer: Any, variable: TableVariable, name: str) -> SlotView:
-    """Returns a view of a state of an optimizer; see `SlotView`.
+    """Returns a view of a state that an optimizer has of a variable's rows.
 
     Args:
       name: the rule's or the framework's.

@@ -181,7 +181,8 @@ class RowOptimizer(tf.Module):
         Args:
           optimizer: whose states the rows have.
           dense_step: updates the dense variables.
-          go, batches: see `_step`.
+          go: scalar bool tensor, whether rows move; None: they do.
+          batches: of how many calls rows move by the mean of their gradients.
 
         Returns:
           The operation in a graph, and what `dense_step` returns.

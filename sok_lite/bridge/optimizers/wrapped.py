@@ -36,8 +36,9 @@ class WrappedOptimizer(RowOptimizer):
 
     Args:
       optimizer: of Keras 3, tf_keras or tf.compat.v1.train, or a LossScaleOptimizer around one.
-      on_nonfinite: "allow" or "error"; see `sok_lite.OptimizerWrapper`.
-      stochastic_rounding: see there.
+      on_nonfinite: of rows whose gradient has a NaN or an infinity. "allow": they are updated, and
+        counted. "error": the step raises before anything has changed.
+      stochastic_rounding: whether 16-bit rows are rounded up or down at random.
 
     Raises:
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
@@ -220,15 +221,20 @@ class WrappedOptimizer(RowOptimizer):
         """Updates variables so that a loss falls: `compute_gradients`, then `apply_gradients`.
 
         Args:
-          loss, var_list, tape, grad_loss, options: see `compute_gradients`.
-          global_step, name: see `apply_gradients`.
+          loss: a function of nothing, or a tensor that `tape`, or a graph of TF1, has recorded.
+          var_list: variables, or a function that gives them; None: all trainable ones, with
+            optimizers of tf.compat.v1.train.
+          tape, grad_loss: with Keras optimizers the tape of the loss; its gradient, None: ones.
+          global_step, name: of tf.compat.v1.train, for `apply_gradients`.
+          options: further arguments of `compute_gradients` of tf.compat.v1.train, by name.
 
         Returns:
           What `apply_gradients` returns.
 
         Raises:
-          ValueError: as in `compute_gradients`, or no variable has a gradient.
-          TypeError: as of both.
+          ValueError: a tensor without a tape, no variables, or none that has a gradient.
+          TypeError: an argument that optimizers of this family do not have, or a gradient that does
+            not fit its variable.
         """
         pairs = self.compute_gradients(loss, var_list, tape=tape, grad_loss=grad_loss, **options)
         check_any(pairs)

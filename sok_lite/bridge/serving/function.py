@@ -38,9 +38,9 @@ def export_serving(
     where it is random or a lookup says `missing="zeros"`. Batches may have any size.
 
     `tf.saved_model.load(path)` gives what can be called as the function can, with its arguments;
-    TensorFlow Serving and TF1 find plain tensors by name, see `serving/signature.py`, in the
-    signature "serving_default". Nothing is filled when it is loaded, and no operation is one that
-    TensorFlow does not have.
+    TensorFlow Serving and TF1 find plain tensors by name in the signature "serving_default"; those
+    of a sparse or ragged argument end in "_values", "_row_splits" and the like. Nothing is filled
+    when it is loaded, and no operation is one that TensorFlow does not have.
 
     In a job of several ranks every rank must call it, alike; rank 0 writes. `lookup_sparse` then
     finds the keys of all ranks, a lookup in one rank's table those of rank 0.
@@ -54,7 +54,8 @@ def export_serving(
         tf.function, the inputs of a model.
       cutoff: leaves out the keys of whose row every |element| < cutoff, such as 1e-20 for rows of
         zeros. They give zeros then.
-      quantize: "float16" or "int8" has rows of floats smaller; see `ServedRows` for the error.
+      quantize: makes rows of floats smaller; None: as they are. "float16": an element is off by at
+        most 2**-11 of its size. "int8", with one scale a row: by 1/254 of the largest of its row.
 
     Raises:
       TypeError, ValueError: an argument that does not fit; rows that cannot be quantised; a cutoff
@@ -89,7 +90,9 @@ def export_functions(
 
     Args:
       root: what has the variables that the functions read, as far as they are no tf.Variables.
-      path, cutoff, quantize: see `export_serving`.
+      path: the folder to write.
+      cutoff: leaves out the keys of whose row every |element| < cutoff; None: none.
+      quantize: "float16" or "int8": how rows of floats are made smaller; None: they are not.
       functions: by the name of the signature a function and what it takes. The first is what the
         loaded object does when it is called.
       ranks: those that call it, each within `ranks.together()`.

@@ -35,17 +35,19 @@ def export_serving_graph(
     """Writes what some tensors of a graph of TF1 are computed by, without sok_lite.
 
     Of the graph it takes what the outputs need and the inputs do not give. Lookups in tables become
-    plain operations, as in `export_serving`, which says what they give; variables have the values
-    that the session has. `tf.compat.v1.saved_model.load`, `tf.saved_model.load` and TensorFlow
+    plain operations (`export_serving` says what they return); variables have the values that the
+    session has. `tf.compat.v1.saved_model.load`, `tf.saved_model.load` and TensorFlow
     Serving open it. The session and its graph stay as they are.
 
     Args:
       session: a tf.compat.v1.Session, whose variables are initialised.
       path: the folder to write, which must not be there yet, or be empty.
       inputs: tensors by the names that the signature has: placeholders, or whatever is to be given.
-        A sparse or ragged one has several names there, as in `export_serving`.
+        A sparse or ragged one has several names there, which end in "_values", "_row_splits" and
+        the like.
       outputs: tensors by name, the same.
-      cutoff, quantize: see `export_serving`.
+      cutoff: leaves out the keys of whose row every |element| < cutoff; None: none.
+      quantize: "float16" or "int8": how rows of floats are made smaller; None: they are not.
 
     Raises:
       TypeError, ValueError: an argument that does not fit; an output needs a placeholder that is
@@ -74,7 +76,7 @@ class _Copy:
     """The parts of a graph that are written.
 
     Args:
-      session: see `export_serving_graph`.
+      session: a tf.compat.v1.Session, whose variables are initialised.
       inputs, outputs: tensors.
     """
 

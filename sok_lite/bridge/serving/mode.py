@@ -74,12 +74,12 @@ def refuse_while_exporting(what: str) -> None:
 def looked_up(
     what: str, live: Callable[..., Sequence[Any]], plain: Plain, inputs: Sequence[tf.Tensor]
 ) -> Sequence[Any]:
-    """Returns what a lookup gives.
+    """Returns the outputs of a lookup, of live tables or of those of an export.
 
     Args:
       what: names it in errors.
-      live: takes the inputs, and has the tables asked.
-      plain: does the same without them; see `Lookup`.
+      live: takes the inputs, and looks up in the tables of this process.
+      plain: does the same by plain operations, and keeps no table.
       inputs: tensors.
     """
     tables = _tables.get()

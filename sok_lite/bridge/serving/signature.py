@@ -100,7 +100,7 @@ def named_leaves(name: str, structure: Any, prefix: str = "") -> list[tuple[str,
 
 
 def plain_parts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the plain tensors, or specs, of several with names; see `parts_of`.
+    """Returns the plain tensors, or specs, of several with names: a ragged or sparse one has parts.
 
     Raises:
       ValueError: two have one name.

@@ -39,7 +39,7 @@ class ServedTables:
       make_variable: makes a variable of an array.
       read_variable: gives the dense value of a static variable, as an array.
       cutoff: keys of whose row every |element| is below it are left out; None: none.
-      quantize: see `ServedRows`.
+      quantize: "float16" or "int8": how rows of floats are made smaller; None: they are not.
       ranks: those that export, alike: every rank makes the same lookups.
 
     Attributes:
@@ -85,8 +85,9 @@ class ServedTables:
         Args:
           variable: the table.
           keys: integers of any shape.
-          training, missing, usually: see `inference.reading`. A key without a row gives its initial
-            value where this is the same for all keys, else zeros.
+          training, missing: the arguments of the lookup.
+          usually: `missing` where nobody says anything. A key without a row whose initial value is
+            wanted gives it where it is the same for all keys, else zeros.
           of_all_ranks: whether it is a lookup in the tables of all ranks, not in this one's.
 
         Returns:

@@ -53,7 +53,7 @@ def sources(
       dim: elements of a row; None: what the size of the file says.
       dtype: of the elements.
       key_type: of the keys, "int64" or "uint64".
-      strategy: by which the scores were given, such as "kLfu". A table of the same goes on with
+      strategy: by which the scores were made, such as "kLfu". A table of the same goes on with
         them; without it a load gives each key the score of a new one.
       keys, values, scores: names of the files, relative to the folder. Without scores: "".
       score_type: of the scores, "uint64", or "uint32", which a table of kCustomized may have.

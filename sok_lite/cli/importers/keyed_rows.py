@@ -1,7 +1,7 @@
 """Tables that another system keeps as keys and rows, its optimizer states as such tables beside.
 
 The keys of a table are in memory while it is read, 16 bytes each, and of a state 16 more; rows are
-as they were given, which may be arrays that are mapped from a file.
+as they came, which may be arrays that are mapped from a file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ class KeyedSource(Source):
 
 
 class _Found:
-    """Rows of a state, found by their keys and given as float32."""
+    """Rows of a state, found by their keys and returned as float32."""
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed

@@ -49,7 +49,7 @@ def sources(
     initial: str = "",
     dim: int | None = None,
 ) -> list[Source]:
-    """Returns the table of a file; see `named_source` for the other options and errors.
+    """Returns the table of a file. Its other options and errors are those of `named_source`.
 
     Args:
       dim: elements of a row; needed only for lists that may have any length, in a file without

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def prefix_of(path: str | os.PathLike[str]) -> str:
-    """Returns what the names of a checkpoint's files start with, given that or its .index file."""
+    """Returns what the names of a checkpoint's files start with, of that or of its .index file."""
     return os.fspath(path).removesuffix(".index")
 
 

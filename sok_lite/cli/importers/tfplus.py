@@ -47,7 +47,7 @@ def sources(
       deltas: checkpoints with what has changed since then, in their order, or a text of their paths
         with commas.
       tables: names of variables, or a text of them with commas; others are not read.
-      names: other names for the tables; see `per_table.of_table`.
+      names: other names for the tables, such as "old=new".
       enter_threshold: how often a key had to be seen to get a row; else 0. May be one for each
         table.
 

@@ -52,8 +52,10 @@ def sources(
       path: of the checkpoint's .index file, or what its files start with; of a SavedModel
         `variables/variables.index` in it.
       tables: names, or a text of them with commas; others are not read.
-      names: other names for the tables; see `per_table.of_table`.
-      initial, slots: see `tfra_slots.with_slots`.
+      names: other names for the tables, such as "old=new".
+      initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
+        and 0 in all others.
+      slots: "states", or "tables": no table is taken for a slot.
 
     Raises:
       ImportError: there is no TensorFlow.

@@ -2,7 +2,7 @@
 
 They have no header. What they hold must be said; rows' length follows from their sizes. Files that
 this package has written have a third one, `<base>-meta.json`, that says it all, and the optimizer
-states in a file for each process; see `engine/files/key_value_states.py`.
+states in a file for each process, which engine/files/key_value_states.py describes.
 """
 
 import json
@@ -77,19 +77,21 @@ def sources(
     """Returns the tables of a folder of files of keys and values.
 
     A table is named as its files are, which have "_" for each "/" of the variable's name. Slots
-    of optimizers become states of their table; see `tfra_slots.with_slots`. The keys of a table are
+    of optimizers become states of their table. The keys of a table are
     in memory while it is read.
 
     Args:
       path: of the folder, such as `TFRADynamicEmbedding-1000`.
       key_type: of the keys, "int64" or "int32"; else "int64". This and what follows may be one for
-        each table, and for its slots then: see `per_table.of_table`.
+        each table, and for its slots then, such as "int64,items=int32".
       dtype: of the rows, such as "float16"; else "float32". Tables of restrict policies have int32.
       dim: elements of a row; else what the sizes of the files say. Empty files do not say it.
       size: of how many processes' files are meant, where there are those of several jobs.
       tables: names of files, or a text of them with commas; others are not looked at.
-      names: other names for the tables.
-      initial, slots: see `tfra_slots.with_slots`.
+      names: other names for the tables, such as "old=new".
+      initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
+        and 0 in all others.
+      slots: "states", or "tables": no table is taken for a slot.
 
     Raises:
       FileNotFoundError: there are no such files, or not all of a save.

@@ -47,7 +47,7 @@ def sources(
     columns: str = "",
     initial: str = "",
 ) -> list[Source]:
-    """Returns the table of a file; see `named_source` for the options and errors.
+    """Returns the table of a file. Its options and errors are those of `named_source`.
 
     Raises:
       OSError: the file cannot be read.

@@ -78,11 +78,16 @@ class _ModelCheckpoint:
     cannot be saved is refused before the first batch.
 
     Args:
-      filepath: as in `de.keras.models.de_hvd_save_model`; it may have fields of metrics.
+      filepath: its end says what is written, such as ".keras" or ".weights.h5"; it may have fields
+        of metrics.
       *args, **kwargs: of Keras' `ModelCheckpoint`.
-      signatures, options: as in `de.keras.models.de_hvd_save_model`.
+      signatures: of a SavedModel; None: the model's call.
+      options: a tf.train.CheckpointOptions for ".ckpt", a tf.saved_model.SaveOptions for a
+        SavedModel.
 
-    Raises: as in `de.keras.models.de_save_model`.
+    Raises:
+      NotImplementedError, TypeError, ValueError: a format that cannot be written, or signatures or
+        options that do not go with it.
     """
 
     def __init__(

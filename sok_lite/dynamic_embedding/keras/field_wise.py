@@ -16,10 +16,10 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
     """Rows of keys, combined by field: ids (batch, n) give (batch, nslots, embedding_size).
 
     Args:
-      embedding_size: see `Embedding`.
+      embedding_size: elements of a row.
       nslots: number of fields.
       slot_map_fn: takes ids and gives the field of each, of the same shape, in [0, nslots).
-      others: as in `Embedding`; `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
+      others: of `Embedding`, but `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
 
     Raises:
       ValueError: `slot_map_fn` cannot be called.

@@ -24,7 +24,7 @@ FORMATS = (MODEL, WEIGHTS, CHECKPOINT)
 def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
     """Returns the path, or raises where `de_save_model` writes no such format, or not with these.
 
-    Args: as in `de_save_model`.
+    The arguments are those of `de_save_model`.
     """
     path = Path(local_path(filepath))
     if path.suffix in _OLD and not path.name.endswith(WEIGHTS):

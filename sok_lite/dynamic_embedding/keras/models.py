@@ -52,7 +52,7 @@ def de_save_model(
       filepath: its end says what is written: ".keras", the whole model in Keras' format;
         ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint; any
         other but ".h5", a directory with TensorFlow's SavedModel, which needs no sok_lite to be
-        served, see `sok_lite.export_serving`. `load_model` and `load_weights` read it as well: the
+        served. `load_model` and `load_weights` read it as well: the
         model in Keras' format is in it. Its files come there when all are written.
       overwrite: False: what is there is not replaced.
       include_optimizer: whether the optimizer and its dense states are saved. States of rows go
@@ -96,7 +96,10 @@ def de_hvd_save_model(
     Every rank must call it, with the same path, where all can write. Rank r of n has its tables in
     `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights` read them.
 
-    Args, raises: as in `de_save_model`; RuntimeError where another rank could not do its part.
+    The arguments and errors are those of `de_save_model`.
+
+    Raises:
+      RuntimeError: another rank could not do its part.
     """
     path = checked_path(filepath, signatures, options)
     comm = communicator("de_hvd_save_model()")
@@ -132,7 +135,7 @@ def load_model(
 
     Args:
       filepath: a ".keras" file, or a directory with a SavedModel.
-      custom_objects, compile, safe_mode: see `tf.keras.models.load_model`.
+      custom_objects, compile, safe_mode: for `load_model` of Keras.
       package: keras or tf_keras; None: tf.keras.
 
     Raises:

@@ -46,15 +46,16 @@ class EmbeddingPart:
 
     Args:
       embedding_size: elements of a row.
-      key_dtype, value_dtype: see `Variable`.
+      key_dtype: tf.int64, tf.int32 or tf.string.
+      value_dtype: of the rows, such as tf.float32.
       combiner: of the subclasses that combine.
-      initializer: see `Variable`, or the name of one of Keras; None: `RandomNormal()` of Keras.
-      devices: see `Variable`.
+      initializer: of new rows, or the name of one of Keras; None: `RandomNormal()` of Keras.
+      devices: one name for each shard; None: one shard.
       name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
-        Layers of one name share the variable until Keras' `clear_session()`, see `get_variable`.
+        Layers of one name share the variable until Keras' `clear_session()`.
       with_unique: accepted: keys are deduplicated where that is cheapest.
-      short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint, row_shape: see
-        `Variable`.
+      short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint, row_shape: of
+        the `Variable` that the layer makes.
       trainable: whether it is trained.
       init_capacity: keys to make room for.
       max_norm: rows are clipped to this norm where they are read.
@@ -228,7 +229,7 @@ class EmbeddingPart:
 class SquashedEmbeddingPart(EmbeddingPart):
     """Rows of keys, reduced: ids (batch, ...) give (batch, embedding_size), ids (n,) one row.
 
-    Args: as in `Embedding`; `combiner` is "sum", "mean", "max", "min" or "prod".
+    The arguments are those of `Embedding`, and `combiner` is "sum", "mean", "max", "min" or "prod".
     """
 
     def _check_combiner(self, combiner: Any) -> None:
@@ -257,10 +258,12 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
     call it equally often; `HvdVariable` says more.
 
     Args:
-      embedding_size: see `Embedding`.
-      with_unique, with_secondary_unique, mpi_size: see `HvdVariable`.
+      embedding_size: elements of a row.
+      with_unique, with_secondary_unique: accepted: keys are deduplicated before they travel and
+        where they arrive, with them and without.
+      mpi_size: the number of ranks, which is known; None: not checked.
       batch_size: not used.
-      **kwargs: as in `Embedding`.
+      **kwargs: further arguments of `Embedding`.
 
     Raises:
       ValueError: the ranks cannot be connected.

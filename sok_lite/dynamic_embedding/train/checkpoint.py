@@ -31,12 +31,12 @@ class DECheckpoint(tf.train.Checkpoint):
         self._written_folders = WrittenFolders()
 
     def save(self, file_prefix: Any, options: Any = None) -> Any:
-        """Writes a checkpoint; see `tf.train.Checkpoint.save`."""
+        """Writes a checkpoint with the next number behind `file_prefix`; returns its path."""
         _refuse_background(options)
         return super().save(file_prefix, options)
 
     def write(self, file_prefix: Any, options: Any = None) -> Any:
-        """Writes a checkpoint; see `tf.train.Checkpoint.write`."""
+        """Writes a checkpoint that is named `file_prefix`; returns its path."""
         _refuse_background(options)
         return super().write(file_prefix, options)
 
@@ -55,7 +55,7 @@ class DECheckpoint(tf.train.Checkpoint):
 
     # What read() and restore() come to.
     def read(self, save_path: Any, options: Any = None) -> Any:
-        """Restores what `write` has written; see `tf.train.Checkpoint.read`."""
+        """Restores what `write` has written; returns TensorFlow's load status."""
         if save_path is None:
             return super().read(save_path, options)
         _refuse_graphs()

@@ -14,7 +14,9 @@ from sok_lite.dynamic_embedding.train.ranks_together import write_together
 class DEHvdSaver(tf.compat.v1.train.Saver):
     """A saver of TF1 for variables with a `FileSystemSaver` too, of one rank or of many.
 
-    See `DECheckpoint` for the folders and for what ranks do; every rank must save and restore.
+    The files of variables are in the folder `TFRADynamicEmbedding-<step>` beside the checkpoint of
+    that step. In a job of several ranks rank 0 writes the dense variables and every rank its files:
+    every rank must save and restore, and all must see the same folder.
 
     Args:
       *args, **kwargs: of `tf.compat.v1.train.Saver`.

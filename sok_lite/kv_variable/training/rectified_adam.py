@@ -28,7 +28,7 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
       total_steps: > 0: the learning rate rises from 0 in the first `warmup_proportion` of so many
         steps, and falls to `min_lr` in the others.
       warmup_proportion: in [0, 1].
-      min_lr: see `total_steps`.
+      min_lr: the learning rate after `total_steps`.
       use_nesterov: steps by `beta1 * m + (1 - beta1) * g` in place of m.
 
     Raises:
