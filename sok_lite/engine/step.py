@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action
 from sok_lite.engine.foreign_keys import RankInfo
-from sok_lite.engine.optimizers.rule import check_on_nonfinite
+from sok_lite.engine.optimizers.row_step import check_on_nonfinite
 from sok_lite.engine.table.exclusive import holding, holding_since, last_change
 from sok_lite.engine.update_rows import Update, Updates
 

@@ -17,15 +17,13 @@ from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.rule import (
+from sok_lite.engine.optimizers.row_step import (
     RowSteps,
-    RuleStep,
-    check_step,
     check_trained,
     counting_nonfinite,
     plan_update,
-    rule_step,
 )
+from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
 from sok_lite.engine.pieces import chosen, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW

@@ -29,7 +29,7 @@ from sok_lite.engine.optimizers import (
     ProximalSGD,
     RMSprop,
 )
-from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.rows.store import RowStore
 
 tf_keras = pytest.importorskip("tf_keras")

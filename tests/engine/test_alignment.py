@@ -10,7 +10,7 @@ import pytest
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
-from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.pieces import up_to_line
 from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table

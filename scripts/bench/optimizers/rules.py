@@ -28,7 +28,7 @@ from sok_lite.backend import Backend
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.optimizers import Adam, RMSprop, UpdateRule
-from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.rows.store import RowStore
 
 

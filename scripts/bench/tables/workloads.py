@@ -40,7 +40,7 @@ from scripts.bench.common.measuring import (
 from scripts.bench.tables.peer import parse_hkv, peer_of
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.optimizers import Adam
-from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.segments import segment_sum, unique
 
 HIT_SHARE = 0.6

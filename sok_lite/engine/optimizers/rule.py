@@ -1,27 +1,16 @@
-"""The base of all update rules, and how a rule is applied to rows by a kernel of kernels/update/.
+"""The base of all update rules, and a rule in one step.
 
 Only the touched rows change, states included ("lazy"): a row that has no gradient in a step keeps
 its momentum as it is.
-
-Rows of 16 bits lose steps smaller than half a unit of their last place where they are rounded to
-nearest. `StochasticRounding` lets them move by the right amount on average.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I64, U32, Words, Work
-from sok_lite.backend.publish import Action
-from sok_lite.engine.dtypes import RowDtype
-from sok_lite.engine.pieces import addresses_of, chosen, shapes_of
-from sok_lite.engine.rows.access import store_words
-from sok_lite.engine.rows.state_owner import Kinds, States
-from sok_lite.engine.rows.store import RowStore
+from sok_lite.engine.rows.state_owner import Kinds
 
 Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats where f32
 _MOST = float(np.finfo(np.float32).max)
@@ -100,20 +89,6 @@ class UpdateRule:
         return learning_rate * self.weight_decay
 
 
-class StochasticRounding(NamedTuple):
-    """Random bits by which float16 and bfloat16 rows are rounded, up or down, exact in the mean.
-
-    They depend on seed, key, column and step alone: not on the row number or the order of the rows.
-
-    Attributes:
-      keys: (u,) int64, C-contiguous; the key of each row.
-      seed: 64 bits that stand for the table.
-    """
-
-    keys: Array
-    seed: int
-
-
 class RuleStep(NamedTuple):
     """A rule in one step: what all tables have in common.
 
@@ -161,285 +136,9 @@ def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> Rul
     return RuleStep(rule, rule.states, int(number), scalars)
 
 
-class RowStep(NamedTuple):
-    """A step of some rows of a table.
-
-    Attributes:
-      store: has the rows.
-      states: of the rule, and maybe others.
-      step: what to do with them.
-      rows: (u,) uint32, distinct; NO_ROW is skipped.
-      grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
-      rounding: of float16 and bfloat16 rows; None: to nearest even. Rows of float32 and float64,
-        and states, are never rounded further.
-    """
-
-    store: RowStore
-    states: States
-    step: RuleStep
-    rows: Array
-    grads: Array
-    rounding: StochasticRounding | None = None
-
-    @property
-    def noise(self) -> tuple[Array | None, int]:
-        """Returns keys and seed of the rounding, where there is one."""
-        return self.rounding if self.rounding and self.store.row_dtype.is_half else (None, 0)
-
-    @property
-    def kernel(self) -> str:
-        """Returns the name of the kernel that takes the step."""
-        form = "" if self.noise[0] is None else "_stochastic"
-        return f"{self.step.rule.kernel}{form}_{self.store.row_dtype.suffix}"
-
-    def pointers(self, column: str) -> Array | None:
-        """Returns the chunk addresses of a state's column; None: the step has no such state."""
-        return self.states[column].pointers if column in self.step.states else None
-
-    def part(self, num_nonfinite: Array) -> Work:
-        """Returns the work of the kernel; `num_nonfinite`, (1,) int64, grows by such rows."""
-        num_rows = len(self.rows)
-        states = map(self.pointers, self.step.rule.columns)
-        columns = (self.store.column("value").pointers, *states)
-        where = (*columns, self.store.chunk_shift, self.store.dim, self.rows, self.grads)
-        how = (num_nonfinite, *self.noise, self.step.number, *self.step.scalars)
-        return Work(num_rows, (*where, *how, num_rows))
-
-
-class RowSteps(NamedTuple):
-    """Steps of rows of several tables, as columns of `RowStep`: one entry for each table.
-
-    Attributes:
-      backends: of the tables.
-      stores, states, steps, rows, grads: the attributes of `RowStep`, of each step.
-      rounding: keys and seeds of stochastic rounding, of each step; None: to nearest even.
-    """
-
-    backends: Sequence[Backend]
-    stores: Sequence[RowStore]
-    states: Sequence[States]
-    steps: Sequence[RuleStep]
-    rows: Sequence[Array]
-    grads: Sequence[Array]
-    rounding: tuple[Sequence[Array], Sequence[int]] | None = None
-
-    def some(self, numbers: Sequence[int]) -> "RowSteps":
-        """Returns the steps of some tables."""
-        columns, rounding = chosen(self[:-1], numbers), None
-        if self.rounding is not None:
-            keys, seeds = chosen(self.rounding, numbers)
-            rounding = keys, seeds
-        return RowSteps(*columns)._replace(rounding=rounding)
-
-    def of(self, number: int) -> RowStep:
-        """Returns the step of one table."""
-        rounding = None
-        if self.rounding is not None:
-            keys, seeds = self.rounding
-            rounding = StochasticRounding(keys[number], seeds[number])
-        of_rows = (self.rows[number], self.grads[number])
-        return RowStep(
-            self.stores[number], self.states[number], self.steps[number], *of_rows, rounding
-        )
-
-
-def plan_update(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
-    """Returns the launches that take steps of different tables.
-
-    Args:
-      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
-    """
-    halves = [False] * len(steps.stores)
-    if steps.rounding is not None:
-        halves = [store.row_dtype.is_half for store in steps.stores]
-    kernels = [
-        (
-            backend,
-            f"{step.rule.kernel}{'_stochastic' if half else ''}_{store.row_dtype.suffix}",
-            half,
-        )
-        for backend, store, step, half in zip(*steps[:2], steps.steps, halves, strict=True)
-    ]
-    return [
-        launch
-        for kernel in dict.fromkeys(kernels)
-        for launch in _plan_update(*kernel, _of_kernel(steps, kernels, kernel), num_nonfinite)
-    ]
-
-
-def _of_kernel(steps: RowSteps, kernels: Sequence[Any], kernel: Any) -> RowSteps:
-    """Returns the steps that one kernel takes."""
-    if kernels.count(kernel) == len(kernels):
-        return steps
-    return steps.some([i for i, each in enumerate(kernels) if each == kernel])
-
-
-def _plan_update(
-    backend: Backend, kernel: str, half: bool, steps: RowSteps, num_nonfinite: Array
-) -> list[Action]:
-    words = store_words(steps.stores)
-    states: list[Words] = [
-        np.array(
-            [
-                its[name].address if name in step.states else 0
-                for its, step in zip(steps.states, steps.steps, strict=True)
-            ],
-            np.int64,
-        )
-        for name in steps.steps[0].rule.columns
-    ]
-    num_rows = [shape[0] for shape in shapes_of(steps.rows)]
-    noise: list[Words] = [0, 0]
-    if half and steps.rounding is not None:
-        keys, numbers = steps.rounding
-        seeds = np.array([number & 0xFFFFFFFFFFFFFFFF for number in numbers], np.uint64)
-        noise = [addresses_of(backend, keys, I64), seeds.view(np.int64)]
-    # Most steps have one rule, and its numbers are the same for all tables.
-    order = list(map(id, steps.steps))
-    distinct = dict(zip(order, steps.steps, strict=True))
-    numbers_of = {number: _words(step) for number, step in distinct.items()}
-    arguments: list[Words] = [
-        *(words[:, 0], *states, words[:, 1:3]),
-        addresses_of(backend, steps.rows, U32),
-        *(addresses_of(backend, steps.grads, F32), backend.address(num_nonfinite)),
-        *noise,
-        np.array([numbers_of[number] for number in order], np.int64),
-        np.array(num_rows, np.int64),
-    ]
-    return backend.joined_columns(kernel, num_rows, arguments, (steps, num_nonfinite))
-
-
-def _words(step: RuleStep) -> list[int]:
-    """Returns the numbers of a step as a kernel takes them."""
-    floats = np.array(step.scalars, np.float32).view(np.uint32).tolist()
-    pairs = zip(step.scalars, floats, strict=True)
-    return [step.number, *[x if type(x) is int else bits for x, bits in pairs]]
-
-
-def counting_nonfinite(grads: Array, rows: Array | None, num_nonfinite: Array) -> tuple[str, Work]:
-    """Returns the kernel that counts gradient rows with a NaN or an infinity, and its work.
-
-    Args:
-      grads: (u, dim) float32, C-contiguous.
-      rows: (u,) uint32; rows of NO_ROW are not counted. None: every row counts.
-      num_nonfinite: (1,) int64, grows by them.
-    """
-    num_rows, dim = grads.shape
-    return "count_nonfinite", Work(num_rows, (rows, grads, dim, num_nonfinite, num_rows))
-
-
-def count_nonfinite(backend: Backend, grads: Array, rows: Array | None = None) -> Array:
-    """Counts the gradient rows that have a NaN or an infinity.
-
-    Returns:
-      A 0-d integer array of the backend: `int()` of it waits for the GPU.
-    """
-    count = backend.xp.zeros(1, np.int64)
-    kernel, part = counting_nonfinite(grads, rows, count)
-    backend.launch(kernel, part.num_items, *part.arguments)
-    return count[0]
-
-
-def apply_rule(
-    table: Any,
-    rule: UpdateRule,
-    rows: Array,
-    grads: Array,
-    learning_rate: float,
-    step: int,
-    on_nonfinite: str = "allow",
-    rounding: StochasticRounding | None = None,
-) -> Array:
-    """Applies one optimizer step to rows of a table, in place.
-
-    State columns that the table lacks are made.
-
-    Args:
-      table: a table, or anything with `backend` and `store`.
-      rule: the update rule.
-      rows: (u,) uint32, distinct; NO_ROW is skipped.
-      grads: (u, dim) float32, one per row, already summed over duplicates.
-      learning_rate: of this step, after any schedule.
-      step: 1 for the first update.
-      on_nonfinite: "allow": rows whose gradient has a NaN or an infinity are updated all the same,
-        and counted. "error": they raise before anything has changed, at the cost of one more pass
-        over the gradients.
-      rounding: of float16 and bfloat16 rows; None: to nearest even.
-
-    Returns:
-      The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
-      backend: `int()` of it waits for the GPU.
-
-    Raises:
-      TypeError: `rule`, or the dtype of the table's rows, row numbers, gradients or the rounding's
-        keys.
-      ValueError: shapes, learning rate, step, or `on_nonfinite`.
-      FloatingPointError: a gradient is not finite and `on_nonfinite` is "error".
-    """
-    backend, store = table.backend, table.store
-    check_trained(store.row_dtype, getattr(table, "name", ""))
-    taken = rule_step(rule, learning_rate, step)
-    rows, grads = _checked(backend, store.dim, rows, grads)
-    if rounding is not None and store.row_dtype.is_half:
-        _check_rounding(rounding, rows)
-    check_on_nonfinite(on_nonfinite)
-    if on_nonfinite == "error":
-        _raise_if_nonfinite(backend, grads, rows)
-    states = {name: store.ensure_state(name, initial) for name, initial in taken.states.items()}
-    count = backend.xp.zeros(1, np.int64)
-    step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
-    part = step_of_rows.part(count)
-    backend.launch(step_of_rows.kernel, part.num_items, *part.arguments)
-    return count[0]
-
-
-def _checked(backend: Backend, dim: int, rows: Array, grads: Array) -> tuple[Array, Array]:
-    if rows.dtype != np.uint32 or grads.dtype != np.float32:
-        raise TypeError(
-            "`rows` must be uint32 and `grads` float32. "
-            f"Received: rows {rows.dtype}, grads {grads.dtype}."
-        )
-    if rows.ndim != 1 or grads.shape != (rows.shape[0], dim):
-        raise ValueError(
-            f"`rows` must have shape (u,) and `grads` (u, {dim}). "
-            f"Received: rows {rows.shape}, grads {grads.shape}."
-        )
-    return backend.xp.ascontiguousarray(rows), backend.xp.ascontiguousarray(grads)
-
-
-def _check_rounding(rounding: StochasticRounding, rows: Array) -> None:
-    keys = rounding.keys
-    if keys.dtype != np.int64:
-        raise TypeError(f"The keys of `rounding` must be int64. Received: {keys.dtype}.")
-    if keys.shape != rows.shape:
-        raise ValueError(
-            f"`rounding` must have one key for each of {len(rows)} rows. Received: {keys.shape}."
-        )
-
-
-def check_trained(row_dtype: RowDtype, table: str) -> None:
-    """Raises TypeError for a table with rows of integers, which no rule changes."""
-    row_dtype.require_floats(table, "trained", "Make it of float32, or assign its rows.")
-
-
 def check_step(learning_rate: float, step: int) -> None:
     """Raises ValueError for a learning rate that is not finite or a step below 1."""
     if not math.isfinite(learning_rate):
         raise ValueError(f"`learning_rate` must be finite. Received: {learning_rate!r}.")
     if step < 1:
         raise ValueError(f"`step` must be >= 1, 1 for the first update. Received: {step}.")
-
-
-def check_on_nonfinite(on_nonfinite: str) -> None:
-    """Raises ValueError for what is neither "allow" nor "error"."""
-    if on_nonfinite not in ("allow", "error"):
-        raise ValueError(f"`on_nonfinite` must be 'allow' or 'error'. Received: {on_nonfinite!r}.")
-
-
-def _raise_if_nonfinite(backend: Backend, grads: Array, rows: Array) -> None:
-    count = int(count_nonfinite(backend, grads, rows))
-    if count:
-        raise FloatingPointError(
-            f"{count} of {len(rows)} gradient rows have a NaN or an infinity; no row was changed. "
-            "Clip the gradients or lower the learning rate, or use on_nonfinite='allow'."
-        )

@@ -16,7 +16,7 @@ from sok_lite.engine.optimizers import (
     Momentum,
     SparseGroupFtrl,
 )
-from sok_lite.engine.optimizers.rule import apply_rule
+from sok_lite.engine.optimizers.row_step import apply_rule
 from tests.engine.optimizers.helpers import new_table, read
 from tests.support import reference_updates
 from tests.support.helpers import sized

@@ -6,7 +6,7 @@ import pytest
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.optimizers.rule import StochasticRounding, apply_rule
+from sok_lite.engine.optimizers.row_step import StochasticRounding, apply_rule
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 from tests.support import reference_rounding

@@ -121,7 +121,7 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
         from sok_lite.engine.optimizers import Adagrad
-        from sok_lite.engine.optimizers.rule import apply_rule
+        from sok_lite.engine.optimizers.row_step import apply_rule
         from sok_lite.engine.rows.store import RowStore
 
         path = sys.argv[1] if len(sys.argv) > 1 else None
