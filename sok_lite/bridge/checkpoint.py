@@ -32,7 +32,8 @@ from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import from_named_arrays, named_arrays, restore, take
+from sok_lite.engine.table.content import restore, take
+from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
 
 _PART = "part"  # among the facts: [rank, number of ranks]
 

@@ -15,11 +15,13 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
-from sok_lite.engine.files.key_value_files import checksums, make_layout, open_shards, write_shard
+from sok_lite.engine.files.key_value_files import checksums, open_shards, write_shard
+from sok_lite.engine.files.key_value_layout import make_layout
 from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
 from sok_lite.engine.files.key_value_states import read_states, states_path, write_states
-from sok_lite.engine.table.content import Content, concatenate, from_named_arrays, owned_by, restore
+from sok_lite.engine.table.content import Content, concatenate, owned_by, restore
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.named_arrays import from_named_arrays
 from sok_lite.engine.table.state_columns import columns_of
 
 _TEXTS = ("facts", "state_columns")

@@ -16,15 +16,14 @@ from sok_lite.engine.table import content as content_module
 from sok_lite.engine.table.content import (
     Content,
     concatenate,
-    from_named_arrays,
     in_order,
-    named_arrays,
     owned_by,
     owns,
     restore,
     select,
     take,
 )
+from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
 from sok_lite.engine.table.state_columns import State
 from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table

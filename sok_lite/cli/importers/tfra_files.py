@@ -17,14 +17,13 @@ from sok_lite.cli.importers.per_table import PerTable, chosen, number_of_table, 
 from sok_lite.cli.importers.tfra_slots import with_slots
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.key_value_files import (
-    Layout,
     StoredShard,
     checksums,
     described,
-    make_layout,
     open_shards,
     write_shard,
 )
+from sok_lite.engine.files.key_value_layout import Layout, make_layout
 from sok_lite.engine.files.key_value_names import (
     ShardPlace,
     bases_by_prefix,

@@ -4,7 +4,6 @@ Formats of checkpoints are codecs over it: what a key has that comes in several 
 are one, and whose keys are whose is decided here for all of them.
 """
 
-import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -22,7 +21,7 @@ from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.table.pieces import outline
 from sok_lite.engine.table.saved import Owns, Saved, SavedPart
-from sok_lite.engine.table.state_columns import State, columns_of, side_by_side, states_of
+from sok_lite.engine.table.state_columns import State
 
 _log = logging.getLogger("sok_lite")
 
@@ -141,7 +140,7 @@ class _SavedContent(SavedPart):
 
     def __init__(self, table: EmbeddingTable, content: Content) -> None:
         whose = f"table {table.name!r}"
-        _check_sizes(content, whose)
+        check_sizes(content, whose)
         rows = {"value": (table.dim, content.values)}
         rows |= {f"state {s.name!r}": (s.dim, s.rows) for s in content.states}
         for what, (dim, its_rows) in rows.items():
@@ -167,6 +166,24 @@ class _SavedContent(SavedPart):
         step = self._step
         for i in range(-(-len(array) // step)) if wanted is None else wanted:
             yield array[i * step : (i + 1) * step]
+
+
+def check_sizes(content: Content, whose: str) -> None:
+    """Raises ValueError where a column of a content is not as long as its keys.
+
+    Args:
+      whose: names the table in errors.
+    """
+    n, m = content.keys.size, content.pending_keys.size
+    sizes = [(name, n, len(column)) for name, column in content.columns.items()]
+    sizes += [(name, m, len(column)) for name, column in content.pending.items()]
+    sizes += [("values", n, len(content.values))]
+    sizes += [(f"rows of state {state.name!r}", n, len(state.rows)) for state in content.states]
+    for name, expected, size in sizes:
+        if size != expected:
+            raise ValueError(
+                f"What was saved of {whose} is corrupt: {size:,} {name} for {expected:,} keys."
+            )
 
 
 # ---------------------------------------------------------------- choosing and putting together
@@ -345,65 +362,3 @@ def _joined_states(parts: Sequence[Content], kept: np.ndarray) -> list[State]:
         ]
         joined.append(State(name, dim, initial, np.concatenate(rows)[kept], group))
     return sorted(joined, key=lambda state: state.group or 0)
-
-
-# ---------------------------------------------------------------- as named arrays
-
-
-def named_arrays(content: Content) -> dict[str, Any]:
-    """Returns a content as what bridge/checkpoint.py lists: arrays and texts by name."""
-    last_seen = content.pending["sighting_stamps"].astype(np.int64) << 32
-    return {
-        "keys": content.keys,
-        "values": content.values,
-        "states": side_by_side(content.states, content.keys.size),
-        "state_columns": json.dumps(columns_of(content.states)),
-        "stamps": content.columns["stamps"].astype(np.int64),
-        "scores": content.columns.get("scores", np.empty(0, np.uint64)),
-        "slots": content.columns.get("slots", np.empty(0, np.int64)),
-        "sighted_keys": content.pending_keys,
-        "sightings": last_seen | content.pending["sightings"],
-        "facts": json.dumps(content.facts),
-    }
-
-
-def from_named_arrays(arrays: Mapping[str, Any], whose: str) -> Content:
-    """Returns the content of which `named_arrays` gave these.
-
-    Args:
-      arrays: texts may be bytes.
-      whose: names the table in errors.
-
-    Raises:
-      ValueError: they are not equally long, or the states are others than their text says.
-    """
-    keys, pending = arrays["keys"], arrays["sightings"]
-    columns = {name: arrays[name] for name in ("scores", "slots") if arrays[name].size}
-    columns["stamps"] = arrays["stamps"].astype(np.uint32)
-    content = Content(
-        keys,
-        arrays["values"],
-        states_of(arrays["states"], json.loads(arrays["state_columns"]), whose),
-        columns,
-        arrays["sighted_keys"],
-        {
-            "sightings": pending.astype(np.uint32),
-            "sighting_stamps": (pending >> 32).astype(np.uint32),
-        },
-        json.loads(arrays["facts"]),
-    )
-    _check_sizes(content, whose)
-    return content
-
-
-def _check_sizes(content: Content, whose: str) -> None:
-    n, m = content.keys.size, content.pending_keys.size
-    sizes = [(name, n, len(column)) for name, column in content.columns.items()]
-    sizes += [(name, m, len(column)) for name, column in content.pending.items()]
-    sizes += [("values", n, len(content.values))]
-    sizes += [(f"rows of state {state.name!r}", n, len(state.rows)) for state in content.states]
-    for name, expected, size in sizes:
-        if size != expected:
-            raise ValueError(
-                f"What was saved of {whose} is corrupt: {size:,} {name} for {expected:,} keys."
-            )

@@ -12,7 +12,8 @@ import pytest
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import PENDING_COLUMNS
-from sok_lite.engine.table.content import named_arrays, take
+from sok_lite.engine.table.content import take
+from sok_lite.engine.table.named_arrays import named_arrays
 from sok_lite.reports.of_table import report_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
 from tests.support.filled_tables import KINDS, all_of, filled, held

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sok_lite.engine.files.key_value_files import Layout, make_layout, open_shards, write_shard
+from sok_lite.engine.files.key_value_files import open_shards, write_shard
+from sok_lite.engine.files.key_value_layout import Layout, make_layout
 from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
 
 LAYOUT = make_layout("user/emb", "int64", "float32", 2)
