@@ -121,25 +121,25 @@ for _told in (
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either
 
     class Table(TablePart, keras.layers.Layer):
-        """A table that layers look keys up in, and a layer that does so itself: `TablePart`."""
+        """See `TablePart`."""
 
     class Embeddings(EmbeddingsPart, keras.layers.Layer):
-        """Rows of several features, in one lookup: `EmbeddingsPart`."""
+        """See `EmbeddingsPart`."""
 
     class Embedding(EmbeddingPart, keras.layers.Layer):
-        """Rows of one feature: `EmbeddingPart`."""
+        """See `EmbeddingPart`."""
 
     class AllRanks(AllRanksPart, keras.callbacks.Callback):
-        """A callback for `fit` on several ranks: `AllRanksPart`."""
+        """See `AllRanksPart`."""
 
     class Checkpoint(CheckpointPart, keras.callbacks.Callback):
-        """A callback that saves tables and resumes `fit`: `CheckpointPart`."""
+        """See `CheckpointPart`."""
 
     class Expire(ExpirePart, keras.callbacks.Callback):
-        """A callback that removes keys that were not looked up lately: `ExpirePart`."""
+        """See `ExpirePart`."""
 
     class TableMetrics(TableMetricsPart, keras.callbacks.Callback):
-        """A callback that reports sizes of tables as metrics: `TableMetricsPart`."""
+        """See `TableMetricsPart`."""
 
 else:
     _of_program = classes_for(tf.keras)
