@@ -27,6 +27,7 @@ import os
 import signal
 import subprocess
 import zlib
+from importlib import metadata
 from pathlib import Path
 
 import hypothesis
@@ -49,6 +50,12 @@ KERNEL_ROOMS = ("tests/backend/", "tests/comm/", "tests/engine/optimizers/")
 # The same places of keys in every run, for tests that count slots; processes that tests start
 # inherit it. Not 0, by which a key would be hashed as it is.
 os.environ.setdefault("SOK_LITE_HASH_SEED", "20241124")
+
+# What a run depends on: the line above the tests says the versions.
+_PACKAGES = (
+    *("numpy", "tensorflow", "tensorflow-cpu", "keras", "tf-keras", "horovod", "mpi4py"),
+    *("cupy-cuda12x", "cupy-cuda13x"),
+)
 
 # Whether this run is the quick one. Set before any test module is imported.
 QUICK = False
@@ -99,12 +106,31 @@ def pytest_configure(config):
 
 
 def pytest_report_header():
-    if not QUICK:
-        return None
-    changed = changed_stems()
-    if changed is None:
-        return "quick: no commit of a full run is known here, so no file counts as changed"
-    return f"quick: all variants of the tests of {', '.join(sorted(changed)) or 'no file'}"
+    lines = [machine()]
+    if QUICK:
+        changed = changed_stems()
+        said = "no commit of a full run is known here, so no file counts as changed"
+        if changed is not None:
+            said = f"all variants of the tests of {', '.join(sorted(changed)) or 'no file'}"
+        lines.append(f"quick: {said}")
+    return lines
+
+
+def machine():
+    """Returns what the tests run with here: a log that fails elsewhere begins with what differs."""
+    versions = {name: version(name) for name in _PACKAGES}
+    found = [f"{name} {number}" for name, number in versions.items() if number]
+    gpu = cuda_unavailable()
+    where = "the GPU" if gpu is None else f"no GPU ({gpu})"
+    return f"{os.cpu_count()} cores, {where}, {launched_ranks()} ranks: {', '.join(found)}"
+
+
+def version(name):
+    """Returns the version of an installed package; "" without it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @pytest.hookimpl(trylast=True)

@@ -239,3 +239,12 @@ def test_without_a_known_commit_nothing_counts_as_changed(project, record):
     else:
         levels.LAST_FULL.write_text(record)
     assert levels.changed_stems() is None
+
+
+def test_a_run_says_first_what_it_runs_with(monkeypatch):
+    numbers = {"numpy": "1.2", "keras": "3.4"}
+    monkeypatch.setattr(levels, "version", lambda name: numbers.get(name, ""))
+    monkeypatch.setattr(levels, "launched_ranks", lambda: 2)
+    monkeypatch.setattr(levels, "cuda_unavailable", lambda: "no driver")
+    line = f"{os.cpu_count()} cores, no GPU (no driver), 2 ranks: numpy 1.2, keras 3.4"
+    assert levels.pytest_report_header()[0] == line

@@ -29,6 +29,11 @@ def hash_strings(strings: Any) -> Any:
 
     Raises:
       TypeError: what is no string is among them, a missing value (None, NaN) too.
+
+    Examples:
+      >>> keys = sok.hash_strings(["apple", "pear", "apple"])
+      >>> keys.dtype.name, bool(keys[0] == keys[2]), bool(keys[0] == keys[1])
+      ('int64', True, False)
     """
     tf = sys.modules.get("tensorflow")
     if tf is not None:

@@ -92,6 +92,12 @@ def get_variable(
     Raises:
       ValueError: the variable exists with another dtype, dim, or number of shards; in a TF1 graph
         also where it exists and the scope does not reuse. A new one is made where it does.
+
+    Examples:
+      >>> items = de.get_variable("item", dim=2, initializer=0.0)
+      >>> items.upsert(tf.constant([7], tf.int64), tf.constant([[1.0, 2.0]]))
+      >>> items.lookup(tf.constant([7, 8], tf.int64)).numpy().tolist()
+      [[1.0, 2.0], [0.0, 0.0]]
     """
     arguments = dict(locals())
     return _by_name(arguments.pop("name"), arguments, joins=True)

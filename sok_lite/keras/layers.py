@@ -24,6 +24,13 @@ class EmbeddingsPart:
 
     Raises:
       TypeError, ValueError: features that are not as said here.
+
+    Examples:
+      >>> user, item = sk.Table("user", 2, initializer="zeros"), sk.Table("item", 2, "ones")
+      >>> rows = sk.Embeddings({"user": user, "items": (item, "sum")})
+      >>> ids = {"user": tf.constant([7]), "items": tf.constant([[3, 5]])}
+      >>> {name: each.numpy().tolist() for name, each in rows(ids, training=True).items()}
+      {'user': [[0.0, 0.0]], 'items': [[2.0, 2.0]]}
     """
 
     package: Any  # keras or tf_keras
@@ -187,6 +194,11 @@ class EmbeddingPart(EmbeddingsPart):
 
     Raises:
       TypeError, ValueError: arguments that are not as said here.
+
+    Examples:
+      >>> rows = sk.Embedding(sk.Table("item", 2, initializer="ones"), combiner="sum", mask_value=0)
+      >>> rows(tf.constant([[7, 9], [9, 0]]), training=True).numpy().tolist()
+      [[2.0, 2.0], [1.0, 1.0]]
     """
 
     def __init__(

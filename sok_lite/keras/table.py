@@ -61,6 +61,13 @@ class TablePart:
 
     Raises:
       TypeError, ValueError: an argument that is not as said here.
+
+    Examples:
+      >>> items = sk.Table("item", 2, initializer="ones")
+      >>> items(tf.constant([7, 9]), training=True).numpy().tolist()
+      [[1.0, 1.0], [1.0, 1.0]]
+      >>> items(tf.constant([8])).numpy().tolist(), len(items)
+      ([[0.0, 0.0]], 2)
     """
 
     package: Any  # keras or tf_keras

@@ -97,6 +97,11 @@ def get_kv_variable(
         graph has a variable of another kind by its name; an argument out of range.
       TypeError: an argument of a wrong type.
       NotImplementedError: a constraint, or partitions of the rows' columns.
+
+    Examples:
+      >>> items = kv.get_kv_variable("item", 2, initializer=keras.initializers.Ones())
+      >>> tf.nn.embedding_lookup(items, tf.constant([[7, 9]], tf.int64)).numpy().tolist()
+      [[[1.0, 1.0], [1.0, 1.0]]]
     """
     check_types(name, trainable, collections, partitioner, regularizer)
     scope = tf.compat.v1.get_variable_scope()

@@ -83,6 +83,15 @@ def dump(
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
       ImportError: `progress` is True and there is no tqdm.
+
+    Examples:
+      >>> items = sok.DynamicVariable(2, name="item")
+      >>> _ = sok.assign(items, [7, 9], [[1.0, 1.0], [2.0, 2.0]])
+      >>> sok.dump("saved", items)
+      >>> again = sok.DynamicVariable(2, name="item")
+      >>> sok.load("saved", again)
+      >>> sok.export(again)[0].numpy().tolist()
+      [7, 9]
     """
     _check_eager("dump")
     variables, wrapper = _checked(dump_vars, optimizer, "dump")

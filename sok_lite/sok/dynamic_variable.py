@@ -61,23 +61,34 @@ class DynamicVariable(WithStaticRows):
       dtype: of the rows: tf.float32 (also None), tf.float16 or tf.bfloat16.
       mode: None or "distributed": keys are spread over all ranks. "localized:<rank>": that rank has
         all of them.
-      **kwargs: `seed` (an integer, 0 by default), `init_capacity` (keys to make room for at
-        once), `partitioner` (which of several ranks owns a key: "mod", key mod ranks, which is also
-        the default; "hash", where keys have a pattern that would crowd them on some ranks; or a
-        function of keys (n,), NumPy or CuPy arrays of the key type, and the number of ranks, that
-        returns n ranks, the same everywhere; a checkpoint may be loaded by another one),
-        `gradient_dtype` (in which gradients travel between ranks: tf.float32, the default, or
-        tf.bfloat16, half the bytes; the same on all ranks; see docs/concepts/ranks.md),
-        `row_shape` (the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling
-        initializer is to count with, since a table has none; left out: a row counts as a vector
-        does in Keras, (dimension, dimension)), and the options of a "hybrid" table: see
-        `sok_lite.engine.table.hkv_options.HkvOptions`. "hbm" ignores those of them that SOK has.
+      **kwargs: these options, and those of a "hybrid" table, which
+        `sok_lite.engine.table.hkv_options.HkvOptions` lists ("hbm" ignores those of them that SOK
+        has).
+
+        * `seed`: an integer, 0 by default.
+        * `init_capacity`: keys to make room for at once.
+        * `partitioner`: which of several ranks owns a key. "mod", the default: key mod ranks.
+          "hash": where keys have a pattern that would crowd them on some ranks. Or a function of
+          keys (n,), NumPy or CuPy arrays of the key type, and the number of ranks, that returns n
+          ranks, the same everywhere. A checkpoint may be loaded by another one.
+        * `gradient_dtype`: in which gradients travel between ranks: tf.float32, the default, or
+          tf.bfloat16, half the bytes; the same on all ranks. docs/concepts/ranks.md has more.
+        * `row_shape`: the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling initializer
+          is to count with, since a table has none. Left out: a row counts as a vector does in
+          Keras, (dimension, dimension).
 
     Raises:
       TypeError: unknown keyword, or an argument of a wrong type.
       ValueError: an argument out of range, an option that only "hybrid" has, or a tf.function that
         would make a variable in each trace; one of its first trace is made once, as a tf.Variable.
       NotImplementedError: a constraint, or a tf.distribute strategy.
+
+    Examples:
+      >>> users = sok.DynamicVariable(2, initializer=0.5, name="user")
+      >>> tf.nn.embedding_lookup(users, tf.constant([2**40, -3], tf.int64)).numpy().tolist()
+      [[0.5, 0.5], [0.5, 0.5]]
+      >>> len(users)
+      2
     """
 
     kind = "sok.DynamicVariable"
@@ -271,6 +282,13 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
     Raises:
       TypeError: `var` is no DynamicVariable, or the cutoff no number.
       ValueError: the cutoff is not above 0.
+
+    Examples:
+      >>> items = sok.DynamicVariable(2, name="item")
+      >>> _ = sok.assign(items, [9, 7], [[2.0, 2.0], [1.0, 1.0]])
+      >>> keys, rows = sok.export(items)
+      >>> keys.numpy().tolist(), rows.numpy().tolist()
+      ([7, 9], [[1.0, 1.0], [2.0, 2.0]])
     """
     # Views of states and other tables have the same method; no variable of TensorFlow has.
     if hasattr(var, "export"):
@@ -297,6 +315,12 @@ def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
       TypeError: `var` is no DynamicVariable, keys are no integers or rows no floats.
       ValueError: shapes do not fit, a key does not fit the key type, or has no row to have a state;
         a state comes with scores. Nothing has changed then.
+
+    Examples:
+      >>> items = sok.DynamicVariable(2, initializer=0.0, name="item")
+      >>> _ = sok.assign(items, [7, 7], [[1.0, 1.0], [2.0, 2.0]])
+      >>> tf.nn.embedding_lookup(items, tf.constant([7])).numpy().tolist()
+      [[2.0, 2.0]]
     """
     if isinstance(var, StateView):
         if scores is not None:

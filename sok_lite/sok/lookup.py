@@ -93,6 +93,12 @@ def lookup_sparse(
         that there is not.
       TypeError, ValueError: arguments that do not fit; a static variable has no such row.
       NotImplementedError: a tf.Variable, or the filter for a table that keeps every key.
+
+    Examples:
+      >>> items = sok.DynamicVariable(2, initializer=1.0, name="item")
+      >>> ids = tf.ragged.constant([[7, 9], [], [9]], dtype=tf.int64)
+      >>> sok.lookup_sparse(items, ids, combiners="sum").numpy().tolist()
+      [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
     """
     policy = MissingKeyPolicy(
         checked_training(training), checked_missing(missing), bool(use_low_frequency_filter)

@@ -76,6 +76,15 @@ class OptimizerWrapper(WrappedOptimizer):
       TypeError: not an optimizer, or `stochastic_rounding` is not a bool.
       NotImplementedError: an optimizer whose step means nothing for rows, that cannot take its step
         itself, or that has a setting which could not act on rows, such as averaging (`use_ema`).
+
+    Examples:
+      >>> items = sok.DynamicVariable(2, initializer=1.0, name="item")
+      >>> optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(0.5))
+      >>> with tf.GradientTape() as tape:
+      ...     loss = tf.reduce_sum(tf.nn.embedding_lookup(items, tf.constant([7])))
+      >>> _ = optimizer.apply_gradients([(tape.gradient(loss, items), items)])
+      >>> tf.nn.embedding_lookup(items, tf.constant([7])).numpy().tolist()
+      [[0.5, 0.5]]
     """
 
     def __init__(

@@ -63,6 +63,15 @@ def export_serving(
       NotImplementedError: the function does something else with a table than look rows up, or
         calls Python in another way.
       RuntimeError: in a graph, or another rank has failed.
+
+    Examples:
+      >>> items = sok.DynamicVariable(2, initializer=1.0, name="item")
+      >>> @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+      ... def rows_of(ids):
+      ...     return tf.nn.embedding_lookup(items, ids)
+      >>> sok.export_serving(rows_of, "served")
+      >>> tf.saved_model.load("served")(tf.constant([7], tf.int64)).numpy().tolist()
+      [[1.0, 1.0]]
     """
     ranks = Ranks(job.other_ranks())
     with ranks.together():
