@@ -128,7 +128,7 @@ def checked_scores(name: str, scores: Any) -> tf.Tensor:
 
 
 def refuse_partitions(variable: Any) -> None:
-    """Raises if tf.nn.embedding_lookup was given a list of variables.
+    """Raises if the argument of tf.nn.embedding_lookup is a list of variables.
 
     TensorFlow then takes them for the parts of one table, changes the keys and asks each part in
     turn. Nothing but the caller's frame tells such a read from another.

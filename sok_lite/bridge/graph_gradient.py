@@ -1,8 +1,8 @@
 """`custom_gradient`: that of TensorFlow, which here goes with the graph that it is in.
 
-TensorFlow keeps what it is given in a TF1 graph or a tf.function for as long as the process lives,
-and with it the graph: in a TF1 graph its variables and their tables, in a function all operations
-of a trace. Here the graph keeps it.
+TensorFlow keeps the function of a gradient, in a TF1 graph or a tf.function, for as long as the
+process lives, and with it the graph: in a TF1 graph its variables and their tables, in a function
+all operations of a trace. Here the graph keeps it.
 """
 
 import itertools
@@ -88,7 +88,7 @@ def source_of(handle: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any
 def _of_this_graph(tensor: Any) -> Any:
     """Returns a tensor of the default graph for one of a graph around it.
 
-    TensorFlow gives the function what it was given, and the gradient of a branch can take a tensor
+    TensorFlow passes the function its own argument, and the gradient of a branch can take a tensor
     of that branch or of the graph around the gradient, but of no graph further out.
     """
     graph = getattr(tensor, "graph", None) if tf.is_tensor(tensor) else None

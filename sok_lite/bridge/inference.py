@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 
 
 class MissingKeyPolicy(NamedTuple):
-    """The policy of a lookup for keys without a row: the arguments as given.
+    """The policy of a lookup for keys without a row: the arguments of the call.
 
     Attributes:
       training: whether keys are inserted; None: they are unless `inference_mode` is open.
@@ -104,8 +104,8 @@ def reading(
     """Returns what holds now, in the host call of a lookup.
 
     Args:
-      training: as given to the lookup; None: not within `inference_mode`.
-      missing: as given to the lookup; None: what an open `inference_mode` says.
+      training: of the lookup; None: not within `inference_mode`.
+      missing: of the lookup; None: what an open `inference_mode` says.
       usually: `missing` where nobody says anything.
       reading_only: the same of a lookup that inserts nothing; None: no other.
     """

@@ -134,7 +134,7 @@ class ResultBuffer:
     """Gives memory for float32 results that `cut_rows` takes apart; see engine/pieces.py.
 
     Attributes:
-      whole: all of it, flat, once it was given.
+      whole: all of it, flat, once it is known.
     """
 
     def __init__(self, backend: Backend) -> None:

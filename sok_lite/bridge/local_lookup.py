@@ -40,8 +40,8 @@ def local_lookup(
       counts: int64 of the keys' shape, how often each key counts as seen; None: once.
 
     Returns:
-      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of the keys as
-      given, flat, with float32 rows.
+      keys.shape + [dimension], of the rows' dtype. The gradient is an IndexedSlices of these keys,
+      flat, with float32 rows.
 
     Raises:
       TypeError: keys are no integers.

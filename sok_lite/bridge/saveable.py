@@ -63,7 +63,7 @@ class SaverCall(NamedTuple):
     Attributes:
       filename: scalar text, what the checkpoint's files start with.
       restores: whether the tensors are for a restore.
-      names: what it saves, variables and lists of them, by the names that it was given.
+      names: what it saves, variables and lists of them, by the names in its argument.
     """
 
     filename: tf.Tensor

@@ -32,7 +32,7 @@ def check_sparse(ids: Any, weights: Any) -> None:
 
 
 def values_of(matrix: Any) -> tf.Tensor:
-    """Returns what is in a matrix, (n,)."""
+    """Returns the values of a matrix, (n,)."""
     return matrix.flat_values if isinstance(matrix, tf.RaggedTensor) else matrix.values
 
 
@@ -81,7 +81,7 @@ def with_outer(rows: tf.Tensor, outer: Any, ids: Any) -> Any:
     """Returns rows (batch, dim) in the outer dimensions that `as_safe_matrix` gave.
 
     Args:
-      ids: as they were given to it.
+      ids: its argument.
     """
     if outer is None:
         return rows

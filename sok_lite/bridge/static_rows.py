@@ -1,7 +1,7 @@
 """Some rows of a table as a dense variable, and back: static and dynamic mode.
 
 In static mode the variable is what any tf.Variable of shape [n, dimension] is: row i is that of the
-i-th of the n keys that it was given. TensorFlow's own optimizers and operators read and write an
+i-th of its n keys. TensorFlow's own optimizers and operators read and write an
 inner variable, whose handle the table's variable then shows. Back in dynamic mode the rows are
 written to the table by key. Meanwhile the table is not to be used by key: what it holds of those
 rows is old, and would be overwritten.

@@ -64,7 +64,7 @@ def export_if(
       (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
 
     Raises:
-      ValueError: not exactly one of the two is given, or no bools come back.
+      ValueError: not exactly one of the two is passed, or no bools come back.
     """
     if (predicate is None) == (min_score is None):
         raise ValueError(

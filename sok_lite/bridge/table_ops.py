@@ -171,7 +171,7 @@ def expire(
         keep times; what came from an old one without counts as seen when it was restored.
 
     Raises:
-      ValueError: not exactly one of the two is given, or it is negative.
+      ValueError: not exactly one of the two is passed, or it is negative.
     """
     return _count(
         variable, "expire", lambda table: table.expire(num_lookups=num_lookups, seconds=seconds), []

@@ -73,7 +73,7 @@ FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
 # program has entered.
 default_graphs: Any = private("tensorflow.python.framework.ops", "_default_graph_stack")
 GLOBAL_GRAPH = "_GetGlobalDefaultGraph"
-# Has every tf.function within traced anew: what it is given is part of what a trace is known by.
+# Has every tf.function within traced anew: its arguments are part of what a trace is known by.
 save_context: Any = private("tensorflow.python.saved_model.save_context", "save_context")
 # Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for
 # types, which is public, is not asked for plain classes.)

@@ -100,7 +100,7 @@ class TableSpec(VariableSpec):
 
 
 class _Arguments:
-    """What `inspect.signature` gives of a class, and so a notebook shows: its own arguments.
+    """The signature of a class for `inspect.signature`, which notebooks show: its own arguments.
 
     A metaclass of TensorFlow makes variables by `(*args, **kwargs)`, which hides them.
     """

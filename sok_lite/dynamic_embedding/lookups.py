@@ -191,7 +191,7 @@ def _looked_up(
     max_norm: float | None,
     return_trainable: bool,
 ) -> Any:
-    """Does what `embedding_lookup` does, under another name where none is given."""
+    """Does what `embedding_lookup` does, under a default name of its own."""
     table = _table_of(params, ids, [name or default_name], return_trainable, name is not None)
     rows = clipped(table.lookup(ids), max_norm)
     return (rows, _trainable_of(table)) if return_trainable else rows

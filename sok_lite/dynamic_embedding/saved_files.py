@@ -51,7 +51,7 @@ class VariableFiles:
           The checksums of the keys and of the values of each shard.
 
         Raises:
-          ValueError: no folder is given, and no checkpoint is being saved that has one.
+          ValueError: no folder is named, and no checkpoint is being saved that has one.
         """
         source, folder = source_of(alive(self._variable)), self._folder("saved")
         size, rank = self._saver.ranks()
@@ -88,7 +88,7 @@ class VariableFiles:
 
         Raises:
           FileNotFoundError: files are missing.
-          ValueError: no folder is given, or files of something else, of two saves, or corrupt.
+          ValueError: no folder is named, or files of something else, of two saves, or corrupt.
         """
         source, folder = source_of(alive(self._variable)), self._folder("restored")
         size, rank = self._saver.ranks()

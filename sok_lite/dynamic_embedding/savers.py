@@ -38,7 +38,7 @@ class FileSystemSaver(DynamicEmbeddingSaver):
       buffer_size: keys that are written together.
 
     Raises:
-      TypeError: only one of `proc_size` and `proc_rank` is given.
+      TypeError: only one of `proc_size` and `proc_rank` is passed.
       ValueError: a rank that there is not.
     """
 

@@ -24,7 +24,7 @@ def described(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> st
 
 
 def described_checksums(saved: str | bytes) -> list[tuple[int, int]] | None:
-    """Returns the checksums that `described` was given."""
+    """Returns the checksums that were passed to `described`."""
     checksums = json.loads(saved).get("files")
     return None if checksums is None else [tuple(pair) for pair in checksums]
 

@@ -151,7 +151,7 @@ class CheckpointPart:
         """Gives a model what the newest checkpoint has. Every rank must call it.
 
         `fit` does so by itself, and leaves out the batches that are done. After a call of this it
-        trains on all that it is given, from the epoch that it is given: for a program that trains
+        trains on all of its data, from its `initial_epoch`: for a program that trains
         on new data each time. A warning says so where the checkpoint is within an epoch.
 
         Args:

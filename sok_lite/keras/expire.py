@@ -26,8 +26,8 @@ class ExpirePart:
       removed: by table, how many keys were removed on this rank so far.
 
     Raises:
-      TypeError, ValueError: not exactly one of `num_lookups` and `seconds` is given, or an argument
-        is not as said here.
+      TypeError, ValueError: not exactly one of `num_lookups` and `seconds` is passed, or an
+        argument is not as said here.
     """
 
     model: Any

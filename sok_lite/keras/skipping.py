@@ -29,7 +29,7 @@ def in_one_call(model: Any) -> int:
 
 
 def skip_batches(model: Any, count: int) -> None:
-    """Has a model leave out the first batches that it is given, and no others."""
+    """Has a model leave out the first batches of its data, and no others."""
     if isinstance(model.train_function, _Skipping):  # of a fit that was broken off meanwhile
         model.train_function = model.train_function.original
     if count:

@@ -274,7 +274,7 @@ class TablePart:
           seconds: those that no lookup asked for within that time.
 
         Raises:
-          ValueError: not exactly one of the two is given, or it is negative.
+          ValueError: not exactly one of the two is passed, or it is negative.
         """
         return table_ops.expire(self.variable, num_lookups=num_lookups, seconds=seconds)
 

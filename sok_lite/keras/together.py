@@ -76,7 +76,7 @@ def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
 
     Args:
       inputs: of each feature.
-      is_plain: whether nothing else was given.
+      is_plain: whether there was no other argument.
     """
     if all(hasattr(each, "_keras_history") for each in inputs):
         place = _CallSite([weakref.ref(each) for each in inputs], is_plain)

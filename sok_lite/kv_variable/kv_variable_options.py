@@ -30,8 +30,8 @@ class StorageType(enum.Enum):
 
 @dataclass(frozen=True)
 class KvStorageConfig:
-    """What TFPlus is told of a memory. Nothing of it has an effect, there or here: rows are kept in
-    memory as long as there is some.
+    """The settings of a memory, as TFPlus takes them. They have no effect, there or here: rows are
+    kept in memory as long as there is some.
 
     Attributes:
       storage_path: "" where none is named.

@@ -242,7 +242,7 @@ class SavedBySavers:
         """The tensors that a `tf.compat.v1.train.Saver` made now saves; saving.py has its modes.
 
         Raises:
-          ValueError: the saver was given another name for it.
+          ValueError: the saver has another name for it.
         """
         call = saver_call()
         if call is not None:

@@ -185,7 +185,7 @@ def _not_before(case, strategy, now, before, late, after):
         allowed.append((count + 1, late.now))
         if now.pending.get(key) not in allowed:
             return (
-                f"key {key} has the pending count {now.sightings.get(key)} and not one of {allowed}"
+                f"key {key} has the pending count {now.pending.get(key)} and not one of {allowed}"
             )
     return None
 

@@ -24,7 +24,7 @@ class _Hook:
     """A method that is changed.
 
     Attributes:
-      acts: what is done around it, each with what it is given before all else.
+      acts: what is done around it, each with its first arguments.
       call: does all of it.
     """
 

@@ -48,7 +48,7 @@ def refuse_changed_ids(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
 
 
 def _of_integer_inputs(model: Any, x: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields what a model takes integers for, and what it is given for it."""
+    """Yields the inputs that a model takes integers for, each with its data."""
     inputs = getattr(model, "inputs", None)  # a model of a class of the program's own has none
     if not inputs:
         return

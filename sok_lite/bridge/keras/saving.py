@@ -147,7 +147,7 @@ def check_path(
     Args:
       package: name of the Keras.
       method: "save", "save_weights" or "load_weights", of a model.
-      filepath, save_format: as given to it.
+      filepath, save_format: its arguments.
       tables: of the model.
 
     Raises:

@@ -69,7 +69,7 @@ class Built:
       undecayed: numbers of the tables that weight decay does not act on.
 
     Attributes:
-      copy: as given.
+      copy: the argument.
       rows: a variable for each table, of its name.
       own: (attribute, variable) of the copy, which are neither rows nor settings.
     """

@@ -35,7 +35,7 @@ class ServedRows:
       make_variable: takes a name and an array, and gives a variable of it.
 
     Raises:
-      ValueError: an element cannot be held so.
+      ValueError: an element does not fit.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ServedRows:
         self.variables = [self._rows] + ([] if self._scales is None else [self._scales])
 
     def gather(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Returns rows, numbers.shape + [dim], of the dtype that was given."""
+        """Returns rows, numbers.shape + [dim], of their dtype before the export."""
         rows = tf.gather(self._rows, numbers)
         if self._scales is None:
             return rows if rows.dtype == self._dtype else tf.cast(rows, self._dtype)

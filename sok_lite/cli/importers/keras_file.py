@@ -216,7 +216,7 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
 
 
 class _Part(FileSource):
-    """What a rank has saved of a table: its keys, and those that were seen and have no row.
+    """The part of a table that a rank has saved: its keys, and those without a row yet.
 
     Attributes:
       kept: of a table that keeps texts the arrays of `_KEPT`.

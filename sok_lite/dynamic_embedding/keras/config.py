@@ -19,7 +19,7 @@ def policy_config(policy: Any) -> Any:
 
 
 def policy_of(config: Any) -> Any:
-    """Returns what `policy_config` was given."""
+    """Returns the argument of `policy_config`."""
     return getattr(restrict_policies, config) if config in _POLICIES else config
 
 
@@ -35,7 +35,7 @@ def creator_config(creator: Any) -> Any:
 
 
 def creator_of(config: Any) -> Any:
-    """Returns what `creator_config` was given."""
+    """Returns the argument of `creator_config`."""
     if not isinstance(config, dict) or "creator" not in config:
         return config
     settings = config["settings"]

@@ -90,7 +90,7 @@ def as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
     """Gives where a SavedModel is written; its files come to the folder when all are there.
 
     Args:
-      path: the folder; of another format it is given back.
+      path: the folder; of another format it is returned.
       is_written: False: this rank writes none.
     """
     if path.name.endswith(FORMATS) or not is_written:

@@ -176,7 +176,7 @@ def load_weights(model: Any, filepath: Any) -> None:
 
 
 def _functions(model: Any, path: Path, signatures: Any) -> dict[str, Any]:
-    """Returns what is served of a SavedModel; {}: it is another format."""
+    """Returns the functions that a SavedModel serves, by name; {}: it is another format."""
     return {} if path.name.endswith(FORMATS) else functions_of(model, signatures)
 
 

@@ -263,7 +263,7 @@ class EmbeddingTable(TableParts):
 
     @exclusive
     def export_chunk(self, first_slot: int, num_slots: int) -> Entries:
-        """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
+        """Returns the entries of the slots [first_slot, first_slot + num_slots), in their order."""
         return export.export_chunk(self, first_slot, num_slots)
 
     def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
@@ -453,7 +453,7 @@ class EmbeddingTable(TableParts):
             was restored.
 
         Raises:
-          TypeError, ValueError: not exactly one of the two is given, or it is no number, negative,
+          TypeError, ValueError: not exactly one of the two is passed, or it is no number, negative,
             or a fraction of a lookup.
         """
         return removal.expire(self, num_lookups=num_lookups, seconds=seconds)

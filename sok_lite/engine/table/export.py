@@ -18,7 +18,7 @@ from sok_lite.engine.table.results import Entries, Predicate
 
 @exclusive
 def export_chunk(table: TableParts, first_slot: int, num_slots: int) -> Entries:
-    """Returns what is in the slots [first_slot, first_slot + num_slots), in their order."""
+    """Returns the entries of the slots [first_slot, first_slot + num_slots), in their order."""
     entries = table.index.entries(first_slot, num_slots)
     keys = table.key_dtype.from_int64(table.backend.xp, entries.keys)
     return Entries(keys, entries.rows, entries.scores, table.store.for_reading())

@@ -66,7 +66,7 @@ def publish_restored(
     tables: Sequence[EmbeddingTable], prepared: Sequence[Sequence[Action]]
 ) -> None:
     """Gives tables what `plan_restore` has made for each, all of them together."""
-    old = [table.store for table in tables]  # kept: nothing of it is given back while it publishes
+    old = [table.store for table in tables]  # kept: none of its memory is freed while it publishes
     publish([action for actions in prepared for action in actions])
     for store in old:
         store.close_far()

@@ -16,7 +16,7 @@ def rebalance_if_due(table: TableParts) -> None:
 
 
 def rebalance(table: TableParts) -> None:
-    """Moves hot rows near. Row numbers that were given out before are stale then."""
+    """Moves hot rows near. Row numbers handed out before are stale then."""
     assert table.tiers is not None
     table.tiers.rebalance(
         lambda moved: [
