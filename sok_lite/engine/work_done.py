@@ -1,4 +1,4 @@
-"""Counters of this process for metrics: calls, the time that they took, bytes sent."""
+"""Counters of this process for metrics: calls, the time that they took, and bytes."""
 
 import os
 import threading

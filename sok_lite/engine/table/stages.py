@@ -52,7 +52,7 @@ WithRows = Callable[[Array], list[Action]]
 
 
 class Stage(NamedTuple):
-    """The next step of an insertion.
+    """The next stage of an insertion.
 
     Attributes:
       number: the tables with the lowest number go first.
