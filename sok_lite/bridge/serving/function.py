@@ -65,12 +65,11 @@ def export_serving(
       RuntimeError: in a graph, or another rank has failed.
 
     Examples:
-      >>> items = sok.DynamicVariable(2, initializer=1.0, name="item")
-      >>> @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-      ... def rows_of(ids):
-      ...     return tf.nn.embedding_lookup(items, ids)
-      >>> sok.export_serving(rows_of, "served")
-      >>> tf.saved_model.load("served")(tf.constant([7], tf.int64)).numpy().tolist()
+      >>> ids = keras.Input([2], dtype="int64")
+      >>> model = keras.Model(ids, sk.Embedding(sk.Table("item", 2, "ones"), "sum")(ids))
+      >>> trained = model(tf.constant([[7, 9]], tf.int64), training=True)
+      >>> sok.export_serving(model, "served")
+      >>> tf.saved_model.load("served")(tf.constant([[7, 8]], tf.int64)).numpy().tolist()
       [[1.0, 1.0]]
     """
     ranks = Ranks(job.other_ranks())
