@@ -64,7 +64,8 @@ class Variable(tf.__internal__.tracking.Trackable):
         int32: the same for a key whenever it is asked.
       shared_name: not used.
       name: of the variable. It also seeds random initial values.
-      initializer: what a missing key gives: see `initial_value`; None: 0.
+      initializer: initial value of a row: a number, an array of `dim`, an initializer of Keras or
+        TensorFlow, or a function that returns one of these; None: 0.
       trainable: whether gradients are taken.
       checkpoint: whether checkpoints have the variable.
       init_size: keys to make room for, in all shards together; 0: the environment variable
