@@ -21,6 +21,7 @@ _NAMES = {
     "np": "numpy",
     "sk": "sok_lite.keras",
     "sok": "sok_lite",
+    "sok_lite": "sok_lite",
     "tf": "tensorflow",
 }
 

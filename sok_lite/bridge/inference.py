@@ -72,8 +72,8 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
       RuntimeError: it is opened within a tf.function, where only the tracing would be inside.
 
     Examples:
-      >>> items = sok.DynamicVariable(2, name="item")
-      >>> with sok.inference_mode(missing="zeros"):
+      >>> items = sok_lite.DynamicVariable(2, name="item")
+      >>> with sok_lite.inference_mode(missing="zeros"):
       ...     rows = tf.nn.embedding_lookup(items, tf.constant([5]))
       >>> rows.numpy().tolist(), len(items)
       ([[0.0, 0.0]], 0)

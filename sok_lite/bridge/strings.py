@@ -31,7 +31,7 @@ def hash_strings(strings: Any) -> Any:
       TypeError: what is no string is among them, a missing value (None, NaN) too.
 
     Examples:
-      >>> keys = sok.hash_strings(["apple", "pear", "apple"])
+      >>> keys = sok_lite.hash_strings(["apple", "pear", "apple"])
       >>> keys.dtype.name, bool(keys[0] == keys[2]), bool(keys[0] == keys[1])
       ('int64', True, False)
     """

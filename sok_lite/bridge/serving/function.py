@@ -68,7 +68,7 @@ def export_serving(
       >>> ids = keras.Input([2], dtype="int64")
       >>> model = keras.Model(ids, sk.Embedding(sk.Table("item", 2, "ones"), "sum")(ids))
       >>> trained = model(tf.constant([[7, 9]], tf.int64), training=True)
-      >>> sok.export_serving(model, "served")
+      >>> sok_lite.export_serving(model, "served")
       >>> tf.saved_model.load("served")(tf.constant([[7, 8]], tf.int64)).numpy().tolist()
       [[1.0, 1.0]]
     """
