@@ -5,16 +5,16 @@ import logging
 import numpy as np
 import pytest
 
+from sok_lite.bridge import job
+
 keras = pytest.importorskip("keras")
 sk = pytest.importorskip("sok_lite.keras")
 
 
 @pytest.fixture(autouse=True)
-def joined():
-    """`fit` needs the job's own communicator."""
-    import sok_lite as sok
-
-    sok.init()
+def over(comm, monkeypatch):
+    """Every test runs over each transport, as if the program had chosen it."""
+    monkeypatch.setattr(job, "_communicator", comm)
 
 
 def fit(comm, callback):
