@@ -32,10 +32,11 @@ class HostNumbers(NamedTuple):
 
 def crossing_inputs(
     inputs: Sequence[Any], by_shape: bool
-) -> tuple[list[Any], Callable[[Sequence[tf.Tensor]], list[Any]]]:
+) -> tuple[list[Any], Callable[[Sequence[tf.Tensor]], list[Any]] | None]:
     """Returns the tensors that cross, and a function that gives Python its inputs from these.
 
-    The function holds no tensor: TensorFlow keeps host calls for ever.
+    None in its place: they are the inputs. The function holds no tensor: TensorFlow keeps host
+    calls for ever.
 
     Args:
       inputs: of `host_call`, in a graph.
@@ -57,8 +58,11 @@ def crossing_inputs(
             plain.append((place, len(tensors)))
             tensors.append(values)
 
+    if len(plain) == len(inputs):
+        return tensors, None
+
     def given_of(crossed: Sequence[tf.Tensor]) -> list[Any]:
-        given = arguments.copy()
+        given = [*arguments]
         for place, number in plain:
             given[place] = crossed[number]
         for place, where, is_float in shaped:

@@ -48,8 +48,8 @@ def pack_arrays(
     """
     known = [(backend.address(each), each.nbytes, each.dtype) for each in at_hand]
     numbers = numbers.reshape(-1)
-    first = 2 + len(numbers)
-    size = header_size(len(numbers), len(arrays)) if keep_header is None else 0
+    first = 2 + numbers.size
+    size = first + _HEADER * len(arrays) if keep_header is None else 0
     lengths: list[int] = []
     copies = []
     for array in arrays:
@@ -123,10 +123,11 @@ def unpack_arrays(
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    first, size, start = 2 + num_numbers, header_size(num_numbers, num_arrays), 0
+    first, start = 2 + num_numbers, 0
+    size = first + _HEADER * num_arrays
     if header is None:
         start, header = size, backend.to_host(packed[:size])
-    if header[:2].tolist() != [_VERSION, num_ranks] or len(header) < size:
+    if header[:2].tolist() != [_VERSION, num_ranks] or header.size < size:
         version = f"version {header[0]}" if len(header) else "nothing"
         ranks = f" of {header[1]} ranks" if len(header) > 1 else ""
         raise ValueError(

@@ -7,6 +7,7 @@ the owner of a key whether it is held still: when a checkpoint is written.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,10 @@ from sok_lite.engine.failure import together
 
 # New texts that are kept whether the table has their keys or not: they may be about to come.
 RECENT = 1 << 16
-# Keys of a rank whose texts are asked for at a time: a message has less than 2 GiB.
+# Keys whose texts all ranks together ask for at a time, so that messages stay small.
 ASKED_AT_ONCE = 1 << 17
+# Bytes that a rank may send in one message.
+MOST_BYTES = (1 << 31) - 1
 
 # What an owner says of a key to a rank that has its text.
 _GONE, _ELSEWHERE, _YOURS = 0, 1, 2
@@ -92,9 +95,14 @@ class TextStore:
         return {key: text for key in keys if (text := self.get(key)) is not None}
 
     def places_of_new(self, keys: np.ndarray) -> np.ndarray:
-        """Returns where keys (n,) int64 come first whose texts are not remembered, (k,) int64."""
+        """Returns where keys (n,) int64 come first whose texts are not remembered, (k,) int64.
+
+        Of the others none is forgotten before as many as RECENT new ones have come.
+        """
         distinct, first = np.unique(keys, return_index=True)
-        recent, older = self._recent, self._older
+        with self._lock:
+            self._forget_where_many_are_new()
+            recent, older = self._recent, self._older
         is_new = [key not in recent and key not in older for key in distinct.tolist()]
         return first[np.array(is_new, bool)]
 
@@ -108,6 +116,7 @@ class TextStore:
             one; None: nobody asks.
         """
         with self._lock:
+            self._forget_where_many_are_new()  # first: what is known now is known afterwards
             new = {}
             for key, text in texts.items():
                 known = self.get(key)
@@ -115,23 +124,28 @@ class TextStore:
                     new[key] = text
                 elif check is not None and known != text:
                     check(known, text)
-            if len(self._recent) > max(RECENT, self._num_held):
-                self._forget()
             self._recent.update(new)
 
-    def _forget(self) -> None:
+    def _forget_where_many_are_new(self) -> None:
         """Drops older texts whose keys the table does not hold; those of late are older then."""
+        if len(self._recent) <= max(RECENT, self._num_held):
+            return
         keys = np.fromiter(self._older, np.int64, len(self._older))
         held = keys[self._are_held(keys)].tolist()
         self._older = {key: self._older[key] for key in held} | self._recent
         self._recent, self._num_held = {}, len(held)
 
     def drop(self, keys: Sequence[int]) -> None:
-        """Forgets the texts of some keys."""
+        """Forgets the texts of some keys, but those of late: their rows may be about to come.
+
+        Those of late are older then, and go another time.
+        """
         with self._lock:
+            older = {**self._older, **self._recent}
             for key in keys:
-                self._recent.pop(key, None)
-                self._older.pop(key, None)
+                if key not in self._recent:
+                    older.pop(key, None)
+            self._older, self._recent = older, {}
 
     def all(self) -> dict[int, bytes]:
         """Returns a copy of all texts, by key. It waits for nobody: the table may be locked."""
@@ -156,17 +170,36 @@ def texts_of(store: TextStore, keys: np.ndarray, comm: Communicator) -> dict[int
     Returns:
       Texts by key; keys whose text no rank knows are left out. Of two ranks with different texts
       the lower one counts.
+
+    Raises:
+      ValueError: the texts that a rank knows of so many keys are longer than a message. All ranks
+        raise it.
     """
     distinct, found = np.unique(keys), dict[int, bytes]()
-    num_rounds = np.array(-(-distinct.size // ASKED_AT_ONCE), np.int64)
+    at_once = max(1, ASKED_AT_ONCE // comm.size)
+    num_rounds = np.array(-(-distinct.size // at_once), np.int64)
     for turn in range(int(comm.allreduce(num_rounds, "max", "texts"))):
-        asked = comm.allgatherv(distinct[turn * ASKED_AT_ONCE :][:ASKED_AT_ONCE], call="texts")
-        known = [_as_message(KeyTexts.of(store.of(its.tolist()))) for its in asked.by_rank()]
-        splits = np.array([message.size for message in known], np.int64)
-        answers = comm.alltoallv(np.concatenate(known), splits, call="texts")
+        asked = comm.allgatherv(distinct[turn * at_once :][:at_once], call="texts")
+        message, splits = together(comm, partial(_answers, store, asked.by_rank(), comm.size))
+        answers = comm.alltoallv(message, splits, call="texts")
         for message in reversed(answers.by_rank()):
             found |= _from_message(message).as_dict()
     return found
+
+
+def _answers(
+    store: TextStore, asked: Sequence[np.ndarray], size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bytes that go to all ranks, and how many to each."""
+    known = [_as_message(KeyTexts.of(store.of(keys.tolist()))) for keys in asked]
+    splits = np.array([message.size for message in known], np.int64)
+    # What a rank receives has a limit too, and each of them may send as much.
+    if int(splits.sum()) > MOST_BYTES or int(splits.max()) > MOST_BYTES // size:
+        raise ValueError(
+            f"The texts of {sum(map(len, asked)):,} keys have {int(splits.sum()):,} bytes on one "
+            "rank, more than one message may have. Ask for fewer keys at a time."
+        )
+    return np.concatenate(known), splits
 
 
 def settle(table: Any, store: TextStore, comm: Communicator) -> KeyTexts:
@@ -178,9 +211,13 @@ def settle(table: Any, store: TextStore, comm: Communicator) -> KeyTexts:
     Args:
       table: the engine's, for the keys of this rank and who owns the others.
     """
-    texts = store.all()
-    keys = np.fromiter(texts, np.int64, len(texts))
-    owners = together(comm, lambda: table.owner.owners(keys, comm.size, table.key_dtype))
+
+    def known() -> tuple[dict[int, bytes], np.ndarray, np.ndarray]:
+        texts = store.all()
+        keys = np.fromiter(texts, np.int64, len(texts))
+        return texts, keys, table.owner.owners(keys, comm.size, table.key_dtype)
+
+    texts, keys, owners = together(comm, known)
     order = np.argsort(owners, kind="stable")
     splits = np.bincount(owners, minlength=comm.size)
     asked = comm.alltoallv(keys[order], splits, call="texts")

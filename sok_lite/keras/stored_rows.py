@@ -70,10 +70,12 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
             for rank in range(saved_by)
         ]
         tensors = stored.part_of_rank(parts, variable.table, comm.rank, comm.size)
-    texts = _texts_of_rank(variable, store, name, saved_by)
+    texts, kept = _texts_of_rank(variable, store, name, saved_by), variable.table.texts
+    if kept is not None:
+        kept.add(texts)  # an interrupt later leaves too many, and no row without its text
     variable.restore_tensors(tensors)
-    if variable.table.texts is not None:
-        publish(variable.table.texts.plan_replace(texts))
+    if kept is not None:
+        publish(kept.plan_replace(texts))
     saving.note(variable)
 
 

@@ -120,7 +120,7 @@ class TablePart:
             var_type=var_type,
             row_dtype=row_dtype,
             seed=int(seed),
-            keep_texts=keep_texts,
+            **({"keep_texts": True} if keep_texts else {}),
             **options,
         )
         self._number = next(_numbers)
@@ -344,6 +344,7 @@ class TablePart:
           NotImplementedError: several layers share it, and none but this one is being made.
         """
         config, made = dict(config), made_so_far()
+        config.pop("filter_ratio", None)  # tables of before took it, and nothing came of it
         number = config.pop(_SHARED, None)
         # Keras that is loading may know itself what it has made.
         if number is None or (made is None and says_what_is_shared(cls.package)):

@@ -173,11 +173,11 @@ class Report:
         try:
             given = json.loads(text)
             tables = tuple(TableReport.of_dict(table) for table in given["tables"])
-            return cls(tables, given["ranks"], given["time"], given["source"])
+            return cls(tables, int(given["ranks"]), float(given["time"]), str(given["source"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 "This is no report as `to_json` gives it, or one of another version of sok_lite "
-                f"({type(error).__name__}: {error}). Received: {text[:60]!r}."
+                f"({type(error).__name__}: {error}). Received: {text!s:.60}."
             ) from error
 
     def save_html(self, path: str | os.PathLike[str]) -> None:

@@ -152,6 +152,7 @@ def test_how_a_job_is_started():
         (["--keys", "5", "--dim", "2", "--ranks", "1"], "give --host-gb"),
         (["--keys", "0.5", "--dim", "2", "--ranks", "1"], "whole number from 1 on"),
         (["--keys", "nan", "--dim", "2", "--ranks", "1"], "whole number from 1 on"),
+        (["--keys", "5", "--dim", "2", "--ranks", "1", "--times", "1e308"], "at most 1e12"),
         (["--table", "name=a,dim=2", "--ranks", "1", "--host-gb", "1"], "name=N,keys=K,dim=D"),
         (["--table", "name=a,keys=x,dim=2", "--ranks", "1", "--host-gb", "1"], "whole number"),
         (

@@ -54,6 +54,45 @@ def test_only_new_keys_are_looked_at_and_each_once():
     assert store.places_of_new(np.array([], np.int64)).size == 0
 
 
+def test_what_is_known_stays_known_while_new_texts_come(monkeypatch):
+    """A key without a row, such as one that was erased, may get one by the lookup that asks."""
+    monkeypatch.setattr(texts, "RECENT", 4)
+    store = store_with(held=lambda keys: np.zeros(keys.size, bool))
+    known = []
+    for number in range(100):  # some of these calls forget what is older
+        keys = np.array([0, 100 + number])
+        asked = store.places_of_new(keys)
+        store.add({int(key): text_of(int(key)) for key in keys[asked]})
+        known.append(store.get(0) is not None)
+        texts_of_both = {0: b"again", 200 + number: b""}
+        store.add(texts_of_both)
+        known.append(store.get(0) is not None)
+    assert all(known)
+
+
+def test_texts_of_late_outlive_one_checkpoint():
+    store = store_with(1, 2, held=lambda keys: np.zeros(keys.size, bool))
+    store.drop([1])
+    assert store.all() == texts_by_key(1, 2)
+    store.drop([1])
+    assert store.all() == texts_by_key(2)
+
+
+def test_answers_that_are_too_long_raise_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(texts, "MOST_BYTES", 1000)
+
+    def program(comm):
+        store = TextStore(lambda keys: np.ones(keys.size, bool))
+        if comm.rank == 0:
+            store.add(dict.fromkeys(range(20), b"x" * 40))
+        wanted = np.arange(20) if comm.rank == 1 else np.arange(1)
+        with pytest.raises(ValueError, match="Ask for fewer keys at a time"):
+            texts_of(store, wanted, comm)
+        assert len(texts_of(store, wanted[:2], comm)) == len(wanted[:2])
+
+    run_ranks(2, program)
+
+
 def test_texts_of_keys_that_are_gone_go_and_new_ones_stay(monkeypatch):
     monkeypatch.setattr(texts, "RECENT", 10)
     store = store_with(held=lambda keys: keys % 10 == 0)
@@ -101,6 +140,7 @@ def test_what_no_rank_holds_is_forgotten_and_each_text_is_written_once():
 
     def program(comm):
         table = ranks_with_texts(comm, of_rank, held)
+        settle(table, table.texts, comm)  # forgets none of late
         written = settle(table, table.texts, comm).as_dict()
         return written, table.texts.all(), table.size
 

@@ -214,7 +214,8 @@ def test_a_program_that_fits_each_day_asks_which_day_it_is(keras, sk, tmp_path, 
     place = days(again := made(keras, sk, seed=3))
     assert (place.epoch, place.steps) == (1, STEPS + 2) and place.batch == 2
     check_same(everything(again), everything(whole))
-    assert not caplog.records
+    # TensorFlow says what it likes, as of functions that other tests have traced.
+    assert not [each for each in caplog.records if each.name.startswith("sok_lite")]
 
 
 def test_a_restore_within_an_epoch_warns_of_what_fit_does_then(keras, sk, tmp_path, caplog):

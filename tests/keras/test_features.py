@@ -307,6 +307,9 @@ def test_first_mistakes_with_a_table_teach(keras, sk):
         sk.Table(100_000, 16)  # as a keras.layers.Embedding
     with pytest.raises(TypeError, match="`filter_ratio` is for .*Give `enter_threshold`"):
         sk.Table("t", 3, var_type="hybrid", filter_ratio=0.5)
+    config = sk.Table("t", 3, var_type="hybrid").get_config()
+    assert not {"filter_ratio", "keep_texts"} & set(config)
+    assert sk.Table.from_config({**config, "filter_ratio": 0.5}).dim == 3  # as files of before have
     with pytest.raises(TypeError, match=r"^Table\.__init__\(\) missing .* 'dim'"):
         sk.Table("item")
     with pytest.raises(ValueError, match=r'same name, \'user\'.*sk.Table\("user_table"'):

@@ -79,7 +79,9 @@ def test_texts_are_in_checkpoints(sk, table, tmp_path):
     sok.load(tmp_path, again)
     assert sorted(said(again)) == sorted(encoded(CITIES[1:]))
     (oslo,) = sok.hash_strings(["Oslo"])
-    assert said(table, [oslo], missing=b"") == said(again, [oslo], missing=b"") == [b""]
+    assert said(again, [oslo], missing=b"") == [b""]
+    sok.dump(tmp_path, table)  # what is of late outlives one
+    assert said(table, [oslo], missing=b"") == [b""]
 
 
 def test_fit_goes_on_with_texts(keras, sk, tmp_path):

@@ -63,7 +63,12 @@ def test_json_comes_back_as_the_same_report():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"tables": [{}]}', "3", b"\xff", '{"tables": {"a": 1}}']
+    "text",
+    [
+        *("", "[]", "{}", '{"tables": [{}]}', "3", b"\xff", '{"tables": {"a": 1}}', None),
+        '{"tables": [], "ranks": "x", "time": 0, "source": ""}',
+        '{"tables": [], "ranks": 1, "time": null, "source": ""}',
+    ],
 )
 def test_what_is_no_report_is_refused(text):
     with pytest.raises(ValueError, match="This is no report as `to_json` gives it"):

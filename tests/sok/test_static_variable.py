@@ -436,7 +436,7 @@ def test_what_is_known_of_it():
         ({"initial_value": np.ones((0, 2))}, RuntimeError, r"shape is \(0, 2\) please"),
         ({"initial_value": np.ones((2, 2))}, TypeError, "Received: float64. Give dtype=tf.flo"),
         ({"initial_value": [[1.0]], "dtype": tf.int32}, TypeError, "Received: int32"),
-        ({"initial_value": [[1.0]], "shape": [2, 1]}, ValueError, "must have the shape that is"),
+        ({"initial_value": [[1.0]], "shape": [2, 1]}, ValueError, "must have the shape of `shape`"),
         ({"initial_value": [[1.0]], "mode": "everywhere"}, RuntimeError, "Not supported mode: ev"),
         ({"initial_value": [[1.0]], "mode": "localized:1"}, RuntimeError, "only 1 GPU.* on 1th"),
         ({"initial_value": [[1.0]], "import_scope": "x"}, NotImplementedError, "`import_scope`"),

@@ -107,7 +107,10 @@ def _size(number: str) -> float:
 
 
 def _factor(number: str) -> float:
-    return _above_0(number, "a number")
+    factor = _above_0(number, "a number")
+    if factor > 1e12:
+        raise argparse.ArgumentTypeError(f"must be at most 1e12, and is {number!r}")
+    return factor
 
 
 def _above_0(number: str, what: str) -> float:

@@ -52,7 +52,9 @@ def test_texts_of_keys_that_are_gone_are_not_written(tmp_path):
     table = table_with(range(10))
     table.erase([1, 2, 3])
     dump(tmp_path, [table], ONE)
-    assert table.texts.all() == loaded(tmp_path).texts.all() == texts_of([0, *range(4, 10)])
+    assert loaded(tmp_path).texts.all() == texts_of([0, *range(4, 10)])
+    dump(tmp_path, [table], ONE)  # what is of late outlives one
+    assert table.texts.all() == texts_of([0, *range(4, 10)])
 
 
 def test_texts_in_the_background_are_those_of_when_it_began(tmp_path):
