@@ -15,7 +15,9 @@ from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.engine.segments import gather_rows
 from tests.support.gpu_play import play_gpu
 from tests.support.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
-from tests.support.simt import device as simulated
+from tests.support.simt import device
+from tests.support.simt.runtime import SimtError
+from tests.support.simt.streams import Race
 
 DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]
 
@@ -183,11 +185,11 @@ def test_an_update_returns_before_its_kernels_have_run(play, trained, mode):
     table, step = trained
     run = mode(step)
     run(), run()
-    waits = simulated.totals["waits"]
+    waits = device.totals["waits"]
     (memory,) = left_behind()
     gc.collect()
     assert memory.is_left and len(memory.views) == 2  # keys and rows of the gradient
-    assert simulated.totals["waits"] == waits
+    assert device.totals["waits"] == waits
     np.testing.assert_array_equal(tf.nn.embedding_lookup(table, [5, 7]), [[-7.0] * 3, [-3.0] * 3])
     assert not left_behind()
 
@@ -259,6 +261,53 @@ def test_a_lookup_of_several_tables_copies_no_row(play, monkeypatch):
     tf.function(lambda: sok.lookup_sparse(tables, ids))()
     tf.nn.embedding_lookup(tables[0], [1, 2, 9])
     assert copies == [0] * (1 + 2 + 1)  # one for all tables; in a graph the context too
+
+
+# ---------------------------------------------------------------- TensorFlow's stream and ours
+
+
+@pytest.fixture
+def streams(monkeypatch, initialised):
+    """A play in which TensorFlow has a stream of its own."""
+    return play_gpu(monkeypatch, streams=True)
+
+
+def a_step(mode):
+    """Looks up rows, new ones as well, and updates them; returns them as they are then."""
+    table = sok.DynamicVariable(4, "ones")
+    ids = tf.constant([3, 5, 3, 8], tf.int64)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, ids))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [table]), [table], strict=True))
+        return tf.nn.embedding_lookup(table, ids)
+
+    return np.asarray(mode(step)())
+
+
+def test_tensorflows_stream_and_ours_are_in_order(streams, mode):
+    rows = a_step(mode)
+    device.wait()
+    np.testing.assert_array_equal(rows, np.repeat([[0.0], [0.5], [0.0], [0.5]], 4, axis=1))
+
+
+def test_a_capsule_that_does_not_wait_for_tensorflow_is_found(streams):
+    streams.capsule_waits = False
+    with pytest.raises(Race, match="TensorFlow's operation on TensorFlow's stream"):
+        a_step(lambda function: function)
+
+
+def test_a_call_that_does_not_wait_for_our_stream_is_found(streams, monkeypatch):
+    monkeypatch.setattr(type(streams.backend), "synchronize", lambda self: None)
+    table = sok.DynamicVariable(4, "ones")
+    # Seen by the streams, or since TensorFlow has freed what a kernel still reads or writes.
+    found = "TensorFlow's next operation on TensorFlow's stream|no memory of the device"
+    with pytest.raises(SimtError, match=found):
+        rows = tf.nn.embedding_lookup(table, tf.constant([3, 5, 3, 8], tf.int64))
+        device.wait()
+    del rows
 
 
 def results_of(calls, names, mode):

@@ -5,15 +5,21 @@ of a GPU tensor is whether it is one and where its memory is: here every eager t
 its memory counts as the GPU's for as long as Python has the tensor. Kernels read and write it when
 their stream is waited for, and not before: a result that was not waited for is seen to be wrong,
 and memory that was given back too early to be no memory of the device.
+
+On demand TensorFlow has a stream of its own too, which CuPy's null stream does not wait for. On it
+is what has written a tensor until a DLPack capsule of it is made, which waits for that stream, and
+from the end of the call what TensorFlow does with the memory of all of the call's tensors: it may
+read it, write it and give it out again. What nothing orders is a `Race`.
 """
 
 import weakref
 from collections import Counter
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
-from sok_lite.bridge import gpu, tensor, variable
+from sok_lite.bridge import gpu, host_call, tensor, variable
 
 
 class Play:
@@ -24,16 +30,24 @@ class Play:
       pointer: what CUDA says of the memory of every tensor: `device`, and `type` (1: the host's,
         2: the GPU's).
       num_allocations: tensors that TensorFlow was asked for to write results to.
+      stream: TensorFlow's, or None where it has none of its own.
+      capsule_waits: whether making a DLPack capsule waits for TensorFlow's stream.
     """
 
     def __init__(self, backend):
         self.backend = backend
         self.pointer = SimpleNamespace(device=0, type=2)
         self.num_allocations = 0
+        self.stream = None
+        self.capsule_waits = True
 
 
-def play_gpu(monkeypatch, device=0):
-    """Begins the play, on the last of `device + 1` simulated GPUs; returns a Play."""
+def play_gpu(monkeypatch, device=0, streams=False):
+    """Begins the play, on the last of `device + 1` simulated GPUs; returns a Play.
+
+    Args:
+      streams: whether TensorFlow has a stream of its own.
+    """
     from tests.support.simt import device as simulated
     from tests.support.simt import runtime
     from tests.support.simt.backend import simt_backend, simt_module, unavailable
@@ -61,6 +75,8 @@ def play_gpu(monkeypatch, device=0):
     class TensorMemory(cuda.UnownedMemory):
         def __init__(self, ptr, size, owner, device_id=-1):
             super().__init__(ptr, size, owner, device_id)
+            if play.stream is not None:
+                _take(play, self.content, is_new=known[ptr] == 0)
             known[ptr] += 1
             runtime.add_memory(ptr, size, f"{size} bytes of a tensor")
             weakref.finalize(owner[0], forget, ptr)
@@ -77,4 +93,60 @@ def play_gpu(monkeypatch, device=0):
     monkeypatch.setattr(tensor, "device_name", lambda _: "CPU:0")
     monkeypatch.setattr(gpu, "_shared", play.backend.device_id)
     monkeypatch.setattr(variable, "get_backend", lambda: play.backend)
+    if streams:
+        _add_stream(monkeypatch, play)
     return play
+
+
+def _add_stream(monkeypatch, play):
+    from tests.support.simt import streams
+
+    play.stream = streams.new_queue("TensorFlow's stream")
+    weakref.finalize(play, setattr, play.stream, "is_closed", True)
+    keep = tensor.memory_of_call
+
+    @contextmanager
+    def memory_of_call(backend, left_behind=False):
+        with keep(backend, left_behind) as memory:
+            try:
+                yield memory
+            finally:
+                if not memory.is_left:
+                    _give_back(play, memory)
+
+    def wait_for_all(backend, ended=None):
+        left = [each for each in tensor._left_behind.get(backend.device_id, []) if each.is_left]
+        wait(backend, ended)
+        for memory in left:
+            _give_back(play, memory)
+
+    wait = tensor.wait_for_all
+    monkeypatch.setattr(host_call, "memory_of_call", memory_of_call)
+    monkeypatch.setattr(host_call, "wait_for_all", wait_for_all)
+
+
+def _take(play, content, is_new):
+    """A DLPack capsule is made of the memory `content`: `is_new` where it had none so far."""
+    from tests.support.simt import streams
+
+    if is_new:
+        streams.forget(content.ctypes.data, content.nbytes)
+    of_call = vars(tensor._memory()).setdefault("contents", {})
+    if content.ctypes.data not in of_call:
+        of_call[content.ctypes.data] = content
+        streams.put(play.stream, "TensorFlow's operation", _nothing, (content,))
+    if play.capsule_waits:
+        streams.wait(play.stream)
+
+
+def _give_back(play, memory):
+    """TensorFlow goes on, at the end of a call, with all memory that the call had."""
+    from tests.support.simt import streams
+
+    for content in vars(memory).pop("contents", {}).values():
+        streams.put(play.stream, "TensorFlow's next operation", _nothing, (content,))
+    streams.run(play.stream.clock)
+
+
+def _nothing():
+    pass

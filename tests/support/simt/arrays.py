@@ -143,7 +143,7 @@ class DeviceArray:
             device.count("array operations")
         device.count("copies to the host")
         device.count("bytes to the host", self.nbytes)
-        device.wait()
+        device.wait_to_read(self._view)
         return np.array(self._view, order=order)
 
     def item(self) -> Any:
@@ -228,7 +228,7 @@ def array(kind: "type[DeviceArray]", obj: Any, dtype: Any = None, copy: bool | N
         device.count("copies to the device")
         device.count("bytes to the device", host.nbytes)
         to = out._view
-        device.enqueue("copy to the device", lambda: copy_to(to, host))
+        device.enqueue("copy to the device", lambda: copy_to(to, host), (to,))
     return out
 
 
@@ -247,7 +247,8 @@ def launch(name: str, arrays: Sequence[DeviceArray], work: Callable[..., None]) 
         device.check_device(x.data.device_id)
     if arrays[0].size:
         device.count("array operations")
-        device.enqueue(name, partial(work, *[x._view for x in arrays]))
+        views = [x._view for x in arrays]
+        device.enqueue(name, partial(work, *views), views)
 
 
 def copy_to(to: np.ndarray, what: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""What the stand-in has of `cupy.cuda`: devices, kernels, pinned memory."""
+"""What the stand-in has of `cupy.cuda`: devices, streams, kernels, pinned memory."""
 
 import ctypes
 import types
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.support.simt import device, nvrtc, runtime
+from tests.support.simt import device, nvrtc, runtime, streams
 from tests.support.simt.arrays import DeviceArray, MemoryPointer, check_scalar
 
 _MAX_THREADS = 1024  # of a block
@@ -52,18 +52,111 @@ class Device:
         device.use_device(self._before)
 
 
-class Stream:
-    """The default stream."""
+class _AnyStream:
+    """What streams have in common."""
+
+    _queue: streams.Queue
+
+    @property
+    def ptr(self) -> int:
+        return self._queue.ptr
+
+    @property
+    def done(self) -> bool:
+        return self.record().done
+
+    def use(self) -> "_AnyStream":
+        device.use_queue(self._queue)
+        return self
 
     def synchronize(self) -> None:
-        device.wait()
+        device.wait(self._queue)
+
+    def record(self, event: "Event | None" = None) -> "Event":
+        event = event or Event()
+        streams.record(event.event, self._queue)
+        return event
+
+    def wait_event(self, event: "Event") -> None:
+        streams.wait_event(self._queue, event.event)
+
+    def __enter__(self) -> "_AnyStream":
+        self._before = device.current_queue()
+        return self.use()
+
+    def __exit__(self, *_: object) -> None:
+        device.use_queue(self._before)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AnyStream) and self.ptr == other.ptr
+
+    def __hash__(self) -> int:
+        return hash(self.ptr)
 
 
-_NULL = Stream()
+class Stream(_AnyStream):
+    """A stream, as CuPy's class of that name. The null stream and others wait for each other, but
+    for those that are `non_blocking`."""
+
+    null: "Stream"
+
+    def __init__(
+        self,
+        null: bool = False,
+        non_blocking: bool = False,
+        ptds: bool = False,
+        priority: int | None = None,
+    ) -> None:
+        if ptds:
+            raise NotImplementedError("not in the stand-in: a default stream for each thread")
+        self._queue = streams.NULL if null else streams.new_queue(is_blocking=not non_blocking)
+
+    def __del__(self) -> None:
+        # What is on it still runs.
+        if getattr(self, "_queue", None) is not None and streams is not None:
+            self._queue.is_closed = self._queue is not streams.NULL
 
 
-def get_current_stream() -> Stream:
-    return _NULL
+class ExternalStream(_AnyStream):
+    """Somebody else's stream, as CuPy's class of that name.
+
+    Raises:
+      CUDARuntimeError: nobody has such a stream.
+    """
+
+    def __init__(self, ptr: int, device_id: int = -1) -> None:
+        queue = streams.queue_of(ptr)
+        if queue is None:
+            raise device.CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle")
+        self._queue = queue
+
+
+Stream.null = Stream(null=True)
+
+
+def get_current_stream() -> _AnyStream:
+    queue = device.current_queue()
+    return Stream.null if queue is streams.NULL else ExternalStream(queue.ptr)
+
+
+class Event:
+    """An event, as CuPy's class of that name. One that was never recorded is waited for by none."""
+
+    def __init__(
+        self, block: bool = False, disable_timing: bool = False, interprocess: bool = False
+    ) -> None:
+        self.event = streams.Event()
+
+    @property
+    def done(self) -> bool:
+        return streams.is_reached(self.event)
+
+    def record(self, stream: _AnyStream | None = None) -> None:
+        streams.record(self.event, device.current_queue() if stream is None else stream._queue)
+
+    def synchronize(self) -> None:
+        device.count("waits")
+        streams.wait_for(self.event)
 
 
 class Module:
@@ -133,7 +226,11 @@ class Function:
             )
         arguments = [_argument(arg) for arg in args]
         device.count("kernels")
-        device.enqueue(self._kernel.name, partial(self._kernel.run, blocks, threads, arguments))
+        device.enqueue(self._kernel.name, partial(self._run, blocks, threads, arguments))
+
+    def _run(self, blocks: int, threads: int, arguments: Sequence[bytes]) -> None:
+        facts = self._kernel.run(blocks, threads, arguments)
+        device.note_launch(self._kernel.name, facts)
 
 
 def _argument(arg: Any) -> bytes:
@@ -251,6 +348,8 @@ cuda = make_module(
     "cupy.cuda",
     Device=Device,
     Stream=Stream,
+    ExternalStream=ExternalStream,
+    Event=Event,
     Module=Module,
     Function=Function,
     MemoryPointer=MemoryPointer,

@@ -1,10 +1,10 @@
-"""Memory, stream and counters of a GPU that is not there.
+"""Memory, streams and counters of a GPU that is not there.
 
-What is launched is put on one stream and runs when something waits for it, as late as CUDA allows:
-who reads too early reads what was there before. Memory holds a pattern where a GPU leaves it as it
-is, and once more after it was freed; its addresses come back late, and a kernel may touch what is
-allocated and nothing else. CuPy's pool is counted by a model of it: which allocations ask CUDA for
-memory and which do not.
+What is launched is put on a stream and runs when something waits for it, as late as CUDA allows:
+who reads too early reads what was there before (streams.py). Memory holds a pattern where a GPU
+leaves it as it is, and once more after it was freed; its addresses come back late, and a kernel may
+touch what is allocated and nothing else. CuPy's pool is counted by a model of it: which allocations
+ask CUDA for memory and which do not.
 """
 
 import bisect
@@ -13,11 +13,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.support.simt import runtime
+from tests.support.simt import runtime, streams
 
 POISON = 0xDB
 _ALIGNMENT = 512  # of what CuPy's pool gives, and what it rounds sizes up to
@@ -31,9 +31,7 @@ totals: Counter[str] = Counter()
 random = np.random.default_rng(0)
 
 _current = threading.local()
-_lock = threading.RLock()  # who has it runs the stream
-_stream: deque[tuple[str, Callable[[], None]]] = deque()
-_is_running = False
+_launches: list["Launch"] | None = None  # where `launched` is being asked
 
 
 class OutOfMemoryError(MemoryError):
@@ -57,7 +55,8 @@ def count(what: str, number: int = 1) -> None:
     What is counted: "kernels" of ours that were launched; "array operations", each at least one
     launch of CuPy's; "waits" of the host; "cudaMalloc" and "from the pool", allocations; "frees",
     "cudaFree"; "pinned allocations"; "copies to the device", "bytes to the device", "copies to the
-    host" and "bytes to the host".
+    host" and "bytes to the host". Of kernels that have run within `launched`: "warps", "busy warps"
+    and "longest chain", each the sum over all launches (`runtime.Facts`).
     """
     totals[what] += number
 
@@ -68,6 +67,38 @@ def counted() -> Iterator[Counter[str]]:
     before, counts = totals.copy(), Counter[str]()
     yield counts
     counts.update(totals - before)
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel that has run."""
+
+    name: str
+    facts: runtime.Facts
+
+
+@contextmanager
+def launched() -> Iterator[list[Launch]]:
+    """Gives the launches of kernels within, one after another, when it is left. It waits."""
+    global _launches
+    streams.wait()
+    launches: list[Launch] = []
+    outer, _launches = _launches, launches
+    runtime.count_loads(True)
+    try:
+        yield launches
+        streams.wait()
+    finally:
+        _launches = outer
+        runtime.count_loads(outer is not None)
+
+
+def note_launch(name: str, facts: runtime.Facts) -> None:
+    """Counts what is known of a launch of a kernel that has run, where that is asked for."""
+    if _launches is not None:
+        _launches.append(Launch(name, facts))
+        totals["warps"] += facts.warps
+        totals["busy warps"] += facts.busy_warps
+        totals["longest chain"] += facts.longest_chain
 
 
 # ---------------------------------------------------------------- devices
@@ -98,55 +129,58 @@ def check_device(number: int) -> None:
         )
 
 
-# ---------------------------------------------------------------- the stream
+# ---------------------------------------------------------------- streams
 
 
-def enqueue(name: str, work: Callable[[], None]) -> None:
-    """Puts work on the stream. It touches memory that lives until then, and no other state."""
-    _stream.append((name, work))
+def current_queue() -> streams.Queue:
+    """Returns the calling thread's stream. A thread begins with the null stream."""
+    return getattr(_current, "queue", streams.NULL)
 
 
-def wait() -> None:
-    """Runs all that is on the stream.
+def use_queue(queue: streams.Queue) -> None:
+    """Makes a stream the calling thread's."""
+    _current.queue = queue
+
+
+def enqueue(name: str, work: Callable[[], object], views: streams.Views | None = None) -> None:
+    """Puts work on the thread's stream, which touches memory that lives until then and no more.
+
+    Args:
+      views: what it writes, or None, and then what it reads; None: it is a kernel.
+    """
+    streams.put(current_queue(), name, work, views)
+
+
+def wait(queue: streams.Queue | None = None) -> None:
+    """Runs all that is on a stream, or on all of them.
 
     Raises:
-      SimtError: a kernel did something wrong. What was behind it is dropped; CUDA would make every
-        later call fail.
+      SimtError: a kernel did something wrong, or nothing orders what two streams do. What was
+        behind it is dropped; CUDA would make every later call fail.
     """
     count("waits")
-    _run()
+    streams.wait(queue)
+
+
+def wait_to_read(view: np.ndarray) -> None:
+    """Copies an array to the host: runs all that is on the thread's stream."""
+    if streams.is_noted():
+        enqueue("copy to the host", _nothing, (None, view))
+    wait(current_queue())
+
+
+def _nothing() -> None:
+    pass
 
 
 def restart() -> None:
-    """Runs all that is on the stream; launches from now on have the schedules of a test's first."""
+    """Runs all that was launched; launches from now on have the schedules of a test's first."""
     wait()
     runtime.restart()
 
 
 def _run() -> None:
-    global _is_running
-    with _lock:
-        if _is_running:  # a finalizer, in the midst of it
-            return
-        _is_running = True
-        try:
-            while _stream:
-                _, work = _stream.popleft()
-                try:
-                    work()
-                except runtime.SimtError:
-                    _drop()
-                    raise
-        finally:
-            _is_running = False
-
-
-def _drop() -> None:
-    """Empties the stream. What was to be freed is."""
-    while _stream:
-        name, work = _stream.popleft()
-        if name == "free":
-            work()
+    streams.run()
 
 
 # ---------------------------------------------------------------- memory
@@ -195,7 +229,7 @@ class Memory:
     """
 
     def __init__(self, size: int, pinned: bool = False) -> None:
-        self.size, self.device_id = size, current_device()
+        self.size, self.device_id, self._queue = size, current_device(), current_queue()
         self._chunk: _Chunk | None = None
         self.content, self.ptr = np.empty(0, np.uint8), 0
         if size == 0:
@@ -207,15 +241,19 @@ class Memory:
         self.content, self.ptr = _host_memory(size)
         kind = "pinned memory" if pinned else f"memory of device {self.device_id}"
         runtime.add_memory(self.ptr, size, f"{size} bytes of {kind}")
+        if streams.is_noted():
+            streams.forget(self.ptr, size)
         _known[self.ptr] = (size, self.device_id, pinned)
 
     def __del__(self) -> None:
-        # In the order of the stream: what was launched before may still use it. It runs no code of
-        # the stream, since a finalizer may come in the midst of that.
-        if getattr(self, "ptr", 0) and _stream is not None:  # Python ends
+        # In the order of the stream for which it was allocated: what was launched there before may
+        # still use it, and CuPy gives it out again to what is launched there later.
+        if getattr(self, "ptr", 0) and streams is not None:  # Python ends
             content, address = self.content, self.ptr
             del _known[address]
-            enqueue("free", lambda: _release(content, address))
+            # CUDA itself waits before it frees pinned memory.
+            views = () if self._chunk is None else (content,)
+            streams.free(self._queue, lambda: _release(content, address), views)
             if self._chunk is not None:
                 count("frees")
                 self._chunk.pool.returned.append(self._chunk)
@@ -291,7 +329,7 @@ class Pool:
                 self._remove(chunk)
                 self._total -= chunk.size
         if whole:
-            wait()
+            wait()  # for all streams
 
     def take(self, size: int) -> _Chunk:
         size = -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -116,7 +116,7 @@ def read_now(x: DeviceArray) -> np.ndarray:
     device.check_device(x.data.device_id)
     device.count("copies to the host")
     device.count("bytes to the host", 8)
-    device.wait()
+    device.wait_to_read(x._view)
     return x._view
 
 

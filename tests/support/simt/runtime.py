@@ -7,19 +7,53 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support.simt.compiler import runtime_library
 
 _ERROR_BYTES = 1 << 14
 _ADDRESS = re.compile(r"\[(0x[0-9a-f]+)\]")
 _NAME = re.compile(r"(\w+)[<(]")  # without its type and parameters
+_MOST_RANGES = 1 << 12  # that a launch touches; of more the rest is not told
+_ranges = (ctypes.c_uint64 * 5 * _MOST_RANGES)()
 _seed = 0
 _launches = 0
+_names: dict[int, str] = {}  # of the device's memory, by its address
 
 
 class SimtError(RuntimeError):
     """What a launch did that a GPU does not allow, or that it would never end."""
+
+
+class Facts(NamedTuple):
+    """What is known of a launch that is over; the last two are 0 where loads are not counted.
+
+    Attributes:
+      warps: of all its blocks.
+      busy_warps: those of which a lane has touched memory of the device.
+      longest_chain: how often the lane that waits most often certainly waits for memory. Loads with
+        nothing in between that needs one of them count once. A load that follows a store, an
+        atomic, a vote or a shuffle, or goes through a pointer that was just loaded, counts anew; a
+        volatile load, an acquire and an atomic count each. A load whose index was just loaded does
+        not count anew, though a GPU would wait for that.
+    """
+
+    warps: int
+    busy_warps: int
+    longest_chain: int
+
+
+class Touched(NamedTuple):
+    """What a launch has read and written of one piece of memory.
+
+    Attributes:
+      address: where that begins.
+      read, written: the first address and the one behind the last; (0, 0): nothing was.
+    """
+
+    address: int
+    read: tuple[int, int]
+    written: tuple[int, int]
 
 
 @functools.cache
@@ -28,24 +62,53 @@ def _library() -> ctypes.CDLL:
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32
     library.simt_launch.restype = size
     library.simt_launch.argtypes = [
-        pointer, pointer, pointer, size, number, number, ctypes.c_uint64, ctypes.c_char_p, size,
+        *(pointer, pointer, pointer, size, number, number),
+        *(ctypes.c_uint64, ctypes.c_char_p, size, pointer),
     ]  # fmt: skip
-    library.simt_add_memory.argtypes = [pointer, size, ctypes.c_char_p]
+    library.simt_add_memory.argtypes = [pointer, size, ctypes.c_char_p, ctypes.c_int]
     library.simt_remove_memory.argtypes = [pointer]
     library.simt_set_limits.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.simt_set_stale_loads.argtypes = [number]
+    library.simt_note_ranges.argtypes = [ctypes.c_int]
+    library.simt_count_loads.argtypes = [ctypes.c_int]
+    library.simt_touched.restype = size
+    library.simt_touched.argtypes = [pointer, size]
     for begin, end in _segments(runtime_library()):  # threadIdx is there
-        library.simt_add_memory(begin, end - begin, b"the scheduler")
+        library.simt_add_memory(begin, end - begin, b"the scheduler", True)
     return library
 
 
 def add_memory(address: int, size: int, what: str) -> None:
     """Lets kernels read and write `size` bytes from now on; `what` is for error texts."""
-    _library().simt_add_memory(address, size, what.encode())
+    _names[address] = what
+    _library().simt_add_memory(address, size, what.encode(), False)
 
 
 def remove_memory(address: int) -> None:
     """Forgets what `add_memory` was told of an address."""
+    _names.pop(address, None)
     _library().simt_remove_memory(address)
+
+
+def name_of(address: int) -> str:
+    """Returns what `add_memory` was told of an address."""
+    return _names.get(address, "memory that was given back")
+
+
+def count_loads(is_wanted: bool) -> None:
+    """Says whether later launches count the loads of their lanes, which takes a tenth longer."""
+    _library().simt_count_loads(is_wanted)
+
+
+def note_ranges(is_wanted: bool) -> None:
+    """Says whether `touched` is to know what later launches read and write."""
+    _library().simt_note_ranges(is_wanted)
+
+
+def touched() -> list[Touched]:
+    """Returns what the last launch has read and written; nothing where that is not noted."""
+    count = min(_library().simt_touched(_ranges, _MOST_RANGES), _MOST_RANGES)
+    return [Touched(a, (b, c), (d, e)) for a, b, c, d, e in _ranges[:count]]
 
 
 def set_seed(seed: int) -> None:
@@ -71,6 +134,18 @@ def set_limits(idle: int = 4_000_000, launch: int = 400_000_000) -> None:
     _library().simt_set_limits(idle, launch)
 
 
+def set_stale_loads(one_in: int) -> None:
+    """Lets plain loads of later launches give older values, in one of how many schedules.
+
+    A plain load then gives what other lanes have overwritten since the lane's last acquire, fence
+    or `__syncwarp`: at random, or in half of these schedules always the oldest that it may give.
+
+    Args:
+      one_in: 0: in none, as in the beginning.
+    """
+    _library().simt_set_stale_loads(one_in)
+
+
 class Program:
     """One compiled source.
 
@@ -83,7 +158,7 @@ class Program:
         self._library = ctypes.CDLL(str(path))
         self._segments = _segments(path)
         for begin, end in self._segments:
-            add_memory(begin, end - begin, "the program")
+            _library().simt_add_memory(begin, end - begin, b"the program", True)
 
     def kernel(self, name: str) -> "Kernel":
         """Returns a kernel.
@@ -132,7 +207,7 @@ class Kernel:
         self.name, self.signature = name, signature
         self._program, self._call = program, call
 
-    def run(self, grid: int, block: int, arguments: Sequence[bytes]) -> None:
+    def run(self, grid: int, block: int, arguments: Sequence[bytes]) -> Facts:
         """Runs a whole launch.
 
         Args:
@@ -151,10 +226,12 @@ class Kernel:
         cells = (ctypes.c_uint64 * count)(*map(ctypes.addressof, buffers))
         sizes = (ctypes.c_uint64 * count)(*map(len, arguments))
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        how = (grid, block, seed, error, _ERROR_BYTES)
+        facts = (ctypes.c_uint64 * 3)()
+        how = (grid, block, seed, error, _ERROR_BYTES, facts)
         if _library().simt_launch(self._call, cells, sizes, count, *how):
             text = self._program.in_words(error.value.decode(errors="replace"))
             raise SimtError(f"{self.name}: {text}\n  {grid} blocks of {block}, seed {seed}")
+        return Facts(*facts)
 
 
 def _segments(path: Path) -> list[tuple[int, int]]:

@@ -6,7 +6,12 @@
 // what the mask of a vote or a shuffle says: that is the rule of GPUs from sm_70 on.
 //
 // What a lane has stored may stay unseen by others for a while: in half of all schedules it does,
-// in any order, until the lane releases a value, meets others or ends. Loads are never early.
+// in any order, until the lane releases a value, meets others or ends. Where simt_set_stale_loads
+// says so, a plain load may give what was there before others have stored, back to the lane's last
+// acquire, fence or __syncwarp: a GPU's first cache knows nothing of other multiprocessors.
+//
+// On demand it is known of a launch how many warps touched memory and how many loads waited for
+// another, and which ranges were read and written.
 //
 // An error ends the launch: it is kept as text and the lanes are dropped where they are.
 #include <setjmp.h>
@@ -21,6 +26,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 typedef unsigned long long u64;
@@ -67,6 +73,12 @@ struct Lane {
   u32 mask;
   u64 value;
   std::vector<Store> unseen;  // in the order of the program
+  u64 fresh_from;             // its plain loads give older values of stores from then on
+  // Of the chain of loads, see count_load.
+  u32 chain;
+  bool is_in_group, has_stored, has_pointers;
+  u32 next_pointer;
+  uintptr_t pointers[2];  // the last that it has loaded
 };
 
 struct Fiber {
@@ -78,10 +90,15 @@ struct Fiber {
 struct Range {
   uintptr_t end;
   std::string what;
+  bool is_code;  // of the program, and threadIdx and such: no memory that lanes share
+  // What the launch of this number has read [0] and written [1].
+  u64 launch;
+  uintptr_t low[2], high[2];
 };
 
 struct Block {
   u32 number, unfinished;
+  u32 busy_warps;           // a bit for each
   std::vector<Lane> lanes;  // stay where they are when the block moves
 };
 
@@ -89,8 +106,11 @@ std::mutex one_launch;
 
 // Memory that kernels may touch, by its first address.
 std::map<uintptr_t, Range> memory;
+uintptr_t lowest_address = ~(uintptr_t)0, highest_address;  // that any memory ever had
 struct Recent {
   uintptr_t begin, end;
+  Range* range;
+  bool is_code;
 } recent[64];
 
 char* stacks;  // and behind them the arguments of the launch
@@ -117,6 +137,37 @@ const Lane* last;         // the lane that ran last
 u32 in_a_row;             // switch points that it has come to since
 u64 points_without_change, points_of_launch;
 u64 idle_limit = 4000000, launch_limit = 400000000;  // of these two
+
+// What is known of the launch when it is over.
+u64 launch_number;
+u64 num_busy_warps, longest_chain;
+bool notes_ranges, counts_loads;
+bool is_watched;  // whether a launch does more than run: one test for all accesses that do not
+struct Touched {
+  uintptr_t begin;
+  Range* range;
+};
+std::vector<Touched> touched;
+
+// Older values: what each word of 8 bytes held before the stores of this launch, the last ones.
+struct Older {
+  u64 word, time;
+  u32 lane;  // that stored
+};
+constexpr size_t kMostOlder = 8;
+u32 stale_one_in;      // schedules; 0: none has stale loads
+bool has_stale_loads;  // this one has
+bool never_refreshes;  // a plain load always gives the oldest value it may give
+u64 store_time;
+std::unordered_map<uintptr_t, std::vector<Older>> older_words;
+u64 has_older[1024];  // a bit for each word that may be in `older_words`
+// What is in memory in truth where the running lane is about to load an older value.
+struct Truth {
+  char* p;
+  size_t size;  // up to 8
+  u64 value;
+};
+std::vector<Truth> truths;
 
 u64 draw() {  // xorshift64*
   random_state ^= random_state >> 12;
@@ -176,7 +227,14 @@ std::string where_lanes_are() {
   return all;
 }
 
+// After the load of an older value: memory is again as it is.
+void restore_truth() {
+  for (; !truths.empty(); truths.pop_back())
+    memcpy(truths.back().p, &truths.back().value, truths.back().size);
+}
+
 [[noreturn]] void fail(const std::string& what) {
+  restore_truth();
   fault = what;
   if (now)
     fault += text("\n  by block %u, thread %u (warp %u, lane %u)", now->block, now->thread,
@@ -196,6 +254,27 @@ void remove_ready(Lane* lane) {
   ready.pop_back();
 }
 
+u32 number_of(const Lane* lane) { return lane->block * kMaxThreadsPerBlock + lane->thread; }
+// Where the bit of a word is in `has_older`.
+u32 bit_of(uintptr_t word) { return (u32)((word >> 3) * 0x9E3779B1u) >> 16; }
+
+// Keeps what is in memory for stale loads, before a lane stores there.
+void keep_older(const Lane* lane, const void* p, size_t size) {
+  ++store_time;
+  const uintptr_t end = (uintptr_t)p + size;
+  for (uintptr_t word = (uintptr_t)p & ~(uintptr_t)7; word < end; word += 8) {
+    Older older{0, store_time, number_of(lane)};
+    memcpy(&older.word, (const void*)word, 8);
+    auto& list = older_words[word];
+    // A store that was hidden and comes again: its older value was there until now.
+    if (!list.empty() && list.back().lane == older.lane && list.back().word == older.word)
+      list.pop_back();
+    if (list.size() == kMostOlder) list.erase(list.begin());
+    list.push_back(older);
+    has_older[bit_of(word) >> 6] |= 1ull << (bit_of(word) & 63);
+  }
+}
+
 // Everybody sees what the lane has stored, or what it has stored in these bytes.
 void show_stores(Lane* lane) { lane->unseen.clear(); }
 void show_stores_at(Lane* lane, const void* p, size_t size) {
@@ -205,10 +284,47 @@ void show_stores_at(Lane* lane, const void* p, size_t size) {
       stores.erase(stores.begin() + (long)i);
 }
 
+// Puts older values where the running lane is about to load, until its next call. It never loads
+// anything older than what it has stored itself.
+void may_be_stale(const void* p, size_t size) {
+  const uintptr_t begin = (uintptr_t)p, end = begin + size;
+  for (uintptr_t word = begin & ~(uintptr_t)7; word < end; word += 8) {
+    if (!(has_older[bit_of(word) >> 6] >> (bit_of(word) & 63) & 1)) continue;
+    auto found = older_words.find(word);
+    if (found == older_words.end()) continue;
+    bool is_own = false;
+    for (const Store& store : now->unseen)
+      is_own |= (uintptr_t)store.p < word + 8 && word < (uintptr_t)store.p + store.size;
+    if (is_own) continue;
+    const auto& list = found->second;
+    size_t first = list.size();
+    while (first > 0 && list[first - 1].time > now->fresh_from &&
+           list[first - 1].lane != number_of(now))
+      --first;
+    const u32 count = (u32)(list.size() - first);
+    if (count == 0 || (!never_refreshes && draw_below(2))) continue;
+    const u64 older = list[first + (never_refreshes ? 0 : draw_below(count))].word;
+    const uintptr_t from = begin > word ? begin : word, to = end < word + 8 ? end : word + 8;
+    Truth truth{(char*)from, to - from, 0};
+    memcpy(&truth.value, truth.p, truth.size);
+    memcpy(truth.p, (const char*)&older + (from - word), truth.size);
+    truths.push_back(truth);
+  }
+}
+
+// Whatever the running lane loads from now on is no older.
+void refresh() { now->fresh_from = store_time; }
+
 // Remembers what is in memory before the running lane stores there. Its stores in one place keep
 // their order: an earlier one is seen from now on.
 void will_store(const void* p, size_t size) {
-  if (!hides_stores || !now) return;
+  if (!now) return;
+  if (is_watched) {
+    now->is_in_group = false;
+    now->has_stored = true;
+    if (has_stale_loads) keep_older(now, p, size);
+  }
+  if (!hides_stores) return;
   show_stores_at(now, p, size);
   for (size_t done = 0; done < size; done += 8) {
     Store store{(char*)p + done, size - done < 8 ? size - done : 8, 0, 0};
@@ -237,6 +353,7 @@ void hide_stores(Lane* lane) {
 // Puts them back: for others they come after whatever was stored there in between.
 void unhide_stores(Lane* lane) {
   for (Store& store : lane->unseen) {
+    if (has_stale_loads) keep_older(lane, store.p, store.size);
     memcpy(&store.before, store.p, store.size);
     memcpy(store.p, &store.value, store.size);
   }
@@ -263,6 +380,7 @@ void leave() {
 void run_lanes() {  // of one fiber, one after another
   for (;;) {
     kernel(arguments.data());
+    restore_truth();
     if (!now->unseen.empty()) leave();  // its last stores are under way for a while, too
     show_stores(now);
     now->state = kDone;
@@ -270,31 +388,83 @@ void run_lanes() {  // of one fiber, one after another
   }
 }
 
-// Whether it is memory that other lanes see; an error where it is nobody's.
-bool check(const void* p, size_t size, bool is_write, const void* from) {
-  uintptr_t begin = (uintptr_t)p, end = begin + size;
-  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes + kArgumentBytes) return false;
-  Recent& seen = recent[(begin >> 9) & 63];
-  if (begin >= seen.begin && end <= seen.end) return true;
-  if (!now) return false;  // no launch: the loader runs a module's constructors
+// Notes what the launch reads or writes of a range.
+__attribute__((noinline)) void note(uintptr_t first, Range* range, uintptr_t begin, uintptr_t end,
+                                    bool is_write) {
+  if (range->launch != launch_number) {
+    range->launch = launch_number;
+    range->low[0] = range->low[1] = ~(uintptr_t)0;
+    range->high[0] = range->high[1] = 0;
+    touched.push_back(Touched{first, range});
+  }
+  if (begin < range->low[is_write]) range->low[is_write] = begin;
+  if (end > range->high[is_write]) range->high[is_write] = end;
+}
+
+// Looks for the range that an access is in. An error where it is nobody's.
+__attribute__((noinline)) Recent found(uintptr_t begin, uintptr_t end, bool is_write,
+                                       const void* from) {
+  const size_t size = end - begin;
   auto next = memory.upper_bound(begin);
   if (next != memory.begin()) {
     auto range = std::prev(next);
-    if (end <= range->second.end) {
-      seen = {range->first, range->second.end};
-      return true;
-    }
+    if (end <= range->second.end)
+      return {range->first, range->second.end, &range->second, range->second.is_code};
     if (begin < range->second.end + 4096)
       fail(text("%s of %zu bytes at %p, %td bytes behind the end of %s, at [%p]",
-                is_write ? "write" : "read", size, p, (ptrdiff_t)(begin - range->second.end),
-                range->second.what.c_str(), from));
+                is_write ? "write" : "read", size, (void*)begin,
+                (ptrdiff_t)(begin - range->second.end), range->second.what.c_str(), from));
   }
   fail(text("%s of %zu bytes at %p, which is no memory of the device, at [%p]",
-            is_write ? "write" : "read", size, p, from));
+            is_write ? "write" : "read", size, (void*)begin, from));
+}
+
+// Where the range begins that an access is in, if other lanes see that memory; 0: they do not. An
+// error where it is nobody's.
+inline uintptr_t check(const void* p, size_t size, bool is_write, const void* from) {
+  uintptr_t begin = (uintptr_t)p, end = begin + size;
+  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes + kArgumentBytes) return 0;
+  if (!now) return 0;  // no launch: the loader runs a module's constructors
+  Recent& seen = recent[(begin >> 9) & 63];
+  if (begin < seen.begin || end > seen.end) seen = found(begin, end, is_write, from);
+  if (seen.is_code) return 0;
+  if (notes_ranges) note(seen.begin, seen.range, begin, end, is_write);
+  return seen.begin;
+}
+
+// A chain of loads: how often a lane certainly waits for memory, one time after another. Loads with
+// nothing in between that needs one of them are a group, for which it waits once. A store, an
+// atomic, a vote or a shuffle ends a group, and so does a load through a pointer that the group has
+// loaded. A volatile load, an acquire or an atomic is waited for by itself.
+//
+// range  where the memory begins in which the load is
+inline void count_load(const void* p, size_t size, uintptr_t range) {
+  Lane* lane = now;
+  bool is_next = !lane->is_in_group;
+  if (lane->has_pointers)
+    for (uintptr_t pointer : lane->pointers) is_next |= pointer <= (uintptr_t)p && pointer >= range;
+  if (is_next) {
+    ++lane->chain;
+    lane->is_in_group = true;
+    lane->has_pointers = false;
+  }
+  if (size < 8) return;
+  uintptr_t value;
+  memcpy(&value, p, 8);
+  if (value < lowest_address || value >= highest_address) return;
+  if (!lane->has_pointers) lane->pointers[0] = lane->pointers[1] = 0;
+  lane->has_pointers = true;
+  lane->pointers[lane->next_pointer ^= 1] = value;
+}
+void count_wait() {
+  if (!is_watched || !now) return;
+  ++now->chain;
+  now->is_in_group = false;
 }
 
 // A place where another lane may go on. kChanged: other lanes may see something new.
 void point(const void* from, bool changed) {
+  if (is_watched) restore_truth();
   if (!now) return;
   now->at = from;
   ++points_of_launch;
@@ -313,13 +483,20 @@ void point(const void* from, bool changed) {
 }
 
 void plain_access(const void* p, size_t size, bool is_write, const void* from) {
-  const bool is_shared = check(p, size, is_write, from);
+  if (is_watched) restore_truth();
+  const uintptr_t range = check(p, size, is_write, from);
   if (--plain_until_switch == 0 && now) {
     points_of_launch += plain_before_switch;
     plain_until_switch = 1 + draw_below(2 * plain_before_switch);
     point(from, is_write);
   }
-  if (is_write && is_shared) will_store(p, size);
+  if (!range) return;
+  if (is_write) {
+    will_store(p, size);
+  } else if (is_watched) {
+    if (has_stale_loads) may_be_stale(p, size);
+    count_load(p, size, range);
+  }
 }
 
 void aligned(const void* p, size_t size, const void* from) {
@@ -387,10 +564,9 @@ void give_results(const Lane* lane, Lane* (&others)[kWarp]) {
 }
 
 void begin_block(u32 number, u32 block_size) {
-  blocks.push_back(Block{number, block_size, std::vector<Lane>(block_size)});
+  blocks.push_back(Block{number, block_size, 0, std::vector<Lane>(block_size)});
   Block& block = blocks.back();
   for (u32 i = 0; i < block_size; ++i) {
-    block.lanes[i] = Lane{};
     block.lanes[i].block = number;
     block.lanes[i].block_size = block_size;
     block.lanes[i].thread = i;
@@ -459,6 +635,16 @@ void draw_schedule(u64 seed) {
   turn = in_a_row = 0;
   last = nullptr;
   points_without_change = points_of_launch = 0;
+  // Not drawn: the schedules of a seed are the same with and without stale loads.
+  const u64 bits = (seed + 1) * 0x9E3779B97F4A7C15ull >> 24;
+  has_stale_loads = stale_one_in && (bits >> 1) % stale_one_in == 0;
+  is_watched = has_stale_loads || counts_loads;
+  never_refreshes = bits & 1;
+  if (!older_words.empty()) {
+    older_words.clear();
+    memset(has_older, 0, sizeof has_older);
+  }
+  store_time = 0;
 }
 
 // Runs a lane until it leaves, and does what follows from it.
@@ -479,6 +665,7 @@ void resume(Lane* lane) {
 }
 
 void finish(Lane* lane) {
+  if (lane->chain > longest_chain) longest_chain = lane->chain;
   remove_ready(lane);
   free_fibers.push_back(lane->fiber);
   lane->fiber = nullptr;
@@ -513,7 +700,10 @@ void run_launch(u32 grid, u32 block_size) {
     if (lane->state != kDone) continue;
     finish(lane);
     for (size_t i = 0; i < blocks.size(); ++i) {
-      if (blocks[i].number != lane->block || --blocks[i].unfinished) continue;
+      if (blocks[i].number != lane->block) continue;
+      if (lane->chain || lane->has_stored) blocks[i].busy_warps |= 1u << lane->thread / kWarp;
+      if (--blocks[i].unfinished) break;
+      num_busy_warps += (u64)__builtin_popcount(blocks[i].busy_warps);
       blocks.erase(blocks.begin() + (long)i);
       break;
     }
@@ -524,7 +714,9 @@ void run_launch(u32 grid, u32 block_size) {
 
 // What the lanes of a mask do together; comes back when all of them have come.
 SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int source) {
+  restore_truth();
   Lane* lane = now;
+  lane->is_in_group = false;
   if (kind == kSync) show_stores(lane);  // votes and shuffles order no memory
   lane->at = __builtin_return_address(0);
   lane->kind = kind;
@@ -544,20 +736,23 @@ SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int sou
       if (other) make_ready(other);
   }
   leave();
+  if (kind == kSync) refresh();
   return lane->value;
 }
 
-#define SIMT_ATOMIC(name, type, parameters, next)   \
-  SIMT_EXPORT type name parameters {                \
-    const void* from = __builtin_return_address(0); \
-    point(from, false);                             \
-    aligned(p, sizeof(type), from);                 \
-    check(p, sizeof(type), true, from);             \
-    show_stores_at(now, p, sizeof(type));           \
-    const type old = *p;                            \
-    *p = next;                                      \
-    if (*p != old) points_without_change = 0;       \
-    return old;                                     \
+#define SIMT_ATOMIC(name, type, parameters, next)          \
+  SIMT_EXPORT type name parameters {                       \
+    const void* from = __builtin_return_address(0);        \
+    point(from, false);                                    \
+    aligned(p, sizeof(type), from);                        \
+    check(p, sizeof(type), true, from);                    \
+    show_stores_at(now, p, sizeof(type));                  \
+    if (has_stale_loads) keep_older(now, p, sizeof(type)); \
+    count_wait();                                          \
+    const type old = *p;                                   \
+    *p = next;                                             \
+    if (*p != old) points_without_change = 0;              \
+    return old;                                            \
   }
 SIMT_ATOMIC(simt_cas64, u64, (u64 * p, u64 expected, u64 desired), old == expected ? desired : old)
 SIMT_ATOMIC(simt_cas32, u32, (u32 * p, u32 expected, u32 desired), old == expected ? desired : old)
@@ -566,15 +761,30 @@ SIMT_ATOMIC(simt_add32, u32, (u32 * p, u32 v), old + v)
 SIMT_ATOMIC(simt_min32, int, (int* p, int v), v < old ? v : old)
 SIMT_ATOMIC(simt_max32, int, (int* p, int v), v > old ? v : old)
 
-SIMT_EXPORT void simt_point(const void* p, size_t size, int is_write) {
+// Before a release; the store itself follows.
+SIMT_EXPORT void simt_release(const void* p, size_t size) {
   const void* from = __builtin_return_address(0);
-  if (is_write) show_stores(now);  // a release
-  point(from, is_write);
+  show_stores(now);
+  point(from, true);
   aligned(p, size, from);
-  check(p, size, is_write, from);
+  check(p, size, true, from);
 }
 
-SIMT_EXPORT void simt_fence() { show_stores(now); }
+SIMT_EXPORT u64 simt_acquire64(const u64* p) {
+  const void* from = __builtin_return_address(0);
+  point(from, false);
+  aligned(p, sizeof *p, from);
+  check(p, sizeof *p, false, from);
+  refresh();
+  count_wait();
+  return *p;
+}
+
+SIMT_EXPORT void simt_fence() {
+  restore_truth();
+  show_stores(now);
+  refresh();
+}
 
 // What g++ puts before every access under -fsanitize=thread.
 #define SIMT_ACCESS(size)                                                       \
@@ -595,7 +805,7 @@ SIMT_EXPORT void simt_fence() { show_stores(now); }
   SIMT_EXPORT void __tsan_volatile_read##size(void* p) {                        \
     point(__builtin_return_address(0), false);                                  \
     aligned(p, size, __builtin_return_address(0));                              \
-    check(p, size, false, __builtin_return_address(0));                         \
+    if (check(p, size, false, __builtin_return_address(0))) count_wait();       \
   }                                                                             \
   SIMT_EXPORT void __tsan_volatile_write##size(void* p) {                       \
     point(__builtin_return_address(0), true);                                   \
@@ -615,13 +825,17 @@ SIMT_EXPORT void __tsan_write_range(void* p, size_t size) {
 }
 SIMT_EXPORT void __tsan_init() {}
 
-SIMT_EXPORT void simt_add_memory(uintptr_t address, size_t size, const char* what) {
+SIMT_EXPORT void simt_add_memory(uintptr_t address, size_t size, const char* what, int is_code) {
   std::lock_guard<std::mutex> lock(one_launch);
-  memory[address] = Range{address + size, what};
+  memory[address] = Range{address + size, what, is_code != 0, 0, {}, {}};
+  if (address < lowest_address) lowest_address = address;
+  if (address + size > highest_address) highest_address = address + size;
 }
 
 SIMT_EXPORT void simt_remove_memory(uintptr_t address) {
   std::lock_guard<std::mutex> lock(one_launch);
+  for (size_t i = touched.size(); i-- > 0;)
+    if (touched[i].begin == address) touched.erase(touched.begin() + (long)i);
   memory.erase(address);
   memset(recent, 0, sizeof recent);
 }
@@ -631,22 +845,61 @@ SIMT_EXPORT void simt_set_limits(u64 idle, u64 launch) {
   launch_limit = launch;
 }
 
+// In one of how many schedules plain loads may give older values; 0: in none.
+SIMT_EXPORT void simt_set_stale_loads(u32 one_in) {
+  std::lock_guard<std::mutex> lock(one_launch);
+  stale_one_in = one_in;
+}
+
+SIMT_EXPORT void simt_count_loads(int is_wanted) {
+  std::lock_guard<std::mutex> lock(one_launch);
+  counts_loads = is_wanted != 0;
+}
+
+SIMT_EXPORT void simt_note_ranges(int is_wanted) {
+  std::lock_guard<std::mutex> lock(one_launch);
+  notes_ranges = is_wanted != 0;
+}
+
+// What the last launch has touched, where that is noted: for each range its address, and first and
+// last address + 1 that were read and written; the last two are 0 where nothing was. Returns how
+// many there are, of which up to `most` are written.
+SIMT_EXPORT size_t simt_touched(u64 (*out)[5], size_t most) {
+  std::lock_guard<std::mutex> lock(one_launch);
+  for (size_t i = 0; i < touched.size() && i < most; ++i) {
+    const Range& range = *touched[i].range;
+    out[i][0] = touched[i].begin;
+    for (int k = 0; k < 2; ++k) {
+      out[i][1 + 2 * k] = range.high[k] ? range.low[k] : 0;
+      out[i][2 + 2 * k] = range.high[k];
+    }
+  }
+  return touched.size();
+}
+
 // Runs a launch with arguments of these addresses and sizes. Returns 0, or the length of what went
-// wrong, which is written to `error`.
+// wrong, which is written to `error`. `facts`: warps, those that touched memory, longest chain;
+// the last two only where loads are counted.
 SIMT_EXPORT size_t simt_launch(void (*call)(const u64*), const u64* cells, const u64* sizes,
                                size_t num_arguments, u32 grid, u32 block_size, u64 seed,
-                               char* error, size_t error_size) {
+                               char* error, size_t error_size, u64* facts) {
   std::lock_guard<std::mutex> lock(one_launch);
   if (!stacks) make_fibers();
   kernel = call;
   copy_arguments(cells, sizes, num_arguments);
   fault.clear();
+  touched.clear();
+  ++launch_number;
+  num_busy_warps = longest_chain = 0;
   simt_block_size = {block_size, 1, 1};
   simt_grid_size = {grid, 1, 1};
   draw_schedule(seed);
   run_launch(grid, block_size);
   blocks.clear();
   ready.clear();
+  facts[0] = (u64)grid * ((block_size + kWarp - 1) / kWarp);
+  facts[1] = num_busy_warps;
+  facts[2] = longest_chain;
   if (fault.empty()) return 0;
   make_fibers();  // lanes were dropped where they were
   snprintf(error, error_size, "%s", fault.c_str());

@@ -83,13 +83,13 @@ SIMT_INLINE void __threadfence() { simt_fence(); }
 
 // Inline PTX; compiler.py turns an asm statement into a call of the function of its instruction.
 // What is read or written has an order as every atomic has.
-extern "C" void simt_point(const void* p, size_t size, int is_write);
+extern "C" void simt_release(const void* p, size_t size);
+extern "C" simt_u64 simt_acquire64(const simt_u64* p);
 SIMT_INLINE void ptx_ld_acquire_gpu_s64(long long& value, const long long* p) {
-  simt_point(p, 8, 0);
-  value = *p;
+  value = (long long)simt_acquire64((const simt_u64*)p);
 }
 SIMT_INLINE void ptx_st_release_gpu_s64(long long* p, long long value) {
-  simt_point(p, 8, 1);
+  simt_release(p, 8);
   *p = value;
 }
 SIMT_INLINE void ptx_cvt_f32_f16(float& value, unsigned short bits) {

@@ -191,6 +191,22 @@ def test_threads_share_the_stream(xp):
 # ---------------------------------------------------------------- launches
 
 
+def test_what_is_known_of_a_launch_is_counted_when_it_has_run(xp, put):
+    x = xp.zeros(1, np.int64)
+    device.wait()
+    with device.counted() as counts:
+        put((2,), (33,), (x, np.int64(1)))
+    assert counts["kernels"] == 1 and "warps" not in counts
+    with device.counted() as counts, device.launched() as launches:
+        assert x._view[0] == 1  # what was launched before has run
+        put((1,), (1,), (x, np.int64(2)))
+        put((3,), (32,), (x, np.int64(2)))
+    assert launches == [("put", (1, 1, 0)), ("put", (3, 3, 0))]
+    names = ("kernels", "warps", "busy warps", "longest chain")
+    assert [counts[name] for name in names] == [2, 1 + 3, 1 + 3, 0]
+    assert x._view[0] == 2
+
+
 def test_limits_of_a_launch(xp, put):
     x = xp.zeros(1, np.int64)
     one = np.int64(1)

@@ -1,5 +1,6 @@
 """Faults planted in the real kernels do not pass the simulated GPU."""
 
+import contextlib
 import itertools
 import shutil
 
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import sources
+from sok_lite.engine import segments
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import Terms, dedup, group, segment_sums, unique
 from tests.support.helpers import first_row, new_table, with_segments
-from tests.support.simt import compiler, runtime
+from tests.support.simt import compiler, device, runtime
 from tests.support.simt.backend import simt_module
 
 reason = compiler.unavailable()
@@ -47,7 +49,10 @@ def plant(monkeypatch, tmp_path, compiled):
         return simt_module().CudaBackend()
 
     yield planted
+    with contextlib.suppress(runtime.SimtError):  # what a table undoes after a fault
+        device.wait()
     runtime.set_limits()
+    runtime.set_stale_loads(0)
     runtime.set_seed(0)
 
 
@@ -199,8 +204,10 @@ def fault_of(backend, kind, dim=DIM):
         "groups",
     ],
 )
-def test_the_kernels_as_they_are_pass(plant, kind):
+@pytest.mark.parametrize("loads", ["fresh", "stale"])
+def test_the_kernels_as_they_are_pass(plant, kind, loads):
     backend = plant()
+    runtime.set_stale_loads(loads == "stale")
     assert fault_of(backend, kind) is None
     # Blocks of one warp, of warps that are no power of two, and as large as a GPU's by default.
     for block_size in (32, 96, 256):
@@ -231,7 +238,7 @@ FAULTS = {
     ),
     "rows that begin one lane late": (
         "hbm",
-        ("platform_gpu.cuh", "i64 w = (lanes).lane;", "i64 w = (lanes).lane + 1;"),
+        ("platform_gpu.cuh", "u32 w = (lanes).lane;", "i64 w = (lanes).lane + 1;"),
         "",
     ),
     "words of 16 bytes wherever an array lies": (
@@ -362,3 +369,78 @@ def test_a_planted_fault_is_found(plant, name):
     fault = fault_of(plant(file, old, new).for_table(block_size=block_size), kind, dim)
     assert fault is not None, "all schedules passed"
     assert text in fault
+
+
+# Plain loads where a kernel needs volatile ones or acquires. Most often they load what is there.
+STALE_FAULTS = {
+    "a plain look for a free slot": (
+        "hbm",
+        [("det/det.cu", "i64 held = sok_load(&line[w].key);", "i64 held = line[w].key;")],
+        "no progress",
+    ),
+    "a plain look for a free slot of a bucket": (
+        "hybrid",
+        [("hkv/hkv.cu", "sok_load(&at[w].key) == empty_key", "at[w].key == empty_key")],
+        "no progress",
+    ),
+    # What follows an acquire may be loaded plainly; without one a key of this batch is a victim.
+    "a victim whose stamp is loaded plainly, without an acquire": (
+        "full",
+        [
+            ("hkv/hkv.cu", "sok_load_acquire(", "sok_load("),
+            ("hkv/hkv.cu", "sok_load(&slot->stamp)", "slot->stamp"),
+            ("hkv/hkv.cu", "sok_load(&taken->stamp)", "taken->stamp"),
+            ("hkv/hkv.cuh", "sok_load(&slot->stamp)", "slot->stamp"),
+        ],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STALE_FAULTS)
+def test_a_plain_load_where_it_is_too_weak_is_found(plant, name):
+    kind, edits, text = STALE_FAULTS[name]
+    for edit in edits:
+        backend = plant(*edit)
+    runtime.set_limits(idle=200_000, launch=10_000_000)  # lanes that vote for ever are not idle
+    runtime.set_stale_loads(1)
+    fault = fault_of(backend, kind)
+    assert fault is not None, "all schedules passed"
+    assert text in fault
+
+
+# ---------------------------------------------------------------- slow, and right all the same
+
+
+def facts_of(kernel, call):
+    """Makes a call. Returns the facts of the one launch of a kernel in it."""
+    with device.launched() as launches:
+        call()
+    (facts,) = [launch.facts for launch in launches if launch.name == kernel]
+    return facts
+
+
+@pytest.mark.parametrize("items, busy", [(1024, 8), (128, 64)])
+def test_too_many_items_for_a_warp_are_seen_by_the_busy_warps(plant, monkeypatch, items, busy):
+    monkeypatch.setattr(segments, "_WARP_BLOCK", items)
+    backend = plant().for_table(block_size=64)
+    keys = backend.from_host(np.arange(8192))
+    facts = facts_of("dedup_count", lambda: unique(backend, keys))
+    assert (facts.warps, facts.busy_warps) == (64, busy)
+
+
+def test_a_serial_miss_is_seen_by_the_longest_chain(plant):
+    """A key that is missing has both of its buckets read, one line after another."""
+    backend = plant().for_table(block_size=64)
+
+    def chain(keys, bucket):
+        options = {"max_capacity": 1 << 10, "init_capacity": 1 << 10, "max_bucket_size": bucket}
+        table = new_table(backend, DIM, "hybrid", **options)
+        table.find_or_insert(np.arange(16))
+        facts = facts_of("find", lambda: table.lookup(keys, insert=False, missing="zeros"))
+        return facts.longest_chain
+
+    hit, miss = chain(np.arange(16), 32), chain(np.arange(16, 32), 32)
+    lines = 2 * 32 // 4
+    assert hit + lines - 3 <= miss <= hit + lines
+    assert chain(np.arange(16, 32), 64) == miss + lines

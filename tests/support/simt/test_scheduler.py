@@ -24,6 +24,8 @@ typedef unsigned int u32;
 def usual_limits():
     yield
     runtime.set_limits()
+    runtime.set_stale_loads(0)
+    runtime.count_loads(False)
     runtime.set_seed(0)
 
 
@@ -50,7 +52,8 @@ def program(body):
 def run(body, arguments, grid=1, block=64, seed=0, name="k"):
     runtime.set_seed(seed)
     words = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
-    program(body).kernel(name).run(grid, block, [word.to_bytes(8, "little") for word in words])
+    words = [word.to_bytes(8, "little") for word in words]
+    return program(body).kernel(name).run(grid, block, words)
 
 
 def failure(body, arguments, **launch):
@@ -195,6 +198,130 @@ def test_a_message_needs_a_release(memory, store, is_right):
     assert seen == ({-1, 7} if is_right else {-1, 0, 7})
 
 
+READ_PLAINLY = "value = *(volatile i64*)flag;"
+ACQUIRE = 'asm volatile("ld.acquire.gpu.s64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");'
+
+
+@pytest.mark.parametrize(
+    "load, is_right",
+    [
+        (ACQUIRE, True),
+        (READ_PLAINLY + "if (value) __threadfence();", True),
+        (READ_PLAINLY, False),
+        ("value = *flag;", False),
+    ],
+    ids=["acquire", "fence", "volatile", "plain"],
+)
+def test_a_message_needs_an_acquire(memory, load, is_right):
+    """Of a flag that was read anew it does not follow that what it tells of is read anew."""
+    runtime.set_stale_loads(1)
+    body = """
+    KERNEL k(i64* flag, int* data, int* seen) {
+      i64 value = 1;
+      if (blockIdx.x == 0 && threadIdx.x == 0) {
+        data[0] = 7;
+        RELEASE
+      }
+      for (int i = 0; i < 4; ++i) {
+        LOAD
+        if (value) break;
+      }
+      seen[blockIdx.x * blockDim.x + threadIdx.x] = value ? data[0] : -1;
+    }""".replace("RELEASE", RELEASE).replace("LOAD", load)
+    seen = set()
+    for seed in range(60):
+        flag, data = memory(np.zeros(1, np.int64)), memory(np.zeros(1, np.int32))
+        results = memory(np.zeros(64, np.int32))
+        run(body, [flag, data, results], 2, 32, seed)
+        seen.update(results.tolist())
+        assert data.tolist() == [7]
+    assert seen == ({-1, 7} if is_right else {-1, 0, 7})
+
+
+SPIN = """
+KERNEL k(int* flag, int* data, int* seen) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *(volatile int*)flag = 1;
+  while (LOAD == 0) atomicAdd(data, 1);
+  seen[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+}"""
+
+
+@pytest.mark.parametrize("load, ends", [("*(volatile int*)flag", True), ("*flag", False)])
+def test_a_plain_load_is_nothing_to_spin_on(memory, load, ends):
+    runtime.set_stale_loads(1)
+    runtime.set_limits(launch=100_000)
+    never = 0
+    for seed in range(12):
+        flag, data, seen = (memory(np.zeros(n, np.int32)) for n in (1, 1, 64))
+        try:
+            run(SPIN.replace("LOAD", load), [flag, data, seen], 2, 32, seed)
+            assert seen.all()
+        except runtime.SimtError as error:
+            assert "no progress" in str(error)
+            never += 1
+    assert (never == 0) == ends
+
+
+def test_stale_loads_are_a_choice(memory):
+    runtime.set_limits(launch=100_000)
+    for one_in, fails in ((0, False), (2, True)):
+        runtime.set_stale_loads(one_in)
+        failures = 0
+        for seed in range(24):
+            flag, data, seen = (memory(np.zeros(n, np.int32)) for n in (1, 1, 64))
+            try:
+                run(SPIN.replace("LOAD", "*flag"), [flag, data, seen], 2, 32, seed)
+            except runtime.SimtError:
+                failures += 1
+        assert (failures > 0) == fails and failures < 24
+
+
+def test_lanes_that_meet_see_what_the_others_have_stored(memory):
+    runtime.set_stale_loads(1)
+    body = """
+    KERNEL k(int* x, int* y) {
+      for (int i = 0; i < 3; ++i) {
+        x[threadIdx.x] = (int)threadIdx.x + i;
+        __syncwarp();
+        y[threadIdx.x] += x[threadIdx.x ^ 1u];
+        MEET
+      }
+    }"""
+    wrong = {"__syncwarp();": 0, "": 0}
+    for meet in wrong:
+        for seed in SEEDS:
+            x, y = memory(np.full(64, -9, np.int32)), memory(np.zeros(64, np.int32))
+            run(body.replace("MEET", meet), [x, y], 1, 64, seed)
+            wrong[meet] += not (y == 3 * (np.arange(64) ^ 1) + 3).all()
+    assert wrong["__syncwarp();"] == 0 and wrong[""] > 0
+
+
+def test_no_lane_loads_what_it_has_overwritten(memory):
+    """Neither where it has stored nor, by mistake, in the half of a word beside it."""
+    runtime.set_stale_loads(1)
+    body = """
+    KERNEL k(int* x, int* bad) {
+      int* mine = x + blockIdx.x * blockDim.x + threadIdx.x;
+      for (int i = 0; i < 30; ++i) {
+        *mine = i;
+        if (i % 3) atomicAdd(bad + 1, 1);  // others run
+        if (*mine != i) atomicAdd(bad, 1);
+      }
+    }"""
+    for seed in SEEDS:
+        x, bad = memory(np.zeros(256, np.int32)), memory(np.zeros(2, np.int32))
+        run(body, [x, bad], 4, 64, seed)
+        assert bad[0] == 0 and (x == 29).all()
+
+
+def test_atomics_are_never_stale(memory):
+    runtime.set_stale_loads(1)
+    for seed in SEEDS:
+        lock, counter = memory(np.zeros(1, np.int32)), memory(np.zeros(1, np.int32))
+        run(LOCK, [lock, counter], 2, 64, seed)
+        assert counter[0] == 128
+
+
 def test_what_a_lane_waits_for_is_seen_in_the_end(memory):
     """The lane that has stored it waits in a vote for those that wait for it."""
     body = """
@@ -266,6 +393,60 @@ def test_a_seed_is_an_order(memory):
     assert all(sorted(order) == list(range(256)) for order in orders.values())
     assert all(order_of(memory, seed) == order for seed, order in orders.items())
     assert len({tuple(order) for order in orders.values()}) > 12
+
+
+# ----------------------------------------------------------------------------- what is counted
+
+
+@pytest.mark.parametrize("busy", [0, 1, 3, 8])
+def test_warps_that_touch_no_memory_are_idle(memory, busy):
+    runtime.count_loads(True)
+    y = memory(np.zeros(9, np.int32))
+    body = """
+    KERNEL k(int* y, i64 busy) {
+      i64 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+      u32 votes = __ballot_sync(~0u, warp < busy);
+      if (votes && threadIdx.x % 32 == 7) y[warp] = 1;
+    }"""
+    facts = run(body, [y, busy], 4, 64, seed=busy)
+    assert (facts.warps, facts.busy_warps) == (8, busy)
+    assert y.sum() == busy
+    assert run("KERNEL k(int* y) { y[8] = 1; }", [y], 3, 33)[:2] == (6, 6)
+
+
+CHAINS = {
+    "nothing": ("", 0),
+    "a load": ("y[0] = x[0];", 1),
+    "two operands": ("y[0] = x[0] + x[9];", 1),
+    "copied one by one": ("for (int i = 0; i < 4; ++i) y[i] = x[i];", 4),
+    "copied by four": (
+        "i64 a = x[0], b = x[1], c = x[2], d = x[3]; y[0] = a; y[1] = b; y[2] = c; y[3] = d;",
+        1,
+    ),
+    "a sum": ("i64 sum = 0; for (int i = 0; i < 8; ++i) sum += x[i]; y[0] = sum;", 1),
+    "a vote in between": ("if (__ballot_sync(1u, x[0] == 0)) y[0] = x[1];", 2),
+    "volatile": ("y[0] = *(volatile i64*)x + *(volatile i64*)(x + 1);", 2),
+    "acquired": (
+        'i64 v; asm volatile("ld.acquire.gpu.s64 %0, [%1];" : "=l"(v) : "l"(x) : "memory");'
+        "y[0] = v + x[1];",
+        2,
+    ),
+    "atomics": ("atomicAdd((int*)x, 1); atomicAdd((int*)y, 1);", 2),
+    "a list": ("i64* at = x; for (int i = 0; i < 5; ++i) at = (i64*)*at; y[0] = (i64)at;", 5),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_loads_that_wait_for_each_other_are_a_chain(memory, name):
+    runtime.count_loads(True)
+    body, chain = CHAINS[name]
+    y, x = memory(np.zeros(16, np.int64)), memory(np.zeros(16, np.int64))
+    if name == "a list":
+        x[:] = x.ctypes.data + 8 * np.array([3, 0, 0, 9, 0, 0, 0, 1, 0, 7, *range(6)])
+    body = f"KERNEL k(i64* x, i64* y) {{ {body} }}"
+    assert run(body, [x, y], block=1, seed=len(name)).longest_chain == chain
+    other = body.replace("{", "{ if (threadIdx.x != 3) return;", 1).replace("(1u,", "(8u,")
+    assert run(other, [x, y], block=8).longest_chain == chain  # of one lane, whichever
 
 
 # ------------------------------------------------------------------------- what must be found
