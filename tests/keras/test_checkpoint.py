@@ -158,6 +158,7 @@ def test_an_epoch_that_a_callback_stops_goes_on_within(keras, sk, tmp_path):
     check_same(everything(again), everything(whole))
 
 
+@pytest.mark.full_only("saves nine times")
 def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_path):
     model = made(keras, sk)
     model.compile("adam", "mse", steps_per_execution=2)
