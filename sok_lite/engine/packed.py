@@ -49,6 +49,7 @@ def pack_arrays(
     known = [(backend.address(each), each.nbytes, each.dtype) for each in at_hand]
     numbers = numbers.reshape(-1)
     first = 2 + numbers.size
+    # `header_size`, written out here and below: each step comes here, and its calls are counted.
     size = first + _HEADER * len(arrays) if keep_header is None else 0
     lengths: list[int] = []
     copies = []

@@ -177,7 +177,6 @@ def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for source in open_sources(args.path):
         sizes = {each.name: each.row_bytes * source.num_keys for each in columns_of(source)}
-        states = {state.tensor: state for state in source.states}
         found.append(
             {
                 "name": source.name,
@@ -187,8 +186,8 @@ def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
                 "bytes": sum(sizes.values()),
                 "rows_bytes": sizes["values"],
                 "states": [
-                    {"name": state.name, "dim": state.dim, "bytes": sizes[tensor]}
-                    for tensor, state in states.items()
+                    {"name": state.name, "dim": state.dim, "bytes": sizes[state.tensor]}
+                    for state in source.states
                 ],
             }
         )
