@@ -7,9 +7,8 @@ import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import WrongUse
-from sok_lite.cli.joined import JoinedSource
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.files.source import PENDING_COLUMNS, Source
+from sok_lite.engine.files.source import PENDING_COLUMNS, JoinedSource, Source
 
 _RECORD = np.dtype([("key", np.int64), ("place", np.int64)])
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers import detected_format, format_module, names_with
-from sok_lite.cli.joined import JoinedSource
 from sok_lite.cli.options import options_for
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.source import JoinedSource, Source
 
 OWN = "sok_lite"
 
@@ -88,16 +87,8 @@ def own_ranks(path: str) -> int:
     return manifest.read(path).ranks if format_of(path) == OWN else 1
 
 
-def keys_of_ranks(path: str, name: str, sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
-    """Returns how many keys each rank has that wrote a table, of the tables that say so.
-
-    Args:
-      name: the format of the path.
-      sources: the tables there.
-    """
-    if name == OWN:
-        tables = manifest.read(path).tables.values()
-        return {table.name: tuple(shard.rows for shard in table.shards) for table in tables}
+def keys_of_ranks(sources: Sequence[Source]) -> dict[str, tuple[int, ...]]:
+    """Returns how many keys each rank has that wrote a table, of the tables that say so."""
     joined = (each for each in sources if isinstance(each, JoinedSource))
     return {each.name: each.keys_of_parts for each in joined}
 

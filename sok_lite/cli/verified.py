@@ -3,14 +3,15 @@
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.files.chain import rows_of, whole_tensor
 from sok_lite.engine.files.manifest import Shard, TableFacts, TextFile, path_of
 from sok_lite.engine.files.rewriting import owner_rule
+from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, open_file
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.files.text_file import read_texts
@@ -39,17 +40,17 @@ def findings_of_table(
     total = sum(shard.rows for shard in facts.shards)
     with Buckets([_RECORD], [total]) as buckets:
         for rank, shard in enumerate(facts.shards):
-            readers = []
+            can_read = True
             for part in shard.chain:
                 reader, findings = _opened(folder, facts, part, add)
-                readers += [] if reader is None else [reader]
+                can_read &= reader is not None
                 yield from findings
             if shard.texts is not None:
                 yield from _wrong_texts(folder, facts, shard.texts, add)
             if reader is not None:
                 yield from _keys(folder, facts, rank, reader, buckets)
-            if shard.changed is not None and len(readers) == len(shard.chain):
-                yield from _missing_rows(folder, facts, shard, readers)
+            if shard.changed is not None and can_read:
+                yield from _missing_rows(folder, facts, shard)
         yield from _repeats(folder, facts, buckets)
 
 
@@ -92,13 +93,10 @@ def _reason(error: ValueError) -> str:
     return str(error).partition(" is corrupt: ")[2].partition(". Nothing was loaded")[0]
 
 
-def _missing_rows(
-    folder: str, facts: TableFacts, shard: Shard, readers: list[ShardReader]
-) -> Iterator[str]:
+def _missing_rows(folder: str, facts: TableFacts, shard: Shard) -> Iterator[str]:
     """Yields whether an increment has keys without a row, whose keys are in memory for this."""
-    keys = whole_tensor(readers[-1], "keys")
     try:
-        rows_of(shard, readers, keys, np.arange(keys.size))
+        SavedFile(shard, partial(open_shard, facts, folder=folder)).newest_rows()
     except ValueError as error:
         yield f"{path_of(folder, shard)}: table {facts.name!r}: {_reason(error)}"
 

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
+from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
-from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
 from tests.support.failing_calls import FailingCalls
 from tests.support.filled_tables import KINDS
@@ -68,7 +68,7 @@ READERS = {"npz": from_npz, "parquet": from_parquet}
 def test_a_table_is_exported(tmp_path, monkeypatch, form, key_type, dtype, n):
     if form == "parquet":
         pytest.importorskip("pyarrow")
-    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", 100)
+    monkeypatch.setattr("sok_lite.engine.files.saved_file.CHUNK_BYTES", 100)
     dumped(tmp_path / "c", n, key_type=key_type, dtype=dtype)
     to = tmp_path / "file"
     arguments = ["export", tmp_path / "c", "--table", NAMES[1], "--format", form, "--to", to]

@@ -7,8 +7,9 @@ import pytest
 
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
-from sok_lite.engine.files.source import CheckpointSource, columns_of
+from sok_lite.engine.files.source import columns_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
 from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table
@@ -48,7 +49,7 @@ def in_parts(path, ranks, kind="hbm", n=60):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("piece_bytes", [100, 1 << 20])
 def test_increments_are_read_as_one(tmp_path, monkeypatch, kind, ranks, piece_bytes):
-    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", piece_bytes)
+    monkeypatch.setattr("sok_lite.engine.files.saved_file.CHUNK_BYTES", piece_bytes)
     in_parts(tmp_path, ranks, kind)
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     fine("diff", parts, whole, "--all")
@@ -68,10 +69,9 @@ def test_increments_are_read_as_one(tmp_path, monkeypatch, kind, ranks, piece_by
 
 
 def test_pieces_are_of_one_length_in_every_column(tmp_path, monkeypatch):
-    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", 50)
+    monkeypatch.setattr("sok_lite.engine.files.saved_file.CHUNK_BYTES", 50)
     in_parts(tmp_path, 2, "kEpochLfu")
-    path = str(tmp_path / "parts")
-    source = CheckpointSource(path, manifest.read(path).tables["table"])
+    (source,) = checkpoint_sources(tmp_path / "parts")
     lengths = {c.name: [len(piece) for piece in source.read(c.name)] for c in columns_of(source)}
     assert {"keys", "values", "stamps", "scores", "states.0.m"} == lengths.keys()
     assert len({tuple(each) for each in lengths.values()}) == 1

@@ -9,10 +9,11 @@ import pytest
 
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.rewriting import write_checkpoint
-from sok_lite.engine.files.source import Source, checkpoint_sources
+from sok_lite.engine.files.source import Source
 from sok_lite.engine.owner import MOD, OneRank
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, optimized, run
 from tests.support.filled_tables import HYBRID, KINDS, filled, held, held_by, rows_of, some_keys
@@ -213,7 +214,7 @@ class Counting(Source):
     "command", ["reshard a c --ranks 3", "merge a b c", "diff a b", "verify a"]
 )
 def test_memory_does_not_grow_with_the_table(tmp_path, monkeypatch, command):
-    monkeypatch.setattr("sok_lite.engine.files.source.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("sok_lite.engine.files.saved_file.CHUNK_BYTES", 10_000)
     monkeypatch.setattr("sok_lite.cli.verified.CHUNK_BYTES", 10_000)
     monkeypatch.setattr("sok_lite.cli.buckets.BUCKET_BYTES", 100_000)
     peaks = []

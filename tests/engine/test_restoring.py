@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from sok_lite.backend import get_backend
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine.files import reading
+from sok_lite.engine.files import saved_file
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.table import content as content_module
@@ -246,7 +246,7 @@ def peak_of(call, table):
 def test_a_load_has_few_bytes_a_key_beside_the_table(tmp_path, monkeypatch, how, most):
     n, piece = 100_000, 1 << 13
     monkeypatch.setattr(restoring, "_TAKEN", piece // 4)
-    monkeypatch.setattr(reading, "CHUNK_BYTES", piece)
+    monkeypatch.setattr(saved_file, "CHUNK_BYTES", piece)
     monkeypatch.setattr("sok_lite.engine.files.item.CHUNK_BYTES", 4 * piece)
     monkeypatch.setattr(near_rows, "_BITS", 8)
     kind = {}

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     name = format_of(args.path, args.from_format)
     sources = chosen(open_sources(args.path, name, args.from_option), args.table, args.path)
-    of_ranks = keys_of_ranks(args.path, name, sources)
+    of_ranks = keys_of_ranks(sources)
     with watched(sources, "report", args.progress, only=READ_COLUMNS) as read:
         found = [report_of_source(each, of_ranks.get(each.name, ())) for each in read]
     ranks = max(map(len, of_ranks.values()), default=1)

@@ -1,56 +1,10 @@
-"""Finds the rows of keys in a file of a checkpoint and the files that it continues."""
+"""Where rows and states of keys are: in a file of a checkpoint, or in those that it continues."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from sok_lite.engine.files.manifest import Shard
-from sok_lite.engine.files.shard import ShardReader
-
-
-class FileRows(NamedTuple):
-    """Rows of one file.
-
-    Attributes:
-      shard, reader: of the file.
-      at: (k,) int64, ascending, the positions of the rows in the file.
-      places: (k,) int64, the positions of their keys among the requested ones.
-    """
-
-    shard: Shard
-    reader: ShardReader
-    at: np.ndarray
-    places: np.ndarray
-
-
-def rows_of(
-    shard: Shard, readers: Sequence[ShardReader], keys: np.ndarray, at: np.ndarray
-) -> list[FileRows]:
-    """Finds the newest row of each key.
-
-    The newest file has all keys. An older one has a key's row if that has not changed since.
-
-    Args:
-      shard: the newest file.
-      readers: of its chain, oldest first.
-      keys: (n,) distinct.
-      at: (n,) int64, ascending, the positions of the keys in the newest file.
-
-    Raises:
-      ValueError: a file is corrupt.
-    """
-    if shard.changed is None:
-        return [FileRows(shard, readers[-1], at, np.arange(keys.size))]
-    parts = list(reversed(list(zip(shard.chain, readers, strict=True))))
-    keys_with_rows = (
-        next(reader.rows("keys", iter([(0, part.num_rows)]))) for part, reader in parts
-    )
-    found = newest_rows(keys, keys_with_rows, readers[-1].corrupt)
-    return [
-        FileRows(part, reader, at, places)
-        for (part, reader), (at, places) in zip(parts, found, strict=True)
-    ]
 
 
 def newest_rows(
@@ -64,7 +18,8 @@ def newest_rows(
       corrupt: makes an error from a reason.
 
     Returns:
-      Of each file `FileRows.at` and `FileRows.places`.
+      Of each file the positions of the rows in it, (k,) int64, ascending, and those of their keys
+      among `keys`, (k,) int64.
 
     Raises:
       ValueError: a key has no row.
@@ -86,12 +41,6 @@ def newest_rows(
             f"{left[0].size:,} of its keys have no row there, nor in the files that it continues"
         )
     return found
-
-
-def whole_tensor(reader: ShardReader, name: str) -> np.ndarray:
-    """Returns all of a tensor."""
-    (array,) = reader.rows(name, iter([(0, reader.tensors[name].shape[0])]))
-    return array
 
 
 def tensors_of_chain(shard: Shard, tensor: str) -> list[str | None]:

@@ -14,7 +14,8 @@ from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine import named_states
-from sok_lite.engine.files import manifest, source, table_file
+from sok_lite.engine.files import manifest, saved_file, table_file
+from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizers import Adagrad, Momentum
@@ -373,7 +374,7 @@ def test_another_number_of_ranks_reads_increments_and_merges_them(tmp_path, rank
 @pytest.mark.parametrize("kind", KINDS)
 def test_tools_read_the_newest_rows(tmp_path, monkeypatch, kind):
     """They read columns without tables, in pieces that are small here."""
-    monkeypatch.setattr(source, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(saved_file, "CHUNK_BYTES", 100)
     changes = Changes(new_table(get_backend("cpu"), 3, **KINDS[kind]))
     rng = np.random.default_rng(0)
     for round_ in range(6):
@@ -383,7 +384,7 @@ def test_tools_read_the_newest_rows(tmp_path, monkeypatch, kind):
         dump(tmp_path, [changes.table], ONE, chunk_bytes=100, incremental=True)
     assert len(num_rows(tmp_path)) == 6
     saved = take(changes.table)
-    (read,) = source.checkpoint_sources(tmp_path)
+    (read,) = checkpoint_sources(tmp_path)
     names = ["keys", "values", "stamps", *(state.tensor for state in read.states)]
     pieces = [list(read.read(name)) for name in names]
     assert len({tuple(map(len, its)) for its in pieces}) == 1 and len(pieces[0]) > 3
