@@ -22,6 +22,7 @@ minutes, so it chooses:
 
 import faulthandler
 import functools
+import gc
 import json
 import os
 import signal
@@ -151,6 +152,16 @@ def pytest_collection_modifyitems(config, items):
     # All ranks of a job must run the same tests, even where only one of them skips.
     if launched_ranks() == 1:
         _others.update({item.nodeid: others for item, others in chosen.items() if others})
+
+
+def pytest_collection_finish(session):
+    """Leaves what is imported and collected out of every walk of the garbage collector.
+
+    With TensorFlow that is half a million objects, and a table looks for dropped optimizers by a
+    walk: those of bridge/test_optimizer_states.py took 25 of 44 seconds, and take 3 of 21.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 _others = {}

@@ -20,7 +20,7 @@ from tests.support.helpers import sized
 from tests.support.own_process import run_limited
 from tests.support.simt.backend import is_simulated
 
-# Kinds of tables that are tried at every third line of an operation, by far most of which are those
+# Kinds of tables that are tried at every fifth line of an operation, by far most of which are those
 # of others as well: one of each index, and none where another operation does all that it does. Of
 # all other kinds most lines are left out.
 _AT_EVERY_LINE = {name: case.of_each_index for name, case in CASES.items()} | {
@@ -72,7 +72,7 @@ def skip_if_the_same_there(backend, name, kind):
 def test_an_exception_at_any_line(new_bench, backend, name, kind):
     skip_if_the_same_there(backend, name, kind)
     bench = new_bench(kind)
-    step = _STEPS.get(name, 1) * sized(bench.backend, 3, 48)
+    step = _STEPS.get(name, 1) * sized(bench.backend, 5, 80)
     if kind not in _AT_EVERY_LINE[name]:
         step *= sized(bench.backend, 4, 2)
     every_place(bench, name, step=step)
@@ -87,7 +87,7 @@ def test_an_exception_at_even_more_places(new_bench, backend, name, kind, places
     if is_simulated(backend) and places == "instructions":
         pytest.skip("they are the same instructions on a CPU")
     is_fine, bench = places == "instructions", new_bench(kind)
-    step = sized(bench.backend, 320, 1600)
+    step = sized(bench.backend, 500, 2500)
     every_place(bench, name, step=step, everywhere=not is_fine, opcodes=is_fine)
 
 
@@ -101,7 +101,7 @@ PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "
 def test_a_second_exception_while_the_first_unwinds(new_bench, backend, name, kind):
     skip_if_the_same_there(backend, name, kind)
     bench = new_bench(kind)
-    every_pair(bench, name, step=sized(bench.backend, 40, 120))
+    every_pair(bench, name, step=sized(bench.backend, 60, 200))
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])

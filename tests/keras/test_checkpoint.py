@@ -309,8 +309,16 @@ def killed(keras, path, number, options):
 
 
 @pytest.mark.full_only("starts a process each")
-@pytest.mark.parametrize("options", [{"every": 1, "keep": 1}, {"every": 1, "incremental": 3}])
-@pytest.mark.parametrize("number", [30, 53, 71, 88, 104, 127])
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        (30, {"every": 1, "keep": 1}),
+        (53, {"every": 1, "incremental": 3}),
+        (71, {"every": 1, "keep": 1}),
+        (104, {"every": 1, "incremental": 3}),
+        (127, {"every": 1, "keep": 1}),
+    ],
+)
 def test_a_killed_process_leaves_what_goes_on(keras, sk, tmp_path, number, options):
     assert killed(keras, tmp_path, number, options) is None
     whole, again = made(keras, sk), made(keras, sk, seed=2)

@@ -6,6 +6,7 @@ test_launch and test_rank_failures.
 """
 
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if "once" in metafunc.fixturenames:
             connected = dict([*connected.items()][-1:])
         metafunc.parametrize("comm", connected.values(), ids=connected.keys())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Runs each variant of a test with one value of the parameter that its module names IN_TURN.
+
+    Whether ranks are connected this way or that is a fact of lookups and of communicators. What a
+    program does with Keras over them takes seconds: over all its variants each transport comes up.
+    """
+    names = {id(comm): name for name, comm in connect().items()}
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        name = getattr(getattr(item, "module", None), "IN_TURN", None)
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if name in params:
+            value = names.get(id(params[name]), params[name])
+            others = item.nodeid.replace(f"[{value}", "[", 1).replace(f"-{value}", "", 1)
+            groups.setdefault(others, []).append(item)
+    left_out = set()
+    for others, group in groups.items():
+        chosen = group[zlib.crc32(others.encode()) % len(group)]
+        left_out |= {item for item in group if item is not chosen}
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

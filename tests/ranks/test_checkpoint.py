@@ -15,6 +15,9 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 50, (23, 3)), RNG.normal(size=(23, 1)).astype(np.float32)
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if the program had chosen it."""

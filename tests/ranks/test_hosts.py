@@ -80,8 +80,7 @@ def test_facts_over_horovod_on_two_machines(tmp_path):
 
 
 @pytest.mark.full_only("runs four rooms of tests on two machines")
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("tool", ["mpi", "horovod"])
+@pytest.mark.parametrize(("tool", "ranks"), [("mpi", 1), ("horovod", 2)])
 def test_all_facts_on_two_machines(tmp_path, tool, ranks):
     names = ["comm", "exchange", "lookup", "dump_load"]
     if ranks == 2:

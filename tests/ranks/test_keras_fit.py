@@ -19,6 +19,9 @@ LABELS = (RNG.normal(size=(41, 1)) > 0).astype(np.float32)
 ROWS = RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32)
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if the program had chosen it."""

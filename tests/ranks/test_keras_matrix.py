@@ -30,6 +30,10 @@ ROWS = {name: RNG.normal(size=(NUM_KEYS, DIM)).astype(np.float32) for name in X}
 KERNEL = RNG.normal(size=(2 * DIM, 1)).astype(np.float32)
 
 
+# On one rank each line runs with both.
+IN_TURN = "keras" if launched_ranks() > 1 else None
+
+
 def on_one_rank_in_quick(line):
     """Two ranks take 5 to 14 s for a line: in quick all run on one, and `fit` on two as well."""
     is_alone = launched_ranks() == 1

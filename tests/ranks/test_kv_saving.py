@@ -15,6 +15,9 @@ BATCHES = [[1, 2, 3, -4], [3, 5, -(2**63)], [2**63 - 1, 0, 2]]
 AFTER = [[3, 2, 8], [-4, 9]]
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if the program had connected its ranks so."""

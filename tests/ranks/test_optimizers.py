@@ -20,6 +20,9 @@ NUM_STEPS = 20
 KEYS = np.arange(-9, 10)
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""

@@ -17,6 +17,9 @@ from tests.support.step_oracle import random_ragged
 NUM_ROWS, DIM = 37, 4
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""

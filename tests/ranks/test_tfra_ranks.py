@@ -13,6 +13,9 @@ from sok_lite.bridge import job
 DIM, NUM_KEYS, BATCH, STEPS = 3, 30, 6, 4
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if the program had chosen it, and knows no names."""

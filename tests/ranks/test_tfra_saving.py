@@ -46,6 +46,9 @@ else:
 """
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if the program had connected its ranks so."""

@@ -12,6 +12,9 @@ from sok_lite.bridge import job
 STEPS = 20
 
 
+IN_TURN = "comm"
+
+
 @pytest.fixture(autouse=True)
 def over(comm, monkeypatch):
     """Every test runs over each transport, as if `sok.init` had chosen it."""
