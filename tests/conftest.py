@@ -90,7 +90,7 @@ def pytest_configure(config):
     global QUICK
     QUICK = config.getoption("--quick")
     # Its own time limits would fail tests on a busy machine.
-    for name, is_fixed, count in (("quick", True, 15), ("full", False, 100)):
+    for name, is_fixed, count in (("quick", True, 15), ("full", False, 50)):
         hypothesis.settings.register_profile(
             name,
             max_examples=count,

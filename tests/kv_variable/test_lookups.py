@@ -207,8 +207,11 @@ def looked_up(here, lookup, params, form, weights, **arguments):
 
 
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn", None])
-@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
-@pytest.mark.parametrize("form", ["sparse", "ragged"])
+@pytest.mark.parametrize(
+    ("weights", "form"),
+    [(None, "sparse"), (WEIGHTS, "ragged"), (WEIGHTS, "sparse")],
+    ids=["plain sparse", "weighted ragged", "weighted sparse"],
+)
 def test_rows_are_combined(here, filled, combiner, weights, form):
     variable = filled()
     wanted = combined(LISTS, weights or WITHOUT, combiner or "mean")
