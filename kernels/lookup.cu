@@ -54,8 +54,11 @@ SOK_DEVICE void search_ahead(const Search& search, i64 i) {
   // By now the line has come: if the key is not there, all others are asked for.
   if (index.bucket && i + SOK_AHEAD < search.n) {
     const i64 key = search.keys[i + SOK_AHEAD];
-    const HkvPlace place = hkv_place_of(index, key);
-    if (!hkv_probe_first<false>(place, key).slot) hkv_prefetch_all(index.bucket, place);
+    const u64 hash = sok_hash_of(index, key);
+    const Segment segment = sok_segment(index, hash);
+    bool is_over;
+    hkv_probe_first(segment, hash, index.bucket, key, &is_over);
+    if (!is_over) hkv_prefetch_all(index.bucket, hkv_place_in(segment, index.bucket, hash));
   }
 }
 
@@ -126,10 +129,8 @@ SOK_DEVICE Found probe_first(const Index& index, i64 key, bool* is_over) {
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
   const u64 hash = sok_hash_of(index, key);
   const Segment segment = sok_segment(index, hash);
-  if (!kBuckets) return det_probe_first(segment, hash, index.empty_key, key, is_over);
-  const Found found = hkv_probe_first<false>(hkv_place_in(segment, index.bucket, hash), key);
-  *is_over = found.slot;
-  return found;
+  return kBuckets ? hkv_probe_first(segment, hash, index.bucket, key, is_over)
+                  : det_probe_first(segment, hash, index.empty_key, key, is_over);
 }
 
 // Finds the keys of the items [from, to), at most kBlock, and asks for their rows; and for the

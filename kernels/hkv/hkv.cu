@@ -98,7 +98,9 @@ SOK_TILE_KERNEL(hkv_insert)
     if (is_reserved) {
       slot = sok_side_slot(index, key);
     } else {
-      const HkvPlace place = hkv_place_of(index, key);
+      const u64 hash = sok_hash_of(index, key);
+      const Segment segment = sok_segment(index, hash);
+      const HkvPlace place = hkv_place_in(segment, bucket, hash);
       for (;;) {
         const i32 open = hkv_open_slot(place, (u32)bucket, empty_key);
         HkvVictim victim{0, open, empty_key};
@@ -122,6 +124,7 @@ SOK_TILE_KERNEL(hkv_insert)
         seen = sok_from_leader(seen);
         if (seen != victim.key) continue;
         slot = taken;
+        if (sok_is_leader()) hkv_note_overflow(segment, place, slot);
         if (open < 0) {
           evicted_key = seen;
           evicted_row = slot->row;
@@ -254,7 +257,8 @@ SOK_EXPORT(hkv_erase)
 
 // Spreads the buckets of a segment over those of empty ones that are to take its place and have 2,
 // 4, 8, ... times as many: a key whose bucket was b goes to one of those into which b falls, by the
-// next bits of its hash. So each has a free slot, and no two threads write to one.
+// next bits of its hash. So each has a free slot, and no two threads write to one; all that write
+// the byte of a line write a 1.
 //
 // slots           (size * bucket, 2)  of the segment, and its scores behind them
 // size            its buckets
@@ -278,6 +282,7 @@ SOK_KERNEL(hkv_move)
       i64 at = place.line;
       while (target[at].key != empty_key) at = (at + 1) & (bucket - 1);
       target[at] = slot;
+      hkv_note_overflow(segment, place, target + at);
       if (is_scored)
         hkv_first_score(segment, bucket)[target + at - segment.slots] = scores[b * bucket + s];
     }

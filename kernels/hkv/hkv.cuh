@@ -1,14 +1,17 @@
 // The "hybrid" index: buckets of slots with a score; a full table evicts the lowest score.
 //
 // A segment (slots.cuh) is buckets of `bucket` slots, one after another; bucket is a power of two.
-// Behind the slots there is a score for each, u64, unless the stamp is the score (kLru). The slots
-// of the reserved keys are never evicted.
+// Behind the slots there is a score for each, u64, unless the stamp is the score (kLru). Before
+// them there is a byte for each line of slots, that of the first line last. The slots of the
+// reserved keys are never evicted.
 //
 // A key is in one of two buckets of its segment, which different bits of its hash name. In each it
 // is looked for from one line of 4 slots on, the same line for insertion: as long as a bucket is
-// not crowded, a key is in the first line that is read. empty_key marks a free slot, an erased one
-// included, since a search reads the whole of both buckets before it gives up. reclaim_key marks a
-// slot that a thread is about to fill.
+// not crowded, a key is in the first line that is read. The byte of that line says whether any key
+// that is looked for there first was ever put elsewhere: where it is 0, a search gives up after one
+// line, else after both buckets. Nothing clears it but growth, which writes new segments. empty_key
+// marks a free slot, an erased one included. reclaim_key marks a slot that a thread is about to
+// fill.
 //
 // stamp is the number of the current lookup. A slot that has it belongs to a key of this batch and
 // is not evicted: so a batch never loses a key that it has just found or inserted. A search stamps
@@ -47,6 +50,18 @@ SOK_DEVICE HkvPlace hkv_place_of(const Index& index, i64 key) {
   return hkv_place_in(sok_segment(index, hash), index.bucket, hash);
 }
 
+// The byte of the line where a key is looked for first: 0, or 1 if such a key was put elsewhere.
+SOK_DEVICE u8* hkv_overflow_of(const Segment& segment, const HkvPlace& place) {
+  return (u8*)segment.slots - 1 - (place.first + place.line - segment.slots) / SOK_LINE;
+}
+// Notes in that byte that such a key is put into a slot, if it is another line's.
+SOK_DEVICE void hkv_note_overflow(const Segment& segment, const HkvPlace& place, const Slot* slot) {
+  const i64 at = slot - (place.first + place.line);
+  if (0 <= at && at < SOK_LINE) return;
+  u8* const overflow = hkv_overflow_of(segment, place);
+  if (!sok_load(overflow)) sok_store(overflow, (u8)1);
+}
+
 // The score of the first slot of a segment; the others follow.
 SOK_DEVICE u64* hkv_first_score(const Segment& segment, i64 bucket) {
   return (u64*)(segment.slots + segment.size * bucket);
@@ -62,25 +77,36 @@ SOK_DEVICE u64 hkv_slot_score(const u64* score, const Slot* slot) {
   return score ? sok_load(score) : (u64)sok_load(&slot->stamp);
 }
 
-// Looks for a key in the line where it most likely is, which a search reads first.
-template <bool kIsWritten>
-SOK_DEVICE Found hkv_probe_first(const HkvPlace& place, i64 key) {
-  return sok_search_line<kIsWritten>(sok_read_line(place.first + place.line), key);
+// Looks for a key in the line where it most likely is, which a search reads first. is_over: whether
+// it is nowhere else.
+SOK_DEVICE Found hkv_probe_first(const Segment& segment, u64 hash, i64 bucket, i64 key,
+                                 bool* is_over) {
+  const HkvPlace place = hkv_place_in(segment, bucket, hash);
+  const Found found = sok_search_line<false>(sok_read_line(place.first + place.line), key);
+  *is_over = found.slot || !*hkv_overflow_of(segment, place);
+  return found;
 }
 
-// Finds a key, which is not a reserved one, in its segment. kIsWritten: see sok_key; what is in the
-// slot is then not told.
+// Finds a key, which is not a reserved one, in its segment: in the line that it is looked for in
+// first, then in the others of its first bucket, and in the second. kIsWritten: see sok_key; what
+// is in the slot is then not told.
 template <bool kIsWritten>
 SOK_DEVICE Found hkv_search(const Segment& segment, u64 hash, u32 bucket, i64 key) {
   const HkvPlace place = hkv_place_in(segment, bucket, hash);
-  const u32 end = place.second == place.first ? bucket : 2 * bucket;
+  Found found = sok_search_line<kIsWritten>(sok_read_line(place.first + place.line), key);
+  if (found.slot || !*hkv_overflow_of(segment, place)) return found;
+  Slot* slots = place.first;
   SOK_ONE_BY_ONE
-  for (u32 s = 0; s < end; s += SOK_LINE) {
-    Slot* slots = (s < bucket ? place.first : place.second) + ((place.line + s) & (bucket - 1));
-    const Found found = sok_search_line<kIsWritten>(sok_read_line(slots), key);
+  for (u32 s = SOK_LINE;; s += SOK_LINE) {
+    if (s == bucket) {
+      if (slots == place.second) return found;
+      slots = place.second;
+      s = 0;
+    }
+    Slot* const line = slots + ((place.line + s) & (bucket - 1));
+    found = sok_search_line<kIsWritten>(sok_read_line(line), key);
     if (found.slot) return found;
   }
-  return sok_nothing();
 }
 
 template <bool kIsWritten>

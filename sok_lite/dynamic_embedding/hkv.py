@@ -13,8 +13,8 @@ from sok_lite.bridge.table_call import table_call
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY
-from sok_lite.engine.table.index import LINE
 
 
 class HkvEvictStrategy(IntEnum):

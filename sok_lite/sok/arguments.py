@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from sok_lite.engine.dtypes import RowDtype, is_integer, row_dtype
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
+from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
-from sok_lite.engine.table.index import LINE
 
 # SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
 # programs pass them to either: that is warned of. `init_capacity` is honoured, with no effect on

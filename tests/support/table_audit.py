@@ -13,6 +13,7 @@ import numpy as np
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.rows.tiers import _NOT_HELD
 from sok_lite.engine.table.det_index import DetIndex
+from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.exclusive import alone
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
@@ -90,6 +91,26 @@ def audit_segments(index):
         assert (homes == start).all(), f"keys are in a segment that is not theirs, from {start} on"
         at += count
     assert at == len(entries)
+
+
+def overflows_of(index):
+    """The bytes of all lines of a "hybrid" index, in the order of the lines."""
+    return np.concatenate([index.backend.to_host(part.overflows) for part in index.segments])
+
+
+def audit_overflows(index, held):
+    """Raises AssertionError if a search would give up before it comes to a key's slot."""
+    if not index.has_overflows:
+        return
+    in_slots = held.slots < index.num_slots - 2
+    keys, slots = held.keys[in_slots], held.slots[in_slots]
+    homes = index.homes_of(index.backend.from_host(keys))
+    first, _, line = (index.backend.to_host(part) for part in homes)
+    first_line = (first + line) // LINE
+    is_hidden = (slots // LINE != first_line) & (overflows_of(index)[first_line] == 0)
+    assert not is_hidden.any(), (
+        f"lines do not say that keys are elsewhere: {_some(keys[is_hidden])}"
+    )
 
 
 def found_in(index, keys):
@@ -213,6 +234,7 @@ def _audit_slots(index, held, what):
         # Open addressing ends a search at an empty slot.
         used = in_slots + marks.reclaimed
         assert used <= 0.9 * capacity, f"{used} of {capacity} slots of {what} are in use"
+    audit_overflows(index, held)
     found = found_in(index, held.keys)
     lost = held.keys[found != held.rows]
     assert not lost.size, f"a search of {what} does not find keys in their slots: {_some(lost)}"

@@ -10,8 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.hashing import hash_keys
 
+# SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
+LINE = kernel_defines().get("SOK_LINE", 4)
 _TURN = np.uint64(0x9E3779B1)  # as in kernels/slots.cuh
 _HALF = np.uint64(0xFFFFFFFF)
 
@@ -108,37 +111,52 @@ class Segment(NamedTuple):
       shape: what it has.
       slots: (shape.slots, 2) int64, see kernels/slots.cuh.
       scores: (shape.slots,) uint64, behind the slots; None: there are none.
+      overflows: (shape.slots // LINE,) uint8, backwards before the slots, see kernels/hkv/hkv.cuh;
+        None: of an "hbm" index.
       address: of the slots.
     """
 
     shape: Shape
     slots: Array
     scores: Array | None
+    overflows: Array | None
     address: int
 
     @staticmethod
-    def new(backend: Backend, shape: Shape, empty_key: int, is_scored: bool) -> "Segment":
+    def new(
+        backend: Backend, shape: Shape, empty_key: int, is_scored: bool, has_overflows: bool
+    ) -> "Segment":
         """Returns a segment without keys.
 
         Raises:
           MemoryError: there is not that much.
         """
         n = shape.slots
-        memory = backend.zeros_chunk(segment_bytes(n, is_scored))
-        slots = memory[: 16 * n].view(np.int64).reshape(-1, 2)
+        memory = backend.zeros_chunk(segment_bytes(n, is_scored, has_overflows))
+        begin = overflow_bytes(n) if has_overflows else 0
+        end = begin + 16 * n
+        slots = memory[begin:end].view(np.int64).reshape(-1, 2)
         slots[:, 0] = empty_key
-        scores = memory[16 * n :].view(np.uint64) if is_scored else None
-        return Segment(shape, slots, scores, backend.address(memory))
+        scores = memory[end:].view(np.uint64) if is_scored else None
+        overflows = memory[:begin][::-1][: n // LINE] if has_overflows else None
+        return Segment(shape, slots, scores, overflows, backend.address(memory) + begin)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the slots and scores."""
-        return segment_bytes(self.shape.slots, self.scores is not None)
+        """Memory of all of it."""
+        has_overflows = self.overflows is not None
+        return segment_bytes(self.shape.slots, self.scores is not None, has_overflows)
 
 
-def segment_bytes(num_slots: int, is_scored: bool) -> int:
-    """Returns the memory that slots take, with their scores if they have any."""
-    return num_slots * (24 if is_scored else 16)
+def segment_bytes(num_slots: int, is_scored: bool, has_overflows: bool) -> int:
+    """Returns the memory of a segment; see `Segment`."""
+    of_slots = num_slots * (24 if is_scored else 16)
+    return of_slots + (overflow_bytes(num_slots) if has_overflows else 0)
+
+
+def overflow_bytes(num_slots: int) -> int:
+    """Returns the memory of the bytes of all lines; slots begin at a line of a cache after it."""
+    return -(-num_slots // LINE // 64) * 64
 
 
 class Directory:

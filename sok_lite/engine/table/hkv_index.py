@@ -11,8 +11,8 @@ from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import seed_after
-from sok_lite.engine.table.directory import Directory, Segment, Sizes, scaled
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, LINE, Index, IndexEntries
+from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index, IndexEntries
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
 STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
@@ -54,6 +54,8 @@ class HkvIndex(Index):
       strategy: one of STRATEGIES.
       epoch: the current one, for kEpochLru and kEpochLfu.
     """
+
+    has_overflows = True
 
     def __init__(
         self,
@@ -382,7 +384,9 @@ class HkvIndex(Index):
         slots, sorted_keys = slots[order], keys[order]
         # Not by `unique`: with NumPy 2.3 and newer it takes 80 times as long as to sort them.
         repeats = slots[1:] == slots[:-1]
-        home, second, _ = self.homes_of(sorted_keys)
+        home, second, line = self.homes_of(sorted_keys)
+        first_line = (home + line) // LINE
+        is_away = slots // LINE != first_line
         # Buckets lie at multiples of their size: so do segments.
         at = slots & ~np.int64(self.bucket - 1)
         fits = (at == home) | (at == second)
@@ -400,6 +404,10 @@ class HkvIndex(Index):
                     (segment.slots[places, 0] == np.int64(self.reserved_keys()[0])).all()
                 )
                 segment.slots[places, 0] = sorted_keys[begin:end]
+                # As insertion notes it, in the lines where such keys are looked for first.
+                assert segment.overflows is not None
+                away = first_line[begin:end][is_away[begin:end]]
+                segment.overflows[away - start // LINE] = 1
             begin = end
         if not is_free:
             raise ValueError(

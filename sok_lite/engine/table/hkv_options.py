@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv_index import STRATEGIES
-from sok_lite.engine.table.index import LINE
 
 _ON_REFUSED = ("ignore", "warn", "error")
 MAX_CAPACITY = 1 << 31

@@ -15,13 +15,10 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, Launch, plan_set, publish
-from sok_lite.backend.tunables import kernel_defines
 from sok_lite.engine.rows.access import Copying
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.segmented import Segmented
 
-# SOK_LINE of kernels/platform.cuh: slots that a search reads at a time.
-LINE = kernel_defines().get("SOK_LINE", 4)
 # The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.plan_age`).
 LAST_LOOKUP_NUMBER = 0xFFFFFFFF
 

@@ -29,6 +29,7 @@ class Segmented(ABC):
       key_dtype: key type of the table; it names the two reserved keys.
       name: of the table, for errors.
       has_scores: whether scores are kept beside `last_seen`.
+      has_overflows: whether there is a byte for each line; see kernels/hkv/hkv.cuh.
       directory: the segments, in the order of the hashes of their keys, as kernels find them.
       sizes: which sizes segments may have.
       side: (4 or 6,) int64, the slots of the reserved keys, and their scores.
@@ -37,6 +38,8 @@ class Segmented(ABC):
       size: keys in it.
       num_rehashes: how many segments were written anew.
     """
+
+    has_overflows = False
 
     def __init__(
         self,
@@ -175,11 +178,11 @@ class Segmented(ABC):
         return Directory(self.backend, segments, self.sizes.granule, self.seed)
 
     def _new_segments(self, shapes: Sequence[Shape], num_slots: int) -> list[Segment]:
-        empty_key, is_scored = self.key_dtype.empty_key, self.has_scores
+        empty_key, kind = self.key_dtype.empty_key, (self.has_scores, self.has_overflows)
         try:
-            return [Segment.new(self.backend, shape, empty_key, is_scored) for shape in shapes]
+            return [Segment.new(self.backend, shape, empty_key, *kind) for shape in shapes]
         except MemoryError as error:
-            num_bytes = segment_bytes(sum(shape.slots for shape in shapes), is_scored)
+            num_bytes = segment_bytes(sum(shape.slots for shape in shapes), *kind)
             change = f"to grow from {self.capacity:,} to {num_slots:,} slots"
             if num_slots == self.capacity:
                 change = f"to be written anew, with {num_slots:,} slots"

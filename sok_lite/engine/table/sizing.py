@@ -76,7 +76,7 @@ def hbm_bytes(num_keys: int, row: RowBytes) -> TableBytes:
     num_slots = det_index.slots_for(det_index.sizes_of(Backend), num_keys)
     rows, states = num_keys * row.row, num_keys * row.states
     spare = (rows + states) // NEAR_GROWTH
-    return TableBytes(rows, states, 0, 0, segment_bytes(num_slots, False), 0, spare, 0)
+    return TableBytes(rows, states, 0, 0, segment_bytes(num_slots, False, False), 0, spare, 0)
 
 
 def max_capacity_for(num_keys: int) -> int | None:
@@ -104,7 +104,7 @@ def hybrid_bytes(
     limits = (max_capacity, HkvOptions.max_load_factor)
     capacity = hkv_index.capacity_for(num_keys, HkvOptions.init_capacity, *limits)
     num_slots = hkv_index.slots_for(num_keys, capacity, *limits, Backend.segment_slots)
-    index = segment_bytes(num_slots, has_scores)
+    index = segment_bytes(num_slots, has_scores, True)
     near = num_keys if near_rows is None else min(num_keys, near_rows)
     far = num_keys - near
     access_counts = 0 if near_rows is None else num_keys * ACCESS_COUNT_BYTES

@@ -1,0 +1,104 @@
+"""The bytes of an index of buckets that say which lines have keys elsewhere.
+
+A search that trusts a byte of 0 reads one line and gives up; so each that says less than is true
+hides a key, and each that says more costs a search of both buckets. tests/support/table_audit.py
+looks for the first wherever it is called.
+"""
+
+import numpy as np
+import pytest
+
+from sok_lite.engine.dtypes import key_dtype
+from sok_lite.engine.table.directory import LINE
+from sok_lite.engine.table.hkv_index import HkvIndex
+from tests.support.helpers import with_segments
+from tests.support.table_audit import audit_overflows, overflows_of
+
+each_bucket = pytest.mark.parametrize("bucket", [4, 16, 64])
+each_strategy = pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
+
+
+def new_index(backend, bucket, strategy="kLru", slots=512, most=512, load=1.0):
+    return HkvIndex(
+        backend,
+        key_dtype("int64"),
+        "table",
+        init_capacity=slots,
+        max_capacity=most,
+        bucket=bucket,
+        max_load_factor=load,
+        strategy=strategy,
+        seed=0x7A5B20,
+    )
+
+
+def some_keys(backend, count, seed=0):
+    keys = np.random.default_rng(seed).choice(1 << 40, count, replace=False)
+    return backend.from_host(keys.astype(np.int64))
+
+
+def lines_with_keys_elsewhere(index):
+    """By the slots of the keys: what the bytes of an index say if no key has ever left it."""
+    held = index.entries()
+    first, _, line = (index.backend.to_host(part) for part in index.homes_of(held.keys))
+    lines = (first + line) // LINE
+    is_elsewhere = index.backend.to_host(held.slots) // LINE != lines
+    said = np.zeros(index.directory.num_slots // LINE, np.uint8)
+    said[lines[is_elsewhere]] = 1
+    return said
+
+
+@each_bucket
+@each_strategy
+@pytest.mark.parametrize("count", [1, 40, 330])
+def test_insertion_notes_what_it_puts_elsewhere(backend, bucket, strategy, count):
+    index = new_index(backend, bucket, strategy)
+    index.insert_all(some_keys(backend, count))
+    said = overflows_of(index)
+    np.testing.assert_array_equal(said, lines_with_keys_elsewhere(index))
+    assert said.any() == (count == 330)
+
+
+@each_bucket
+@each_strategy
+def test_growth_writes_the_bytes_anew(backend, bucket, strategy):
+    backend = with_segments(backend, 128)
+    index = new_index(backend, bucket, strategy, slots=64, most=4096, load=0.8)
+    for seed in range(12):
+        keys = some_keys(backend, 60, seed)
+        index.make_room(60)
+        index.insert_all(keys, index.capacity)
+        np.testing.assert_array_equal(overflows_of(index), lines_with_keys_elsewhere(index))
+    assert len(index.segments) > 4 and overflows_of(index).any()
+
+
+@each_bucket
+@each_strategy
+def test_an_index_made_from_saved_slots_has_the_same_bytes(backend, bucket, strategy):
+    backend = with_segments(backend, 128)
+    index = new_index(backend, bucket, strategy)
+    index.insert_all(some_keys(backend, 400))
+    held, other = index.entries(), index.emptied(512, index.seed)
+    other.put(held.keys, held.slots, 0)
+    np.testing.assert_array_equal(overflows_of(other), overflows_of(index))
+    assert overflows_of(index).any()
+
+
+@each_bucket
+def test_what_was_put_elsewhere_is_found_after_its_own_line_has_room(backend, bucket):
+    """Erasing leaves the bytes as they are: a free slot does not say that nothing is elsewhere."""
+    index = new_index(backend, bucket)
+    keys = some_keys(backend, 400)
+    index.insert_all(keys)
+    rows = backend.to_host(index.find(keys).rows)
+    elsewhere = backend.to_host(index.lines_read(index.entries())) > 1
+    entries = index.entries()
+    assert elsewhere.any() and not elsewhere.all()
+    for action in index.plan_erase(entries.keys[backend.from_host(~elsewhere)]):
+        action()
+    left = index.entries()
+    audit_overflows(index, type(left)(*(backend.to_host(part) for part in left)))
+    found = backend.to_host(index.find(keys).rows)
+    is_left = np.isin(backend.to_host(keys), backend.to_host(left.keys))
+    np.testing.assert_array_equal(found[is_left], rows[is_left])
+    assert is_left.sum() == elsewhere.sum()
