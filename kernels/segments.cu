@@ -29,6 +29,22 @@ SOK_DEVICE i64 table_of(const i64* begin, i64 num_tables, i64 item) {
   return table;
 }
 
+// Gives each item a number of its table, or that and one more for each item of the table before it.
+//
+// begin    (num_tables + 1,)  where the items of each table start
+// numbers  (num_tables,)
+// step     0, or 1: items of a table have ascending numbers
+// out      (n,)  out
+SOK_KERNEL(table_numbers)
+(const SokShare share, const i64* begin, const i64* numbers, i64 num_tables, i64 step, i32* out,
+ i64 n) {
+  SOK_FOR_EACH(i, n) {
+    const i64 table = table_of(begin, num_tables, i);
+    out[i] = (i32)(numbers[table] + step * (i - begin[table]));
+  }
+}
+SOK_EXPORT(table_numbers)
+
 // The scratch slots of a table: two for each of its items that take part.
 struct Slots {
   i64 end, from, size;  // where its items end; its slots

@@ -25,7 +25,7 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_failure
 from sok_lite.engine.message import LINE_BYTES, RowMessage, keys_with_headers, keys_without_headers
 from sok_lite.engine.owner import OwnerRule, owners
-from sok_lite.engine.segments import Groups, cut, group
+from sok_lite.engine.segments import Groups, cut, group, numbers_of_tables
 from sok_lite.engine.work_done import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS, WorkDone
 
 __all__ = ["Check", "Route", "return_rows", "send_grads", "send_keys"]
@@ -171,8 +171,7 @@ def send_keys(
         # Grouped by owner, then table. Stable: keys of one owner keep their order, so runs repeat.
         labels *= np.int32(num_tables)
         if num_tables > 1:
-            tables = np.repeat(np.arange(num_tables, dtype=np.int32), sizes)
-            labels += backend.from_host(tables)
+            labels += numbers_of_tables(backend, np.arange(num_tables, dtype=np.int32), sizes)
         groups = group(backend, labels, (0, labels.size), (0, comm.size * num_tables))
     if comm.gpu_transport is None:
         return _keys_by_host(backend, comm, keys, groups, num_tables, tag, check)

@@ -10,6 +10,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import KeyDtype, is_integer, key_dtype
 from sok_lite.engine.hashing import hash_keys
+from sok_lite.engine.segments import items_of_tables, numbers_of_tables
 
 
 class OwnerRule(ABC):
@@ -253,11 +254,11 @@ def owners(
     if len(different) == 1 and different[0] is not None:
         rule, kind = different[0]
         return rule.owners(keys, size, kind, backend.xp)
-    result = backend.from_host(np.repeat(np.array(ranks, np.int32), sizes))
+    result = numbers_of_tables(backend, np.array(ranks, np.int32), sizes)
     for each in different:
         if each is not None:
             rule, kind = each
             of_this_rule = [other == each for other in rule_of_table]
-            at = backend.from_host(np.flatnonzero(np.repeat(of_this_rule, sizes)))
+            at = items_of_tables(backend, of_this_rule, sizes)
             result[at] = rule.owners(backend.xp.take(keys, at), size, kind, backend.xp)
     return result

@@ -166,6 +166,49 @@ def dedup(
     return Distinct(slots, first[:count], distinct[:count], on_host)
 
 
+def numbers_of_tables(
+    backend: Backend, numbers: np.ndarray, sizes: Sequence[int] | np.ndarray
+) -> Array:
+    """Returns for each item the number of its table, (n,).
+
+    On a GPU they are made there, as int32: what is copied has no entry for each item.
+
+    Args:
+      numbers: (T,) integers on the host, which int32 can hold.
+      sizes: (T,) how many items each table has.
+    """
+    if backend.name == "cuda":
+        return _ascending(backend, numbers, np.asarray(sizes, np.int64), 0)
+    return np.repeat(numbers, sizes)
+
+
+def items_of_tables(backend: Backend, is_wanted: Sequence[bool], sizes: np.ndarray) -> Array:
+    """Returns the items of some tables, ascending, (m,) integers.
+
+    On a GPU they are made there.
+
+    Args:
+      is_wanted: (T,) whether a table is one of them.
+      sizes: (T,) int64 on the host, how many items each table has.
+    """
+    if backend.name == "cuda":
+        tables = np.flatnonzero(is_wanted)
+        return _ascending(backend, split_offsets(sizes)[tables], sizes[tables], 1)
+    return np.flatnonzero(np.repeat(is_wanted, sizes))
+
+
+def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: int) -> Array:
+    """Returns the number of each item's table, and `step` more for each item of it before."""
+    begin, num_tables = split_offsets(sizes), sizes.size
+    n = int(begin[-1])
+    out = backend.xp.empty(n, np.int32)
+    if n:
+        words = backend.from_host(np.concatenate([begin, numbers], dtype=np.int64))
+        tables = (words, words[num_tables + 1 :], num_tables)
+        backend.launch("table_numbers", n, *tables, step, out, n)
+    return out
+
+
 def unique(backend: Backend, keys: Array) -> Unique:
     """Finds the distinct keys of one table. The result never depends on thread timing.
 

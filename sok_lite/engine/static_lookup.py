@@ -31,7 +31,14 @@ from sok_lite.engine.pooling_context import (
     pack_pooling,
     unpack_pooling,
 )
-from sok_lite.engine.segments import cut, dedup, group, plan_gather, segment_sums
+from sok_lite.engine.segments import (
+    cut,
+    dedup,
+    group,
+    numbers_of_tables,
+    plan_gather,
+    segment_sums,
+)
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
 from sok_lite.engine.static_table import StaticTable
 
@@ -273,7 +280,7 @@ def _repeated(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.
     """Returns a number for each item: the one there is, or as often each as it has items."""
     if len(numbers) == 1:
         return numbers[0]
-    return backend.from_host(np.repeat(numbers, counts))
+    return numbers_of_tables(backend, numbers, counts)
 
 
 def _rows_of_keys(

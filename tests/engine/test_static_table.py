@@ -1,5 +1,7 @@
 """Static tables beside a dictionary's place: a growing table that holds the same rows."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,11 @@ from sok_lite.engine import lookup, static_lookup
 from sok_lite.engine.owner import HASH, MOD, OneRank
 from sok_lite.engine.segments import cut
 from sok_lite.engine.static_table import StaticTable
-from tests.support.call_counts import can_count, counts_of
+from tests.support.call_counts import can_count, counts_of, counts_of_ranks
 from tests.support.helpers import new_table, on
+from tests.support.nccl_stand_in import run_ranks_by_nccl
 from tests.support.parts import Part, batch_of, by_part, forward_parts
+from tests.support.simt.backend import is_simulated
 from tests.support.step_oracle import flat, random_ragged
 
 DTYPES = {"float32": np.float32, "float16": np.float16}
@@ -256,3 +260,36 @@ def test_what_is_asked_of_the_device_does_not_depend_on_the_number_of_tables(bac
 
     ((few, many),) = run_ranks(1, lambda comm: (counts(2, comm), counts(40, comm)))
     assert few == many
+
+
+def test_a_call_by_nccl_copies_as_much_for_few_keys_as_for_many(backend):
+    """Of several tables; the rows that are read stay on the device."""
+    if not is_simulated(backend):
+        pytest.skip("nobody counts what is copied on a CPU, or on this GPU")
+    xp, pairs = backend.xp, [Pair(0, 50, 4, MOD), Pair(1, 40, 3, OneRank(1))]
+
+    def call_of(num_keys, comm):
+        tables = [pair.static(backend) for pair in pairs]
+        mine = [pair.here(each, comm) for pair, each in zip(pairs, tables, strict=True)]
+        here = on(backend, *mine)
+        keys, splits = on(backend, np.arange(num_keys), np.array([0, 1, num_keys]))
+        parts = [Part(table, keys, splits, None, "sum") for table in tables]
+        batch, ways = batch_of(backend, parts), [(table, None, "sum") for table in tables]
+
+        def call():
+            located = static_lookup.locate(backend, comm, batch, 5)
+            places = cut(located.places, located.num_places)
+            rows = [
+                xp.take(each, its_places, axis=0)
+                for each, its_places in zip(here, places, strict=True)
+            ]
+            read = (located.number, rows, located.sent)
+            out, context = static_lookup.forward(backend, comm, batch, *read)
+            static_lookup.backward(backend, ways, list(out), context)
+
+        call()
+        return call
+
+    run = partial(run_ranks_by_nccl, backend=backend)
+    few, many = (counts_of_ranks(backend, 2, partial(call_of, n), run)[0] for n in (8, 40))
+    assert (few.to_device, few.to_host) == (many.to_device, many.to_host)
