@@ -223,16 +223,37 @@ SOK_DEVICE u64 sok_high(const SokWords<kCount>& words, int w) {
 
 SOK_DEVICE void sok_prefetch(const void*) {}
 
-SOK_DEVICE i64 sok_load(const i64* p) { return *(const volatile i64*)p; }
-SOK_DEVICE i32 sok_load(const i32* p) { return *(const volatile i32*)p; }
-SOK_DEVICE void sok_store(i32* p, i32 v) { *(volatile i32*)p = v; }
-SOK_DEVICE u8 sok_load(const u8* p) { return *(const volatile u8*)p; }
-SOK_DEVICE void sok_store(u8* p, u8 v) { *(volatile u8*)p = v; }
-SOK_DEVICE u32 sok_load(const u32* p) { return *(const volatile u32*)p; }
-SOK_DEVICE u64 sok_load(const u64* p) { return *(const volatile u64*)p; }
-SOK_DEVICE void sok_store(u32* p, u32 v) { *(volatile u32*)p = v; }
-SOK_DEVICE void sok_store(u64* p, u64 v) { *(volatile u64*)p = v; }
-SOK_DEVICE void sok_store(i64* p, i64 v) { *(volatile i64*)p = v; }
+// Accesses of what other threads use during this launch: each is made where it stands, and counts
+// for the whole GPU. One of a volatile variable counts for the host and for other GPUs too.
+SOK_DEVICE u64 sok_load(const u64* p) {
+  u64 v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+SOK_DEVICE u32 sok_load(const u32* p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+SOK_DEVICE u8 sok_load(const u8* p) {
+  u16 v;  // PTX has no smaller register
+  asm volatile("ld.relaxed.gpu.global.u8 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return (u8)v;
+}
+SOK_DEVICE i64 sok_load(const i64* p) { return (i64)sok_load((const u64*)p); }
+SOK_DEVICE i32 sok_load(const i32* p) { return (i32)sok_load((const u32*)p); }
+SOK_DEVICE void sok_store(u64* p, u64 v) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+SOK_DEVICE void sok_store(u32* p, u32 v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+SOK_DEVICE void sok_store(u8* p, u8 v) {
+  const u16 wide = v;
+  asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" ::"l"(p), "h"(wide) : "memory");
+}
+SOK_DEVICE void sok_store(i64* p, i64 v) { sok_store((u64*)p, (u64)v); }
+SOK_DEVICE void sok_store(i32* p, i32 v) { sok_store((u32*)p, (u32)v); }
 // What was written before a released value is there for whoever acquires that value.
 SOK_DEVICE i64 sok_load_acquire(const i64* p) {
   i64 v;

@@ -34,7 +34,7 @@ class Facts(NamedTuple):
       longest_chain: how often the lane that waits most often certainly waits for memory. Loads with
         nothing in between that needs one of them count once. A load that follows a store, an
         atomic, a vote or a shuffle, or goes through a pointer that was just loaded, counts anew; a
-        volatile load, an acquire and an atomic count each. A load whose index was just loaded does
+        relaxed load, an acquire and an atomic count each. A load whose index was just loaded does
         not count anew, though a GPU would wait for that.
     """
 

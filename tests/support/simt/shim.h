@@ -92,6 +92,17 @@ SIMT_INLINE void ptx_st_release_gpu_s64(long long* p, long long value) {
   simt_release(p, 8);
   *p = value;
 }
+// A relaxed access is what a volatile one is here: fresh, and a point where other lanes may go on.
+#define SIMT_RELAXED(name, T, Register)                                            \
+  SIMT_INLINE void ptx_ld_relaxed_gpu_global_##name(Register& value, const T* p) { \
+    value = *(const volatile T*)p;                                                 \
+  }                                                                                \
+  SIMT_INLINE void ptx_st_relaxed_gpu_global_##name(T* p, Register value) {        \
+    *(volatile T*)p = (T)value;                                                    \
+  }
+SIMT_RELAXED(u64, simt_u64, simt_u64)
+SIMT_RELAXED(u32, simt_u32, simt_u32)
+SIMT_RELAXED(u8, unsigned char, unsigned short)
 SIMT_INLINE void ptx_cvt_f32_f16(float& value, unsigned short bits) {
   _Float16 half;
   memcpy(&half, &bits, sizeof half);

@@ -345,7 +345,7 @@ FAULTS = {
         (
             "platform_gpu.cuh",
             'asm volatile("st.release.gpu.s64 [%0], %1;" ::"l"(p), "l"(v) : "memory");',
-            "*(volatile i64*)p = v;",
+            "sok_store(p, v);",
         ),
         "Mismatched elements",
     ),
@@ -371,7 +371,7 @@ def test_a_planted_fault_is_found(plant, name):
     assert text in fault
 
 
-# Plain loads where a kernel needs volatile ones or acquires. Most often they load what is there.
+# Plain loads where a kernel needs relaxed ones or acquires. Most often they load what is there.
 STALE_FAULTS = {
     "a plain look for a free slot": (
         "hbm",
