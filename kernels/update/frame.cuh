@@ -80,6 +80,7 @@ template <class T, class Rule, class... State>
 SOK_DEVICE u32 update_row(const Rule rule, const Nearest, i64 dim, T* __restrict__ w,
                           const f32* __restrict__ g, State* __restrict__... states) {
   u32 largest = 0;
+  SOK_ONE_BY_ONE
   SOK_FOR_EACH_COLUMN(c, dim) {
     u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
     largest = bits > largest ? bits : largest;
@@ -98,6 +99,7 @@ SOK_DEVICE u32 update_row(Rule rule, const RowWords words, i64 dim, T* __restric
   const u32 kept = decay == 0.0f ? ~0u : 0u;
   rule.decay = 0.0f;
   u32 largest = 0;
+  SOK_ONE_BY_ONE
   SOK_FOR_EACH_COLUMN(c, dim) {
     u32 bits = sok_f32_bits(g[c]) & 0x7FFFFFFFu;
     largest = bits > largest ? bits : largest;
