@@ -8,9 +8,9 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.exchange import Route
 from sok_lite.engine.packed import Empty, KeepHeader, header_size, pack_arrays, unpack_arrays
 from sok_lite.engine.pieces import Pieces
+from sok_lite.engine.route import Route
 
 # Gives the row splits of all parts, by the items of each.
 SplitsOf = Callable[[list[int]], Array]

@@ -8,7 +8,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import ShardedTable
-from sok_lite.engine.exchange import Route, send_grads
+from sok_lite.engine.exchange import send_grads
+from sok_lite.engine.route import Route
 
 
 def send_sums(

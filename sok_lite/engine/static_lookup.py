@@ -18,10 +18,11 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
+from sok_lite.comm.gpu_transport import Check
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned
-from sok_lite.engine.exchange import Check, Route, return_rows
+from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
 from sok_lite.engine.pieces import OutputBuffer, Pieces
@@ -31,14 +32,8 @@ from sok_lite.engine.pooling_context import (
     pack_pooling,
     unpack_pooling,
 )
-from sok_lite.engine.segments import (
-    cut,
-    dedup,
-    group,
-    numbers_of_tables,
-    plan_gather,
-    segment_sums,
-)
+from sok_lite.engine.route import Route
+from sok_lite.engine.segments import cut, dedup, group, numbers_of_tables, plan_gather, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
 from sok_lite.engine.static_table import StaticTable
 

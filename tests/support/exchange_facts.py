@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
+from sok_lite.engine.route import Route
 from sok_lite.engine.segments import cut
 
 I64 = np.iinfo(np.int64)
