@@ -26,7 +26,7 @@ from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, ResourceVariable, callers
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.segments import unique
+from sok_lite.engine.dedup import unique
 from sok_lite.engine.table import EmbeddingTable
 
 # An attribute of graphs: the rows of variables that are static in it, by the variables' numbers.

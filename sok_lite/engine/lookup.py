@@ -21,6 +21,7 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.backward_context import BackwardContext
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
+from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
@@ -28,7 +29,7 @@ from sok_lite.engine.packed import Empty
 from sok_lite.engine.pieces import OutputBuffer, Pieces
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import dedup, group, segment_sums
+from sok_lite.engine.segments import group, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError

@@ -6,11 +6,11 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch
+from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import send_keys
 from sok_lite.engine.failure import shared_failure
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import dedup
 
 
 class SentKeys(NamedTuple):

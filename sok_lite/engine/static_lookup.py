@@ -22,6 +22,7 @@ from sok_lite.comm.gpu_transport import Check
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned
+from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
@@ -33,7 +34,7 @@ from sok_lite.engine.pooling_context import (
     unpack_pooling,
 )
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import cut, dedup, group, numbers_of_tables, plan_gather, segment_sums
+from sok_lite.engine.segments import cut, group, numbers_of_tables, plan_gather, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
 from sok_lite.engine.static_table import StaticTable
 

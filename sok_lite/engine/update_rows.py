@@ -23,9 +23,10 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64, U32, Words, joined_column_launches, joined_launches
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.dedup import dedup
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.pieces import Pieces, addresses_of, chosen, shapes_of
-from sok_lite.engine.segments import Terms, dedup, group, segment_sums
+from sok_lite.engine.segments import Terms, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.finding import find_and_mark_seen
 from sok_lite.engine.table.index import place_words

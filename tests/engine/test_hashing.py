@@ -7,8 +7,8 @@ import pytest
 
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import hashing
+from sok_lite.engine.dedup import unique
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.segments import unique
 from tests.support import chosen_keys
 from tests.support.helpers import first_row, new_table, update_of, with_segments
 from tests.support.own_process import run_limited

@@ -7,20 +7,17 @@ from hypothesis import strategies as st
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine import segments
+from sok_lite.engine import dedup as dedup_module
+from sok_lite.engine.dedup import Missing, dedup, last_of_each, unique
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import (
-    Missing,
     Terms,
-    dedup,
     gather_rows,
     group,
     items_of_tables,
-    last_of_each,
     numbers_of_tables,
     segment_sum,
     segment_sums,
-    unique,
 )
 from tests.support import reference
 from tests.support.call_counts import can_count, counts_of
@@ -165,7 +162,7 @@ def test_keys_that_do_not_repeat_are_numbered_as_they_come(backend, sizes, part)
 @pytest.mark.parametrize("n", [127, 128, 129, 1023, 1024, 1025, 7000])
 @pytest.mark.parametrize("most", [1, 3, 4096])
 def test_first_occurrences_are_numbered_from_block_to_block(backend, monkeypatch, n, most):
-    monkeypatch.setattr(segments, "_MOST_BLOCKS", most)
+    monkeypatch.setattr(dedup_module, "_MOST_BLOCKS", most)
     keys, begin = some_keys([n // 3, n - n // 3], 2000)
     assert_distinct(
         backend, dedup(backend, backend.from_host(keys), begin), distinct_of(keys, begin), keys

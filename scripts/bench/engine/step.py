@@ -29,10 +29,11 @@ from scripts.bench.common.measuring import (
 from scripts.bench.tables.workloads import power_law_keys
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
+from sok_lite.engine.dedup import unique
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
 from sok_lite.engine.optimizers.row_step import apply_rule
-from sok_lite.engine.segments import group, unique
+from sok_lite.engine.segments import group
 from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update import UpdateStep

@@ -22,8 +22,8 @@ from functools import partial
 import numpy as np
 
 from scripts.bench.common.measuring import backends, result
+from sok_lite.engine.dedup import unique
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.segments import unique
 from sok_lite.engine.table import make_table
 
 _TARGET = 0.95

@@ -13,9 +13,10 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.dedup import Distinct, Missing, dedup
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
-from sok_lite.engine.segments import Distinct, Missing, cut, dedup
+from sok_lite.engine.segments import cut
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.stages import COMMIT, NewKeys, Stage, Stages, run

@@ -6,7 +6,8 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.segments import cut, dedup, group
+from sok_lite.engine.dedup import dedup
+from sok_lite.engine.segments import cut, group
 
 
 def occurrences(

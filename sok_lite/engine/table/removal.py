@@ -10,8 +10,8 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.engine.dedup import unique
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import unique
 from sok_lite.engine.table.arguments import checked_keys
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.export import chosen

@@ -9,7 +9,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
-from sok_lite.engine.segments import last_of_each, unique
+from sok_lite.engine.dedup import last_of_each, unique
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
 from sok_lite.engine.table.insertion import gather_evicted
 from sok_lite.engine.table.lookups import look_up

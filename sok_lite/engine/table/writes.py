@@ -9,9 +9,10 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, publish
+from sok_lite.engine.dedup import dedup, last_of_each, unique
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import dedup, last_of_each, segment_sum, unique
+from sok_lite.engine.segments import segment_sum
 from sok_lite.engine.table.arguments import (
     check_assignable,
     check_rows,

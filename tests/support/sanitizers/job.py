@@ -14,11 +14,12 @@ import pytest
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import optimizers
+from sok_lite.engine.dedup import Missing, dedup, unique
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.segments import Missing, Terms, dedup, group, segment_sum, segment_sums, unique
+from sok_lite.engine.segments import Terms, group, segment_sum, segment_sums
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv_index import STRATEGIES
 from tests.support.eviction_facts import Watched

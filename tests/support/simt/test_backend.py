@@ -11,7 +11,7 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.backend.base import Backend
 from sok_lite.backend.sources import kernel_files
-from sok_lite.engine.segments import unique
+from sok_lite.engine.dedup import unique
 from tests.support.helpers import new_table
 from tests.support.simt import device
 from tests.support.simt.backend import is_simulated, simt_backend, simt_module

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import sources
-from sok_lite.engine import segments
+from sok_lite.engine import dedup as dedup_module
+from sok_lite.engine.dedup import dedup, unique
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import Terms, dedup, group, segment_sums, unique
+from sok_lite.engine.segments import Terms, group, segment_sums
 from tests.support.helpers import first_row, new_table, with_segments
 from tests.support.simt import compiler, device, runtime
 from tests.support.simt.backend import simt_module
@@ -422,7 +423,7 @@ def facts_of(kernel, call):
 
 @pytest.mark.parametrize("items, busy", [(1024, 8), (128, 64)])
 def test_too_many_items_for_a_warp_are_seen_by_the_busy_warps(plant, monkeypatch, items, busy):
-    monkeypatch.setattr(segments, "_WARP_BLOCK", items)
+    monkeypatch.setattr(dedup_module, "_WARP_BLOCK", items)
     backend = plant().for_table(block_size=64)
     keys = backend.from_host(np.arange(8192))
     facts = facts_of("dedup_count", lambda: unique(backend, keys))
