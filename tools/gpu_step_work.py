@@ -174,7 +174,7 @@ _ENGINE, _BRIDGE = "sok_lite/engine", "sok_lite/bridge"
 OPERATIONS = {
     # + heads
     "fill of int32": Operation(
-        lambda s: _traffic(8 * s.items), (f"{_ENGINE}/segments.py", "heads.fill(-1)")
+        lambda s: _traffic(8 * s.items), (f"{_ENGINE}/dedup.py", "heads.fill(-1)")
     ),
     # A copy of the labels, numbers beside them, a histogram, and in each pass both are read and
     # written: Thrust's sort by key, which is CUB's radix sort.

@@ -12,17 +12,16 @@ from typing import Any
 from sok_lite.cli.file_source import Stored, raw_rows
 from sok_lite.cli.named import ABOUT, about_text, named_columns, reader, shape_of
 from sok_lite.cli.wrapped import only_one
-from sok_lite.engine.files.shard import (
-    CHUNK_BYTES,
+from sok_lite.engine.files.safetensors_header import (
+    LENGTH_BYTES,
     MAX_HEADER_BYTES,
-    ShardWriter,
     Tensor,
     distinct,
     dtype_of,
 )
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter
 from sok_lite.engine.files.source import Source
 
-_LENGTH_BYTES = 8
 _DTYPES = {
     "I64": "int64",
     "I32": "int32",
@@ -52,14 +51,14 @@ def detect(path: str) -> bool:
 def _header(path: str) -> tuple[dict[str, Any], int, int]:
     """Returns the header, where the tensors begin, and the bytes that they have."""
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size - _LENGTH_BYTES
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        size = os.fstat(file.fileno()).st_size - LENGTH_BYTES
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if length > min(MAX_HEADER_BYTES, size):
             raise ValueError(f"a header of {length:,} bytes is longer than the file, or allowed")
         header = json.loads(file.read(length), object_pairs_hook=distinct)
     if type(header) is not dict:
         raise ValueError("its header is no JSON object")
-    return header, _LENGTH_BYTES + length, size - length
+    return header, LENGTH_BYTES + length, size - length
 
 
 def _opened(path: str) -> tuple[dict[str, Stored], str | None]:

@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from sok_lite._version import __version__
 from sok_lite.engine.dtypes import key_dtype, row_dtype
-from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct, open_file
+from sok_lite.engine.files.safetensors_header import distinct
+from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, open_file
 from sok_lite.engine.hashing import is_seed
 from sok_lite.engine.table.clock import Spans
 

@@ -1,15 +1,12 @@
 """A file of tensors in the format of safetensors, written and read in pieces.
 
-Eight bytes, little-endian, are the length of a JSON header, which has dtype, shape and byte range
-of each tensor; the tensors follow, without a gap. Any reader of safetensors opens such a file. The
-format has no checksum: the manifest has the CRC-32 of each chunk, stretches of equal length from
-the first byte of the file on, and a reader checks a chunk whenever it reads a part of it.
+Any reader of safetensors opens such a file; engine/files/safetensors_header.py has the format. It
+has no checksum: the manifest has the CRC-32 of each chunk, stretches of equal length from the first
+byte of the file on, and a reader checks a chunk whenever it reads a part of it.
 """
 
 import copy
 import errno
-import json
-import math
 import os
 import stat
 import zlib
@@ -19,57 +16,18 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from sok_lite.engine.files.progress import Progress
+from sok_lite.engine.files.safetensors_header import (
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    Tensor,
+    header_of,
+    placed_tensors,
+)
 
 # The length of a chunk. So much is in memory at a time, or a few times as much.
 CHUNK_BYTES = 8 << 20
 # The longest that a reader takes: it holds a whole chunk.
 MAX_CHUNK_BYTES = 64 << 20
-# The most that readers of safetensors take.
-MAX_HEADER_BYTES = 100_000_000
-
-_LENGTH_BYTES = 8
-# Names of dtypes in a header; rows of bfloat16 are kept as the bits, which NumPy has no dtype for.
-_DTYPES = {
-    "I64": "int64",
-    "U64": "uint64",
-    "F64": "float64",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "uint16",
-    "I8": "int8",
-    "U8": "uint8",  # of texts
-}
-
-
-class Tensor(NamedTuple):
-    """A tensor of a file.
-
-    Attributes:
-      name: in the header.
-      dtype: a name of safetensors, such as "F32".
-      shape: its shape.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def storage(self) -> np.dtype:
-        """The dtype of its elements, little-endian; of BF16 uint16."""
-        return np.dtype(_DTYPES[self.dtype]).newbyteorder("<")
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all elements."""
-        return math.prod(self.shape) * self.storage.itemsize
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one entry of the first dimension."""
-        return math.prod(self.shape[1:]) * self.storage.itemsize
 
 
 class Written(NamedTuple):
@@ -88,13 +46,6 @@ class Written(NamedTuple):
 
 # Of a file that is not there yet.
 NOT_WRITTEN = Written(0, 1, ())
-
-
-def dtype_of(name: str) -> str:
-    """Returns safetensors' name of a dtype of keys or rows, such as "BF16" of "bfloat16"."""
-    if name == "bfloat16":
-        return "BF16"
-    return next(short for short, dtype in _DTYPES.items() if dtype == name)
 
 
 class ShardWriter:
@@ -122,7 +73,7 @@ class ShardWriter:
         self._path, self._chunk_bytes = path, chunk_bytes
         self._progress = progress or Progress()
         self._num_bytes, self._crcs = 0, list[int]()
-        head = _header(tensors, about)
+        head = header_of(tensors, about)
         self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
@@ -164,23 +115,6 @@ class ShardWriter:
             os.close(number)
 
 
-def _header(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
-    described: dict[str, Any] = {"__metadata__": dict(about)}
-    begin = 0
-    for tensor in tensors:
-        end = begin + tensor.num_bytes
-        described[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-        begin = end
-    text = json.dumps(described, separators=(",", ":")).encode()
-    # The tensors begin at a multiple of 8, so that a reader may map them.
-    text = text.ljust(-(-len(text) // 8) * 8)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
-
-
 class ShardReader:
     """Reads a file of `ShardWriter`, or one that claims to be: header and sizes are all checked.
 
@@ -220,18 +154,14 @@ class ShardReader:
     def _described(self, file: Any) -> tuple[int, dict[str, Tensor]]:
         """Returns the byte at which the tensors begin, and the tensors."""
         size = self._written.num_bytes
-        if size < _LENGTH_BYTES:
+        if size < LENGTH_BYTES:
             raise self.corrupt("it is too short for a header")
-        length = int.from_bytes(self._read(file, 0, _LENGTH_BYTES), "little")
-        if length > min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+        length = int.from_bytes(self._read(file, 0, LENGTH_BYTES), "little")
+        if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
             raise self.corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
-        begin = _LENGTH_BYTES + length
+        begin = LENGTH_BYTES + length
         try:
-            described = json.loads(
-                self._read(file, _LENGTH_BYTES, begin), object_pairs_hook=distinct
-            )
-            described.pop("__metadata__", None)
-            placed = sorted(_placed(name, facts) for name, facts in described.items())
+            placed = placed_tensors(self._read(file, LENGTH_BYTES, begin))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise self.corrupt(f"its header is none of safetensors: {error}") from error
         end = 0
@@ -336,27 +266,6 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     except BaseException:
         os.close(number)
         raise
-
-
-def distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object of JSON, or raises ValueError if a name occurs twice."""
-    found: dict[str, Any] = {}
-    for name, value in members:
-        if name in found:
-            raise ValueError(f"{name!r} is there twice")
-        found[name] = value
-    return found
-
-
-def _placed(name: str, facts: Any) -> tuple[int, int, Tensor]:
-    """Returns the byte range of a tensor, [begin, end), and the tensor."""
-    first, last = facts["data_offsets"]
-    numbers = [first, last, *facts["shape"]]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"tensor {name!r} has numbers that are none")
-    if facts["dtype"] not in _DTYPES:
-        raise ValueError(f"tensor {name!r} has dtype {facts['dtype']!r}")
-    return first, last, Tensor(name, facts["dtype"], tuple(facts["shape"]))
 
 
 def _text(tensor: Tensor | None) -> str:

@@ -8,7 +8,8 @@ import numpy as np
 
 from sok_lite.engine.files.manifest import Shard, path_of
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import ShardWriter, Tensor
+from sok_lite.engine.files.safetensors_header import Tensor
+from sok_lite.engine.files.shard import ShardWriter
 from sok_lite.engine.files.text_file import tensors_of_texts, write_texts
 from sok_lite.engine.texts import KeyTexts
 

@@ -23,7 +23,8 @@ import numpy as np
 from sok_lite.engine.files.increment import continuing
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardReader, Tensor, dtype_of
+from sok_lite.engine.files.safetensors_header import Tensor, dtype_of
+from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardReader
 from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
