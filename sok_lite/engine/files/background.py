@@ -16,7 +16,7 @@ from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.files.dump import Begun, begin, end, finish, with_parts, write_parts
 from sok_lite.engine.files.item import Named
-from sok_lite.engine.files.manifest import Shard
+from sok_lite.engine.files.manifest_facts import Shard
 from sok_lite.engine.files.pending import add_pending, remove_pending
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.shard_content import ShardContent, copied

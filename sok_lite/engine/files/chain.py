@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from sok_lite.engine.files.manifest import Shard
+from sok_lite.engine.files.manifest_facts import Shard
 
 
 def newest_rows(

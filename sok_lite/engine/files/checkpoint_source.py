@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.manifest_facts import Shard, TableFacts
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.source import PENDING_COLUMNS, About, JoinedSource, Source
 from sok_lite.engine.files.table_file import open_shard

@@ -30,7 +30,7 @@ from sok_lite.engine.files.item import (
     items_of,
     tables_of,
 )
-from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
+from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES, open_file

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files.increment import plan_remember_file
-from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.manifest_facts import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.reading import saved_in
 from sok_lite.engine.files.shard import CHUNK_BYTES

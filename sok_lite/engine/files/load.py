@@ -17,7 +17,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import checked_items
 from sok_lite.engine.files.increment import remember_load
 from sok_lite.engine.files.item import Item, Named, tables_of
-from sok_lite.engine.files.manifest import Manifest, TableFacts
+from sok_lite.engine.files.manifest_facts import Manifest, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.reading import shards_of

@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 
-from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.manifest_facts import Shard, TableFacts, path_of
 from sok_lite.engine.files.table_file import open_shard
 
 

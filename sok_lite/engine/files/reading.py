@@ -11,7 +11,7 @@ import numpy as np
 
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.manifest_facts import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.saved_file import Convert, SavedFile
 from sok_lite.engine.files.shard import ShardReader

@@ -21,7 +21,7 @@ from sok_lite.engine.dtypes import (
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.chain import newest_rows
 from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
-from sok_lite.engine.files.manifest import TableFacts
+from sok_lite.engine.files.manifest_facts import TableFacts
 from sok_lite.engine.files.mapped import MappedShard
 
 __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]

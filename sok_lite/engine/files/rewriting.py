@@ -12,7 +12,7 @@ import numpy as np
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import check_is_ours, sweep
-from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, TextFile
+from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts, TextFile, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardWriter
 from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of
@@ -115,7 +115,7 @@ def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: in
         writers = []
         for shard in shards:
             tensors = tensors_of(source.dim, source.dtype, source.key_type, shard)
-            path = manifest.path_of(folder, shard)
+            path = path_of(folder, shard)
             writers.append(ShardWriter(path, tensors, {"table": source.name}, chunk_bytes))
             stack.callback(writers[-1].close)
         for keys, piece in _content(source):

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from sok_lite.engine.files.chain import newest_rows, tensors_of_chain
-from sok_lite.engine.files.manifest import Shard
+from sok_lite.engine.files.manifest_facts import Shard
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
 from sok_lite.engine.table.saved import Owns, SavedPart, SavedRows
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.files.manifest import Shard, path_of
+from sok_lite.engine.files.manifest_facts import Shard, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.safetensors_header import Tensor
 from sok_lite.engine.files.shard import ShardWriter

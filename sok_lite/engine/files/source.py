@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
-from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.manifest_facts import StateFacts
 from sok_lite.engine.table.joined import joined_facts, joined_states
 
 # What goes with the keys that were seen and have no row, by column.
@@ -47,8 +47,8 @@ class About(NamedTuple):
       var_type: kind of the table.
       owner: name of the rule for the owner ranks of keys.
       options: other arguments of the table, for people.
-      facts: num_lookups and other facts of `manifest.Shard`, of all ranks together, without those
-        that belong to slots.
+      facts: num_lookups and other facts of `manifest_facts.Shard`, of all ranks together, without
+        those that belong to slots.
       num_pending: keys that were seen and have no row; `read` then knows `PENDING_COLUMNS` too.
     """
 

@@ -14,7 +14,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files.item import Item
-from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
+from sok_lite.engine.files.manifest_facts import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.reading import saved_in
 from sok_lite.engine.files.shard import NOT_WRITTEN

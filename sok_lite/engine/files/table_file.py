@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sok_lite.engine.files.increment import continuing
-from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts, path_of
+from sok_lite.engine.files.manifest_facts import Shard, StateFacts, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.safetensors_header import Tensor, dtype_of
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardReader

@@ -13,7 +13,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.manifest_facts import StateFacts
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
