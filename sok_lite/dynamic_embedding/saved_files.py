@@ -19,7 +19,8 @@ from sok_lite.engine.files.key_value_files import checksums, open_shards, write_
 from sok_lite.engine.files.key_value_layout import make_layout
 from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
 from sok_lite.engine.files.key_value_states import read_states, states_path, write_states
-from sok_lite.engine.table.content import Content, concatenate, owned_by, restore
+from sok_lite.engine.table.content import Content, restore
+from sok_lite.engine.table.content_parts import concatenate, owned_by
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.named_arrays import from_named_arrays
 from sok_lite.engine.table.state_columns import columns_of

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.engine.table import EmbeddingTable, content
-from sok_lite.engine.table.content import Content, concatenate, select
+from sok_lite.engine.table.content import Content
+from sok_lite.engine.table.content_parts import concatenate, select
 from sok_lite.engine.table.exclusive import alone
 
 _MAX_PENDING_COUNT = 2**32 - 2  # the last number stands for none

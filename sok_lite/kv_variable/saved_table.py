@@ -16,7 +16,7 @@ from sok_lite.bridge import checkpoint
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import select
+from sok_lite.engine.table.content_parts import select
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.content import changed, put, taken
 from sok_lite.kv_variable.saved_files import PartPlace, Read, check_forms, places_of, ranks, read

@@ -31,7 +31,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.dtypes import RowDtype
-from sok_lite.engine.table.content import Content, in_order, select
+from sok_lite.engine.table.content import Content
+from sok_lite.engine.table.content_parts import in_order, select
 from sok_lite.engine.table.state_columns import State, columns_of, side_by_side, states_of
 from sok_lite.kv_variable.content import are_distinct
 from sok_lite.kv_variable.share import Share

@@ -13,16 +13,8 @@ from hypothesis import given
 from sok_lite.backend import get_backend
 from sok_lite.engine.owner import HASH, MOD
 from sok_lite.engine.table import content as content_module
-from sok_lite.engine.table.content import (
-    Content,
-    concatenate,
-    in_order,
-    owned_by,
-    owns,
-    restore,
-    select,
-    take,
-)
+from sok_lite.engine.table.content import Content, restore, take
+from sok_lite.engine.table.content_parts import concatenate, in_order, owned_by, owns, select
 from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
 from sok_lite.engine.table.state_columns import State
 from tests.support.filled_tables import KINDS, rows_of, some_keys

@@ -13,7 +13,7 @@ from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files.manifest_facts import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.source import Source
-from sok_lite.engine.table.content import one_of_each
+from sok_lite.engine.table.content_parts import one_of_each
 
 
 class StoredRows(NamedTuple):

@@ -29,7 +29,8 @@ from sok_lite.engine.files.dump import checked_items, dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.content import Content, as_saved, owned_by, owns, take
+from sok_lite.engine.table.content import Content, as_saved, take
+from sok_lite.engine.table.content_parts import owned_by, owns
 from sok_lite.engine.table.exclusive import alone, holding
 from sok_lite.engine.table.restoring import plan_restore, publish_restored
 

@@ -17,7 +17,7 @@ from sok_lite.engine.files.saved_file import Convert, SavedFile
 from sok_lite.engine.files.shard import ShardReader
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.static_table import AnyTable
-from sok_lite.engine.table.content import owns
+from sok_lite.engine.table.content_parts import owns
 from sok_lite.engine.table.saved import Saved
 
 
