@@ -21,7 +21,7 @@
 
 #include "slots.cuh"
 
-// How scores are kept; sok_lite/engine/table/hkv_index.py names them.
+// How scores are kept; sok_lite/engine/table/hkv_options.py names them.
 #define HKV_LRU 0
 #define HKV_LFU 1
 #define HKV_EPOCH_LRU 2

@@ -14,8 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table import hkv_insertion
 from sok_lite.engine.table.hkv import RefusedError
-from sok_lite.engine.table.hkv_index import STRATEGIES
+from sok_lite.engine.table.hkv_options import STRATEGIES
 from tests.conftest import QUICK
 from tests.support.eviction_facts import Watched
 from tests.support.helpers import KeyInitializer, first_row, new_table, sized, with_segments
@@ -371,7 +372,7 @@ def test_whatever_fails_before_an_eviction_leaves_the_table_as_it_was(backend, m
     table.store.ensure_state("m", 0.5)
     table.find_or_insert(np.arange(16))
     before = [backend.to_host(part).tolist() for part in table.export()]
-    owner = {"unplaced": table.index, "reserve": table.tiers, "plan_assign": table.tiers}
+    owner = {"unplaced": hkv_insertion, "reserve": table.tiers, "plan_assign": table.tiers}
 
     def no_memory(*args, **kwargs):
         raise MemoryError

@@ -8,7 +8,7 @@ import pytest
 
 from sok_lite.engine.table import clock
 from sok_lite.engine.table.content import restore, take
-from sok_lite.engine.table.hkv_index import STRATEGIES
+from sok_lite.engine.table.hkv_options import STRATEGIES
 from sok_lite.engine.table.state_columns import State
 from tests.support.helpers import first_row, new_table
 from tests.support.table_audit import audit

@@ -17,7 +17,7 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, raw_rows, recast
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.source import About, Source
-from sok_lite.engine.table.hkv_index import STRATEGIES
+from sok_lite.engine.table.hkv_options import STRATEGIES
 
 _KEY_BYTES = 8
 _KEY_TYPES = ("int64", "uint64")

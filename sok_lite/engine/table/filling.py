@@ -11,10 +11,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from sok_lite.backend import Array
+from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.hashing import is_seed, new_seed, seed_after
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chooser, Chosen, Index
 from sok_lite.engine.table.det_index import DetIndex
+from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.saved import Saved
@@ -121,7 +123,7 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
     if len(saved.parts) > 1 or "slots" not in saved.parts[0].columns:
         return None
     capacity, num_slots = (int(facts.get(name, 0)) for name in ("capacity", "num_slots"))
-    is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.segment_slots)
+    is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.sizes.unit)
     # As of an index that has so many slots, or the next size that it grows to step by step.
     is_capacity = capacity.bit_count() == 1 and capacity <= num_slots < 2 * capacity
     is_capacity &= num_slots <= min(index.max_capacity, max(_SMALL, _MOST_SLOTS_A_KEY * n))
@@ -142,7 +144,7 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
         at = table.backend.from_host(next(slots))
         if keys.size < at.size:
             raise _CannotUseSlotsError
-        other.put(keys, at, first)
+        put_in_slots(other, keys, at, first)
 
     try:
         made = _chosen(table, saved, other, insert)
@@ -150,3 +152,56 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
         return None
     other.begin_from(capacity)
     return made
+
+
+def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None:
+    """Puts distinct keys, which are not there, where they were in another index like this one.
+
+    Nothing else may use the index meanwhile, and `begin_from` follows.
+
+    Args:
+      slots: (n,) int64, their numbers there.
+      first: their row numbers begin with it.
+
+    Raises:
+      ValueError: a slot is none of its key's, or has another key.
+    """
+    xp, host, num_slots = index.backend.xp, index.backend.to_host, index.directory.num_slots
+    if keys.size == 0:
+        return
+    rows = xp.arange(first, first + keys.size, dtype=np.uint32)
+    order = xp.argsort(slots)
+    slots, sorted_keys = slots[order], keys[order]
+    # Not by `unique`: with NumPy 2.3 and newer it takes 80 times as long as to sort them.
+    repeats = slots[1:] == slots[:-1]
+    home, second, line = index.homes_of(sorted_keys)
+    first_line = (home + line) // LINE
+    is_away = slots // LINE != first_line
+    # Buckets lie at multiples of their size: so do segments.
+    at = slots & ~np.int64(index.bucket - 1)
+    fits = (at == home) | (at == second)
+    for side, key in enumerate(index.reserved_keys()):
+        fits = xp.where(sorted_keys == np.int64(key), slots == num_slots + side, fits)
+    is_free = bool(fits.all()) and not bool(repeats.any())
+    ends = np.searchsorted(host(slots), index.directory.starts[1:]).tolist()
+    begin = 0
+    for segment, start, end in zip(
+        index.directory.segments, index.directory.starts.tolist(), ends, strict=False
+    ):
+        if is_free and begin < end:
+            places = slots[begin:end] - start
+            is_free = bool((segment.slots[places, 0] == np.int64(index.reserved_keys()[0])).all())
+            segment.slots[places, 0] = sorted_keys[begin:end]
+            # As insertion notes it, in the lines where such keys are looked for first.
+            assert segment.overflows is not None
+            away = first_line[begin:end][is_away[begin:end]]
+            segment.overflows[away - start // LINE] = 1
+        begin = end
+    if not is_free:
+        raise ValueError(
+            f"What was saved of table {index.name!r} is corrupt: keys and slots contradict "
+            "each other. Nothing was changed."
+        )
+    # The last two do not hold their key: they are in use where they have a row.
+    index.side[2 * (slots[begin:] - num_slots) + 1] = 0
+    publish([*index.plan_update(keys, rows), *plan_set(index, size=index.size + int(keys.size))])

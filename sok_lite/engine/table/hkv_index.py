@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,32 +11,15 @@ from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import seed_after
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
+from sok_lite.engine.table.hkv_options import STRATEGIES
+from sok_lite.engine.table.hkv_placing import plan_commit, plan_reserve, unplaced
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index, IndexEntries
-
-# What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
-STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
-
 
 # Share of the keys at which the capacity doubles, from which on segments are split.
 _SPLITS_FROM = 0.7
 # Share of the slots in use below which no two buckets are full by chance, by the slots of a bucket.
 _SPARSE = {4: 0.01, 8: 0.05}
 _SPARSE_FROM_16 = 0.2
-
-
-class Placed(NamedTuple):
-    """The slots of keys that were inserted, and what they have evicted.
-
-    Attributes:
-      slots: (n,) int64, the address of its slot; 0 for a refused key.
-      evicted_keys, evicted_rows, evicted_scores: (n,) int64, uint32, uint64: what was in the slot;
-        row NO_ROW where it was free.
-    """
-
-    slots: Array
-    evicted_keys: Array
-    evicted_rows: Array
-    evicted_scores: Array
 
 
 class HkvIndex(Index):
@@ -108,73 +90,6 @@ class HkvIndex(Index):
         num_keys = self.size + count
         capacity = self._capacity_for(num_keys, self._capacity)
         self._grow(capacity, self._slots_for(num_keys, capacity))
-
-    def unplaced(self, num_keys: int) -> Placed:
-        """Returns memory for what becomes of keys."""
-        xp = self.backend.xp
-        return Placed(
-            xp.empty(num_keys, np.int64),
-            xp.empty(num_keys, np.int64),
-            xp.empty(num_keys, np.uint32),
-            xp.empty(num_keys, np.uint64),
-        )
-
-    def plan_reserve(
-        self,
-        keys: Array,
-        lookup_number: int,
-        caller_scores: Array | None,
-        placed: Placed,
-        num_refused: Array,
-        *,
-        may_evict: bool,
-        are_scores: bool = False,
-    ) -> Action:
-        """Prepares to give slots to distinct keys that are not there.
-
-        `plan_commit` gives them row numbers, and the caller changes `size`.
-
-        Args:
-          caller_scores: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized).
-          placed: gets what becomes of the keys.
-          num_refused: (1,) int64, grows by the keys that are refused.
-          may_evict: whether a key takes the place of another where both its buckets are full; else
-            it is refused.
-          are_scores: whether `caller_scores` are scores, whatever the strategy. A key is refused
-            whose score is below all that it could evict.
-        """
-        n = int(keys.size)
-        strategy, epoch = self.score_rule()
-        if are_scores and caller_scores is not None:
-            strategy = STRATEGIES.index("kCustomized")
-        may_refuse = caller_scores is not None and STRATEGIES[strategy] == "kCustomized"
-        return self.prepared(
-            *("hkv_insert", n, lookup_number, strategy, epoch, int(may_evict), int(may_refuse)),
-            *(caller_scores, keys, *placed, num_refused, n),
-        )
-
-    def plan_take_back(self, keys: Array, placed: Placed) -> Action:
-        """Prepares to undo `plan_reserve` of keys that have evicted none and have no rows yet."""
-        n = int(keys.size)
-        return self.prepared("hkv_erase", n, keys, placed.slots, n)
-
-    def plan_commit(
-        self, placed: Placed, spare: Array, rows: Array, counts: Array, *, one_each: bool
-    ) -> Action:
-        """Prepares to give row numbers to keys that were placed.
-
-        Args:
-          spare: (m,) uint32, rows that nobody holds, at least as many as free slots were taken.
-          rows: (n,) uint32, gets the row number of each key, or NO_ROW.
-          counts: (3,) int64, grow by the spare rows used, the keys placed and those evicted.
-          one_each: key i gets spare[i], for m = n keys that have evicted none; else those who need
-            one use up the first ones, in no order.
-        """
-        n = int(rows.size)
-        return self.backend.prepared(
-            *("hkv_give_rows", n, placed.slots, placed.evicted_rows),
-            *(spare, int(spare.size), int(one_each), rows, counts, n),
-        )
 
     def plan_update(
         self,
@@ -342,11 +257,13 @@ class HkvIndex(Index):
         xp = self.backend.xp
         at = xp.arange(keys.size)
         while True:
-            placed, n = self.unplaced(int(at.size)), int(at.size)
+            n = int(at.size)
+            placed = unplaced(self.backend, n)
             counts = xp.zeros(3, np.int64)
             rows, spare = xp.empty(n, np.uint32), (at + first).astype(np.uint32)
-            self.plan_reserve(keys[at], 1, None, placed, xp.zeros(1, np.int64), may_evict=False)()
-            self.plan_commit(placed, spare, rows, counts, one_each=True)()
+            num_refused = xp.zeros(1, np.int64)
+            plan_reserve(self, keys[at], 1, None, placed, num_refused, may_evict=False)()
+            plan_commit(self.backend, placed, spare, rows, counts, one_each=True)()
             self.size += int(counts[1])
             at = at[placed.slots == 0]
             if at.size == 0 or 2 * self._capacity > most or self.is_sparse(int(at.size)):
@@ -354,69 +271,10 @@ class HkvIndex(Index):
             self.double()
 
     @property
-    def segment_slots(self) -> int:
-        """Slots of a segment where there are several."""
-        return self.sizes.unit
-
-    @property
     def is_regular(self) -> bool:
         """Whether the number of all slots says where each is; not where a growth has failed on its
         way."""
         return self.directory.shapes == self.sizes.shapes(self.directory.num_slots)
-
-    def put(self, keys: Array, slots: Array, first: int) -> None:
-        """Puts distinct keys, which are not there, where they were in another index like this one.
-
-        Nothing else may use the index meanwhile, and `begin_from` follows.
-
-        Args:
-          slots: (n,) int64, their numbers there.
-          first: their row numbers begin with it.
-
-        Raises:
-          ValueError: a slot is none of its key's, or has another key.
-        """
-        xp, host, num_slots = self.backend.xp, self.backend.to_host, self.directory.num_slots
-        if keys.size == 0:
-            return
-        rows = xp.arange(first, first + keys.size, dtype=np.uint32)
-        order = xp.argsort(slots)
-        slots, sorted_keys = slots[order], keys[order]
-        # Not by `unique`: with NumPy 2.3 and newer it takes 80 times as long as to sort them.
-        repeats = slots[1:] == slots[:-1]
-        home, second, line = self.homes_of(sorted_keys)
-        first_line = (home + line) // LINE
-        is_away = slots // LINE != first_line
-        # Buckets lie at multiples of their size: so do segments.
-        at = slots & ~np.int64(self.bucket - 1)
-        fits = (at == home) | (at == second)
-        for side, key in enumerate(self.reserved_keys()):
-            fits = xp.where(sorted_keys == np.int64(key), slots == num_slots + side, fits)
-        is_free = bool(fits.all()) and not bool(repeats.any())
-        ends = np.searchsorted(host(slots), self.directory.starts[1:]).tolist()
-        begin = 0
-        for segment, start, end in zip(
-            self.directory.segments, self.directory.starts.tolist(), ends, strict=False
-        ):
-            if is_free and begin < end:
-                places = slots[begin:end] - start
-                is_free = bool(
-                    (segment.slots[places, 0] == np.int64(self.reserved_keys()[0])).all()
-                )
-                segment.slots[places, 0] = sorted_keys[begin:end]
-                # As insertion notes it, in the lines where such keys are looked for first.
-                assert segment.overflows is not None
-                away = first_line[begin:end][is_away[begin:end]]
-                segment.overflows[away - start // LINE] = 1
-            begin = end
-        if not is_free:
-            raise ValueError(
-                f"What was saved of table {self.name!r} is corrupt: keys and slots contradict "
-                "each other. Nothing was changed."
-            )
-        # The last two do not hold their key: they are in use where they have a row.
-        self.side[2 * (slots[begin:] - num_slots) + 1] = 0
-        publish([*self.plan_update(keys, rows), *plan_set(self, size=self.size + int(keys.size))])
 
     def begin_from(self, capacity: int) -> None:
         """Takes the capacity of another index, whose slots it has, and grows if it began larger."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sok_lite.engine.table.directory import LINE
-from sok_lite.engine.table.hkv_index import STRATEGIES
 
+# What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
+STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 _ON_REFUSED = ("ignore", "warn", "error")
 MAX_CAPACITY = 1 << 31
 _MAX_THRESHOLD = 1 << 30  # pending counts grow up to there

@@ -96,7 +96,7 @@ def facts_of(table: EmbeddingTable) -> dict[str, Any]:
         facts |= {
             "capacity": index.capacity,
             "bucket": index.bucket,
-            "segment": index.segment_slots,
+            "segment": index.sizes.unit,
             "num_slots": index.num_slots - 2,
             "hash_seed": index.seed,
             "strategy": index.strategy,

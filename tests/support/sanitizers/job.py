@@ -21,7 +21,7 @@ from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.segments import Terms, group, segment_sum, segment_sums
 from sok_lite.engine.table import make_table
-from sok_lite.engine.table.hkv_index import STRATEGIES
+from sok_lite.engine.table.hkv_options import STRATEGIES
 from tests.support.eviction_facts import Watched
 from tests.support.helpers import first_row, new_table, run_threads
 from tests.support.parts import Part, forward_parts
