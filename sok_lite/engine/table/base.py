@@ -11,16 +11,15 @@ after it. Two things may have happened of a call that changed nothing else: the 
 keys that it had count as seen.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from sok_lite.backend import Array
 from sok_lite.engine.table import export, finding, history, removal, single_lookup, writes
 from sok_lite.engine.table.arguments import checked_keys
 from sok_lite.engine.table.exclusive import changing, exclusive
-from sok_lite.engine.table.index import CHUNK_SLOTS, Search
 from sok_lite.engine.table.parts import TableParts
-from sok_lite.engine.table.results import Entries, Evicted, Lookup, Predicate
+from sok_lite.engine.table.results import Evicted, Lookup, Predicate
 from sok_lite.engine.table.summary import facts, summary
 
 
@@ -151,9 +150,7 @@ class EmbeddingTable(TableParts):
         """
         return single_lookup.lookup_and_evict(self, keys, unique_keys=unique_keys, out=out)
 
-    def mark_seen_search(self, keys: Array) -> Search:
-        """Prepares to find keys whose rows are to change: they count as seen by the last lookup."""
-        return finding.mark_seen_search(self, keys)
+    mark_seen_search = finding.mark_seen_search
 
     # ---------------------------------------------------------------- writes
 
@@ -261,14 +258,8 @@ class EmbeddingTable(TableParts):
         """Number of slots that `export_chunk` can read. It changes when the table grows."""
         return self.index.num_slots
 
-    @exclusive
-    def export_chunk(self, first_slot: int, num_slots: int) -> Entries:
-        """Returns the entries of the slots [first_slot, first_slot + num_slots), in their order."""
-        return export.export_chunk(self, first_slot, num_slots)
-
-    def chunks(self, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]:
-        """Yields the whole table in pieces. Hold `lock` if it may change meanwhile."""
-        return export.chunks(self, num_slots)
+    export_chunk = export.export_chunk
+    chunks = export.chunks
 
     @exclusive
     def export_rows(self) -> tuple[Array, Array]:
@@ -320,157 +311,19 @@ class EmbeddingTable(TableParts):
 
     # ---------------------------------------------------------------- what happened to keys
 
-    @exclusive
-    def counts(self, keys: Any) -> Array:
-        """Returns how often lookups that insert have asked for each key, (n,) int64.
-
-        Of a key without a row this is its pending count; 0 where it has none.
-
-        Raises:
-          ValueError: the table was not made with `count_repeats`.
-        """
-        return history.counts(self, keys)
-
-    @exclusive
-    def times(self, keys: Any) -> Array:
-        """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
-
-        A write into a row counts as of the last lookup that there was before it. Of a key without
-        a row that is when it was last seen; 0 where it never was. A time is
-        none too early, and too late by at most a second or 1/128 of how long ago it was. A
-        checkpoint keeps them.
-        """
-        return history.times(self, keys)
-
-    @exclusive
-    def pending_keys(self) -> Array:
-        """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending.
-
-        None where a key gets a row when it is first seen.
-        """
-        return history.pending_keys(self)
-
-    @exclusive
-    def changed_since(self, number: int) -> Array:
-        """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending.
-
-        Those are the keys with a row that a lookup or a write has inserted, a lookup has seen that
-        inserts, or a write or an optimizer has changed. All of these say when by the number of the
-        last lookup, so the lookup of that number counts as well, and what came after it. Left out
-        is what a caller has given scores of earlier lookups, in tables whose scores are such. What
-        a restored table tells of the time before is what the saved one knew.
-
-        Args:
-          number: `num_lookups` at some time.
-
-        Raises:
-          TypeError, ValueError: it is no number of a lookup. Numbers are halved after 2**32 - 1
-            lookups: one from before may then be above `num_lookups`.
-        """
-        return history.changed_since(self, number)
-
-    @exclusive
-    def export_since(self, at: float) -> tuple[Array, Array]:
-        """Returns the keys whose rows may have changed since a time, and their rows, as `export`
-        gives all.
-
-        Those are the keys that `changed_since` gives for the first lookup since then. Some may be
-        of up to a second before; long ago, of up to 1/128 of how long ago it was. As everywhere, a
-        write that inserts nothing counts as of the last lookup that there was before it.
-
-        Args:
-          at: in seconds since 1970.
-        """
-        return history.export_since(self, at)
-
-    @changing
-    def log_removals(self) -> None:
-        """Begins to note which keys lose their rows, for `removed_since`.
-
-        The log takes 23 to 34 bytes a key. A restored table begins a new one. Where there is one it
-        goes on.
-
-        Raises:
-          MemoryError: no memory for it; there is none.
-        """
-        history.log_removals(self)
-
-    @exclusive
-    def removed_since(self, number: int) -> Array:
-        """Returns the keys that have lost their rows and have none now, (n,) of the key type,
-        ascending: by `erase` and its like, `expire`, `clear` or eviction.
-
-        Args:
-          number: `num_lookups` at some time since `log_removals`. Removals between the lookup of
-            that number and the next one count as well.
-
-        Raises:
-          TypeError, ValueError: it is no number of a lookup, or the log does not reach back so far.
-        """
-        return history.removed_since(self, number)
-
-    @changing
-    def forget_removals(self, *, before: int) -> None:
-        """Forgets which keys were removed before a lookup began, and gives the memory back.
-
-        Args:
-          before: number of the lookup, at most `num_lookups`.
-
-        Raises:
-          TypeError, ValueError: it is no number of a lookup, or there is no log.
-        """
-        history.forget_removals(self, before=before)
+    counts = history.counts
+    times = history.times
+    pending_keys = history.pending_keys
+    changed_since = history.changed_since
+    export_since = history.export_since
+    log_removals = history.log_removals
+    removed_since = history.removed_since
+    forget_removals = history.forget_removals
 
     # ---------------------------------------------------------------- removals
 
-    @changing
-    def erase(self, keys: Any) -> int:
-        """Removes keys with their rows and optimizer states; returns how many were there."""
-        return removal.erase(self, keys)
-
-    @exclusive
-    def erase_if(self, predicate: Predicate) -> int:
-        """Removes the entries that a predicate chooses; returns how many.
-
-        Args:
-          predicate: called with some entries at a time. All are asked before the first goes. It
-            must not wait for another thread that uses the table, such as a tf.function that looks
-            it up.
-        """
-        return removal.erase_if(self, predicate)
-
-    @changing
-    def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> int:
-        """Removes keys that were not seen lately; returns how many.
-
-        A write into a row counts as of the last lookup that there was before it.
-
-        Args:
-          num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
-            is one lookup of a table where it is looked up once a step.
-          seconds: those that no lookup asked for within that time, kept to a second or to 1/128 of
-            it. Times are in checkpoints; what comes from an old one without counts as seen when it
-            was restored.
-
-        Raises:
-          TypeError, ValueError: not exactly one of the two is passed, or it is no number, negative,
-            or a fraction of a lookup.
-        """
-        return removal.expire(self, num_lookups=num_lookups, seconds=seconds)
-
-    def erase_below(self, cutoff: float) -> int:
-        """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
-
-        Raises:
-          ValueError: the cutoff is not above 0.
-        """
-        return self.erase_if(export.is_below(self, cutoff))
-
-    @changing
-    def clear(self) -> None:
-        """Removes every key and gives the memory back. Counters begin anew.
-
-        Raises:
-          MemoryError: no memory for the empty index; the table is as it was.
-        """
-        removal.clear(self)
+    erase = removal.erase
+    erase_if = removal.erase_if
+    expire = removal.expire
+    erase_below = removal.erase_below
+    clear = removal.clear

@@ -1,6 +1,6 @@
 """The past of a table's keys: how often and when they were seen, and which have lost their rows.
 
-The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+These are methods of `EmbeddingTable`.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,21 @@ from sok_lite.engine.table.arguments import (
     checked_keys,
     checked_number,
 )
+from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.index import CHUNK_SLOTS
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.removal_log import RemovalLog
 
 
+@exclusive
 def counts(table: TableParts, keys: Any) -> Array:
-    """Returns how often lookups that insert have asked for each key, (n,) int64."""
+    """Returns how often lookups that insert have asked for each key, (n,) int64.
+
+    Of a key without a row this is its pending count; 0 where it has none.
+
+    Raises:
+      ValueError: the table was not made with `count_repeats`.
+    """
     check_counts_repeats(table, "counts()")
     keys = checked_keys(table, keys)
     # A key has a row or a pending count, never both.
@@ -32,8 +40,15 @@ def counts(table: TableParts, keys: Any) -> Array:
     return table.backend.xp.minimum(found, np.uint64(2**63 - 1)).astype(np.int64)
 
 
+@exclusive
 def times(table: TableParts, keys: Any) -> Array:
-    """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970."""
+    """Returns when a lookup that inserts last saw each key, (n,) float64 in seconds since 1970.
+
+    A write into a row counts as of the last lookup that there was before it. Of a key without
+    a row that is when it was last seen; 0 where it never was. A time is
+    none too early, and too late by at most a second or 1/128 of how long ago it was. A
+    checkpoint keeps them.
+    """
     backend, keys = table.backend, checked_keys(table, keys)
     last_seen = table.index.last_seen(keys)
     if table.pending is not None:
@@ -41,38 +56,83 @@ def times(table: TableParts, keys: Any) -> Array:
     return backend.from_host(table.clock.times_of(backend.to_host(last_seen)))
 
 
+@exclusive
 def pending_keys(table: TableParts) -> Array:
-    """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending."""
+    """Returns the keys that have no row yet and were seen, (n,) of the key type, ascending.
+
+    None where a key gets a row when it is first seen.
+    """
     if table.pending is None:
         return sorted_keys(table, table.backend.xp.empty(0, np.int64))
     return sorted_keys(table, table.pending.export()[0])
 
 
+@exclusive
 def changed_since(table: TableParts, number: int) -> Array:
-    """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending."""
+    """Returns the keys whose rows or states may have changed, (n,) of the key type, ascending.
+
+    Those are the keys with a row that a lookup or a write has inserted, a lookup has seen that
+    inserts, or a write or an optimizer has changed. All of these say when by the number of the
+    last lookup, so the lookup of that number counts as well, and what came after it. Left out
+    is what a caller has given scores of earlier lookups, in tables whose scores are such. What
+    a restored table tells of the time before is what the saved one knew.
+
+    Args:
+      number: `num_lookups` at some time.
+
+    Raises:
+      TypeError, ValueError: it is no number of a lookup. Numbers are halved after 2**32 - 1
+        lookups: one from before may then be above `num_lookups`.
+    """
     number = checked_number(table, "number", number)
     return sorted_keys(table, keys_where(table, lambda last_seen: last_seen >= number))
 
 
+@exclusive
 def export_since(table: TableParts, at: float) -> tuple[Array, Array]:
     """Returns the keys whose rows may have changed since a time, and their rows, as `export`
-    gives all."""
+    gives all.
+
+    Those are the keys that `changed_since` gives for the first lookup since then. Some may be
+    of up to a second before; long ago, of up to 1/128 of how long ago it was. As everywhere, a
+    write that inserts nothing counts as of the last lookup that there was before it.
+
+    Args:
+      at: in seconds since 1970.
+    """
     number = table.clock.first_since(at)
     keys = keys_where(table, lambda last_seen: last_seen >= np.uint64(number))
     ordered = sorted_keys(table, keys)
     return ordered, table.store.read(table.index.find(checked_keys(table, ordered)).rows)
 
 
+@changing
 def log_removals(table: TableParts) -> None:
-    """Begins to note which keys lose their rows, for `removed_since`."""
+    """Begins to note which keys lose their rows, for `removed_since`.
+
+    The log takes 23 to 34 bytes a key. A restored table begins a new one. Where there is one it
+    goes on.
+
+    Raises:
+      MemoryError: no memory for it; there is none.
+    """
     if table.removals is None:
         log = RemovalLog(table.backend, table.key_dtype, table.name, table.num_lookups)
         publish(plan_set(table, removals=log))
 
 
+@exclusive
 def removed_since(table: TableParts, number: int) -> Array:
     """Returns the keys that have lost their rows and have none now, (n,) of the key type,
-    ascending: by `erase` and its like, `expire`, `clear` or eviction."""
+    ascending: by `erase` and its like, `expire`, `clear` or eviction.
+
+    Args:
+      number: `num_lookups` at some time since `log_removals`. Removals between the lookup of
+        that number and the next one count as well.
+
+    Raises:
+      TypeError, ValueError: it is no number of a lookup, or the log does not reach back so far.
+    """
     log = _log(table)
     number = checked_number(table, "number", number)
     if number < log.since:
@@ -84,8 +144,16 @@ def removed_since(table: TableParts, number: int) -> Array:
     return sorted_keys(table, keys[table.index.find(keys).rows == np.uint32(NO_ROW)])
 
 
+@changing
 def forget_removals(table: TableParts, *, before: int) -> None:
-    """Forgets which keys were removed before a lookup began, and gives the memory back."""
+    """Forgets which keys were removed before a lookup began, and gives the memory back.
+
+    Args:
+      before: number of the lookup, at most `num_lookups`.
+
+    Raises:
+      TypeError, ValueError: it is no number of a lookup, or there is no log.
+    """
     _log(table).forget(checked_number(table, "before", before))
 
 

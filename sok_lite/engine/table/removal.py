@@ -1,6 +1,6 @@
 """Removing keys, with their rows and optimizer states: some, those that match, old ones, all.
 
-The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+These are methods of `EmbeddingTable`.
 """
 
 import numbers
@@ -13,13 +13,14 @@ from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dedup import unique
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import checked_keys
-from sok_lite.engine.table.exclusive import changing
-from sok_lite.engine.table.export import chosen
+from sok_lite.engine.table.exclusive import changing, exclusive
+from sok_lite.engine.table.export import chosen, is_below
 from sok_lite.engine.table.history import keys_where
 from sok_lite.engine.table.parts import COUNTERS, TableParts
 from sok_lite.engine.table.results import Predicate
 
 
+@changing
 def erase(table: TableParts, keys: Any) -> int:
     """Removes keys with their rows and optimizer states; returns how many were there."""
     distinct, _ = unique(table.backend, checked_keys(table, keys))
@@ -27,8 +28,15 @@ def erase(table: TableParts, keys: Any) -> int:
     return _erase(table, distinct, forgetting)
 
 
+@exclusive
 def erase_if(table: TableParts, predicate: Predicate) -> int:
-    """Removes the entries that a predicate chooses; returns how many."""
+    """Removes the entries that a predicate chooses; returns how many.
+
+    Args:
+      predicate: called with some entries at a time. All are asked before the first goes. It
+        must not wait for another thread that uses the table, such as a tf.function that looks
+        it up.
+    """
     xp = table.backend.xp
     doomed = [checked_keys(table, entries.keys) for entries in chosen(table, predicate)]
     return _erase_chosen(table, xp.concatenate([xp.empty(0, np.int64), *doomed]))
@@ -40,10 +48,25 @@ def _erase_chosen(table: TableParts, keys: Array) -> int:
     return _erase(table, keys, [])
 
 
+@changing
 def expire(
     table: TableParts, *, num_lookups: int | None = None, seconds: float | None = None
 ) -> int:
-    """Removes keys that were not seen lately; returns how many."""
+    """Removes keys that were not seen lately; returns how many.
+
+    A write into a row counts as of the last lookup that there was before it.
+
+    Args:
+      num_lookups: those that none of the last `num_lookups` lookups asked for. A training step
+        is one lookup of a table where it is looked up once a step.
+      seconds: those that no lookup asked for within that time, kept to a second or to 1/128 of
+        it. Times are in checkpoints; what comes from an old one without counts as seen when it
+        was restored.
+
+    Raises:
+      TypeError, ValueError: not exactly one of the two is passed, or it is no number, negative,
+        or a fraction of a lookup.
+    """
     if (num_lookups is None) == (seconds is None):
         raise ValueError(
             "Give `num_lookups` or `seconds`, one of them. "
@@ -64,8 +87,22 @@ def expire(
     return _erase(table, doomed, forgetting)
 
 
+def erase_below(table: TableParts, cutoff: float) -> int:
+    """Removes the keys whose rows are nearly zero: every |element| < cutoff; returns how many.
+
+    Raises:
+      ValueError: the cutoff is not above 0.
+    """
+    return erase_if(table, is_below(table, cutoff))
+
+
+@changing
 def clear(table: TableParts) -> None:
-    """Removes every key and gives the memory back. Counters begin anew."""
+    """Removes every key and gives the memory back. Counters begin anew.
+
+    Raises:
+      MemoryError: no memory for the empty index; the table is as it was.
+    """
     publish(_plan_clear(table))
     table.finish()
 
