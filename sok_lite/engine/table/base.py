@@ -20,7 +20,7 @@ from sok_lite.engine.table.arguments import checked_keys
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted, Lookup, Predicate
-from sok_lite.engine.table.summary import facts, summary
+from sok_lite.engine.table.summary import facts, seen_lately, statistics, summary, totals
 
 
 class EmbeddingTable(TableParts):
@@ -32,6 +32,7 @@ class EmbeddingTable(TableParts):
     """
 
     summary, facts = summary, facts
+    statistics, totals, seen_lately = statistics, totals, seen_lately
 
     # ---------------------------------------------------------------- lookups
 

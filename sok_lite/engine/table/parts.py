@@ -18,7 +18,7 @@ from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.removal_log import RemovalLog
-from sok_lite.engine.table.results import GivesFirstRows, KnownRows, Statistics
+from sok_lite.engine.table.results import GivesFirstRows, KnownRows
 from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
 from sok_lite.engine.texts import TextStore
 
@@ -53,8 +53,8 @@ class TableParts(Exclusive, ABC):
     """The parts of a table: an index, rows, and what decides which keys have one.
 
     What it does is in functions that take it: finding.py, single_lookup.py, lookups.py, writes.py,
-    insertion.py, removal.py, export.py, history.py. Here is what they share, and what each kind of
-    table does in its own way.
+    insertion.py, removal.py, export.py, history.py, summary.py. Here is what they share, and what
+    each kind of table does in its own way.
 
     Attributes:
       backend, dim, name: the arguments.
@@ -201,40 +201,6 @@ class TableParts(Exclusive, ABC):
     @exclusive
     def _settled(self) -> None:
         """Finishes what an interrupted call has left, as every outermost call does."""
-
-    @exclusive
-    def statistics(self) -> Statistics:
-        """Returns counters and sizes. It walks through the whole index for the probe lengths."""
-        probes = self.index.probe_lengths()
-        tiers = self.store.tier_bytes()
-        return Statistics(
-            size=self.size,
-            capacity=self.capacity,
-            load_factor=self.load_factor,
-            **self.totals(),
-            rehashes_total=self.index.num_rehashes,
-            mean_probe=probes.mean,
-            longest_probe=probes.longest,
-            index_bytes=self.index_bytes,
-            near_bytes=tiers.near_used,
-            far_bytes=tiers.far_used,
-            near_reserved_bytes=tiers.near,
-            far_reserved_bytes=tiers.far,
-        )
-
-    @exclusive
-    def totals(self) -> dict[str, int]:
-        """Returns the counters of `statistics()`, such as "found_total". The index is not read."""
-        return {f"{name}_total": count for name, count in self.counters.items()}
-
-    @exclusive
-    def seen_lately(self) -> tuple[int, int] | None:
-        """Returns how often lookups asked lately for keys whose row is near now, and for any.
-
-        Older lookups count less, those during a rest of the tiers not at all. None: all rows are
-        near.
-        """
-        return None if self.tiers is None else self.tiers.seen_lately()
 
     @property
     def filter_ratio(self) -> float:

@@ -1,6 +1,50 @@
-"""A table in words: how full it is, what it lost, where its memory is."""
+"""A table in numbers and in words: how full it is, what it lost, where its memory is.
+
+`statistics`, `totals`, `seen_lately`, `summary` and `facts` are methods of `EmbeddingTable`.
+"""
 
 from typing import Any
+
+from sok_lite.engine.table.exclusive import exclusive
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.results import Statistics
+
+
+@exclusive
+def statistics(table: TableParts) -> Statistics:
+    """Returns counters and sizes. It walks through the whole index for the probe lengths."""
+    probes = table.index.probe_lengths()
+    tiers = table.store.tier_bytes()
+    return Statistics(
+        size=table.size,
+        capacity=table.capacity,
+        load_factor=table.load_factor,
+        **totals(table),
+        rehashes_total=table.index.num_rehashes,
+        mean_probe=probes.mean,
+        longest_probe=probes.longest,
+        index_bytes=table.index_bytes,
+        near_bytes=tiers.near_used,
+        far_bytes=tiers.far_used,
+        near_reserved_bytes=tiers.near,
+        far_reserved_bytes=tiers.far,
+    )
+
+
+@exclusive
+def totals(table: TableParts) -> dict[str, int]:
+    """Returns the counters of `statistics()`, such as "found_total". The index is not read."""
+    return {f"{name}_total": count for name, count in table.counters.items()}
+
+
+@exclusive
+def seen_lately(table: TableParts) -> tuple[int, int] | None:
+    """Returns how often lookups asked lately for keys whose row is near now, and for any.
+
+    Older lookups count less, those during a rest of the tiers not at all. None: all rows are
+    near.
+    """
+    return None if table.tiers is None else table.tiers.seen_lately()
 
 
 def summary(table: Any) -> str:
