@@ -28,7 +28,7 @@ from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardReader
 from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.index import IndexEntries
+from sok_lite.engine.table.index_entries import IndexEntries
 from sok_lite.engine.table.pieces import (
     ENTRY_BYTES,
     Outline,

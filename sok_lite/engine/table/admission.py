@@ -11,7 +11,7 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
-from sok_lite.engine.table.index import IndexEntries
+from sok_lite.engine.table.index_entries import IndexEntries
 
 
 def plan_draw(

@@ -11,7 +11,8 @@ from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
-from sok_lite.engine.table.index import Index, IndexEntries
+from sok_lite.engine.table.index import Index
+from sok_lite.engine.table.index_entries import IndexEntries
 
 _MIN_CAPACITY = 64
 # Lines of 4 slots stay short up to here (1.2 lines a hit).

@@ -13,7 +13,8 @@ from sok_lite.engine.hashing import seed_after
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from sok_lite.engine.table.hkv_placing import plan_commit, plan_reserve, unplaced
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index, IndexEntries
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index
+from sok_lite.engine.table.index_entries import IndexEntries
 
 # Share of the keys at which the capacity doubles, from which on segments are split.
 _SPLITS_FROM = 0.7

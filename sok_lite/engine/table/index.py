@@ -6,7 +6,6 @@ with: good until the next growth. Numbers run through the segments, and those tw
 """
 
 from abc import abstractmethod
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, Launch, plan_set, publish
 from sok_lite.engine.rows.access import Copying
-from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table.index_entries import IndexEntries, entries
 from sok_lite.engine.table.segmented import Segmented
 
 # The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.plan_age`).
@@ -94,29 +93,6 @@ class IndexAddress(NamedTuple):
     reclaim_key: int
 
 
-class IndexEntries(NamedTuple):
-    """The keys of some slots, and what is kept with each.
-
-    Attributes:
-      keys: (n,) int64.
-      rows: (n,) uint32, the number of its row; of an index of pending counts, the count.
-      last_seen: (n,) uint32, the number of the lookup that last saw it; 0: none did.
-      slots: (n,) int64, the number of its slot.
-      scores: (n,) uint64; `last_seen` where an index keeps none.
-    """
-
-    keys: Array
-    rows: Array
-    last_seen: Array
-    slots: Array
-    scores: Array
-
-    def column(self, name: str) -> Array:
-        """Returns the field of a column that files name so: "stamps" are `last_seen`."""
-        array: Array = getattr(self, "last_seen" if name == "stamps" else name)
-        return array
-
-
 class ProbeLengths(NamedTuple):
     """Lines of slots that a search for a key that is there reads: the mean, and the most."""
 
@@ -141,53 +117,7 @@ class Index(Segmented):
         """Slots that `entries` can be asked for."""
         return self.directory.num_slots + 2
 
-    def entries(self, first: int = 0, count: int | None = None) -> IndexEntries:
-        """Returns what the slots [first, first + count) hold; None: all from `first` on."""
-        end = self.num_slots if count is None else min(first + count, self.num_slots)
-        starts, segments = self.directory.starts.tolist(), self.directory.segments
-        parts = []
-        for i in range(max(0, bisect_right(starts, first) - 1), len(segments)):
-            start, segment = starts[i], segments[i]
-            if start >= end:
-                break
-            cut = slice(max(0, first - start), end - start)
-            scores = None if segment.scores is None else segment.scores[cut]
-            parts.append(self._entries_of(segment.slots[cut], scores, start + cut.start))
-        parts.append(self._entries_beside(first, end))
-        return IndexEntries(
-            *(self.backend.xp.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        )
-
-    def _entries_of(self, slots: Array, scores: Array | None, number: int) -> IndexEntries:
-        """Returns what slots (n, 2) hold, the first of which has a number."""
-        keys = slots[:, 0]
-        reserved = self.reserved_keys()
-        # Where a key has no row yet, it is being inserted: until then it is not there.
-        has_row = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
-        at = self.backend.xp.flatnonzero((keys != reserved[0]) & (keys != reserved[1]) & has_row)
-        return self._read(slots, scores, at, keys[at], number)
-
-    def _entries_beside(self, first: int, end: int) -> IndexEntries:
-        """Returns what the slots of the reserved keys hold, if they are in [first, end)."""
-        xp, number = self.backend.xp, self.directory.num_slots
-        slots, scores = self.side[:4].reshape(2, 2), None
-        if self.has_scores:
-            scores = self.side[4:].view(np.uint64)
-        has_row = slots.view(np.uint32)[:, 2] != np.uint32(NO_ROW)
-        numbers = xp.arange(number, number + 2)
-        at = xp.flatnonzero(has_row & (numbers >= first) & (numbers < end))
-        # They do not hold their key: it is known from their place.
-        keys = self.backend.from_host(np.array(self.reserved_keys(), np.int64))
-        return self._read(slots, scores, at, keys[at], number)
-
-    @staticmethod
-    def _read(
-        slots: Array, scores: Array | None, at: Array, keys: Array, number: int
-    ) -> IndexEntries:
-        words = slots.view(np.uint32)
-        last_seen = words[at, 3]
-        scores = last_seen.astype(np.uint64) if scores is None else scores[at]
-        return IndexEntries(keys, words[at, 2], last_seen, at + number, scores)
+    entries = entries
 
     def probe_lengths(self) -> ProbeLengths:
         """Returns how long the searches for the keys are. It looks at every slot."""
