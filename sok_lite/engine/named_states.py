@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sok_lite.backend.publish import publish
 from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.states import drop_states, plan_rename
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, changing_alone
@@ -65,7 +66,7 @@ def drop_state(table: EmbeddingTable, name: str) -> None:
     Raises:
       ValueError: there is no such state.
     """
-    changing_alone(table, lambda: table.store.drop_states([state_column(table, name)]))
+    changing_alone(table, lambda: drop_states(table.store, [state_column(table, name)]))
 
 
 def _alive(store: RowStore) -> list[tuple[int | None, str, Column]]:
@@ -114,5 +115,5 @@ def _renamed(table: EmbeddingTable, name: str, kind: str) -> str:
             f"State {name!r} of table {table.name!r} belongs together with one that is called "
             f"{kind!r} already. Rename or drop that one first."
         )
-    publish(table.store.plan_rename(column, kind))
+    publish(plan_rename(table.store, column, kind))
     return column.name

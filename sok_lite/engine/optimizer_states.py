@@ -24,6 +24,7 @@ from sok_lite.engine.rows.state_owner import (
     restored,
     warn_if_several_fit,
 )
+from sok_lite.engine.rows.states import copy_states, drop_states, plan_give
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import plan_forget
@@ -128,7 +129,7 @@ def _taken_over(request: StateRequest) -> States | None:
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
         warn_if_several_fit(table.name, store.state_groups, kinds)
-        publish(store.plan_give(states.values(), StateOwner.of(optimizer)))
+        publish(plan_give(store, states.values(), StateOwner.of(optimizer)))
     return states
 
 
@@ -154,9 +155,9 @@ def _copied(request: StateRequest, others: States) -> States:
     store = table.store
     # Nobody's until it is whole: of what fails nothing stays.
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
-    store.copy_states(others, columns)
+    copy_states(store, others, columns)
     # An increment would have the rows that change from now on alone: the next dump is a whole one.
-    publish([*store.plan_give(columns, StateOwner.of(optimizer)), *plan_forget(table)])
+    publish([*plan_give(store, columns, StateOwner.of(optimizer)), *plan_forget(table)])
     _keep(store, others)  # the next one that is new has the next, or begins anew
     return {column.state: column for column in columns}
 
@@ -165,7 +166,7 @@ def _keep(store: RowStore, states: States) -> None:
     """Notes that states which a restore may have brought are no optimizer's but their own."""
     owner = next(iter(states.values())).owner
     if owner.is_restored:
-        publish(store.plan_give(states.values(), StateOwner(owner.reference)))
+        publish(plan_give(store, states.values(), StateOwner(owner.reference)))
 
 
 def _num_optimizers(store: RowStore) -> int:
@@ -183,4 +184,4 @@ def _collect() -> None:
 def _drop_orphaned_states(store: RowStore) -> None:
     gone = orphaned(store.state_groups)
     if gone:
-        store.drop_states(gone)
+        drop_states(store, gone)

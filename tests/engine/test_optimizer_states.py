@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
-from sok_lite.engine.rows import store
+from sok_lite.engine.rows import states as states_module
 from sok_lite.engine.table.content import restore, take
 from tests.support import reference_updates
 from tests.support.helpers import new_table, update_of
@@ -223,7 +223,7 @@ def test_a_restore_gives_copies_to_optimizers_that_are_more_than_were_saved(back
 def test_new_optimizers_have_copies_while_the_old_ones_take_no_step(
     backend, options, is_held, monkeypatch
 ):
-    monkeypatch.setattr(store, "_PIECE", 16)
+    monkeypatch.setattr(states_module, "_PIECE", 16)
     table, keys = new_table(backend, DIM, **options), np.arange(40)
     snapshot, old, saved = saved_of_two(table, keys)
     restore(table, snapshot)
@@ -294,6 +294,7 @@ def test_a_far_file_gives_its_space_back(tmp_path):
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
         from sok_lite.engine.rows.state_owner import StateOwner
+        from sok_lite.engine.rows.states import drop_states
         from sok_lite.engine.rows.store import RowStore
 
         store = RowStore(get_backend("cpu"), 64, row_dtype("float32"), near_rows=64,
@@ -304,7 +305,7 @@ def test_a_far_file_gives_its_space_back(tmp_path):
         before = space()
         columns = store.add_states({"m": (64, 0.5), "v": (64, 0.0)}, StateOwner())
         assert space() >= 2.9 * before, (space(), before)
-        store.drop_states(columns)
+        drop_states(store, columns)
         assert space() <= 1.1 * before, (space(), before)
         assert (store.read(rows) == 1).all()
         more = store.allocate(1 << 14)

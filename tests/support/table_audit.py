@@ -143,7 +143,7 @@ def call_under_way(table):
 
 def chunks_of(store):
     """Chunks of a column, by tier."""
-    return store._chunks
+    return store.chunks
 
 
 def far_slabs(store, name):

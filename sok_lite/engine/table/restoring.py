@@ -22,6 +22,7 @@ from sok_lite.engine.rows.state_owner import (
     restored,
     warn_if_several_fit,
 )
+from sok_lite.engine.rows.states import copy_states, plan_give
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import PendingCounts
@@ -208,9 +209,10 @@ def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowSto
         free, saved_states = fitting(store.state_groups, kinds), restored(store.state_groups, kinds)
         warn_if_several_fit(table.name, store.state_groups, kinds)
         if free is not None:
-            publish(store.plan_give(free.values(), owner))
+            publish(plan_give(store, free.values(), owner))
         elif saved_states:
-            store.copy_states(
+            copy_states(
+                store,
                 saved_states[copied.count(kinds) % len(saved_states)],
                 store.add_states(kinds, owner),
             )

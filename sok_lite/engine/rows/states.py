@@ -1,0 +1,97 @@
+"""Makes, hands over, copies, renames and drops the optimizer states of a row store."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.engine.rows.column import Column
+from sok_lite.engine.rows.state_owner import Kinds, StateOwner, States
+
+if TYPE_CHECKING:
+    from sok_lite.engine.rows.store import RowStore
+
+_PIECE = 1 << 16  # rows that are copied at once
+
+
+def unused_name(store: "RowStore", state: str) -> str:
+    """Returns a name for the column of a state that no column has."""
+    names = itertools.chain([state], (f"{state} ({i})" for i in itertools.count(2)))
+    return next(name for name in names if name not in store.columns)
+
+
+def add_states(store: "RowStore", kinds: Kinds, owner: StateOwner | None) -> list[Column]:
+    """Makes float32 columns for states, all of them or none, whatever others there are.
+
+    Args:
+      kinds: by name, elements of a row and their initial value.
+      owner: of all of them; None: they are free.
+
+    Raises:
+      MemoryError: no memory for them; the store is as it was.
+    """
+    columns = [
+        store.new_column(unused_name(store, name), dim, np.dtype(np.float32), initial, name, owner)
+        for name, (dim, initial) in kinds.items()
+    ]
+    store.add_columns(columns)
+    return columns
+
+
+def ensure_state(store: "RowStore", name: str, initial: float, dim: int | None = None) -> Column:
+    """Returns a float32 state column of this name and makes it on first use. It is free.
+
+    Args:
+      name: of the state, such as "m".
+      initial: the value of every element before the first update.
+      dim: elements of a row; None: as many as a value row.
+
+    Raises:
+      ValueError: the column exists with another dim or initial value.
+    """
+    dim = store.dim if dim is None else dim
+    column = store.state_groups.get(None, {}).get(name)
+    if column is None:
+        (column,) = add_states(store, {name: (dim, initial)}, None)
+    elif (column.dim, column.initial) != (dim, initial):
+        raise ValueError(
+            f"State {name!r} exists with dim {column.dim} and initial value {column.initial}. "
+            f"Received: dim {dim}, initial value {initial}. Give it another name."
+        )
+    return column
+
+
+def plan_give(store: "RowStore", columns: Iterable[Column], owner: StateOwner) -> list[Action]:
+    """Prepares to make an owner the owner of free states."""
+    setting = [action for column in columns for action in plan_set(column, owner=owner)]
+    return [*setting, *plan_set(store, known_groups=None)]
+
+
+def copy_states(store: "RowStore", states: States, columns: Iterable[Column]) -> None:
+    """Writes the rows of states into columns that are called as they are, piece by piece."""
+    xp = store.backend.xp
+    for start in range(0, store.num_rows, _PIECE):
+        rows = xp.arange(start, min(start + _PIECE, store.num_rows), dtype=np.uint32)
+        for column in columns:
+            store.write(rows, store.read(rows, states[column.state].name), column.name)
+
+
+def plan_rename(store: "RowStore", column: Column, state: str) -> list[Action]:
+    """Prepares to rename a state."""
+    name = unused_name(store, state)
+    columns = {name if each is column else key: each for key, each in store.columns.items()}
+    renamed = plan_set(store, columns=columns, known_groups=None)
+    return [*plan_set(column, name=name, state=state), *renamed]
+
+
+def drop_states(store: "RowStore", columns: Sequence[Column]) -> None:
+    """Drops states that are not used any more, and frees their memory."""
+    gone = {column.name for column in columns}
+    left = {name: column for name, column in store.columns.items() if name not in gone}
+    if store.num_far_rows:
+        store.backend.synchronize()  # kernels that still use pinned memory
+    publish(plan_set(store, columns=left, known_groups=None))
+    for column in columns:
+        column.discard()
