@@ -2,13 +2,8 @@
 
 from sok_lite.comm.elastic import ElasticCommunicator
 from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
-from sok_lite.comm.protocol import (
-    Communicator,
-    CommunicatorError,
-    Gathered,
-    JobAborted,
-    RanksDifferError,
-)
+from sok_lite.comm.protocol import Communicator, CommunicatorError, JobAborted, RanksDifferError
+from sok_lite.comm.rows import Gathered
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.comm.threads import ThreadsCommunicator, run_ranks
 from sok_lite.comm.transport_choice import (

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, Gathered
+from sok_lite.comm.protocol import Communicator
+from sok_lite.comm.rows import Gathered
 
 
 class ElasticCommunicator(Communicator):

@@ -17,12 +17,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from sok_lite.comm.protocol import (
-    TRACE_VARIABLE,
-    Communicator,
-    CommunicatorError,
-    RanksDifferError,
-)
+from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferError
+from sok_lite.comm.rows import TRACE_VARIABLE
 
 
 def end_together(comm: Communicator) -> None:

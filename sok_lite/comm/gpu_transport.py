@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered
+from sok_lite.comm.protocol import Communicator, CommunicatorError
+from sok_lite.comm.rows import Gathered
 
 LONGEST_REASON_BYTES = 4096
 

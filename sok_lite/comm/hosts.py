@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sok_lite.comm.header import num_rows_of
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError
+from sok_lite.comm.rows import Gathered, split_offsets
 from sok_lite.comm.shared_memory import LinkError, Mailboxes, Signal
 
 T = TypeVar("T")

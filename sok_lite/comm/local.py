@@ -26,7 +26,8 @@ import numpy as np
 
 from sok_lite.comm.header import FAREWELL, disagreement, num_rows_of
 from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.protocol import Communicator, Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator
+from sok_lite.comm.rows import Gathered, split_offsets
 from sok_lite.comm.shared_memory import LastWords, LinkError, Mailboxes, Signal
 from sok_lite.comm.stalls import stall_limits
 

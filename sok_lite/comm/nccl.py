@@ -29,7 +29,8 @@ from sok_lite.comm.gpu_transport import (
     Counts,
     GpuTransport,
 )
-from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError
+from sok_lite.comm.rows import Gathered, split_offsets
 
 # Counts of so many tables are in a block of control at first; it grows with what ranks look up.
 _FIRST_TABLES = 32

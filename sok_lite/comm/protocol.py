@@ -5,35 +5,30 @@ Rows go in and rows come out, as NumPy arrays. A transport supplies two primitiv
 result is the same, bit for bit, on every rank and over every transport.
 """
 
-import itertools
 import os
-import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
 from sok_lite.comm.header import LONGEST_CALL, Header
+from sok_lite.comm.rows import (
+    Gathered,
+    checked_array,
+    checked_operand,
+    checked_rows,
+    checked_splits,
+    flat,
+    reduced,
+    trace,
+)
 
 if TYPE_CHECKING:
     from sok_lite.comm.gpu_transport import GpuTransport
 
-# One line per collective on standard error; the way to see which rank is ahead in a deadlock.
-TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
-
 T = TypeVar("T")
-
-_MAX_ROWS = 2**31 - 1
-_SUPPORTED = frozenset(
-    np.dtype(name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64"),
-    )
-)
-_REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 # Below this many bytes one allgather costs less than a reduce-scatter followed by an allgather.
 _SMALL_REDUCE_BYTES = 64 * 1024
@@ -49,23 +44,6 @@ class RanksDifferError(ValueError):
 
 class JobAborted(CommunicatorError):
     """A rank called `Communicator.abort`."""
-
-
-class Gathered(NamedTuple):
-    """The rows received by this rank, and how many of them from each rank.
-
-    Attributes:
-      rows: (m, ...), the rows of rank 0 first, then those of rank 1, and so on.
-      recv_splits: (size,) int32, number of rows from each rank; they sum to m.
-    """
-
-    rows: np.ndarray
-    recv_splits: np.ndarray
-
-    def by_rank(self) -> list[np.ndarray]:
-        """Returns the rows of each rank, views of `rows`."""
-        ends = split_offsets(self.recv_splits).tolist()
-        return [self.rows[start:end] for start, end in itertools.pairwise(ends)]
 
 
 class Communicator(ABC):
@@ -135,23 +113,24 @@ class Communicator(ABC):
           TypeError: a dtype that does not travel, or splits that are no integers.
           CommunicatorError: a rank has died, or ranks disagree.
         """
-        array = _rows(rows, "alltoallv")
-        splits = _splits(send_splits, self.size, "send_splits")
+        array = checked_rows(rows, "alltoallv")
+        splits = checked_splits(send_splits, self.size, "send_splits")
         if splits.sum() != len(array):
             raise ValueError(
                 f"`send_splits` must sum to the number of rows. Received: rows of shape "
                 f"{array.shape}, send_splits={splits.tolist()} with sum {splits.sum()}."
             )
-        expected = None if recv_splits is None else _splits(recv_splits, self.size, "recv_splits")
-        self._trace("alltoallv", array, splits)
-        received = self._together(self._alltoallv, call, _flat(array), splits.astype(np.int32))
-        if expected is not None and not np.array_equal(received.recv_splits, expected):
+        if recv_splits is not None:
+            recv_splits = checked_splits(recv_splits, self.size, "recv_splits")
+        trace(self.rank, "alltoallv", array, splits)
+        received = self._together(self._alltoallv, call, flat(array), splits.astype(np.int32))
+        if recv_splits is not None and not np.array_equal(received.recv_splits, recv_splits):
             raise CommunicatorError(
-                f"Rank {self.rank} expected {expected.tolist()} rows from ranks 0 to "
+                f"Rank {self.rank} expected {recv_splits.tolist()} rows from ranks 0 to "
                 f"{self.size - 1} and received {received.recv_splits.tolist()}: the ranks do not "
                 "follow the same route. Call the collectives in the same order on every rank."
             )
-        return Gathered(_unflat(received.rows, array), received.recv_splits)
+        return received.like(array)
 
     def allgatherv(self, rows: Any, call: str = "allgatherv") -> Gathered:
         """Gathers the rows of all ranks on all ranks. Every rank must call it.
@@ -169,10 +148,9 @@ class Communicator(ABC):
           TypeError: a dtype that does not travel.
           CommunicatorError: a rank has died, or ranks disagree.
         """
-        array = _rows(rows, "allgatherv")
-        self._trace("allgatherv", array)
-        received = self._together(self._allgatherv, call, _flat(array))
-        return Gathered(_unflat(received.rows, array), received.recv_splits)
+        array = checked_rows(rows, "allgatherv")
+        trace(self.rank, "allgatherv", array)
+        return self._together(self._allgatherv, call, flat(array)).like(array)
 
     def allreduce(self, x: Any, op: str = "sum", call: str = "") -> np.ndarray:
         """Reduces arrays of one shape elementwise over ranks. Every rank must call it.
@@ -193,20 +171,13 @@ class Communicator(ABC):
           TypeError: a dtype that does not travel.
           CommunicatorError: a rank has died, or ranks disagree.
         """
-        if op not in _REDUCE:
-            raise ValueError(f"`op` must be one of {sorted(_REDUCE)}. Received: op={op!r}.")
-        array = _array(x, "allreduce")
-        if op == "sum" and array.dtype == np.bool_:
-            raise ValueError(
-                "`allreduce` cannot sum booleans. Received: dtype=bool. Give integers to count, "
-                "or use op='max' for any and op='min' for all."
-            )
-        self._trace(f"allreduce {op}", array)
+        array = checked_operand(x, op)
+        trace(self.rank, f"allreduce {op}", array)
         if self.size == 1 or array.size == 0:
             return array
-        flat = np.ascontiguousarray(array).reshape(-1)
+        elements = np.ascontiguousarray(array).reshape(-1)
         call = call or f"allreduce {op} of {array.size}"
-        return self._together(self._allreduce, call, flat, op).reshape(array.shape)
+        return self._together(self._allreduce, call, elements, op).reshape(array.shape)
 
     def broadcast(self, x: Any, root: int = 0) -> np.ndarray:
         """Broadcasts the array of one rank to all ranks. Every rank must call it.
@@ -225,8 +196,8 @@ class Communicator(ABC):
         """
         if not 0 <= root < self.size:
             raise ValueError(f"`root` must be a rank, 0 to {self.size - 1}. Received: root={root}.")
-        array = _array(x, "broadcast")
-        self._trace(f"broadcast from {root}", array)
+        array = checked_array(x, "broadcast")
+        trace(self.rank, f"broadcast from {root}", array)
         if self.size == 1 or array.size == 0:
             return array
         row = np.ascontiguousarray(array).reshape(1, array.size)
@@ -250,7 +221,7 @@ class Communicator(ABC):
           call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
             raise.
         """
-        self._trace(call, None)
+        trace(self.rank, call, None)
         self._together(self._barrier, call)
 
     @abstractmethod
@@ -321,7 +292,12 @@ class Communicator(ABC):
         if len(call) > LONGEST_CALL:
             raise ValueError(f"`call` has at most {LONGEST_CALL} characters. Received: {call!r}.")
         # Before the lock, which a fork may leave locked for ever in the child.
-        self._check_process()
+        if os.getpid() != self._process:
+            raise CommunicatorError(
+                f"Ranks talk from the process that connected them, {self._process}, not from a "
+                f"forked child of it. Received: a call in process {os.getpid()}. Look keys up in "
+                "the first process and give the child arrays."
+            )
         with self._one_at_a_time:
             return self._alone(collective, call, *arguments)
 
@@ -343,14 +319,6 @@ class Communicator(ABC):
             raise
         return result
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise CommunicatorError(
-                f"Ranks talk from the process that connected them, {self._process}, not from a "
-                f"forked child of it. Received: a call in process {os.getpid()}. Look keys up in "
-                "the first process and give the child arrays."
-            )
-
     def _fail(self, reason: str) -> NoReturn:
         """Refuses all further calls and raises."""
         self._failure = reason
@@ -363,104 +331,19 @@ class Communicator(ABC):
     def _allreduce(self, call: str, flat: np.ndarray, op: str) -> np.ndarray:
         """Reduces (k,) over ranks, k > 0."""
         if flat.nbytes <= _SMALL_REDUCE_BYTES:
-            return self._reduce(self._allgatherv(call, flat.reshape(1, -1)).rows, op)
+            stacked = self._allgatherv(call, flat.reshape(1, -1)).rows
+            if len(stacked) != self.size:
+                raise CommunicatorError(
+                    f"`allreduce` got {len(stacked)} arrays for {self.size} ranks: their shapes "
+                    "differ."
+                )
+            return reduced(stacked, op)
         # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
         splits = np.full(self.size, flat.size // self.size, np.int32)
         splits[: flat.size % self.size] += 1
         received = self._alltoallv(call, flat.reshape(-1, 1), splits).rows
-        part = self._reduce(received.reshape(self.size, -1), op)
+        part = reduced(received.reshape(self.size, -1), op)
         return self._allgatherv(call, part.reshape(-1, 1)).rows.reshape(-1)
-
-    def _reduce(self, stacked: np.ndarray, op: str) -> np.ndarray:
-        """Reduces (size, k) to (k,), rank 0 first: a fixed order, so that floats repeat."""
-        if len(stacked) != self.size:
-            raise CommunicatorError(
-                f"`allreduce` got {len(stacked)} arrays for {self.size} ranks: their shapes differ."
-            )
-        result = stacked[0].copy()
-        for other in stacked[1:]:
-            _REDUCE[op](result, other, out=result)
-        return result
-
-    def _trace(self, name: str, array: np.ndarray | None, splits: np.ndarray | None = None) -> None:
-        if not os.environ.get(TRACE_VARIABLE):
-            return
-        what = "" if array is None else f" {array.dtype}{list(array.shape)}"
-        where = "" if splits is None else f" -> {splits.tolist()}"
-        print(f"r{self.rank} | {name}{what}{where}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
-
-
-_FEW = 256
-
-
-def split_offsets(splits: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns (size + 1,) int64: where each rank's rows start, and the end of the last."""
-    if type(splits) is np.ndarray and splits.size > _FEW:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(splits, dtype=np.int64)])
-    # NumPy takes longer to begin than Python to add so few.
-    numbers = splits.tolist() if type(splits) is np.ndarray else splits
-    return np.array(list(itertools.accumulate(numbers, initial=0)), np.int64)
-
-
-def _array(x: Any, caller: str) -> np.ndarray:
-    if hasattr(x, "__cuda_array_interface__"):
-        raise TypeError(
-            f"`{caller}` takes arrays in host memory. Received: {type(x).__module__}."
-            f"{type(x).__name__}. Use the backend's `to_host` first."
-        )
-    array = np.asarray(x)
-    if array.dtype not in _SUPPORTED:
-        hint = " View it as uint16." if array.dtype.name == "bfloat16" else ""
-        raise TypeError(
-            f"`{caller}` takes booleans, integers of 8 to 64 bits and floats of 16 to 64 bits. "
-            f"Received: dtype={array.dtype}.{hint}"
-        )
-    return array
-
-
-def _rows(rows: Any, caller: str) -> np.ndarray:
-    array = _array(rows, caller)
-    if array.ndim == 0:
-        raise ValueError(
-            f"`{caller}` takes rows, an array of at least one dimension. Received: a scalar of "
-            f"dtype {array.dtype}. Give `x[None]` to send it as one row."
-        )
-    if len(array) > _MAX_ROWS:
-        raise ValueError(f"`{caller}` takes at most {_MAX_ROWS} rows. Received: {len(array)}.")
-    return array
-
-
-def _splits(splits: Any, size: int, name: str) -> np.ndarray:
-    """Checks splits and returns them as (size,) int64, so that their sum cannot wrap."""
-    array = np.asarray(splits)
-    if array.ndim != 1 or array.shape[0] != size:
-        raise ValueError(
-            f"`{name}` must have one entry per rank, shape ({size},). "
-            f"Received: shape {array.shape}."
-        )
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"`{name}` must be integers. Received: dtype={array.dtype}.")
-    if (array < 0).any() or (array > _MAX_ROWS).any():
-        raise ValueError(
-            f"`{name}` must be 0 to {_MAX_ROWS} rows a rank. Received: {name}={array.tolist()}."
-        )
-    return array.astype(np.int64)
-
-
-def _flat(rows: np.ndarray) -> np.ndarray:
-    """Returns rows as contiguous (n, k), k > 0; rows without content become one byte each."""
-    num_rows = rows.shape[0]
-    if int(np.prod(rows.shape[1:], dtype=np.int64)) == 0:
-        return np.zeros((num_rows, 1), np.uint8)
-    return np.ascontiguousarray(rows).reshape(num_rows, int(np.prod(rows.shape[1:])))
-
-
-def _unflat(flat: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Returns flat rows in the trailing shape and dtype of `like`."""
-    shape = (flat.shape[0], *like.shape[1:])
-    if 0 in like.shape[1:]:
-        return np.empty(shape, like.dtype)
-    return flat.reshape(shape)

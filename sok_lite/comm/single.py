@@ -4,7 +4,8 @@ from typing import NoReturn
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, Gathered, JobAborted
+from sok_lite.comm.protocol import Communicator, JobAborted
+from sok_lite.comm.rows import Gathered
 
 
 class SingleCommunicator(Communicator):

@@ -9,7 +9,7 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.comm.host_controlled import HostControlledTransport
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.comm.rows import split_offsets
 from sok_lite.engine.exchange import send_keys
 from tests.support.exchange_facts import FACTS, rule_of
 from tests.support.shortage import Shortage

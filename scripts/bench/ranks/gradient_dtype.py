@@ -21,7 +21,7 @@ import sok_lite as sok
 from scripts.bench.common.demo import demo_module
 from scripts.bench.common.measuring import result
 from sok_lite.bridge import job
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.comm.rows import split_offsets
 
 train_ctr = demo_module("train_ctr")
 planted, criteo = demo_module("ctr.planted"), demo_module("ctr.criteo")
