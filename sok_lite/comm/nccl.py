@@ -11,10 +11,9 @@ A rank waits only for its own stream. If a rank cannot go on, `sok_lite.comm.ala
 others, which then abort NCCL: every wait ends, and messages that were being sent are never used.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,33 +28,16 @@ from sok_lite.comm.gpu_transport import (
     Counts,
     GpuTransport,
 )
+from sok_lite.comm.nccl_link import NUM_ID_BYTES, Message, NcclLink
 from sok_lite.comm.protocol import Communicator, CommunicatorError
-from sok_lite.comm.rows import Gathered, split_offsets
+from sok_lite.comm.rows import Gathered
 
 # Counts of so many tables are in a block of control at first; it grows with what ranks look up.
 _FIRST_TABLES = 32
-# How long an abort waits for the rank's own call of NCCL. One that is stuck ends by the abort.
-_ABORT_AFTER_S = 1.0
 # How long the names of calls may take to arrive after control.
 _ANNOUNCED_S = 5.0
 # How long after a failure of NCCL the reason for it may come.
 _HEARD_S = 1.0
-_ID_BYTES = 128
-
-
-class Message(NamedTuple):
-    """Arrays that are sent and received in one group.
-
-    Attributes:
-      sent, received: C-contiguous, rank by rank.
-      to: bytes for each rank.
-      came: bytes from each rank.
-    """
-
-    sent: Array
-    received: Array
-    to: np.ndarray
-    came: np.ndarray
 
 
 class NcclTransport(GpuTransport):
@@ -78,19 +60,13 @@ class NcclTransport(GpuTransport):
             on all ranks.
         """
         super().__init__(comm, backend)
-        self._cuda, self._library = cuda, nccl
-        self._nccl: Any = None
-        self._issuing = threading.Lock()
+        self._link = NcclLink(comm, backend, cuda, nccl)
         self._num_tables = _FIRST_TABLES  # capacity of a block; equal on all ranks
         # Collectives whose keys nobody has waited for, and those whose keys did not come whole.
         self._pending: set[int] = set()
         self._lost: set[int] = set()
         # Whether the others wait for keys of this rank, which has told them how many.
         self._owes_keys = False
-        backend.activate()
-        self._stream = cuda.Stream(non_blocking=True)
-        self._before = cuda.Event(disable_timing=True)
-        self._after = cuda.Event(disable_timing=True)
         comm._together(self._connect, "connect by NCCL")
 
     def counts(
@@ -133,9 +109,9 @@ class NcclTransport(GpuTransport):
     def leave(self) -> None:
         self._settle()
         if self._pending and self._alarm.reason is None:
-            self._stream.synchronize()  # others may still be getting them
+            self._link.stream.synchronize()  # others may still be getting them
         self._alarm.close()
-        self._abort()
+        self._link.abort()
 
     # ---- collectives, one at a time -------------------------------------------------------------
 
@@ -160,7 +136,7 @@ class NcclTransport(GpuTransport):
                 if num_tables <= capacity:
                     by_rank = (offsets[1:] - offsets[:-1]).reshape(size, num_tables)
                     blocks[:, NUM_WORDS : NUM_WORDS + num_tables] = by_rank
-                came = self._blocks_of_all(blocks)
+                came = self._link.blocks_of_all(blocks)
                 mine = xp.concatenate([count, offsets, came.reshape(-1)])
                 told = self._backend.to_host(mine)  # one wait
                 self._arrived()
@@ -183,7 +159,7 @@ class NcclTransport(GpuTransport):
             words = self._words(call, failed=1)
             blocks = np.zeros((self._comm.size, NUM_WORDS + self._num_tables), np.int64)
             blocks[:, :NUM_WORDS] = words
-            came = self._blocks_of_all(self._backend.from_host(blocks))
+            came = self._link.blocks_of_all(self._backend.from_host(blocks))
             theirs = self._backend.to_host(came)
             self._arrived()
             self._check_calls(call, theirs)
@@ -196,7 +172,7 @@ class NcclTransport(GpuTransport):
         with self._watching():
             # Zeros: what a dead rank has not sent is read before anybody knows, and then forgotten.
             received = xp.zeros((int(recv_splits.sum()), message.shape[1]), np.int64)
-            self._travel([_message(message, received, send_splits, recv_splits)])
+            self._link.travel([Message.of(message, received, send_splits, recv_splits)])
             self._pending.add(self._comm.turn)
             self._owes_keys = False
         return received
@@ -211,10 +187,10 @@ class NcclTransport(GpuTransport):
             mine = self._backend.from_host(words)
             came = xp.empty((size, NUM_WORDS), np.int64)
             one_each = np.ones(size, np.int64)
-            self._travel(
+            self._link.travel(
                 [
-                    _message(mine, came, one_each, one_each),
-                    _message(message, received, send_splits, recv_splits),
+                    Message.of(mine, came, one_each, one_each),
+                    Message.of(message, received, send_splits, recv_splits),
                 ]
             )
             theirs = self._backend.to_host(came)  # one wait, for all of the group
@@ -241,13 +217,6 @@ class NcclTransport(GpuTransport):
         raise CommunicatorError(reason)
 
     # ---- control --------------------------------------------------------------------------------
-
-    def _blocks_of_all(self, blocks: Array) -> Array:
-        """Gives a row to each rank and returns theirs."""
-        came = self._backend.xp.empty(blocks.shape, np.int64)
-        one_each = np.ones(self._comm.size, np.int64)
-        self._travel([_message(blocks, came, one_each, one_each)])
-        return came
 
     def _check_calls(self, call: str, theirs: np.ndarray) -> None:
         """Raises, on every rank, where one is in another call; `theirs`: (size, words)."""
@@ -281,7 +250,7 @@ class NcclTransport(GpuTransport):
     # ---- NCCL -----------------------------------------------------------------------------------
 
     def _connect(self, call: str) -> None:
-        self._alarm = Alarm(self._comm, self._abort, self._error)
+        self._alarm = self._link.alarm = Alarm(self._comm, self._link.abort, self._error)
         try:
             self._open()
         except CommunicatorError:
@@ -290,101 +259,16 @@ class NcclTransport(GpuTransport):
 
     def _open(self) -> None:
         """Makes the NCCL communicator. Every rank must call it, in a collective."""
-        nccl, size, rank = self._library, self._comm.size, self._comm.rank
-        mine = np.zeros((1 if rank == 0 else 0, 1 + _ID_BYTES), np.uint8)
-        if rank == 0:
-            unique = nccl.get_unique_id()
-            # A tuple of chars before CuPy 14.
-            mine[0, 0] = isinstance(unique, bytes)
-            mine[0, 1:] = np.array(list(unique), np.int64).astype(np.uint8)
+        ids = [self._link.new_id()] if self._comm.rank == 0 else []
+        mine = np.stack(ids) if ids else np.zeros((0, NUM_ID_BYTES), np.uint8)
         (packed,) = self._gathered("NCCL id", mine).rows
-        unique = packed[1:].tobytes()
-        if not packed[0]:
-            unique = tuple(packed[1:].view(np.int8).tolist())
-
-        def make() -> None:
-            try:
-                self._backend.activate()
-                self._nccl = nccl.NcclCommunicator(size, unique, rank)
-                self._try_out()
-            except Exception as error:
-                self._alarm.ring(f"NCCL cannot connect rank {rank}: {error}")
-            done.set()
-
-        # In a thread: NCCL has no way out of it where another rank does not come.
-        done = threading.Event()
-        self._alarm.begin("connect by NCCL")  # a long wait is noted, and ends where that is asked
-        threading.Thread(target=make, name="sok_lite-nccl", daemon=True).start()
-        while not done.wait(0.05):
-            if self._alarm.is_final:
-                break
-        self._alarm.end()
-        if self._alarm.is_final:
-            raise CommunicatorError(str(self._alarm.reason))
-
-    def _try_out(self) -> None:
-        """Sends each rank a word. It is then that NCCL connects one GPU with another."""
-        xp, size, rank = self._backend.xp, self._comm.size, self._comm.rank
-        came = self._blocks_of_all(xp.full((size, 1), rank, np.int64))
-        found = self._backend.to_host(came).reshape(-1).tolist()
-        if found != list(range(size)) and self._alarm.reason is None:
-            raise ValueError(f"from ranks 0 to {size - 1} came {found}")
-
-    def _travel(self, messages: Sequence[Message]) -> None:
-        """Sends and receives in one group, after what was launched and before what will be."""
-        cuda, nccl, stream = self._cuda, self._library, self._stream
-        with self._issuing:
-            compute = cuda.get_current_stream()
-            self._before.record(compute)
-            stream.wait_event(self._before)
-            if self._alarm.reason is None:
-                nccl.groupStart()
-                try:
-                    for message in messages:
-                        self._issue(message)
-                finally:
-                    nccl.groupEnd()
-            self._after.record(stream)
-        # What is launched from now on finds it arrived, and memory that is freed is used again by
-        # nobody before.
-        compute.wait_event(self._after)
-
-    def _issue(self, message: Message) -> None:
-        address = self._backend.address
-        sent, received = address(message.sent), address(message.received)
-        to, came = split_offsets(message.to).tolist(), split_offsets(message.came).tolist()
-        char, stream = self._library.NCCL_INT8, self._stream.ptr
-        for peer in range(self._comm.size):
-            num_sent, num_received = to[peer + 1] - to[peer], came[peer + 1] - came[peer]
-            if num_sent:
-                self._nccl.send(sent + to[peer], num_sent, char, peer, stream)
-            if num_received:
-                self._nccl.recv(received + came[peer], num_received, char, peer, stream)
-
-    def _abort(self) -> None:
-        """Ends what NCCL is at on this rank: whoever waits for it goes on, with nothing to use."""
-        taken = self._issuing.acquire(timeout=_ABORT_AFTER_S)
-        aborted, self._nccl = self._nccl, None
-        try:
-            if aborted is not None:
-                aborted.abort()
-        finally:
-            if taken:
-                self._issuing.release()
+        self._link.open(packed)
 
     def _error(self) -> str | None:
         """Returns what NCCL has met with while nobody asked."""
         if not self._pending and not self._is_waiting:
             return None
-        if self._issuing.acquire(blocking=False):
-            try:
-                if self._nccl is not None:  # one that was aborted says that it is invalid
-                    self._nccl.check_async_error()
-            except Exception as error:
-                return f"NCCL failed on rank {self._comm.rank}: {error}"
-            finally:
-                self._issuing.release()
-        return None
+        return self._link.error()
 
     # ---- alarms ---------------------------------------------------------------------------------
 
@@ -436,7 +320,7 @@ class NcclTransport(GpuTransport):
 
         NCCL fails in the call that an abort ends, and where another rank has aborted.
         """
-        if not isinstance(error, self._library.NcclError):
+        if not self._link.is_own(error):
             return False
         return self._alarm.wait(_HEARD_S)
 
@@ -463,16 +347,3 @@ class NcclTransport(GpuTransport):
 
 class _AlarmError(Exception):
     """An alarm rings."""
-
-
-def _message(
-    sent: Array, received: Array, send_splits: np.ndarray, recv_splits: np.ndarray
-) -> Message:
-    """Returns what travels of rows (n, k) of int64."""
-    row_bytes = 8 * sent.shape[1]
-    return Message(
-        sent,
-        received,
-        row_bytes * np.asarray(send_splits, np.int64),
-        row_bytes * np.asarray(recv_splits, np.int64),
-    )

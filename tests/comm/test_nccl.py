@@ -238,7 +238,7 @@ def test_all_go_on_where_nccl_fails_in_the_call_that_is_aborted():
 
     def program(comm):
         transport = comm.gpu_transport
-        travel = transport._travel
+        travel = transport._link.travel
 
         def late(messages):
             travel(messages)
@@ -246,12 +246,12 @@ def test_all_go_on_where_nccl_fails_in_the_call_that_is_aborted():
                 time.sleep(0.1)
                 raise nccl_stand_in.NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
 
-        transport._travel = late
+        transport._link.travel = late
         if comm.rank == 1:
             fail = transport._alarm.fail
             transport._alarm.fail = lambda reason: (time.sleep(0.3), fail(reason))
         fail_between_trips(comm, 1)
-        transport._travel = travel
+        transport._link.travel = travel
         trip(comm)
 
     run_ranks_by_nccl(3, program, world=world)
@@ -282,7 +282,7 @@ def test_a_rank_that_dies_lets_no_other_wait(size, when):
         if comm.rank == size - 1:
             if when == "counts":
                 raise Death
-            original = transport._travel
+            original = transport._link.travel
 
             def fatal(messages):
                 program.left -= 1
@@ -291,7 +291,7 @@ def test_a_rank_that_dies_lets_no_other_wait(size, when):
                 return original(messages)
 
             program.left = {"keys": 1, "return_rows": 2, "send_grads": 3}[when]
-            transport._travel = fatal
+            transport._link.travel = fatal
         try:
             (received,), route = send(CPU, comm, [KEYS], ["int64"])
             route.check()
@@ -346,10 +346,10 @@ def test_keys_of_a_rank_that_dies_reach_no_table(backend):
         table = new_table(backend)
         arrays = on(backend, KEYS, np.arange(len(KEYS) + 1))
         transport = comm.gpu_transport
-        travel, check = transport._travel, transport.check
+        travel, check = transport._link.travel, transport.check
 
         def last(messages):
-            transport._travel = dies if comm.rank == 1 else waits
+            transport._link.travel = dies if comm.rank == 1 else waits
             return travel(messages)  # control goes
 
         def dies(messages):
@@ -364,7 +364,7 @@ def test_keys_of_a_rank_that_dies_reach_no_table(backend):
             assert transport._alarm.wait(30)
             check(turn)
 
-        transport._travel, transport.check = last, checked
+        transport._link.travel, transport.check = last, checked
         if comm.rank == 1:
             transport._watching = lambda turn=None: _nothing()
         with pytest.raises(KeyError if comm.rank == 1 else CommunicatorError):
@@ -386,7 +386,7 @@ def test_what_nccl_finds_later_ends_all_ranks():
     def program(comm):
         route = trip(comm)
         if comm.rank == 1:
-            comm.gpu_transport._nccl.failure = RuntimeError("a link is down")
+            comm.gpu_transport._link.nccl.failure = RuntimeError("a link is down")
         with pytest.raises(CommunicatorError, match="NCCL failed on rank 1: a link is down"):
             if comm.rank != 0:
                 send_grads(route, [np.zeros((len(KEYS), 1), np.float32)])
