@@ -30,9 +30,6 @@ from sok_lite.sok.dump_load import dump as dump
 from sok_lite.sok.dump_load import incremental_model_dump as incremental_model_dump
 from sok_lite.sok.dump_load import load as load
 from sok_lite.sok.dynamic_variable import DynamicVariable as DynamicVariable
-from sok_lite.sok.dynamic_variable import assign as assign
-from sok_lite.sok.dynamic_variable import export as export
-from sok_lite.sok.dynamic_variable import filter_variables as filter_variables
 from sok_lite.sok.lookup import all2all_dense_embedding as all2all_dense_embedding
 from sok_lite.sok.lookup import lookup_sparse as lookup_sparse
 from sok_lite.sok.lookup import sparse_read_and_evict as sparse_read_and_evict
@@ -41,6 +38,9 @@ from sok_lite.sok.sgd import SGD as SGD
 from sok_lite.sok.static_variable import DistributedVariable as DistributedVariable
 from sok_lite.sok.static_variable import LocalizedVariable as LocalizedVariable
 from sok_lite.sok.static_variable import Variable as Variable
+from sok_lite.sok.table_functions import assign as assign
+from sok_lite.sok.table_functions import export as export
+from sok_lite.sok.table_functions import filter_variables as filter_variables
 
 __version__: str
 tf_version: list[int]

@@ -27,9 +27,10 @@ from sok_lite.engine.files.bar import checked_progress, progress_bar
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.item import Named
 from sok_lite.engine.files.load import load as engine_load
-from sok_lite.sok.dynamic_variable import DynamicVariable, table_variable
+from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.optimizer import wrapper_of
 from sok_lite.sok.static_variable import FixedVariable
+from sok_lite.sok.table_functions import table_variable
 
 __all__ = ["dump", "incremental_model_dump", "load"]
 

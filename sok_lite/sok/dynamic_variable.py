@@ -1,8 +1,7 @@
-"""`sok.DynamicVariable`, and what a program does with it: `export`, `assign` and the like."""
+"""`sok.DynamicVariable`: a table, as a variable of TensorFlow."""
 
 import itertools
 import numbers
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
-from sok_lite.bridge.variable import TableVariable, table_for_variable
+from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -27,9 +25,8 @@ from sok_lite.sok.arguments import (
     plain_initializer,
 )
 from sok_lite.sok.communication import num_ranks
-from sok_lite.sok.static_variable import FixedVariable
 
-__all__ = ["DynamicVariable", "assign", "export", "filter_variables"]
+__all__ = ["DynamicVariable"]
 
 _serial = itertools.count()
 
@@ -264,96 +261,5 @@ class DynamicVariable(WithStaticRows):
         In dynamic mode there is no dense value to assign.
         """
         if len(args) in (2, 3) and not kwargs:
-            return assign(self, *args)
+            return writes.insert_or_assign(self, "sok.assign", *args)
         self._refuse_write("assign")
-
-
-def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns this rank's keys, ascending, and their rows. No communication.
-
-    Args:
-      var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one.
-      cutoff: leaves out the keys of whose row now every |element| < cutoff, such as 1e-20 for the
-        rows that an optimizer has set to zero; None: none.
-
-    Returns:
-      (indices (n,) of the key type, values (n, dimension) of the rows' dtype).
-
-    Raises:
-      TypeError: `var` is no DynamicVariable, or the cutoff no number.
-      ValueError: the cutoff is not above 0.
-
-    Examples:
-      >>> items = sok.DynamicVariable(2, name="item")
-      >>> _ = sok.assign(items, [9, 7], [[2.0, 2.0], [1.0, 1.0]])
-      >>> keys, rows = sok.export(items)
-      >>> keys.numpy().tolist(), rows.numpy().tolist()
-      ([7, 9], [[1.0, 1.0], [2.0, 2.0]])
-    """
-    # Views of states and other tables have the same method; no variable of TensorFlow has.
-    if hasattr(var, "export"):
-        return var.export(cutoff=cutoff)
-    return table_exports.export(_checked_variable(var, "export"), cutoff)
-
-
-def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
-    """Sets the rows of keys on this rank, inserting keys that are new. No communication.
-
-    Args:
-      var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one: that
-        needs keys that have a row.
-      indices: (n,) integers; of a repeated key the last row counts.
-      values: (n, dimension).
-      scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
-        lookup would. A "hybrid" table refuses a new key whose score is below all that it could
-        evict.
-
-    Returns:
-      The variable in eager mode, the operation in a graph.
-
-    Raises:
-      TypeError: `var` is no DynamicVariable, keys are no integers or rows no floats.
-      ValueError: shapes do not fit, a key does not fit the key type, or has no row to have a state;
-        a state comes with scores. Nothing has changed then.
-
-    Examples:
-      >>> items = sok.DynamicVariable(2, initializer=0.0, name="item")
-      >>> _ = sok.assign(items, [7, 7], [[1.0, 1.0], [2.0, 2.0]])
-      >>> tf.nn.embedding_lookup(items, tf.constant([7])).numpy().tolist()
-      [[2.0, 2.0]]
-    """
-    if isinstance(var, StateView):
-        if scores is not None:
-            raise ValueError(
-                f"State {var.name!r} has no scores: keys have. Received: scores={scores!r}. Give "
-                "them to sok.assign of the variable."
-            )
-        return var.assign(indices, values)
-    return writes.insert_or_assign(
-        _checked_variable(var, "assign"), "sok.assign", indices, values, scores
-    )
-
-
-def _checked_variable(var: Any, what: str) -> TableVariable:
-    variable = table_variable(var)
-    if variable is None:
-        raise TypeError(f"sok.{what} takes a sok.DynamicVariable. Received: {type(var).__name__}.")
-    return variable
-
-
-def table_variable(value: Any) -> TableVariable | None:
-    """Returns what a DynamicVariable or a sok_lite.keras.Table keeps its rows in; None: neither."""
-    if isinstance(value, DynamicVariable):
-        return value
-    variable = getattr(value, "variable", value)
-    is_of_keras = isinstance(variable, TableVariable) and variable.tracked_as_weight
-    return variable if is_of_keras else None
-
-
-def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits variables into (sok's own, static ones too; others), each in its order there."""
-    ours: list[Any] = []
-    others: list[Any] = []
-    for var in vars:
-        (ours if isinstance(var, (DynamicVariable, FixedVariable)) else others).append(var)
-    return ours, others
