@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.inference import MissingKeyPolicy
@@ -12,8 +11,8 @@ from sok_lite.bridge.keras.called import as_keys
 from sok_lite.bridge.lookup import look_up
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from sok_lite.bridge.loss_weight import weighed_on_the_way_back
-from sok_lite.bridge.texts import keys_of_kept
 from sok_lite.bridge.tf_private import could_possibly_record
+from sok_lite.keras.table_keys import keys_of_ids
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -142,7 +141,7 @@ def _of_sparse(feature: Feature, ids: tf.SparseTensor, weights: Any, inserts: bo
         is_id = _is_id(feature, ids.values)
         weights = None if weights is None else tf.sparse.retain(weights, is_id)
         ids = tf.sparse.retain(ids, is_id)
-    keys = ids.with_values(_keys(feature, ids.values, inserts))
+    keys = ids.with_values(keys_of_ids(feature.table, ids.values, inserts))
     return _Taken(keys, weights, feature.combiner, lambda rows: rows)
 
 
@@ -172,7 +171,7 @@ def _of_ragged(feature: Feature, ids: tf.RaggedTensor, weights: Any, inserts: bo
             rows = each.with_values(rows)
         return rows
 
-    keys = inner.with_values(_keys(feature, inner.values, inserts))
+    keys = inner.with_values(keys_of_ids(feature.table, inner.values, inserts))
     return _Taken(keys, inner_weights, feature.combiner, unflatten)
 
 
@@ -198,7 +197,7 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
 
     if feature.mask_value is None and not is_pooled:  # a lookup of such ids needs no row splits
         weights = None if weights is None else tf.reshape(weights, [-1])
-        keys = _keys(feature, flat, inserts)
+        keys = keys_of_ids(feature.table, flat, inserts)
         return _Taken(keys, weights, feature.combiner or "sum", unflatten)
     each = shape[-1] if is_pooled else tf.constant(1, tf.int64)
     splits = tf.range(tf.reduce_prod(outer) + 1, dtype=tf.int64) * each
@@ -209,63 +208,9 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
         is_id = matrix.with_values(_is_id(feature, flat))
         weights = None if weights is None else tf.ragged.boolean_mask(weights, is_id)
         matrix = tf.ragged.boolean_mask(matrix, is_id)
-    keys = matrix.with_values(_keys(feature, matrix.values, inserts))
+    keys = matrix.with_values(keys_of_ids(feature.table, matrix.values, inserts))
     return _Taken(keys, weights, feature.combiner or "sum", unflatten)
 
 
 def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
     return tf.not_equal(flat, tf.constant(feature.mask_value, flat.dtype))
-
-
-def _keys(feature: Feature, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
-    """Returns the keys of flat ids: of texts their hash.
-
-    Args:
-      inserts: whether keys that are new get a row, if the table is trained.
-    """
-    table = feature.table
-    if not table.has_texts:
-        if flat.dtype == tf.string:
-            raise TypeError(
-                f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: texts. "
-                "Make the table with key_type=str."
-            )
-        if flat.dtype.is_floating:
-            raise TypeError(
-                f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: "
-                f"{flat.dtype.name}. Keras casts the inputs of a model without keras.Input to "
-                "floats: if your ids are integers, begin a Sequential with keras.Input(shape, "
-                f"dtype={table.key_dtype_name!r})."
-            )
-        return flat
-    if flat.dtype != tf.string:
-        raise TypeError(
-            f"The ids of table {table.name!r} must be texts: it was made with key_type=str. "
-            f"Received: {flat.dtype.name}. Pass texts, or make the table with another key_type."
-        )
-    return keys_of_texts(table.variable, flat, inserts and table.trainable)
-
-
-def as_tensor_of_texts(ids: Any) -> Any:
-    """Returns a text, or lists or an array of texts, as a tensor; anything else as it is.
-
-    Keras takes neither a text nor an array of NumPy's own dtypes of texts.
-    """
-    first = ids
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "US"
-    return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
-
-
-def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
-    """Returns the keys (n,) int64 of texts (n,).
-
-    Args:
-      variable: of a table of texts.
-      remember: whether they may get rows: then a table that keeps texts remembers theirs.
-    """
-    store = variable.table.texts
-    if store is None or not remember:
-        return tf.bitcast(tf.fingerprint(texts), tf.int64)
-    return keys_of_kept(store, texts, variable.table.name)

@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.keras.features import COMBINERS, Feature, as_tensor_of_texts, mask_of, rows_of
+from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
+from sok_lite.keras.table_keys import as_tensor_of_texts
 from sok_lite.keras.together import is_made_of, note_place, prepared_rows
 
 

@@ -10,23 +10,20 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
-from sok_lite.bridge.keras.hooks import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.texts import remember_texts, texts_of_keys
 from sok_lite.bridge.variable import facts_html, table_for_variable
-from sok_lite.engine.fingerprint import fingerprints
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.keras.features import Feature, as_tensor_of_texts, keys_of_texts, rows_of
+from sok_lite.keras.features import Feature, rows_of
 from sok_lite.keras.stored_rows import load_rows, save_rows
 from sok_lite.keras.table_arguments import TEXTS, check_names_differ, checked_arguments
+from sok_lite.keras.table_config import shared_config, table_of
+from sok_lite.keras.table_keys import as_tensor_of_texts, key_of, keys_of
 from sok_lite.keras.together import note_place, prepared_rows
 from sok_lite.keras.weight import TableWeight
 
-# In a config: the number, in its process, of a table that several layers share.
-_SHARED = "shared"
 _numbers = itertools.count()
 
 
@@ -161,7 +158,7 @@ class TablePart:
 
     def __contains__(self, key: Any) -> bool:
         """Returns whether a key, of a table of texts a text, has a row on this rank."""
-        return table_ops.has(self.variable, self._key_of(key))
+        return table_ops.has(self.variable, key_of(self, key))
 
     def __getitem__(self, key: Any) -> NoReturn:
         raise TypeError(
@@ -188,12 +185,6 @@ class TablePart:
         if self.has_texts:
             facts["key type"] = "text, by its 64-bit hash"
         return facts_html(f"sok_lite.keras.Table {self.name}", facts)
-
-    def _key_of(self, key: Any) -> Any:
-        """Returns the key of a text; what is none, or of another table, as it is."""
-        if not (self.has_texts and isinstance(key, (str, bytes))):
-            return key
-        return fingerprints([key.encode() if isinstance(key, str) else key])[0]
 
     @property
     def _table(self) -> EmbeddingTable:
@@ -244,12 +235,12 @@ class TablePart:
           keys: (n,) integers, or texts.
           rows: (n, dim).
         """
-        keys = self._keys_of(keys, remember=True)
+        keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)
 
     def contains(self, keys: Any) -> tf.Tensor:
         """Returns whether keys of any shape have a row on this rank, bool of their shape."""
-        return table_ops.contains(self.variable, self._keys_of(keys))
+        return table_ops.contains(self.variable, keys_of(self, keys))
 
     def scores(self, keys: Any) -> tf.Tensor:
         """Returns the scores of keys of any shape, uint64; the lowest is evicted first.
@@ -257,11 +248,11 @@ class TablePart:
         0 for a key without a row. Without a strategy it is the number of the lookup that last saw
         the key.
         """
-        return table_ops.scores(self.variable, self._keys_of(keys))
+        return table_ops.scores(self.variable, keys_of(self, keys))
 
     def erase(self, keys: Any) -> tf.Tensor:
         """Removes keys of any shape with rows and optimizer state; returns how many there were."""
-        return table_ops.erase(self.variable, self._keys_of(keys))
+        return table_ops.erase(self.variable, keys_of(self, keys))
 
     def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> tf.Tensor:
         """Removes the keys on this rank that were not seen lately; returns how many.
@@ -303,13 +294,6 @@ class TablePart:
         """
         return texts_of_keys(self._table, keys, missing)
 
-    def _keys_of(self, keys: Any, remember: bool = False) -> Any:
-        """Returns keys of any shape as integers, those of texts as lookups have them."""
-        if self.has_texts and (keys := tf.convert_to_tensor(keys)).dtype == tf.string:
-            flat = keys_of_texts(self.variable, tf.reshape(keys, [-1]), remember)
-            keys = tf.reshape(flat, keys.shape)
-        return keys
-
     # ---------------------------------------------------------------- saving
 
     def get_config(self) -> dict[str, Any]:
@@ -320,16 +304,7 @@ class TablePart:
             has it, and `clone_model` asks, which does not say that it is one.
         """
         config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
-        if self._num_users() > 1:
-            if is_cloning():
-                raise NotImplementedError(
-                    f"clone_model() does not know that several layers share table {self.name!r}: "
-                    "it would give each a table of its own. Use "
-                    "type(model).from_config(model.get_config()), which keeps it shared."
-                )
-            # Keras itself, where it says so, says it not of models within a model.
-            config[_SHARED] = self._number
-        return config
+        return shared_config(config, self.name, self._number) if self._num_users() > 1 else config
 
     def _num_users(self) -> int:
         """Returns how many layers look up in it; as a layer of a functional model it is one."""
@@ -343,26 +318,7 @@ class TablePart:
         Raises:
           NotImplementedError: several layers share it, and none but this one is being made.
         """
-        config, made = dict(config), made_so_far()
-        config.pop("filter_ratio", None)  # tables of before took it, and nothing came of it
-        number = config.pop(_SHARED, None)
-        # Keras that is loading may know itself what it has made.
-        if number is None or (made is None and says_what_is_shared(cls.package)):
-            return cls._made_of(config)
-        if made is None:
-            raise NotImplementedError(
-                f"Several layers share table {config['name']!r}, and one of them cannot be made of "
-                "its config alone. Make the whole model, by type(model).from_config(config) or "
-                "model_from_json, or give the layers that you make the same Table."
-            )
-        if number not in made:
-            made[number] = cls._made_of(config)
-        return made[number]
-
-    @classmethod
-    def _made_of(cls, config: dict[str, Any]) -> Any:
-        initializer = object_of(config["initializer"], cls.package)
-        return cls(**{**config, "initializer": initializer})
+        return table_of(cls, config)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes keys, rows, optimizer states and scores to a store of Keras; of all ranks, if any.

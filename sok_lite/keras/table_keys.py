@@ -1,0 +1,87 @@
+"""The keys of what a program looks up or writes: integers, or texts, whose key is their hash."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.texts import keys_of_kept
+from sok_lite.engine.fingerprint import fingerprints
+
+
+def as_tensor_of_texts(ids: Any) -> Any:
+    """Returns a text, or lists or an array of texts, as a tensor; anything else as it is.
+
+    Keras takes neither a text nor an array of NumPy's own dtypes of texts.
+    """
+    first = ids
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "US"
+    return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
+
+
+def keys_of_ids(table: Any, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
+    """Returns the keys of flat ids: of texts their hash.
+
+    Args:
+      table: a `Table`.
+      inserts: whether keys that are new get a row, if the table is trained.
+
+    Raises:
+      TypeError: they are no integers, or no texts where these are the keys.
+    """
+    if not table.has_texts:
+        if flat.dtype == tf.string:
+            raise TypeError(
+                f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: texts. "
+                "Make the table with key_type=str."
+            )
+        if flat.dtype.is_floating:
+            raise TypeError(
+                f"The ids of table {table.name!r} must be {table.key_dtype_name}. Received: "
+                f"{flat.dtype.name}. Keras casts the inputs of a model without keras.Input to "
+                "floats: if your ids are integers, begin a Sequential with keras.Input(shape, "
+                f"dtype={table.key_dtype_name!r})."
+            )
+        return flat
+    if flat.dtype != tf.string:
+        raise TypeError(
+            f"The ids of table {table.name!r} must be texts: it was made with key_type=str. "
+            f"Received: {flat.dtype.name}. Pass texts, or make the table with another key_type."
+        )
+    return keys_of_texts(table.variable, flat, inserts and table.trainable)
+
+
+def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
+    """Returns the keys (n,) int64 of texts (n,).
+
+    Args:
+      variable: of a table of texts.
+      remember: whether they may get rows: then a table that keeps texts remembers theirs.
+    """
+    store = variable.table.texts
+    if store is None or not remember:
+        return tf.bitcast(tf.fingerprint(texts), tf.int64)
+    return keys_of_kept(store, texts, variable.table.name)
+
+
+def key_of(table: Any, key: Any) -> Any:
+    """Returns the key of a text; what is none, or of a table of integers, as it is."""
+    if not (table.has_texts and isinstance(key, (str, bytes))):
+        return key
+    return fingerprints([key.encode() if isinstance(key, str) else key])[0]
+
+
+def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
+    """Returns keys of any shape as integers, those of texts as lookups have them.
+
+    Args:
+      table: a `Table`.
+      keys: integers or, of a table of texts, texts.
+      remember: whether they get rows: then a table that keeps texts remembers theirs.
+    """
+    if table.has_texts and (keys := tf.convert_to_tensor(keys)).dtype == tf.string:
+        flat = keys_of_texts(table.variable, tf.reshape(keys, [-1]), remember)
+        keys = tf.reshape(flat, keys.shape)
+    return keys
