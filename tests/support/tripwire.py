@@ -21,7 +21,10 @@ _PACKAGE = str(Path(sok_lite.__file__).parent) + os.sep
 # the line that calls it.
 _PURE = tuple(
     _PACKAGE + part
-    for part in ("backend", "engine/segments.py", "engine/dtypes.py", "engine/hashing.py")
+    for part in (
+        *("backend", "engine/dedup.py", "engine/segments.py", "engine/dtypes.py"),
+        "engine/hashing.py",
+    )
 )
 # Its frames run between a table's lock and those who hold it by an ExitStack.
 _CONTEXTLIB = contextlib.__file__
