@@ -1,15 +1,13 @@
-"""Deduplication, groups and sums of rows, of one table and of many, against plain Python."""
+"""Groups and sums of rows, of one table and of many, against plain Python."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.engine import dedup as dedup_module
-from sok_lite.engine.dedup import Missing, dedup, last_of_each, unique
-from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine import segments
+from sok_lite.engine.dedup import dedup
 from sok_lite.engine.segments import (
     Terms,
     gather_rows,
@@ -19,45 +17,13 @@ from sok_lite.engine.segments import (
     segment_sum,
     segment_sums,
 )
-from tests.support import reference
 from tests.support.call_counts import can_count, counts_of
+from tests.support.distinct_keys import TABLES, assert_distinct, distinct_of, some_keys
 from tests.support.helpers import on, sized
 from tests.support.reference import sum_in_pieces
 from tests.support.simt.backend import is_simulated
 
 SIZES = [0, 1, 31, 33, 1000, 100_003]
-
-
-def random_keys(n, distinct, seed=0):
-    return np.random.default_rng(seed).integers(-distinct, distinct, n)
-
-
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("distinct", [1, 7, 50_000])
-def test_unique_keeps_the_order_of_first_occurrence(backend, n, distinct):
-    keys = random_keys(n, distinct)
-    result = unique(backend, backend.from_host(keys))
-    expected_keys, expected_inverse = reference.unique(keys)
-    np.testing.assert_array_equal(backend.to_host(result.unique_keys), expected_keys)
-    np.testing.assert_array_equal(backend.to_host(result.inverse), expected_inverse)
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)))
-def test_unique_of_any_int64(keys):
-    backend = get_backend("cpu")
-    result = unique(backend, np.array(keys, np.int64))
-    expected_keys, expected_inverse = reference.unique(keys)
-    assert result.unique_keys.tolist() == expected_keys
-    assert result.inverse.tolist() == expected_inverse
-
-
-def test_unique_is_the_same_for_any_number_of_threads():
-    keys = random_keys(100_003, 30_000)
-    expected = unique(CpuBackend(num_threads=1), keys)
-    for threads in (2, 3, 7):
-        result = unique(CpuBackend(num_threads=threads), keys)
-        np.testing.assert_array_equal(result.unique_keys, expected.unique_keys)
-        np.testing.assert_array_equal(result.inverse, expected.inverse)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -83,107 +49,6 @@ def test_group_is_the_same_for_any_number_of_threads():
 # ---- many tables
 
 
-def some_keys(sizes, distinct, seed=0):
-    """Keys of tables of these sizes, half of each table's of one key, and where each begins."""
-    rng = np.random.default_rng(seed)
-    begin = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    keys = rng.integers(0, distinct, begin[-1])
-    keys[rng.random(keys.size) < 0.5] = distinct // 2
-    return keys, begin
-
-
-def distinct_of(keys, begin, takes_part=None):
-    """The oracle of dedup: inverse, first, starts."""
-    inverse, first, starts = np.full(len(keys), -1), [], [0]
-    for table in range(len(begin) - 1):
-        number = {}
-        for item in range(begin[table], begin[table + 1]):
-            if takes_part is None or takes_part[item]:
-                if keys[item] not in number:
-                    number[keys[item]] = len(first)
-                    first.append(item)
-                inverse[item] = number[keys[item]]
-        starts.append(len(first))
-    return inverse, first, starts
-
-
-def assert_distinct(backend, result, expected, keys):
-    inverse, first, starts = expected
-    np.testing.assert_array_equal(backend.to_host(result.keys), np.asarray(keys, np.int64)[first])
-    assert result.inverse.dtype == result.first.dtype == np.int32
-    np.testing.assert_array_equal(backend.to_host(result.inverse), inverse)
-    np.testing.assert_array_equal(backend.to_host(result.first), first)
-    assert isinstance(result.starts, np.ndarray) and result.starts.tolist() == starts
-
-
-TABLES = {
-    "one": [33],
-    "none has items": [0, 0],
-    "empty ones": [0, 31, 0, 0, 1, 32, 0],
-    "one item each": [1] * 40,
-    "large beside small": [3, 1500, 2],
-    "forty": [7 * t % 65 for t in range(40)],
-}
-
-
-@pytest.mark.parametrize("distinct", [1, 10, 10_000])
-@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
-def test_equal_keys_of_different_tables_are_different(backend, sizes, distinct):
-    keys, begin = some_keys(sizes, distinct)
-    result = dedup(backend, backend.from_host(keys), begin)
-    assert_distinct(backend, result, distinct_of(keys, begin), keys)
-
-
-@pytest.mark.parametrize("part", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
-def test_items_that_have_a_row_are_left_out(backend, sizes, part):
-    keys, begin = some_keys(sizes, 20)
-    takes_part = np.random.default_rng(1).random(keys.size) < part
-    rows = np.where(takes_part, np.uint32(NO_ROW), np.uint32(7))
-    counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
-    result = dedup(backend, *on(backend, keys), begin, Missing(*on(backend, rows), counts))
-    assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
-
-
-@pytest.mark.parametrize("part", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
-def test_keys_that_do_not_repeat_are_numbered_as_they_come(backend, sizes, part):
-    begin = np.concatenate([[0], np.cumsum(sizes)])
-    rng = np.random.default_rng(2)
-    keys = np.concatenate([rng.permutation(n) - n // 2 for n in sizes]).astype(np.int64)
-    takes_part = rng.random(keys.size) < part
-    rows = np.where(takes_part, np.uint32(NO_ROW), np.uint32(7))
-    counts = [int(some.sum()) for some in np.split(takes_part, begin[1:-1])]
-    missing = Missing(*on(backend, rows), counts)
-    result = dedup(backend, *on(backend, keys), begin, missing, repeat=False)
-    assert_distinct(backend, result, distinct_of(keys, begin, takes_part), keys)
-
-
-@pytest.mark.parametrize("n", [127, 128, 129, 1023, 1024, 1025, 7000])
-@pytest.mark.parametrize("most", [1, 3, 4096])
-def test_first_occurrences_are_numbered_from_block_to_block(backend, monkeypatch, n, most):
-    monkeypatch.setattr(dedup_module, "_MOST_BLOCKS", most)
-    keys, begin = some_keys([n // 3, n - n // 3], 2000)
-    assert_distinct(
-        backend, dedup(backend, backend.from_host(keys), begin), distinct_of(keys, begin), keys
-    )
-
-
-def test_a_warp_counts_128_items_and_a_thread_of_a_cpu_1024(backend, monkeypatch):
-    launched = {}
-    launch = backend.launch
-    monkeypatch.setattr(
-        backend,
-        "launch",
-        lambda name, n, *args: launched.update({name: args}) or launch(name, n, *args),
-    )
-    dedup(backend, backend.from_host(np.arange(2000)), (0, 2000))
-    words, num_blocks, n = launched["dedup_count"][-3:]
-    assert (32 * words, num_blocks, n) == (
-        (128, 16, 2000) if backend.name == "cuda" else (1024, 2, 2000)
-    )
-
-
 @given(st.lists(st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)), min_size=1))
 def test_any_tables_of_any_int64(tables):
     backend = CpuBackend(num_threads=3)
@@ -194,12 +59,6 @@ def test_any_tables_of_any_int64(tables):
     assert_distinct(backend, result, distinct_of(keys.tolist(), begin.tolist()), keys)
     groups = group(backend, result.inverse, begin, result.starts)
     np.testing.assert_array_equal(groups.order, np.argsort(result.inverse, kind="stable"))
-
-
-def test_a_batch_that_item_numbers_cannot_address_is_refused(backend):
-    keys = np.broadcast_to(np.int64(0), (2**30 + 1,))
-    with pytest.raises(ValueError, match=r"at most 2\*\*30 keys. Received: 1073741825. Split it."):
-        dedup(backend, keys, (0, keys.size))
 
 
 def many_tables(sizes, distinct, dims, seed=0):
@@ -390,15 +249,6 @@ def test_infinities_and_nans_of_a_long_sum_stay_what_they_are(backend):
         sums = segment_sum(backend, *on(backend, rows, np.zeros(n, np.int32)), 1)
         # Where numbers of 3e38 cancel, the others of their pieces are lost beside them.
         np.testing.assert_allclose(backend.to_host(sums)[0, 0], expected, atol=62)
-
-
-@pytest.mark.parametrize("n", [0, 1, 33, 5000])
-def test_last_of_each_is_the_last_item(backend, n):
-    inverse = np.array(reference.unique(random_keys(n, 100))[1], np.int32)
-    num_unique = int(inverse.max(initial=-1)) + 1
-    last = last_of_each(backend, backend.from_host(inverse), num_unique)
-    expected = [max(np.flatnonzero(inverse == u)) for u in range(num_unique)]
-    np.testing.assert_array_equal(backend.to_host(last), expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16, np.int32])
