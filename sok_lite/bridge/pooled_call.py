@@ -100,9 +100,13 @@ class PooledCall(ABC):
             backward, carried = partial(host.backward, context), []
         else:
             joined, *packed = host_call(
-                *(host.forward_packed, [HostNumbers(tensors[0]), *tensors[1:]]),
-                *([tf.float32, *host.context_dtypes], host.backend, host.what),
-                *(host.collective, LOOKUPS),
+                host.forward_packed,
+                [HostNumbers(tensors[0]), *tensors[1:]],
+                [tf.float32, *host.context_dtypes],
+                host.backend,
+                host.what,
+                collective=host.collective,
+                work=LOOKUPS,
             )
             packed[0].set_shape([None])
             # An eager one would belong to no graph.
@@ -149,8 +153,13 @@ class PooledCall(ABC):
             inputs, dtypes = [*inputs, *joined_weights(weights)], [*dtypes, tf.float32]
         num_joined = len(dtypes)
         results = host_call(
-            *(backward, [*carried, *inputs], [*dtypes, *host.more_dtypes]),
-            *(host.backend, f"The gradient of {host.what}", host.collective, GRADIENTS),
+            backward,
+            [*carried, *inputs],
+            [*dtypes, *host.more_dtypes],
+            host.backend,
+            f"The gradient of {host.what}",
+            collective=host.collective,
+            work=GRADIENTS,
             counts=len(tables),
         )
         lengths = results[0]

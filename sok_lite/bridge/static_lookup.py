@@ -46,7 +46,13 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     weights = [each.weights for each in static if each.weights is not None]
     items = [HostNumbers(inputs[0]), *inputs[1:], *joined_weights(weights)]
     lengths, places, *told = host_call(
-        *(host.locate, items, dtypes, host.backend, host.what, host.collective), counts=len(static)
+        host.locate,
+        items,
+        dtypes,
+        host.backend,
+        host.what,
+        collective=host.collective,
+        counts=len(static),
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])

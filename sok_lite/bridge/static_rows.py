@@ -112,8 +112,12 @@ class WithStaticRows(TableVariable):
             )
         keys = tf.ensure_shape(keys, [None]) if keys.shape.rank is None else keys
         (rows,) = table_call(
-            *(self, f"to_static() of {self.name!r}", _read(self.dtype), [keys], [self.dtype]),
-            [[keys.shape[0], self.dimension]],
+            self,
+            f"to_static() of {self.name!r}",
+            _read(self.dtype),
+            inputs=[keys],
+            dtypes=[self.dtype],
+            shapes=[[keys.shape[0], self.dimension]],
         )
         self._is_ever_static = True
         if tf.executing_eagerly():

@@ -110,9 +110,13 @@ class Profile:
         rows = [("stage", "tables", "calls", "seconds", "share", "mean ms", "max ms")]
         rows += [
             (
-                *(each.stage, _named(each.tables), f"{each.calls:,}", f"{each.seconds:.4f}"),
-                *(f"{each.seconds / total:.0%}" if total else "-",),
-                *(f"{1e3 * each.seconds / each.calls:.3f}", f"{1e3 * each.longest:.3f}"),
+                each.stage,
+                _named(each.tables),
+                f"{each.calls:,}",
+                f"{each.seconds:.4f}",
+                f"{each.seconds / total:.0%}" if total else "-",
+                f"{1e3 * each.seconds / each.calls:.3f}",
+                f"{1e3 * each.longest:.3f}",
             )
             for each in found
         ]

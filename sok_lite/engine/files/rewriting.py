@@ -12,7 +12,7 @@ import numpy as np
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import check_is_ours, sweep
-from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, TextFile
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardWriter
 from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of
@@ -128,19 +128,23 @@ def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: in
         for owner, (key, text) in zip(whose, texts.items(), strict=True):
             of_ranks[owner][key] = text
         shards = [
-            shard._replace(texts=_written_texts(source.name, shard.file, its, folder, chunk_bytes))
+            shard._replace(
+                texts=write_texts(
+                    KeyTexts.of(its), source.name, folder, shard.file, chunk_bytes, Progress()
+                )
+            )
             for shard, its in zip(shards, of_ranks, strict=True)
         ]
     return TableFacts(
-        *(source.name, about.var_type, source.dim, source.dtype, source.key_type),
-        *(rule.name, dict(about.options), tuple(shards)),
+        source.name,
+        about.var_type,
+        source.dim,
+        source.dtype,
+        source.key_type,
+        owner=rule.name,
+        options=dict(about.options),
+        shards=tuple(shards),
     )
-
-
-def _written_texts(
-    table: str, beside: str, texts: Mapping[int, bytes], folder: str, chunk_bytes: int
-) -> TextFile:
-    return write_texts(KeyTexts.of(texts), table, folder, beside, chunk_bytes, Progress())
 
 
 def _counts(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndarray:

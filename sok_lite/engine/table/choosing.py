@@ -159,7 +159,8 @@ class Chooser:
             _log.warning(
                 "What was saved of table %r has %s keys more than once: of each the first one "
                 "counts.",
-                *(self._name, f"{self.num_repeated:,}"),
+                self._name,
+                f"{self.num_repeated:,}",
             )
 
 

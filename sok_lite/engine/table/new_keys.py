@@ -142,7 +142,9 @@ class _New:
         if not request.insert:
             return _at_once(self._after(None))
         new = NewKeys(
-            *(self.admitted, table.clock.now, self.caller_scores),
+            self.admitted,
+            table.clock.now,
+            scores=self.caller_scores,
             values=self.values,
             source=self.source,
             are_updated=request.then is not None,

@@ -64,7 +64,9 @@ class KnownRows(NamedTuple):
         """Returns them; None stands for False, and for 0, of each."""
         sizes = [size for (size,) in shapes_of(keys)]
         return KnownRows(
-            *(keys, rows, row_epochs),
+            keys,
+            rows,
+            row_epochs,
             [False] * len(sizes) if are_complete is None else are_complete,
             [0] * len(sizes) if lookup_numbers is None else lookup_numbers,
             sizes,

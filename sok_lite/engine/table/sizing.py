@@ -109,7 +109,12 @@ def hybrid_bytes(
     far = num_keys - near
     access_counts = 0 if near_rows is None else num_keys * ACCESS_COUNT_BYTES
     return TableBytes(
-        *(near * row.row, near * row.states, far * row.row, far * row.states, index, access_counts),
-        near * row.total // NEAR_GROWTH + access_counts // ACCESS_COUNT_GROWTH,
-        far * row.total // FAR_GROWTH,
+        near_rows=near * row.row,
+        near_states=near * row.states,
+        far_rows=far * row.row,
+        far_states=far * row.states,
+        slots=index,
+        access_counts=access_counts,
+        near_spare=near * row.total // NEAR_GROWTH + access_counts // ACCESS_COUNT_GROWTH,
+        far_spare=far * row.total // FAR_GROWTH,
     )
