@@ -89,7 +89,8 @@ class OptimizerState(StateView):
           RuntimeError: not in eager mode.
         """
         variable = alive(self._variable)
-        self.name = _called(variable, partial(_renamed, self.name, str(name)))
+        rename = partial(named_states.rename_state, name=self.name, kind=str(name))
+        self.name = _called(variable, rename)
         self.kind = str(name)
 
     def drop(self) -> None:
@@ -98,7 +99,7 @@ class OptimizerState(StateView):
         Raises:
           ValueError: there is no such state any more. RuntimeError: not in eager mode.
         """
-        _called(alive(self._variable), partial(_dropped, self.name))
+        _called(alive(self._variable), partial(named_states.drop_state, name=self.name))
 
     def _now(self) -> NamedState:
         states = _called(alive(self._variable), named_states.named_states)
@@ -127,11 +128,3 @@ def _called(variable: TableVariable, function: Callable[[EmbeddingTable], Any]) 
             "tf.function and of graphs of TF1."
         )
     return on_device(variable.table.backend, function, variable.table)
-
-
-def _renamed(name: str, kind: str, table: EmbeddingTable) -> str:
-    return named_states.rename_state(table, name, kind)
-
-
-def _dropped(name: str, table: EmbeddingTable) -> None:
-    named_states.drop_state(table, name)

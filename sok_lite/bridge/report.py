@@ -47,7 +47,7 @@ def report(tables: Any) -> Report:
     if tf.inside_function():
         raise RuntimeError("A report is of the moment. Make it outside of the tf.function.")
     comm = communicator()
-    mine = together(comm, lambda: [_of(variable) for variable in tables_in(tables)])
+    mine = together(comm, lambda: list(map(_report_of_rank, tables_in(tables))))
     what = [{name: getattr(table, name) for name in _COMMON} for table in mine]
     check_equal_on_all_ranks(comm, {"tables": what}, "What a report is of")
     by_rank = _of_all_ranks(comm, mine)
@@ -91,7 +91,7 @@ def _items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _of(variable: TableVariable) -> TableReport:
+def _report_of_rank(variable: TableVariable) -> TableReport:
     return on_device(variable.table.backend, report_of, variable.table)
 
 

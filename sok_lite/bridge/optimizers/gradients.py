@@ -116,7 +116,7 @@ def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[P
     ]
     if changes.value is None:
         return pairs, dense
-    clip = partial(_clipped_by_value, value=changes.value)
+    clip = partial(tf.clip_by_value, clip_value_min=-changes.value, clip_value_max=changes.value)
     return _mapped(clip, pairs), dense if changes.limit is None else _mapped(clip, dense)
 
 
@@ -188,7 +188,7 @@ def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes)
     ]
 
 
-def _square(grad: Any, unscale: Any = None) -> tf.Tensor:
+def _square(grad: Any, unscale: Any) -> tf.Tensor:
     """Returns the squared norm of a gradient, float32; of slices, of their values as they are."""
     values = tf.cast(_values(grad), tf.float32)
     return tf.reduce_sum(tf.square(values if unscale is None else values / unscale))
@@ -280,10 +280,6 @@ def _mapped(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
         (None if grad is None else _with_values(grad, function(_values(grad))), var)
         for grad, var in pairs
     ]
-
-
-def _clipped_by_value(values: tf.Tensor, value: float) -> tf.Tensor:
-    return tf.clip_by_value(values, -value, value)
 
 
 def _scaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:

@@ -130,12 +130,8 @@ def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> Non
 
 def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
     names = copy.get_slot_names()
-    slots = copy._slots.get(_slot_key(variable), {})
+    slots = copy._slots.get(variable._unique_id, {})
     return next((name for name in names if slots.get(name) is own), None)
-
-
-def _slot_key(variable: Any) -> Any:
-    return variable._unique_id
 
 
 def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:

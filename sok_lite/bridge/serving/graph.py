@@ -194,7 +194,10 @@ class _Copy:
     def _copy_variables(self, needed: Mapping[str, Any]) -> None:
         collections = map(self._graph.get_collection, self._graph.get_all_collection_keys())
         known = {
-            item.op.name: item for items in collections for item in items if _is_variable(item)
+            item.op.name: item
+            for items in collections
+            for item in items
+            if isinstance(item, tf.Variable)
         }
         names = [name for name, node in needed.items() if node.op in _VARIABLES]
         names = [name for name in names if name not in self._values]
@@ -240,10 +243,6 @@ class _Copy:
         }
         build = tf.compat.v1.saved_model.build_tensor_info
         return {name: build(tensor) for name, tensor in found.items()}
-
-
-def _is_variable(item: Any) -> bool:
-    return isinstance(item, tf.Variable)
 
 
 def _names(tensors: Sequence[tf.Tensor]) -> set[str]:

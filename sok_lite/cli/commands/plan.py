@@ -83,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now, needs, machines = _now(args), _needs(args), _machines(args)
-    found = plan([_grown(need, args.times) for need in needs], machines)
+    grown = [need._replace(num_keys=math.ceil(need.num_keys * args.times)) for need in needs]
+    found = plan(grown, machines)
     described = {"now": now, "times": args.times} | _described(found, args)
     print(json.dumps(described, indent=1) if args.json else text(described))
     return FINE if found.fits else FINDINGS
@@ -164,10 +165,6 @@ def _parsed(given: str, args: argparse.Namespace) -> Need:
     except argparse.ArgumentTypeError as error:
         raise WrongUse(f"--table {given!r}: a number {error}") from error
     return _need(parts["name"], keys, dim, dtype, optimizer, ids)
-
-
-def _grown(need: Need, times: float) -> Need:
-    return need._replace(num_keys=math.ceil(need.num_keys * times))
 
 
 def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
