@@ -17,7 +17,7 @@ from sok_lite.engine.table.remote import RemoteTable
 
 
 class RedisTableConfig:
-    """Which Redis tables are in: see redis_settings.py for the file that says so.
+    """The path of the file that says which Redis has the tables (see redis_settings.py).
 
     Args:
       redis_config_abs_dir: path of a JSON file; None: that of the environment variable

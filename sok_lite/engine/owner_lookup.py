@@ -21,9 +21,16 @@ from sok_lite.engine.table.new_keys import LookupRequest, Output
 class OwnerLookup:
     """A lookup in the tables of this rank, of the keys that were sent to it.
 
-    Attributes:
-      keys: (m,) int64, the keys of all parts, part by part.
+    Args:
+      batch: the tables, and how they are looked up.
+      keys: (m,) int64, the received keys of all parts, part by part.
       sizes: number of keys of each part.
+      check: called when the device has found the keys and before a table changes; raises
+        CommunicatorError if they did not arrive complete. None: they are complete.
+      new_rows: allocates uint32 memory of a shape for the row numbers; None: the backend does.
+
+    Attributes:
+      keys, sizes: as given.
       rows: (m,) uint32, row numbers, or NO_ROW; not initialised before the lookup.
       row_epochs: `row_epoch` of the table of each part when the row numbers were found.
       num_without_row: of the table of each part, how many keys of this call have no row.
@@ -38,17 +45,9 @@ class OwnerLookup:
         batch: Batch,
         keys: Array,
         sizes: list[int],
-        check: Callable[[], None] | None = None,
-        new_rows: Empty | None = None,
+        check: Callable[[], None] | None,
+        new_rows: Empty | None,
     ) -> None:
-        """Args:
-        batch: the tables, and how they are looked up.
-        keys: (m,) int64, the received keys of all parts, part by part.
-        sizes: number of keys of each part.
-        check: called when the device has found the keys and before a table changes; raises
-          CommunicatorError if they did not arrive complete. None: they are complete.
-        new_rows: allocates uint32 memory of a shape for the row numbers; None: the backend does.
-        """
         self._check = check
         self._backend, self._batch = backend, batch
         self._tables: Sequence[Any] = batch.tables

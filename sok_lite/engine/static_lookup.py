@@ -37,7 +37,7 @@ from sok_lite.engine.static_table import StaticTable
 
 
 class Located(NamedTuple):
-    """Which rows of static tables this rank has to read.
+    """The rows of static tables that this rank has to read.
 
     Attributes:
       num_places: (num_tables,) int64, on the host, number of rows to read of each table.

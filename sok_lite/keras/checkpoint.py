@@ -32,7 +32,7 @@ _log = logging.getLogger("sok_lite")
 
 
 class Restored(NamedTuple):
-    """Where a checkpoint was made.
+    """The place in training where a checkpoint was made.
 
     Attributes:
       path: of its folder.

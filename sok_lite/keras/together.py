@@ -24,7 +24,7 @@ CALLS = "call"  # of functional models, whose class has no public name
 
 
 class _CallSite(NamedTuple):
-    """Where the graph of a model calls a layer.
+    """A place where the graph of a model calls a layer.
 
     Attributes:
       inputs: weak references to what stands for its ids, of each feature.

@@ -96,7 +96,7 @@ def check_saving(method: str, holder: Any) -> None:
 
 
 def _check_own_variables(method: str, layer: Any) -> None:
-    """As `check_saving`, of what the layer holds itself: Keras asks each layer in turn."""
+    """Raises if the layer itself, not one within it, holds tables: Keras asks each in turn."""
     tables = [table for owner, table in _left_out(layer) if owner is layer]
     if tables:
         _refuse_saving(method, tables)

@@ -48,7 +48,7 @@ class Numbers(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where keys get row numbers.
+    """The index of the table, by which keys get row numbers.
 
     Attributes:
       find: returns those of keys (k,) int64, which may repeat: (k,) uint32, NO_ROW for others.

@@ -132,7 +132,7 @@ def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
 
 
 class _Scoring:
-    """When the keys of a new index were last seen, and their scores."""
+    """Writes to a new index when its keys were last seen, and their scores."""
 
     def __init__(self, table: EmbeddingTable, index: AnyIndex, saved: Saved) -> None:
         self._table, self._index, self._has_scores = table, index, False
@@ -160,7 +160,7 @@ class _Scoring:
 
     @property
     def bits(self) -> int:
-        """Of what `hottest` yields."""
+        """Bits of a number that `hottest` yields."""
         return 64 if isinstance(self._index, HkvIndex) and self._index.has_scores else 32
 
     def hottest(self, part: SavedPart) -> Iterator[Array]:

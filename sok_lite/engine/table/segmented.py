@@ -70,7 +70,7 @@ class Segmented(ABC):
 
     @property
     def seed(self) -> int:
-        """Of the hash of its keys; see engine/hashing.py."""
+        """Seed of the hash of its keys (engine/hashing.py)."""
         return self.directory.seed
 
     @property
