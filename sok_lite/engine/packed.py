@@ -31,7 +31,7 @@ def pack_arrays(
     num_ranks: int,
     numbers: np.ndarray,
     arrays: Sequence[Array | None],
-    empty: Empty | None = None,
+    empty: Empty | None,
     at_hand: Sequence[Array] = (),
     keep_header: KeepHeader | None = None,
 ) -> Array:

@@ -53,9 +53,9 @@ def pack_pooling(
     pooling: PoolingContext,
     numbers: np.ndarray,
     arrays: Sequence[Array],
-    empty: Empty | None = None,
-    at_hand: Sequence[Array] = (),
-    has_splits: bool = True,
+    empty: Empty | None,
+    at_hand: Sequence[Array],
+    has_splits: bool,
     keep_header: KeepHeader | None = None,
 ) -> Array:
     """Returns a context, with further numbers and arrays, as one int64 array.
@@ -94,8 +94,8 @@ def unpack_pooling(
     num_parts: int,
     num_numbers: int,
     num_arrays: int,
-    at_hand: Sequence[Array] = (),
-    splits_of: SplitsOf | None = None,
+    at_hand: Sequence[Array],
+    splits_of: SplitsOf | None,
     header: np.ndarray | None = None,
 ) -> tuple[PoolingContext, np.ndarray, list[Array]]:
     """Returns the arguments of `pack_pooling`; the arrays are views of `packed` and of `at_hand`.

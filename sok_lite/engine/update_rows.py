@@ -115,7 +115,7 @@ class ResolvedUpdates(NamedTuple):
 Known: TypeAlias = tuple[KnownRows, int] | None
 
 
-def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
+def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
     """Returns updates of different tables with distinct keys and their row numbers.
 
     Args:

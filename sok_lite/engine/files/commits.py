@@ -62,7 +62,7 @@ class Commits:
       folder: all ranks see it; None: they are kept in memory.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingTable], folder: str | None = None) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable], folder: str | None) -> None:
         self._tables, self._folder = list(tables), folder
         self._settled: Commit | None = None
         self._staged: Commit | None = None

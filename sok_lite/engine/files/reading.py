@@ -36,7 +36,7 @@ def saved_in(
     facts: TableFacts,
     folder: str,
     comm: Communicator,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> Saved:
     """Returns the content of a checkpoint for this rank's part of a table.
 

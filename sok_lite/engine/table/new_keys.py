@@ -198,7 +198,7 @@ def complete(
     rows: Array,
     requests: Sequence[LookupRequest],
     found: Incomplete,
-    extra_actions: Sequence[Sequence[Action]] = (),
+    extra_actions: Sequence[Sequence[Action]],
 ) -> list[int]:
     """Inserts what is missing, or not, and writes what it belongs to.
 
