@@ -117,9 +117,10 @@ class GatheredStep(HeldStep["_Computed | None"]):
             publish(extra_actions)
             return
         by_row, with_rows, states, stepped, more, refused = ready
+        counted = (by_row.tables, by_row.num_without_row, by_row.inserts)
         left_out = [
             table.plan_count(not_updated=count)
-            for table, count, insert in zip(*by_row[::4], by_row.inserts, strict=True)
+            for table, count, insert in zip(*counted, strict=True)
             if count and not insert
         ]
         touch(by_row)

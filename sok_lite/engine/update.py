@@ -8,7 +8,6 @@ its table admits only some new keys; both are counted.
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +117,10 @@ class UpdateStep(HeldStep["_Steps | None"]):
         # Most steps have one rule: nothing is called for each table.
         order = list(map(id, updates.rules))
         rules = dict(zip(order, updates.rules, strict=True))
-        steps = {key: rule_step(rule, *options[:2]) for key, rule in rules.items()}
+        steps = {
+            key: rule_step(rule, options.learning_rate, options.number)
+            for key, rule in rules.items()
+        }
         by_row = resolve_rows(updates, marks=is_whole)
         if options.rank_info is not None:
             refuse_foreign_keys(updates, by_row, options.rank_info)
@@ -128,8 +130,10 @@ class UpdateStep(HeldStep["_Steps | None"]):
         kinds = {each: steps[each[0]].kinds(each[1]) for each in dict.fromkeys(sorts)}
         states = acquire_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
         if not is_whole:
-            for table, count in compress(zip(*by_row[::4], strict=True), by_row.inserts):
-                table.make_room(count)
+            columns = (by_row.tables, by_row.num_without_row, by_row.inserts)
+            for table, count, inserts in zip(*columns, strict=True):
+                if inserts:
+                    table.make_room(count)
         return _Steps(by_row, states, [steps[key] for key in order])
 
     def take(self, ready: "_Steps | None", extra_actions: Sequence[Action]) -> None:

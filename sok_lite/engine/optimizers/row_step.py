@@ -125,13 +125,14 @@ def plan_update(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
     halves = [False] * len(steps.stores)
     if steps.rounding is not None:
         halves = [store.row_dtype.is_half for store in steps.stores]
+    columns = (steps.backends, steps.stores, steps.steps, halves)
     kernels = [
         (
             backend,
             f"{step.rule.kernel}{'_stochastic' if half else ''}_{store.row_dtype.suffix}",
             half,
         )
-        for backend, store, step, half in zip(*steps[:2], steps.steps, halves, strict=True)
+        for backend, store, step, half in zip(*columns, strict=True)
     ]
     return [
         launch

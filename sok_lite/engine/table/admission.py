@@ -121,7 +121,9 @@ class PendingCounts:
             self.threshold,
             lookup_number,
             admitted,
-            *counted[2:],
+            counted.known,
+            counted.first,
+            counted.last_seen,
             counts,
             n,
         )
