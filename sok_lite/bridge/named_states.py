@@ -39,7 +39,7 @@ def optimizer_states(variable: TableVariable) -> "dict[str, OptimizerState]":
             "optimizer_states() takes a variable whose rows are in this process. Received: "
             f"{type(variable).__name__}."
         )
-    found = _called(variable, named_states.named_states)
+    found = _call_eagerly(variable, named_states.named_states)
     return {state.name: OptimizerState(variable, state) for state in found}
 
 
@@ -90,7 +90,7 @@ class OptimizerState(StateView):
         """
         variable = alive(self._variable)
         rename = partial(named_states.rename_state, name=self.name, kind=str(name))
-        self.name = _called(variable, rename)
+        self.name = _call_eagerly(variable, rename)
         self.kind = str(name)
 
     def drop(self) -> None:
@@ -99,10 +99,10 @@ class OptimizerState(StateView):
         Raises:
           ValueError: there is no such state any more. RuntimeError: not in eager mode.
         """
-        _called(alive(self._variable), partial(named_states.drop_state, name=self.name))
+        _call_eagerly(alive(self._variable), partial(named_states.drop_state, name=self.name))
 
     def _now(self) -> NamedState:
-        states = _called(alive(self._variable), named_states.named_states)
+        states = _call_eagerly(alive(self._variable), named_states.named_states)
         found = [state for state in states if state.name == self.name]
         if not found:
             has = ", ".join(repr(state.name) for state in states) or "none"
@@ -121,7 +121,7 @@ class OptimizerState(StateView):
         )
 
 
-def _called(variable: TableVariable, function: Callable[[EmbeddingTable], Any]) -> Any:
+def _call_eagerly(variable: TableVariable, function: Callable[[EmbeddingTable], Any]) -> Any:
     if not tf.executing_eagerly():
         raise RuntimeError(
             "Optimizer states are listed, renamed and dropped in eager mode only. Do it outside of "

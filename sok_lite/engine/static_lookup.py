@@ -92,11 +92,11 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
     if comm.size == 1:
         if int(count[0]):
             check.refuse()
-        return _located(backend, tables, batch.keys, batch.sizes, 1, None)
+        return _locate(backend, tables, batch.keys, batch.sizes, 1, None)
     sent = send(backend, comm, batch, tag, check)
     with failure_known_to_all(comm):
         sizes = sent.route.num_received.tolist()
-        located = _located(backend, tables, sent.received, sizes, comm.size, sent)
+        located = _locate(backend, tables, sent.received, sizes, comm.size, sent)
         sent.route.check()
         return located
 
@@ -160,7 +160,7 @@ def backward(
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
     begin = split_offsets(context.pooling.route.num_received)
     starts = split_offsets(context.num_places)
-    labels = context.number + _repeated(backend, starts[:-1].astype(np.int32), np.diff(begin))
+    labels = context.number + _repeat(backend, starts[:-1].astype(np.int32), np.diff(begin))
     groups = group(backend, labels, begin, starts)
     return segment_sums(backend, groups, terms, buffer), weight_grads
 
@@ -247,7 +247,7 @@ def _refuse(batch: Batch, tables: Sequence[StaticTable], keys: Sequence[Array]) 
         table.check_rows(its_keys)
 
 
-def _located(
+def _locate(
     backend: Backend,
     tables: Sequence[StaticTable],
     keys: Array,
@@ -263,13 +263,13 @@ def _located(
     """
     distinct = dedup(backend, keys, split_offsets(np.array(sizes, np.int64)))
     strides = np.array([table.stride(num_ranks) for table in tables], np.int64)
-    places = distinct.keys // _repeated(backend, strides, distinct.sizes)
+    places = distinct.keys // _repeat(backend, strides, distinct.sizes)
     starts = distinct.starts[:-1].astype(np.int32)
-    number = distinct.inverse - _repeated(backend, starts, sizes)
+    number = distinct.inverse - _repeat(backend, starts, sizes)
     return Located(distinct.sizes, places, number, sent)
 
 
-def _repeated(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.ndarray) -> Array:
+def _repeat(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.ndarray) -> Array:
     """Returns a number for each item: the one there is, or as often each as it has items."""
     if len(numbers) == 1:
         return numbers[0]

@@ -238,7 +238,7 @@ def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
 
 def merged(updates: Updates) -> Updates:
     """Returns an update for each table, its keys as int64 and its gradient C-contiguous."""
-    updates = _checked(updates)
+    updates = _checked_updates(updates)
     if len(set(updates.tables)) == len(updates.tables):
         return updates
     numbers_of: dict[int, list[int]] = {}
@@ -269,7 +269,7 @@ def merged(updates: Updates) -> Updates:
     return all_merged._replace(keys=keys, grads=grads, of_gradients=of_gradients)
 
 
-def _checked(updates: Updates) -> Updates:
+def _checked_updates(updates: Updates) -> Updates:
     """Returns updates with keys as int64 and C-contiguous gradients, or raises."""
     tables, _, keys, grads, _, of_gradients = updates
     for table in [table for table in tables if not table.row_dtype.suffix]:

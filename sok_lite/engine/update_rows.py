@@ -128,7 +128,7 @@ def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
     doubtful: list[int] = []
     if False in updates.of_gradients:
         doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
-    matched, is_any_without_row = _matched(updates, known, doubtful)
+    matched, is_any_without_row = _match_stored(updates, known, doubtful)
     doubtful = [i for i in doubtful if i not in matched]
     if doubtful:
         of_doubtful = summed(updates.some(doubtful))
@@ -146,11 +146,11 @@ def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
             for table, is_last in zip(sought.tables, _are_last(sought, its_known), strict=True)
         ]
     if _have_rows(sought, its_known):
-        found = _recalled(sought, its_known, lookup_numbers=lookup_numbers)
+        found = _recall(sought, its_known, lookup_numbers=lookup_numbers)
     else:
         total = backend.xp.zeros(1, np.int64)
-        found = _recalled(sought, its_known, num_without_row=total, lookup_numbers=lookup_numbers)
-        is_any_without_row |= _read(backend, total)[0] > 0
+        found = _recall(sought, its_known, num_without_row=total, lookup_numbers=lookup_numbers)
+        is_any_without_row |= _read_counts(backend, total)[0] > 0
     are_seen = [number > 0 for number in lookup_numbers]
     if matched:
         pairs = matched | dict(zip(unknown, zip(found, are_seen, strict=True), strict=True))
@@ -161,7 +161,7 @@ def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
     )
 
 
-def _matched(
+def _match_stored(
     updates: Updates, known: Sequence[Known], numbers: Sequence[int]
 ) -> tuple[dict[int, tuple[Array, bool]], bool]:
     """Finds updates whose keys are the stored ones, though nobody promises it. It may wait once.
@@ -179,8 +179,8 @@ def _matched(
     backend = updates.tables[0].backend
     counts = backend.xp.zeros(len(likely) + 1, np.int64)
     sought, its_known = updates.some(likely), [known[i] for i in likely]
-    found = _recalled(sought, its_known, num_others=counts[:-1], num_without_row=counts[-1:])
-    *num_others, num_without_row = _read(backend, counts)
+    found = _recall(sought, its_known, num_others=counts[:-1], num_without_row=counts[-1:])
+    *num_others, num_without_row = _read_counts(backend, counts)
     columns = zip(likely, num_others, found, _are_last(sought, its_known), strict=True)
     matched = {i: (rows, is_last) for i, others, rows, is_last in columns if others == 0}
     return matched, num_without_row > 0
@@ -253,7 +253,7 @@ def _have_rows(updates: Updates, known: Sequence[Known]) -> bool:
     ]
 
 
-def _recalled(
+def _recall(
     updates: Updates,
     known: Sequence[Known],
     num_others: Array | None = None,
@@ -308,11 +308,11 @@ def _num_without_row(updates: Updates, known: Sequence[Known]) -> list[int]:
     """Returns how many keys of each update have no row. It waits."""
     backend = updates.tables[0].backend
     counts = backend.xp.zeros(len(known), np.int64)
-    _recalled(updates, known, num_without_row=counts)
-    return _read(backend, counts)
+    _recall(updates, known, num_without_row=counts)
+    return _read_counts(backend, counts)
 
 
-def _read(backend: Backend, counts: Array) -> list[int]:
+def _read_counts(backend: Backend, counts: Array) -> list[int]:
     """Returns the counts of kernels; on a GPU it waits for them."""
     return (counts if backend.name == "cpu" else backend.to_host(counts)).tolist()
 

@@ -184,14 +184,14 @@ def openmetrics(
 def _heads(family: Family) -> list[str]:
     name, kind, unit, said = family
     units = [f"# UNIT {name} {unit}"] if unit else []
-    return [f"# TYPE {name} {kind}", *units, f"# HELP {name} {_escaped(said)}"]
+    return [f"# TYPE {name} {kind}", *units, f"# HELP {name} {_escape(said)}"]
 
 
 def _line(family: Family, labels: dict[str, str], value: float) -> str:
     name = f"{family.name}_total" if family.kind == "counter" else family.name
-    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    inside = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
     return f"{name}{{{inside}}} {value}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -109,7 +109,7 @@ def _numbers(optimizer: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not callable(value)}
 
 
-def _made(
+def _make(
     optimizer: Any,
     config: Mapping[str, Any],
     learning_rate: float,
@@ -142,7 +142,7 @@ def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
 _CLONING = Cloning(
     numbers=_numbers,
     config=config_of,
-    make=_made,
+    make=_make,
     variable=tf_variable,
     build=_build,
     not_states=("_iterations", "_hyper"),

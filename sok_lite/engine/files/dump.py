@@ -156,7 +156,7 @@ def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
     """
     try:
         shards = together(begun.comm, write)
-        by_rank = _gathered(begun.comm, shards)
+        by_rank = _gather_shards(begun.comm, shards)
         together(begun.comm, lambda: _publish(begun, by_rank))
         new = [file for shard in shards for file in shard._replace(before=()).written_files]
         num_bytes = sum(file.num_bytes for file in new)
@@ -254,7 +254,7 @@ def check_is_ours(path: str) -> None:
         )
 
 
-def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
+def _gather_shards(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
     """Returns the manifest's entries of the files of every rank."""
     text = np.frombuffer(manifest.shards_to_text(shards).encode(), np.uint8)
     gathered = comm.allgatherv(text, call="dump")

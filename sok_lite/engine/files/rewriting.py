@@ -66,7 +66,7 @@ def write_checkpoint(
         check_is_ours(os.path.join(folder, manifest.NAME))
         os.mkdir(os.path.join(folder, data))
         tables = {
-            source.name: _written(source, folder, data, ranks, chunk_bytes) for source in sources
+            source.name: _write(source, folder, data, ranks, chunk_bytes) for source in sources
         }
         manifest.sync_path(os.path.join(folder, data))
         text = manifest.as_text(Manifest(ranks, tables, dict(extra or {})))
@@ -88,7 +88,7 @@ def owner_rule(name: str, ranks: int) -> OwnerRule | None:
     return None
 
 
-def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int) -> TableFacts:
+def _write(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int) -> TableFacts:
     # Under another name than the table's own a load looks for the owners of all keys.
     rule, about = owner_rule(source.about.owner, ranks) or MOD, source.about
     kind = key_dtype(source.key_type)

@@ -253,7 +253,7 @@ def apply_rule(
     backend, store = table.backend, table.store
     check_trained(store.row_dtype, getattr(table, "name", ""))
     taken = rule_step(rule, learning_rate, step)
-    rows, grads = _checked(backend, store.dim, rows, grads)
+    rows, grads = _checked_rows(backend, store.dim, rows, grads)
     if rounding is not None and store.row_dtype.is_half:
         _check_rounding(rounding, rows)
     check_on_nonfinite(on_nonfinite)
@@ -267,7 +267,7 @@ def apply_rule(
     return count[0]
 
 
-def _checked(backend: Backend, dim: int, rows: Array, grads: Array) -> tuple[Array, Array]:
+def _checked_rows(backend: Backend, dim: int, rows: Array, grads: Array) -> tuple[Array, Array]:
     if rows.dtype != np.uint32 or grads.dtype != np.float32:
         raise TypeError(
             "`rows` must be uint32 and `grads` float32. "

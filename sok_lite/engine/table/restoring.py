@@ -81,7 +81,7 @@ def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
     """
     times = _times(table, saved.facts)
     try:
-        actions = _prepared(table, saved)
+        actions = _prepare(table, saved)
     except MemoryError as error:
         n = sum(part.num_keys for part in saved.parts)
         size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
@@ -105,7 +105,7 @@ def _times(table: EmbeddingTable, facts: dict[str, Any]) -> tuple[int, Spans | N
         raise ValueError(f"What was saved of table {table.name!r} is corrupt: {error}.") from error
 
 
-def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
+def _prepare(table: EmbeddingTable, saved: Saved) -> list[Action]:
     """Makes what the table is to hold, and returns the actions that give it that."""
     made = filled(table, saved)
     index, chooser = made.new_index, made.chooser

@@ -101,7 +101,7 @@ def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) ->
             f"Received: scale={scale}."
         )
     keys = checked_keys(table, keys)
-    distinct, summed = _summed(table, keys, checked_deltas(table, keys, deltas))
+    distinct, summed = _sum_repeated(table, keys, checked_deltas(table, keys, deltas))
     adding = table.store.plan_add(table.index.find(distinct).rows, summed, scale)
     publish([mark_seen_search(table, distinct).launch, adding])
 
@@ -127,7 +127,7 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
         publish([table.store.plan_add(found.rows, _sums(table, deltas, inverse, len(distinct)))])
         return
     add, put = xp.flatnonzero(flags & is_present), xp.flatnonzero(~flags & ~is_present)
-    add_keys, summed = _summed(table, keys[add], deltas[add])
+    add_keys, summed = _sum_repeated(table, keys[add], deltas[add])
     adding = table.store.plan_add(table.index.find(add_keys).rows, summed)
     if put.size == 0:
         publish([adding])
@@ -158,7 +158,7 @@ def reserve(table: TableParts, num_keys: int) -> None:
     table.index.reserve(checked_num_keys(table.name, "num_keys", num_keys))
 
 
-def _summed(table: TableParts, keys: Array, deltas: Array) -> tuple[Array, Array]:
+def _sum_repeated(table: TableParts, keys: Array, deltas: Array) -> tuple[Array, Array]:
     """Returns distinct keys and the sums of their deltas, of the dtype of these."""
     distinct, inverse = unique(table.backend, keys)
     return distinct, _sums(table, deltas, inverse, int(distinct.size))
