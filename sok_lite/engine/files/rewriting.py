@@ -122,19 +122,6 @@ def _write(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int)
             _write_to_owners(writers, owners(keys), piece)
         written = [writer.finish() for writer in writers]
     shards = [s._replace(written=w) for s, w in zip(shards, written, strict=True)]
-    if texts := source.texts():
-        whose = owners(np.fromiter(texts, kind.dtype, len(texts))).tolist()
-        of_ranks: list[dict[int, bytes]] = [{} for _ in shards]
-        for owner, (key, text) in zip(whose, texts.items(), strict=True):
-            of_ranks[owner][key] = text
-        shards = [
-            shard._replace(
-                texts=write_texts(
-                    KeyTexts.of(its), source.name, folder, shard.file, chunk_bytes, Progress()
-                )
-            )
-            for shard, its in zip(shards, of_ranks, strict=True)
-        ]
     return TableFacts(
         source.name,
         about.var_type,
@@ -143,8 +130,26 @@ def _write(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int)
         source.key_type,
         owner=rule.name,
         options=dict(about.options),
-        shards=tuple(shards),
+        shards=tuple(_with_texts(source, shards, owners, folder, chunk_bytes)),
     )
+
+
+def _with_texts(
+    source: Source, shards: Sequence[Shard], owners: _Owners, folder: str, chunk_bytes: int
+) -> Sequence[Shard]:
+    """Writes the texts of keys beside the files of their owners; returns the shards that say so."""
+    texts = source.texts()
+    if not texts:
+        return shards
+    whose = owners(np.fromiter(texts, key_dtype(source.key_type).dtype, len(texts))).tolist()
+    of_ranks: list[dict[int, bytes]] = [{} for _ in shards]
+    for owner, (key, text) in zip(whose, texts.items(), strict=True):
+        of_ranks[owner][key] = text
+    written = [
+        write_texts(KeyTexts.of(its), source.name, folder, shard.file, chunk_bytes, Progress())
+        for shard, its in zip(shards, of_ranks, strict=True)
+    ]
+    return [s._replace(texts=file) for s, file in zip(shards, written, strict=True)]
 
 
 def _counts(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndarray:
