@@ -80,6 +80,10 @@ def _without_nothing(
             ["The first batch of a rank must have rows, for it makes what a model counts with."],
         )
 
+    as_tensors = {
+        name: tf.nest.map_structure(tf.convert_to_tensor, log) for name, log in logs.items()
+    }
+
     def taken_back() -> Any:
         for variable, value in before.values():
             variable.assign(value)
@@ -89,9 +93,6 @@ def _without_nothing(
             for name, log in as_tensors.items()
         }
 
-    as_tensors = {
-        name: tf.nest.map_structure(tf.convert_to_tensor, log) for name, log in logs.items()
-    }
     return tf.cond(rows > 0, lambda: as_tensors, taken_back)
 
 

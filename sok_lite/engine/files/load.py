@@ -77,13 +77,14 @@ def load(
     found = together(comm, lambda: _checked_items(folder, items, cast, accept))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
 
+    dynamic = tables_of(items)
+
     def give() -> None:
         prepared = together(comm, lambda: _prepare(folder, found, items, comm, mode, report))
         publish_restored(dynamic, prepared)
         if mode == "replace":
             remember_load(folder, dynamic, found, comm)
 
-    dynamic = tables_of(items)
     holding(dynamic, give)
     return found.extra
 
