@@ -23,11 +23,18 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned
 from sok_lite.engine.exchange import Check, Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
+from sok_lite.engine.packed import (
+    OF_WHOLE,
+    WHOLE,
+    Empty,
+    Packing,
+    Unpacking,
+    pack_arrays,
+    unpack_arrays,
+)
 from sok_lite.engine.pieces import OutputBuffer, Pieces
 from sok_lite.engine.pooling_context import (
     PoolingContext,
-    SplitsOf,
     pack_pooling,
     unpack_pooling,
 )
@@ -171,7 +178,7 @@ def backward(
 def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
     """Returns what `forward` needs of sent keys as one int64 array, which `unpack_sent` reads."""
     route, arrays = sent.route, [sent.route.order, sent.inverse]
-    return pack_arrays(backend, route.comm.size, route.numbers, arrays, empty)
+    return pack_arrays(backend, route.comm.size, route.numbers, arrays, Packing(empty))
 
 
 def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> SentKeys:
@@ -181,28 +188,15 @@ def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: 
       ValueError: another version wrote it, or another number of ranks.
     """
     count = Route.num_numbers(comm.size, num_parts)
-    numbers, (order, inverse) = unpack_arrays(backend, comm.size, packed, count, 2)
+    numbers, (order, inverse) = unpack_arrays(backend, comm.size, packed, count, 2, OF_WHOLE)
     nothing = backend.xp.empty(0, np.int64)
     return SentKeys(Route.of(backend, comm, numbers, order), inverse, nothing)
 
 
-def pack(
-    backend: Backend,
-    context: StaticContext,
-    empty: Empty | None = None,
-    at_hand: Sequence[Array] = (),
-    has_splits: bool = True,
-) -> Array:
-    """Returns a context as one int64 array, a header and then the bytes of all arrays.
-
-    Args:
-      empty: allocates int64 memory of a shape; None: the backend does.
-      at_hand: (n,) int64 each, that `unpack` will be given too: arrays of the context that lie in
-        their memory are not copied.
-      has_splits: whether the row splits are packed; if not, `unpack` takes them from its caller.
-    """
-    numbers, arrays = context.num_places[None], [context.number]
-    return pack_pooling(backend, context.pooling, numbers, arrays, empty, at_hand, has_splits)
+def pack(backend: Backend, context: StaticContext, packing: Packing = WHOLE) -> Array:
+    """Returns a context as one int64 array, a header and then the bytes of all arrays."""
+    numbers = context.num_places[None]
+    return pack_pooling(backend, context.pooling, numbers, [context.number], packing)
 
 
 def unpack(
@@ -210,21 +204,14 @@ def unpack(
     comm: Communicator,
     packed: Array,
     num_parts: int,
-    at_hand: Sequence[Array] = (),
-    splits_of: SplitsOf | None = None,
+    unpacking: Unpacking = OF_WHOLE,
 ) -> StaticContext:
-    """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
-
-    Args:
-      at_hand: equal to the `at_hand` of `pack`.
-      splits_of: returns the row splits; called where they were not packed.
+    """Returns the context that `pack` wrote; its arrays are views of `packed` and of those at hand.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    pooling, numbers, arrays = unpack_pooling(
-        backend, comm, packed, num_parts, 1, 1, at_hand, splits_of
-    )
+    pooling, numbers, arrays = unpack_pooling(backend, comm, packed, num_parts, 1, 1, unpacking)
     return StaticContext(pooling, numbers[0], *arrays)
 
 
