@@ -154,7 +154,7 @@ class OwnerLookup:
         order = self._batch.layout.order
         keys, rows, is_ordered = self.keys, self.rows, self._batch.layout.is_ordered
         if not is_ordered:  # a table comes twice: its keys are one batch
-            keys = self._reordered(keys, self.sizes, order)
+            keys = self._reorder(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
 
         def found() -> None:
@@ -176,7 +176,7 @@ class OwnerLookup:
 
         holding(lookup.tables, found)
 
-    def _reordered(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
+    def _reorder(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
         """Returns the pieces of an array, of those sizes, in another order."""
         pieces = cut(array, sizes)
         return self._backend.xp.concatenate([array[:0], *(pieces[i] for i in order)])

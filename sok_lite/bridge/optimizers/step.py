@@ -80,7 +80,7 @@ class RowOptimizer(tf.Module):
     def num_nonfinite(self, count: int) -> None:
         self.nonfinite = NonFiniteRows(count)
 
-    def _counted(self, step: tf.Tensor) -> Any:
+    def _count_step(self, step: tf.Tensor) -> Any:
         """Counts a step, now or as an operation of a graph."""
         counted = None if self.iterations is None else self.iterations.assign(step)
         self._taken.step = 0
@@ -89,7 +89,7 @@ class RowOptimizer(tf.Module):
     def _catch_up(self) -> None:
         """Counts a step that was interrupted after its rows had moved, in eager mode."""
         if tf.executing_eagerly() and self._taken.step:
-            self._counted(self._taken.step)
+            self._count_step(self._taken.step)
 
     @contextmanager
     def _locked(self) -> Iterator[LockedStep]:
@@ -154,7 +154,7 @@ class RowOptimizer(tf.Module):
                 done = dense_step()
             with tf.control_dependencies(operations(update)):
                 taken = step if go is None or counts_skipped else tf.where(go, step, step - 1)
-                counted = [self._counted(taken), *also()]
+                counted = [self._count_step(taken), *also()]
             if count is not None and tf.inside_function():
                 locked.last.append(tf.convert_to_tensor(count))  # counted on by now
             locked.last += operations(*counted, done)

@@ -178,14 +178,14 @@ class Commits:
 
         def give() -> None:
             prepared = [
-                self._prepared(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
+                self._plan_restore(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
                 for i, table in enumerate(self._tables)
             ]
             publish_restored(self._tables, prepared)
 
         holding(self._tables, give)
 
-    def _prepared(
+    def _plan_restore(
         self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, Content], size: int
     ) -> list[Action]:
         def messages() -> dict[int, np.ndarray]:

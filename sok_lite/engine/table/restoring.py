@@ -145,7 +145,7 @@ class _Scoring:
             index.epoch = int(saved.facts["epoch"]) if is_same else table.index.epoch
             self._has_scores = is_same and index.has_scores and saved.has_scores
 
-    def _read(self, part: SavedPart) -> Iterator[tuple[Array, Array | None]]:
+    def _read_seen(self, part: SavedPart) -> Iterator[tuple[Array, Array | None]]:
         """Yields when a piece's keys were last seen and their scores; None: the same numbers."""
         index = self._index
         scores = part.read("scores") if self._has_scores else None
@@ -165,14 +165,14 @@ class _Scoring:
 
     def hottest(self, part: SavedPart) -> Iterator[Array]:
         """Yields what says which keys of a piece are to have near rows: the highest, unsigned."""
-        for last_seen, scores in self._read(part):
+        for last_seen, scores in self._read_seen(part):
             yield last_seen if scores is None else scores
 
     def write(self, chosen: Chosen, tiers: RowTiers) -> None:
         """Writes what is known of the keys of a part."""
         table, index, part = self._table, self._index, chosen.part
         for keys, numbers, (last_seen, scores) in zip(
-            part.read("keys"), chosen.numbers, self._read(part), strict=True
+            part.read("keys"), chosen.numbers, self._read_seen(part), strict=True
         ):
             if len(numbers.rows) == 0:
                 continue
