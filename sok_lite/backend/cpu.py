@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.arguments import (
-    WORDS,
-    ArgumentPacker,
-    ArrayReader,
-    address_of,
-    write_columns,
-)
+from sok_lite.backend.arguments import WORDS, ArgumentPacker, ArrayReader, address_of, write_columns
 from sok_lite.backend.base import Array, Backend, Words, Work
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size

@@ -13,14 +13,7 @@ import tensorflow as tf
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import host_call, refuse_replicas, timed_on_device
 from sok_lite.bridge.host_numbers import HostNumbers
-from sok_lite.bridge.joined import (
-    Numbers,
-    cut,
-    cut_rows,
-    joined_rows,
-    joined_weights,
-    shapes_of,
-)
+from sok_lite.bridge.joined import Numbers, cut, cut_rows, joined_rows, joined_weights, shapes_of
 from sok_lite.bridge.lookup_arguments import Argument
 from sok_lite.bridge.pooled_host import AT_HAND, PooledHost
 from sok_lite.bridge.row_gradient import derived_once

@@ -17,12 +17,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from sok_lite.comm.protocol import (
-    TRACE_VARIABLE,
-    Communicator,
-    CommunicatorError,
-    RanksDifferError,
-)
+from sok_lite.comm.protocol import TRACE_VARIABLE, Communicator, CommunicatorError, RanksDifferError
 
 
 def end_together(comm: Communicator) -> None:

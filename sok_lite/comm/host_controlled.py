@@ -6,13 +6,7 @@ from contextlib import suppress
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.comm.gpu_transport import (
-    FAILED,
-    NUM_WORDS,
-    Check,
-    Counts,
-    GpuTransport,
-)
+from sok_lite.comm.gpu_transport import FAILED, NUM_WORDS, Check, Counts, GpuTransport
 from sok_lite.comm.protocol import CommunicatorError
 
 

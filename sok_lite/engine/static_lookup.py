@@ -33,11 +33,7 @@ from sok_lite.engine.packed import (
     unpack_arrays,
 )
 from sok_lite.engine.pieces import OutputBuffer, Pieces
-from sok_lite.engine.pooling_context import (
-    PoolingContext,
-    pack_pooling,
-    unpack_pooling,
-)
+from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
 from sok_lite.engine.segments import cut, dedup, group, plan_gather, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
 from sok_lite.engine.static_table import StaticTable
@@ -264,10 +260,7 @@ def _repeat(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.nd
 
 
 def _rows_of_keys(
-    backend: Backend,
-    rows: Sequence[Array],
-    numbers: Sequence[Array],
-    are_wanted: Sequence[bool],
+    backend: Backend, rows: Sequence[Array], numbers: Sequence[Array], are_wanted: Sequence[bool]
 ) -> list[Array | None]:
     """Returns the row of each key, (its keys, dim) storage, of the tables where they are wanted."""
     results: list[Array | None] = [None] * len(rows)

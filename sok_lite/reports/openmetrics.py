@@ -158,9 +158,7 @@ def samples_of_process() -> list[Sample]:
 
 
 def openmetrics(
-    rank: int,
-    of_tables: Sequence[tuple[str, Sequence[Sample]]],
-    of_process: Sequence[Sample] = (),
+    rank: int, of_tables: Sequence[tuple[str, Sequence[Sample]]], of_process: Sequence[Sample] = ()
 ) -> str:
     """Returns the text of a rank.
 

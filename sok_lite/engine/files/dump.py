@@ -23,13 +23,7 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.increment import shards_to_continue
-from sok_lite.engine.files.item import (
-    Item,
-    Named,
-    forget_gone_optimizers,
-    items_of,
-    tables_of,
-)
+from sok_lite.engine.files.item import Item, Named, forget_gone_optimizers, items_of, tables_of
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report

@@ -60,11 +60,7 @@ def _said_by_all(comm: Communicator, text: str) -> list[str]:
 
 
 def _checked_newest(
-    folder: str,
-    table: EmbeddingTable,
-    names: Collection[str],
-    found: Manifest,
-    comm: Communicator,
+    folder: str, table: EmbeddingTable, names: Collection[str], found: Manifest, comm: Communicator
 ) -> Shard:
     """Returns the newest file of this rank's part of a table.
 

@@ -90,10 +90,7 @@ def load(
 
 
 def _checked_items(
-    folder: str,
-    items: Sequence[Item],
-    cast: bool,
-    accept: Callable[[dict[str, Any]], None] | None,
+    folder: str, items: Sequence[Item], cast: bool, accept: Callable[[dict[str, Any]], None] | None
 ) -> Manifest:
     found = manifest.read(folder)
     if accept is not None:

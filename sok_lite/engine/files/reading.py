@@ -32,11 +32,7 @@ def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
 
 
 def saved_in(
-    table: AnyTable,
-    facts: TableFacts,
-    folder: str,
-    comm: Communicator,
-    progress: Progress | None,
+    table: AnyTable, facts: TableFacts, folder: str, comm: Communicator, progress: Progress | None
 ) -> Saved:
     """Returns the content of a checkpoint for this rank's part of a table.
 

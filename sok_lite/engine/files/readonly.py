@@ -11,13 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.engine.dtypes import (
-    bfloat16_to_float32,
-    is_integer,
-    key_dtype,
-    number_in,
-    row_dtype,
-)
+from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, number_in, row_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.chain import newest_rows
 from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index

@@ -72,10 +72,7 @@ def _fill(table: EmbeddingTable, saved: Saved) -> Filled:
 
 
 def _choose(
-    table: EmbeddingTable,
-    saved: Saved,
-    index: AnyIndex,
-    insert: Callable[[Array, int], None],
+    table: EmbeddingTable, saved: Saved, index: AnyIndex, insert: Callable[[Array, int], None]
 ) -> Filled:
     found = Index(lambda keys: index.find(keys).rows, insert)
     chooser = Chooser(table.backend, table.key_dtype, table.name, found)
