@@ -181,7 +181,7 @@ class Statistics(_Numbers):
         memory rows are makes no difference.
       inserted_total: keys that got a row.
       evicted_total: keys that lost it to another key.
-      refused_total: keys that got none for want of room, each time they were refused.
+      refused_total: keys that got none since there was no room, each time they were refused.
       not_admitted_total: times that a key got none since it had not been seen often enough, or not
         drawn.
       not_updated_total: times that an update left a key out that had no row and got none.
