@@ -3,7 +3,11 @@
 #include "hkv/hkv.cuh"
 #include "pooling.cuh"
 
-// A search: where and for what, and what it leaves with the keys that it finds.
+// A search: where and for what, and what it leaves with the keys that it finds. As `find` says:
+//
+// stamp, strategy, epoch, given (n,)  what is written with a key
+// accesses (num_rows,), is_counting   what is counted of its row
+// keys (n,)
 struct Search {
   Index index;
   i64 stamp, strategy, epoch;
@@ -200,6 +204,7 @@ SOK_DEVICE void find_ahead(const Search& search, const u64* chunks, i64 shift, i
   }
 }
 
+// Finds keys and copies their rows as words W; the search goes ahead of the copies.
 template <class W>
 SOK_DEVICE void find_and_copy_words(const SokShare share, const Search& search, const u64* chunks,
                                     i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {

@@ -6,6 +6,7 @@ the engine (`sok_lite.engine`, `sok_lite.comm`, `sok_lite.backend`), where there
 
 import ast
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,13 @@ _GONE = {
 }
 
 
-def _declared() -> dict[str, str]:
-    """Returns the module of each name; of a module the package."""
-    tree = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
-
-
-_MODULE_OF = _declared()
+# By name the module that has it; of a module the package.
+_MODULE_OF = {
+    alias.name: str(node.module)
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
 _NAMES = [name for name, module in _MODULE_OF.items() if module != __name__]
 
 __all__ = ["__version__", "communication", "tf_version", *_NAMES]
@@ -47,13 +47,8 @@ def _tensorflow() -> Any:
 
 def _tf_version() -> list[int]:
     # "2.21.0-rc1" is [2, 21, 0]: only the leading digits of each part count.
-    parts = map(_leading_digits, _tensorflow().__version__.split(".")[:3])
-    return [int(digits) for digits in parts if digits]
-
-
-def _leading_digits(text: str) -> str:
-    end = next((i for i, letter in enumerate(text) if not letter.isdigit()), len(text))
-    return text[:end]
+    parts = _tensorflow().__version__.split(".")[:3]
+    return [int(digits[0]) for part in parts if (digits := re.match(r"\d+", part))]
 
 
 def __getattr__(name: str) -> Any:

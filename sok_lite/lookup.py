@@ -1,10 +1,6 @@
 """SOK's module of this name."""
 
-from sok_lite.sok.lookup import (
-    all2all_dense_embedding,
-    lookup_sparse,
-    sparse_read_and_evict,
-)
+from sok_lite.sok.lookup import all2all_dense_embedding, lookup_sparse, sparse_read_and_evict
 from sok_lite.sok.lookup_helpers import (
     allSupportedVariableCheckFunc,
     group_lookup,

@@ -52,24 +52,33 @@ H100 = Gpu(
     name="H100 80GB HBM3",
     bandwidth=Given(3.35e12, 3.35e12, "B/s", "published", "nvidia.com/en-us/data-center/h100, SXM"),
     efficiency=Given(
-        *(0.35, 0.80, "", "measured"),
+        0.35,
+        0.80,
+        "",
+        "measured",
         f"hopeful: a copy, 2.67 TB/s, {_ON_H100}; cautious: fitted to what was measured of steps",
     ),
     accesses=Given(22e9, 30e9, "1/s", "measured", f"random reads of 64 bytes, {_ON_H100}"),
     kernel=Given(12e-6, 3e-6, "s", "assumed", "cautious: fitted as well"),
     launch=Given(
-        *(11.7e-6, 8.0e-6, "s", "measured"), f"one with 4,080 and one with 480 words, {_ON_H100}"
+        11.7e-6, 8.0e-6, "s", "measured", f"one with 4,080 and one with 480 words, {_ON_H100}"
     ),
     wait=Given(18e-6, 8e-6, "s", "assumed", "no less than a launch; a DLPack view takes as much"),
     python=Given(
-        *(1.5, 1.0, "", "assumed"), f"the host beside it was up to 1.5 times slower, {_ON_H100}"
+        1.5, 1.0, "", "assumed", f"the host beside it was up to 1.5 times slower, {_ON_H100}"
     ),
     bridge=Given(
-        *(0.9e-3, 0.9e-3, "s", "derived"),
+        0.9e-3,
+        0.9e-3,
+        "s",
+        "derived",
         f"all of our Python in train-1024, 2.26 ms, less that of the engine, 1.36: {_MACHINE_A}",
     ),
     framework=Given(
-        *(3.3e-3, 1.24e-3, "s", "measured"),
+        3.3e-3,
+        1.24e-3,
+        "s",
+        "measured",
         "hopeful: a function of 26 tensors with one call of Python; cautious: TensorFlow's part of "
         f"train-1024, 5.0 ms, less 1.7 for its ragged ids: {_MACHINE_A}",
     ),

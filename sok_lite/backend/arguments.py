@@ -126,17 +126,17 @@ def write_columns(table: np.ndarray, columns: Sequence[Any]) -> None:
 class ArgumentPacker:
     """Packs the arguments of a kernel of the CPU.
 
-    Attributes:
+    Args:
+      kernel: its name, for messages.
       signature: a letter for each argument, as kernels/parts.cuh has them.
+      reader: reads the addresses of arrays.
+
+    Attributes:
+      signature: as given.
       num_arguments: of a part.
     """
 
     def __init__(self, kernel: str, signature: str, reader: ArrayReader) -> None:
-        """Args:
-        kernel: its name, for messages.
-        signature: a letter for each argument, as kernels/parts.cuh has them.
-        reader: reads the addresses of arrays.
-        """
         self.num_arguments = len(signature)
         self._kernel = kernel
         self.signature = signature

@@ -147,11 +147,7 @@ class Backend(ABC):
         return self._joined(kernel, parts) if parts else []
 
     def joined_columns(
-        self,
-        kernel: str,
-        num_items: Sequence[int],
-        columns: Sequence[Words],
-        arrays: Any,
+        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
     ) -> list[Action]:
         """Returns the launches for several parts, ready to be made, from arguments as words.
 

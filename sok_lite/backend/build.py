@@ -31,36 +31,40 @@ FLAGS = (
 _log = logging.getLogger("sok_lite")
 
 
-def _cpu_flags() -> set[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    for line in text.splitlines():
-        if line.startswith("flags"):
-            return set(line.split(":", 1)[1].split())
-    return set()
+def find_library() -> Path:
+    """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here.
+
+    Raises:
+      ValueError: SOK_LITE_CPU_LIBRARY is not the path of a CPU kernel library.
+      RuntimeError: there is none and it cannot be compiled.
+    """
+    named = os.environ.get("SOK_LITE_CPU_LIBRARY")
+    if named:
+        path = Path(named).absolute()  # a bare name would be looked for elsewhere
+        try:
+            _ = ctypes.CDLL(str(path)).sok_launch
+        except (OSError, AttributeError) as error:
+            raise ValueError(
+                "SOK_LITE_CPU_LIBRARY must be the path of a CPU kernel library. Received: "
+                f"{named!r} ({error}). Unset it to use the library of this installation."
+            ) from error
+        return path
+    return shipped_library() or compile_library(_of_this_processor())
 
 
-def has_x86_64_v3() -> bool:
-    """Whether this processor runs code compiled with -march=x86-64-v3."""
-    # "abm" is what Linux calls lzcnt: without it that instruction gives other numbers, not a fault.
-    return {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"} <= _cpu_flags()
-
-
-def cache_folder() -> Path:
-    """Returns the folder for what is compiled on this machine."""
-    root = os.environ.get("SOK_LITE_CACHE")
-    if not root:
-        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sok_lite")
-    return Path(os.path.expanduser(root))
+def built_library() -> Path | None:
+    """Returns what `find_library` would without compiling anything; None: it would compile."""
+    named = os.environ.get("SOK_LITE_CPU_LIBRARY")
+    if named:
+        return Path(named)
+    library = shipped_library() or _target(_flags(_of_this_processor()))
+    return library if library.is_file() else None
 
 
 def shipped_library() -> Path | None:
-    """Returns the library in the installed wheel that suits this processor and the tunables, or
-    None: the wheel's have the default ones."""
+    """Returns the library in the wheel that suits this processor; None: there is none that fits."""
     if kernel_defines():
-        return None
+        return None  # the wheel's have the default tunables
     folder = Path(__file__).resolve().parent.parent / "lib"
     names = ["libsok_lite_cpu_v3.so"] if has_x86_64_v3() else []
     for name in [*names, "libsok_lite_cpu.so"]:
@@ -93,41 +97,6 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
             f"{str(target.parent)!r} ({error}). Set SOK_LITE_CACHE to another folder."
         ) from error
     return target
-
-
-def built_library() -> Path | None:
-    """Returns what `find_library` would without compiling anything; None: it would compile."""
-    named = os.environ.get("SOK_LITE_CPU_LIBRARY")
-    if named:
-        return Path(named)
-    library = shipped_library() or _target(_flags(_of_this_processor()))
-    return library if library.is_file() else None
-
-
-def compiler() -> str | None:
-    """Returns the C++ compiler of this machine; None: there is none."""
-    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-
-
-def _of_this_processor() -> list[str]:
-    return ["-march=x86-64-v3"] if has_x86_64_v3() else []
-
-
-def _flags(extra_flags: Sequence[str]) -> list[str]:
-    defines = (f"-D{name}={value}" for name, value in kernel_defines().items())
-    return [*FLAGS, *extra_flags, *defines]
-
-
-def _sources() -> list[Path]:
-    return [*kernel_files(), *runtime_files()]
-
-
-def _target(flags: Sequence[str]) -> Path:
-    """Returns where the library of some flags is, once it is compiled."""
-    digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
-    for path in sorted([*_sources(), *kernel_folder().rglob("*.cuh")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
 
 
 def _compile(flags: Sequence[str], sources: Sequence[Path], target: Path) -> None:
@@ -167,22 +136,52 @@ def _run_compiler(command: list[str]) -> None:
         )
 
 
-def find_library() -> Path:
-    """Returns the CPU kernel library: SOK_LITE_CPU_LIBRARY, the wheel's, or one compiled here.
+def _target(flags: Sequence[str]) -> Path:
+    """Returns where the library of some flags is, once it is compiled."""
+    digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
+    for path in sorted([*_sources(), *kernel_folder().rglob("*.cuh")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
 
-    Raises:
-      ValueError: SOK_LITE_CPU_LIBRARY is not the path of a CPU kernel library.
-      RuntimeError: there is none and it cannot be compiled.
-    """
-    named = os.environ.get("SOK_LITE_CPU_LIBRARY")
-    if named:
-        path = Path(named).absolute()  # a bare name would be looked for elsewhere
-        try:
-            _ = ctypes.CDLL(str(path)).sok_launch
-        except (OSError, AttributeError) as error:
-            raise ValueError(
-                "SOK_LITE_CPU_LIBRARY must be the path of a CPU kernel library. Received: "
-                f"{named!r} ({error}). Unset it to use the library of this installation."
-            ) from error
-        return path
-    return shipped_library() or compile_library(_of_this_processor())
+
+def _sources() -> list[Path]:
+    return [*kernel_files(), *runtime_files()]
+
+
+def _flags(extra_flags: Sequence[str]) -> list[str]:
+    defines = (f"-D{name}={value}" for name, value in kernel_defines().items())
+    return [*FLAGS, *extra_flags, *defines]
+
+
+def _of_this_processor() -> list[str]:
+    return ["-march=x86-64-v3"] if has_x86_64_v3() else []
+
+
+def compiler() -> str | None:
+    """Returns the C++ compiler of this machine; None: there is none."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+
+
+def cache_folder() -> Path:
+    """Returns the folder for what is compiled on this machine."""
+    root = os.environ.get("SOK_LITE_CACHE")
+    if not root:
+        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "sok_lite")
+    return Path(os.path.expanduser(root))
+
+
+def has_x86_64_v3() -> bool:
+    """Whether this processor runs code compiled with -march=x86-64-v3."""
+    # "abm" is what Linux calls lzcnt: without it that instruction gives other numbers, not a fault.
+    return {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"} <= _cpu_flags()
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()

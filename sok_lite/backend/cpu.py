@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.arguments import (
-    WORDS,
-    ArgumentPacker,
-    ArrayReader,
-    address_of,
-    write_columns,
-)
+from sok_lite.backend.arguments import WORDS, ArgumentPacker, ArrayReader, address_of, write_columns
 from sok_lite.backend.base import Array, Backend, Words, Work
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
@@ -192,9 +186,9 @@ class CpuBackend(Backend):
             memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
             start = -self.address(memory) % _LINE_BYTES
             return memory[start : start + num_bytes]
-        return self._mapped(num_bytes, small=0)
+        return self._map_zeroed(num_bytes, small=0)
 
-    def _mapped(self, num_bytes: int, small: int) -> Array:
+    def _map_zeroed(self, num_bytes: int, small: int) -> Array:
         """Returns zeroed memory, on large pages from `small` bytes on."""
         is_large = hasattr(mmap, "MADV_HUGEPAGE") and num_bytes >= 1 << 22
         length = max(1, num_bytes + is_large * _SMALL_BYTES)
@@ -217,7 +211,7 @@ class CpuBackend(Backend):
     def first_chunk(self, num_bytes: int) -> Array:
         # The first rows of a store lie on small pages: of a hundred small tables each would else
         # take 2 MB for each of its columns.
-        return self._mapped(num_bytes, small=_SMALL_BYTES)
+        return self._map_zeroed(num_bytes, small=_SMALL_BYTES)
 
     def far_chunk(self, num_bytes: int) -> np.ndarray:
         return self.zeros_chunk(num_bytes)

@@ -85,7 +85,7 @@ class CudaBackend(Backend):
             source = self._source(name)
             module = self._modules.get((source.path, is_wide))
             if module is None:
-                module = self._compiled(source.path, is_wide)
+                module = self._compile(source.path, is_wide)
                 self._modules[source.path, is_wide] = module
             run = module.get_function(name)
             driver = cupy.cuda.driver
@@ -108,7 +108,7 @@ class CudaBackend(Backend):
                 for name in kernel_names(binary):
                     self._kernel(name, is_wide)
 
-    def _compiled(self, path: Path, is_wide: bool) -> Any:
+    def _compile(self, path: Path, is_wide: bool) -> Any:
         binary = self._binaries.get(path, self._device.compute_capability, is_wide)
         module = cupy.cuda.Module()
         with self._device:  # it is loaded where the thread is, and kept for all threads
@@ -143,7 +143,7 @@ class CudaBackend(Backend):
         return tuned
 
     def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
-        table = self._packed(kernel, [part.arguments for part in parts])
+        table = self._pack_words(kernel, [part.arguments for part in parts])
         return self._plan_launches(kernel, [part.num_items for part in parts], table, parts)
 
     def _joined_columns(
@@ -185,7 +185,7 @@ class CudaBackend(Backend):
         action.arrays = arrays  # type: ignore[attr-defined]  # live as long as it does
         return action
 
-    def _packed(self, kernel: str, arguments: Sequence[Sequence[Any]]) -> np.ndarray:
+    def _pack_words(self, kernel: str, arguments: Sequence[Sequence[Any]]) -> np.ndarray:
         """Returns the arguments of parts as words, (num_parts, num_arguments) int64."""
         signature = self._source(kernel).signature
         for each in arguments:

@@ -68,6 +68,5 @@ class GpuBinaries:
             defines.append(f"-DSOK_LAUNCH_WORDS={WIDE_LAUNCH_WORDS}")
         flags = [*FLAGS, self._nvrtc.architecture(capability), *defines]
         return self._kept.get(
-            [source, *flags, self._nvrtc.build],
-            lambda: self._nvrtc.compiled(source, flags).binary,
+            [source, *flags, self._nvrtc.build], lambda: self._nvrtc.compiled(source, flags).binary
         )

@@ -67,7 +67,7 @@ def restored(
     Args:
       variable: whose table it is.
       tensors: what `serialized` gave.
-      part: as `serialized` has it. None: nothing is looked at.
+      part: the rank whose part the tensors have to be, and of how many; None: of any.
 
     Raises:
       ValueError: a tensor is missing, or does not fit, or is of another part.

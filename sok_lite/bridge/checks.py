@@ -40,7 +40,7 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
             "its `call`."
         )
     if isinstance(keys, (list, tuple)) and not tf.executing_eagerly():
-        keys = _stacked(keys, whose)
+        keys = _stack_tensors(keys, whose)
     if not tf.is_tensor(keys):
         array = np.asarray(keys)
         if array.size == 0 and array.dtype == np.float64:
@@ -56,7 +56,7 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
     return keys
 
 
-def _stacked(keys: Any, whose: str) -> Any:
+def _stack_tensors(keys: Any, whose: str) -> Any:
     """Returns a list that holds a tensor, which may be symbolic, as one; others as they are.
 
     Raises:

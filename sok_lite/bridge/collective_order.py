@@ -47,7 +47,7 @@ def numbered(name: str) -> str:
     return f"{name}, {counts[name]}"
 
 
-def _of_graph(name: str) -> str:
+def _name_in_process(name: str) -> str:
     """Returns a name of a call of this graph that is new in the process.
 
     What ranks do alone does not count: a rank may build graphs that others do not build.
@@ -175,7 +175,7 @@ def in_collective_order(
       what: what the call does, for the error text.
     """
     comm = collective.comm
-    name = _of_graph(numbered(f"{what} ({collective.name})")).encode()
+    name = _name_in_process(numbered(f"{what} ({collective.name})")).encode()
     # Two hashes of 31 bits: no name is taken for another, and none is negative.
     call = zlib.crc32(name) >> 1 << 31 | zlib.adler32(name) >> 1
 

@@ -214,7 +214,7 @@ class TableState(ObjectState):
         self._commit()
 
     def _take(self, arrays: Mapping[str, Sequence[np.ndarray]], values: dict[str, Any]) -> None:
-        kept = self._kept()
+        kept = self._other_variables()
         for what, variables in kept.items():
             if [tuple(array.shape) for array in arrays[what]] != [
                 tuple(v.shape) for v in variables
@@ -233,10 +233,10 @@ class TableState(ObjectState):
     def _variables(self) -> dict[str, list[np.ndarray]]:
         return {
             what: [np.asarray(variable) for variable in variables]
-            for what, variables in self._kept().items()
+            for what, variables in self._other_variables().items()
         }
 
-    def _kept(self) -> dict[str, list[Any]]:
+    def _other_variables(self) -> dict[str, list[Any]]:
         """Returns all variables that are no tables, by what they are."""
         if self._optimizer is None:
             updated = [v.name for v in self._tables if v.table.store.state_names]

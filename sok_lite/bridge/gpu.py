@@ -37,7 +37,8 @@ def share_gpu(backend: Backend) -> None:
     if backend.name == "cpu" or _shared == backend.device_id:
         return
     number = backend.device_id
-    gpu = _physical_gpus().get(number)
+    gpus = {_number(gpu): gpu for gpu in tf.config.list_physical_devices("GPU")}
+    gpu = gpus.get(number)
     if gpu is None:
         warnings.warn(
             f"TensorFlow does not see GPU {number}, on which the tables are: it sees "
@@ -107,10 +108,6 @@ def _let_grow(gpu: tf.config.PhysicalDevice, number: int) -> None:
             "operation, or tf.config.experimental.set_memory_growth before it.",
             stacklevel=4,
         )
-
-
-def _physical_gpus() -> dict[int, tf.config.PhysicalDevice]:
-    return {_number(gpu): gpu for gpu in tf.config.list_physical_devices("GPU")}
 
 
 def _number(gpu: tf.config.PhysicalDevice) -> int:

@@ -42,7 +42,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         if tf.executing_eagerly():
             return tf.custom_gradient(function)(*args)
         if tf.inside_function():
-            results = tf.custom_gradient(function)(*map(_of_this_graph, args))
+            results = tf.custom_gradient(function)(*map(_bring_into_graph, args))
             _keep_with_graph(results[0] if isinstance(results, (list, tuple)) else results)
             return results
         tensors = [tf.convert_to_tensor(arg) for arg in args]
@@ -85,7 +85,7 @@ def source_of(handle: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any
     return source
 
 
-def _of_this_graph(tensor: Any) -> Any:
+def _bring_into_graph(tensor: Any) -> Any:
     """Returns a tensor of the default graph for one of a graph around it.
 
     TensorFlow passes the function its own argument, and the gradient of a branch can take a tensor

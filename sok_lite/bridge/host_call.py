@@ -125,21 +125,13 @@ def host_call(
     refuse_replicas(what)
     refuse_while_exporting(what)
 
-    given_of: Callable[[Sequence[tf.Tensor]], list[Any]] | None = None
-    num_shaped = 0
-
-    def run(*tensors: Any) -> Sequence[tf.Tensor]:
-        given = tensors if given_of is None else given_of(tensors)
+    def call(*given: Any) -> Sequence[tf.Tensor]:
         if work is None:
-            results = on_device(backend, function, *given, waits=waits)
-        else:
-            results = timed_on_device(work, backend, function, *given, waits=waits)
-        if num_shaped:
-            return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
-        return results
+            return on_device(backend, function, *given, waits=waits)
+        return timed_on_device(work, backend, function, *given, waits=waits)
 
     if tf.executing_eagerly():
-        return list(run(*[x.values if isinstance(x, HostNumbers) else x for x in inputs]))
+        return list(call(*[x.values if isinstance(x, HostNumbers) else x for x in inputs]))
     if is_for_xla(tf.compat.v1.get_default_graph()):
         raise NotImplementedError(
             f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
@@ -148,20 +140,18 @@ def host_call(
             "a GPU if a model does not hold its tables: compile(jit_compile=False)."
         )
 
-    def place(
-        function: Callable[..., Sequence[tf.Tensor]],
-        inputs: Sequence[Any],
-        dtypes: Sequence[tf.DType],
-    ) -> Any:
-        if backend.name != "cpu":
-            return _gpu_call(function, inputs, dtypes)
-        with tf.device("CPU:0"):
-            return tf.py_function(function, list(inputs), list(dtypes))
-
     is_on_gpu = backend.name != "cpu"
+    place = _gpu_call if is_on_gpu else _cpu_call
     crossing, given_of = crossing_inputs(inputs, by_shape=is_on_gpu)
     num_shaped = num_shapes(counts) if is_on_gpu else 0
     dtypes = [tf.int64] * num_shaped + list(output_dtypes[1 if num_shaped else 0 :])
+
+    def run(*crossed: tf.Tensor) -> Sequence[tf.Tensor]:
+        results = call(*(crossed if given_of is None else given_of(crossed)))
+        if not num_shaped:
+            return results
+        return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
+
     if collective is not None and needs_order(collective):
         result = in_collective_order(collective, place, run, crossing, dtypes, what)
     else:
@@ -172,6 +162,16 @@ def host_call(
     if num_shaped:
         return [from_shapes(results[:num_shaped], counts), *results[num_shaped:]]
     return results
+
+
+def _cpu_call(
+    function: Callable[..., Sequence[tf.Tensor]],
+    inputs: Sequence[Any],
+    output_dtypes: Sequence[tf.DType],
+) -> Any:
+    """Returns the py_function of a function, on the CPU."""
+    with tf.device("CPU:0"):
+        return tf.py_function(function, list(inputs), list(output_dtypes))
 
 
 # Of equal width: a bitcast moves no byte and starts no work on a GPU.

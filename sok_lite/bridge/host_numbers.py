@@ -50,7 +50,7 @@ def crossing_inputs(
         values = each.values if isinstance(each, HostNumbers) else each
         if isinstance(each, HostNumbers) and not tf.is_tensor(values):
             arguments[place] = np.asarray(values)
-        elif isinstance(each, HostNumbers) and by_shape and _has_known_length(values):
+        elif isinstance(each, HostNumbers) and by_shape and values.shape.is_fully_defined():
             begin = len(tensors)
             tensors += _as_shapes(values)
             shaped.append((place, slice(begin, len(tensors)), values.dtype is tf.float64))
@@ -71,10 +71,6 @@ def crossing_inputs(
         return given
 
     return tensors, given_of
-
-
-def _has_known_length(numbers: tf.Tensor) -> bool:
-    return bool(numbers.shape.rank == 1 and numbers.shape[0] is not None)
 
 
 def numbers_of(tensors: Sequence[tf.Tensor]) -> np.ndarray:

@@ -53,13 +53,13 @@ def local_lookup(
     pipeline = pipeline_of_trace()
 
     def look_up(table: Any, keys: Any, *counts: Any) -> Sequence[tf.Tensor]:
-        insert, absent = reading(training, missing, reading_only=policy.reading_only)
+        insert, if_missing = reading(training, missing, reading_only=policy.reading_only)
         if insert and pipeline:
             refuse_to_insert(pipeline, table.name)
         rows = empty((*keys.shape, dim), dtype, backend)
         flat_rows = rows.reshape(-1, dim)
         counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
-        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=absent, **counted)
+        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=if_missing, **counted)
         return (to_tensor(rows, dtype, backend),)
 
     others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
@@ -87,7 +87,7 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
     backend, pipeline = variable.table.backend, pipeline_of_trace()
 
     def look_up(table: Any, keys: Any) -> Sequence[tf.Tensor]:
-        insert, absent = reading(None, None)
+        insert, if_missing = reading(None, None)
         if insert and pipeline:
             refuse_to_insert(pipeline, table.name)
         rows = empty((*keys.shape, dim), dtype, backend)
@@ -95,7 +95,7 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
         if insert:
             _, (evicted_keys, evicted_rows, _) = table.lookup_and_evict(flat, out=flat_rows)
         else:
-            table.lookup(flat, out=flat_rows, insert=insert, missing=absent)
+            table.lookup(flat, out=flat_rows, insert=insert, missing=if_missing)
             evicted_keys = table.key_dtype.from_int64(backend.xp, backend.xp.empty(0, np.int64))
             evicted_rows = flat_rows[:0]
         return (

@@ -54,9 +54,8 @@ def look_up(
         return [next(of_static if is_static else of_growing) for is_static in are_static]
 
     def plain(served: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        return combined(served, tables, policy, is_spread, *tensors)
+        return combined(served, tables, policy, comm.size > 1, *tensors)
 
-    is_spread = comm.size > 1
     return list(looked_up(what, live, plain, tensors_of(arguments)))
 
 

@@ -27,7 +27,7 @@ from sok_lite.engine.agreement import agree
 from sok_lite.engine.backward_context import BackwardContext, header_size, pack, unpack
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.packed import Empty
+from sok_lite.engine.packed import Empty, Packing, Unpacking
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -99,16 +99,15 @@ class LookupHost(PooledHost):
         keys = to_tensor(found.keys.whole, tf.int64, self.backend)
         return found.sizes, found.weight_grads, [keys]
 
-    def _packed(self, context: BackwardContext, at_hand: Sequence[Array]) -> list[tf.Tensor]:
-        backend, words, headers = self.backend, self._new_words, [np.empty(0, np.int64)]
+    def _pack(self, context: BackwardContext, packing: Packing) -> list[tf.Tensor]:
+        backend, headers = self.backend, [np.empty(0, np.int64)]
         if not self._is_on_gpu:
-            array = pack(backend, context, words, at_hand, self._has_splits)
-            return [to_tensor(array, tf.int64, backend)]
+            return [to_tensor(pack(backend, context, packing), tf.int64, backend)]
+        packing = packing._replace(at_hand=[*packing.at_hand, context.rows])
         # In an elastic job there may be more ranks by now.
-        is_apart = self._num_headers > 0 and self.comm.size == 1
-        keep_header = headers.append if is_apart else None
-        at_hand = [*at_hand, context.rows]
-        array = pack(backend, context, words, at_hand, self._has_splits, keep_header)
+        if self._num_headers > 0 and self.comm.size == 1:
+            packing = packing._replace(keep_header=headers.append)
+        array = pack(backend, context, packing)
         place = device_name(backend)
         return [
             to_tensor(array, tf.int64, backend) if array.size else no_elements(place),
@@ -116,11 +115,11 @@ class LookupHost(PooledHost):
             *with_shapes(zigzag(headers[-1]), self._num_headers, place),
         ]
 
-    def _unpacked(self, packed: Sequence[tf.Tensor], at_hand: Sequence[Array]) -> BackwardContext:
+    def _unpack(self, packed: Sequence[tf.Tensor], unpacking: Unpacking) -> BackwardContext:
         backend, num_parts = self.backend, len(self.tables)
         array, *rows = [to_array(each, backend) for each in packed[:2]]
         header = unzigzag(numbers_of(packed[2:])) if self._num_headers else None
         if header is not None and not header.size:
             header = None  # the array has it
-        where = ([*at_hand, *rows], self._splits_of, header)
-        return unpack(backend, self.comm, array, num_parts, *where)
+        unpacking = unpacking._replace(at_hand=[*unpacking.at_hand, *rows], header=header)
+        return unpack(backend, self.comm, array, num_parts, unpacking)

@@ -39,7 +39,7 @@ def optimizer_states(variable: TableVariable) -> "dict[str, OptimizerState]":
             "optimizer_states() takes a variable whose rows are in this process. Received: "
             f"{type(variable).__name__}."
         )
-    found = _called(variable, named_states.named_states)
+    found = _call_eagerly(variable, named_states.named_states)
     return {state.name: OptimizerState(variable, state) for state in found}
 
 
@@ -89,7 +89,8 @@ class OptimizerState(StateView):
           RuntimeError: not in eager mode.
         """
         variable = alive(self._variable)
-        self.name = _called(variable, partial(_renamed, self.name, str(name)))
+        rename = partial(named_states.rename_state, name=self.name, kind=str(name))
+        self.name = _call_eagerly(variable, rename)
         self.kind = str(name)
 
     def drop(self) -> None:
@@ -98,10 +99,10 @@ class OptimizerState(StateView):
         Raises:
           ValueError: there is no such state any more. RuntimeError: not in eager mode.
         """
-        _called(alive(self._variable), partial(_dropped, self.name))
+        _call_eagerly(alive(self._variable), partial(named_states.drop_state, name=self.name))
 
     def _now(self) -> NamedState:
-        states = _called(alive(self._variable), named_states.named_states)
+        states = _call_eagerly(alive(self._variable), named_states.named_states)
         found = [state for state in states if state.name == self.name]
         if not found:
             has = ", ".join(repr(state.name) for state in states) or "none"
@@ -120,18 +121,10 @@ class OptimizerState(StateView):
         )
 
 
-def _called(variable: TableVariable, function: Callable[[EmbeddingTable], Any]) -> Any:
+def _call_eagerly(variable: TableVariable, function: Callable[[EmbeddingTable], Any]) -> Any:
     if not tf.executing_eagerly():
         raise RuntimeError(
             "Optimizer states are listed, renamed and dropped in eager mode only. Do it outside of "
             "tf.function and of graphs of TF1."
         )
     return on_device(variable.table.backend, function, variable.table)
-
-
-def _renamed(name: str, kind: str, table: EmbeddingTable) -> str:
-    return named_states.rename_state(table, name, kind)
-
-
-def _dropped(name: str, table: EmbeddingTable) -> None:
-    named_states.drop_state(table, name)

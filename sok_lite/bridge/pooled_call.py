@@ -13,14 +13,7 @@ import tensorflow as tf
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import host_call, refuse_replicas, timed_on_device
 from sok_lite.bridge.host_numbers import HostNumbers
-from sok_lite.bridge.joined import (
-    Numbers,
-    cut,
-    cut_rows,
-    joined_rows,
-    joined_weights,
-    shapes_of,
-)
+from sok_lite.bridge.joined import Numbers, cut, cut_rows, joined_rows, joined_weights, shapes_of
 from sok_lite.bridge.lookup_arguments import Argument
 from sok_lite.bridge.pooled_host import AT_HAND, PooledHost
 from sok_lite.bridge.row_gradient import derived_once
@@ -100,9 +93,13 @@ class PooledCall(ABC):
             backward, carried = partial(host.backward, context), []
         else:
             joined, *packed = host_call(
-                *(host.forward_packed, [HostNumbers(tensors[0]), *tensors[1:]]),
-                *([tf.float32, *host.context_dtypes], host.backend, host.what),
-                *(host.collective, LOOKUPS),
+                host.forward_packed,
+                [HostNumbers(tensors[0]), *tensors[1:]],
+                [tf.float32, *host.context_dtypes],
+                host.backend,
+                host.what,
+                collective=host.collective,
+                work=LOOKUPS,
             )
             packed[0].set_shape([None])
             # An eager one would belong to no graph.
@@ -149,8 +146,13 @@ class PooledCall(ABC):
             inputs, dtypes = [*inputs, *joined_weights(weights)], [*dtypes, tf.float32]
         num_joined = len(dtypes)
         results = host_call(
-            *(backward, [*carried, *inputs], [*dtypes, *host.more_dtypes]),
-            *(host.backend, f"The gradient of {host.what}", host.collective, GRADIENTS),
+            backward,
+            [*carried, *inputs],
+            [*dtypes, *host.more_dtypes],
+            host.backend,
+            f"The gradient of {host.what}",
+            collective=host.collective,
+            work=GRADIENTS,
             counts=len(tables),
         )
         lengths = results[0]

@@ -21,7 +21,7 @@ from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine.layout import Layout
-from sok_lite.engine.pooling_context import SplitsOf
+from sok_lite.engine.packed import Packing, Unpacking
 from sok_lite.engine.segments import cut
 
 # Which of the tensors of `items_of` the way back is given again, keys and row splits: a graph holds
@@ -82,12 +82,12 @@ class PooledHost(ABC):
         """
 
     @abstractmethod
-    def _packed(self, context: Any, at_hand: Sequence[Array]) -> list[tf.Tensor]:
+    def _pack(self, context: Any, packing: Packing) -> list[tf.Tensor]:
         """Returns a context as tensors of `context_dtypes`."""
 
     @abstractmethod
-    def _unpacked(self, packed: Sequence[tf.Tensor], at_hand: Sequence[Array]) -> Any:
-        """Returns the context that `_packed` gave."""
+    def _unpack(self, packed: Sequence[tf.Tensor], unpacking: Unpacking) -> Any:
+        """Returns the context that `_pack` gave."""
 
     # ---------------------------------------------------------------- what all do
 
@@ -106,7 +106,8 @@ class PooledHost(ABC):
         """Returns the outputs, and the context as tensors."""
         outputs, context = self._looked_up(True, tensors)
         at_hand = [to_array(tensor, self.backend) for tensor in tensors[AT_HAND]]
-        return [outputs, *self._packed(context, at_hand)]
+        packing = Packing(self._new_words, at_hand, self._has_splits)
+        return [outputs, *self._pack(context, packing)]
 
     def _looked_up(self, in_graph: bool, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Any]:
         buffer = ResultBuffer(self.backend)
@@ -146,8 +147,8 @@ class PooledHost(ABC):
             begin = len(self.context_dtypes)
             end = begin + AT_HAND.stop - AT_HAND.start
             at_hand = [to_array(each, self.backend) for each in tensors[begin:end]]
-            context = self._unpacked(tensors[:begin], at_hand)
-            return function(context, *tensors[end:])
+            unpacking = Unpacking(at_hand, None if self._has_splits else self._splits_of)
+            return function(self._unpack(tensors[:begin], unpacking), *tensors[end:])
 
         return run
 
@@ -158,12 +159,9 @@ class PooledHost(ABC):
         ]
         return zlib.crc32(f"{self.what} {formats}".encode())
 
-    @property
-    def _splits_of(self) -> SplitsOf | None:
-        """Gives the row splits that no packed context has."""
-        if self._has_splits:
-            return None
-        return lambda sizes: splits_of_dense(self.tables, sizes, self.backend)[0]
+    def _splits_of(self, sizes: list[int]) -> Array:
+        """Returns the row splits that no packed context has, by the items of each table."""
+        return splits_of_dense(self.tables, sizes, self.backend)[0]
 
     def _live_tables(self) -> list[Any]:
         return live_tables(self._references)

@@ -47,10 +47,10 @@ def report(tables: Any) -> Report:
     if tf.inside_function():
         raise RuntimeError("A report is of the moment. Make it outside of the tf.function.")
     comm = communicator()
-    mine = together(comm, lambda: [_of(variable) for variable in tables_in(tables)])
+    mine = together(comm, lambda: list(map(_report_of_rank, tables_in(tables))))
     what = [{name: getattr(table, name) for name in _COMMON} for table in mine]
     check_equal_on_all_ranks(comm, {"tables": what}, "What a report is of")
-    by_rank = _of_all_ranks(comm, mine)
+    by_rank = _gather_reports(comm, mine)
     merged = [TableReport.sum_of(parts) for parts in zip(*by_rank, strict=True)]
     return Report(tuple(merged), comm.size, time.time())
 
@@ -91,11 +91,11 @@ def _items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _of(variable: TableVariable) -> TableReport:
+def _report_of_rank(variable: TableVariable) -> TableReport:
     return on_device(variable.table.backend, report_of, variable.table)
 
 
-def _of_all_ranks(comm: Communicator, mine: Sequence[TableReport]) -> list[list[TableReport]]:
+def _gather_reports(comm: Communicator, mine: Sequence[TableReport]) -> list[list[TableReport]]:
     """Returns the reports of each rank. Every rank must call it."""
     if comm.size == 1:
         return [list(mine)]

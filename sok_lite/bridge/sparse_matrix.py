@@ -50,7 +50,7 @@ def as_rows(matrix: Any) -> Any:
     if isinstance(matrix, tf.RaggedTensor):
         return matrix.merge_dims(1, -1)
     shape = matrix.dense_shape
-    return _reshaped(matrix, tf.stack([shape[0], tf.reduce_prod(shape[1:])]))
+    return _reshape(matrix, tf.stack([shape[0], tf.reduce_prod(shape[1:])]))
 
 
 def as_safe_matrix(ids: Any, weights: Any, combiner: str, default_id: Any) -> tuple[Any, Any, Any]:
@@ -71,9 +71,9 @@ def as_safe_matrix(ids: Any, weights: Any, combiner: str, default_id: Any) -> tu
     ids, weights, outer = _as_matrix(ids, weights)
     if weights is not None and combiner != "sum":
         keep = values_of(weights) > 0
-        ids, weights = _retained(ids, keep), _retained(weights, keep)
+        ids, weights = _retain(ids, keep), _retain(weights, keep)
     if default_id is not None:
-        ids, weights = _filled(ids, weights, tf.cast(default_id, ids.dtype))
+        ids, weights = _fill_empty_rows(ids, weights, tf.cast(default_id, ids.dtype))
     return ids, weights, outer
 
 
@@ -143,11 +143,11 @@ def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, Any]:
         raise ValueError(f"`sparse_ids` must have rank 2 or more. Received: shape {ids.shape}.")
     shape = ids.dense_shape
     flat = tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]])
-    flat_weights = None if weights is None else _reshaped(weights, flat)
-    return _reshaped(ids, flat), flat_weights, shape[:-1]
+    flat_weights = None if weights is None else _reshape(weights, flat)
+    return _reshape(ids, flat), flat_weights, shape[:-1]
 
 
-def _reshaped(sparse: tf.SparseTensor, shape: tf.Tensor) -> tf.SparseTensor:
+def _reshape(sparse: tf.SparseTensor, shape: tf.Tensor) -> tf.SparseTensor:
     """Returns a SparseTensor in another shape (2,)."""
     sparse = tf.sparse.reshape(sparse, shape)
     return tf.SparseTensor(tf.ensure_shape(sparse.indices, [None, 2]), sparse.values, shape)
@@ -170,13 +170,13 @@ def _innermost(ragged: tf.RaggedTensor) -> tf.RaggedTensor:
     return ragged
 
 
-def _retained(matrix: Any, keep: tf.Tensor) -> Any:
+def _retain(matrix: Any, keep: tf.Tensor) -> Any:
     if isinstance(matrix, tf.RaggedTensor):
         return tf.ragged.boolean_mask(matrix, matrix.with_values(keep))
     return tf.sparse.retain(matrix, keep)
 
 
-def _filled(ids: Any, weights: Any, default_id: tf.Tensor) -> tuple[Any, Any]:
+def _fill_empty_rows(ids: Any, weights: Any, default_id: tf.Tensor) -> tuple[Any, Any]:
     """Returns ids and weights with a default key, of weight 1, in each empty row."""
     ragged = isinstance(ids, tf.RaggedTensor)
     filled, is_empty = tf.sparse.fill_empty_rows(ids.to_sparse() if ragged else ids, default_id)

@@ -16,6 +16,7 @@ from sok_lite.engine import static_lookup
 from sok_lite.engine.agreement import agree
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
+from sok_lite.engine.packed import Packing, Unpacking
 from sok_lite.engine.static_lookup import StaticContext
 
 
@@ -94,13 +95,10 @@ class StaticHost(PooledHost):
             )
         return [len(each) for each in grads], by_weights, []
 
-    def _packed(self, context: StaticContext, at_hand: Sequence[Array]) -> list[tf.Tensor]:
-        words = self._new_words
-        array = static_lookup.pack(self.backend, context, words, at_hand, self._has_splits)
+    def _pack(self, context: StaticContext, packing: Packing) -> list[tf.Tensor]:
+        array = static_lookup.pack(self.backend, context, packing)
         return [to_tensor(array, tf.int64, self.backend)]
 
-    def _unpacked(self, packed: Sequence[tf.Tensor], at_hand: Sequence[Array]) -> StaticContext:
+    def _unpack(self, packed: Sequence[tf.Tensor], unpacking: Unpacking) -> StaticContext:
         array, num_tables = to_array(packed[0], self.backend), len(self.tables)
-        return static_lookup.unpack(
-            self.backend, self.comm, array, num_tables, at_hand, self._splits_of
-        )
+        return static_lookup.unpack(self.backend, self.comm, array, num_tables, unpacking)

@@ -46,7 +46,13 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     weights = [each.weights for each in static if each.weights is not None]
     items = [HostNumbers(inputs[0]), *inputs[1:], *joined_weights(weights)]
     lengths, places, *told = host_call(
-        *(host.locate, items, dtypes, host.backend, host.what, host.collective), counts=len(static)
+        host.locate,
+        items,
+        dtypes,
+        host.backend,
+        host.what,
+        collective=host.collective,
+        counts=len(static),
     )
     if not tf.executing_eagerly():
         lengths.set_shape([len(static)])
@@ -56,11 +62,11 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     known = failure_known_to_all(comm) if tf.executing_eagerly() else contextlib.nullcontext()
     with known:
         pieces = zip(host.tables, cut(places, lengths, len(static)), strict=True)
-        rows = [_read(spec, piece) for spec, piece in pieces]
+        rows = [_read_rows(spec, piece) for spec, piece in pieces]
     return _StaticLookup(host, static, inputs, batches, rows, told).outputs()
 
 
-def _read(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
+def _read_rows(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
     variable = alive(spec.variable)
     refuse_custom_step(variable)
     if not tf.executing_eagerly():

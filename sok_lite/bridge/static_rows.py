@@ -112,8 +112,12 @@ class WithStaticRows(TableVariable):
             )
         keys = tf.ensure_shape(keys, [None]) if keys.shape.rank is None else keys
         (rows,) = table_call(
-            *(self, f"to_static() of {self.name!r}", _read(self.dtype), [keys], [self.dtype]),
-            [[keys.shape[0], self.dimension]],
+            self,
+            f"to_static() of {self.name!r}",
+            _row_reader(self.dtype),
+            inputs=[keys],
+            dtypes=[self.dtype],
+            shapes=[[keys.shape[0], self.dimension]],
         )
         self._is_ever_static = True
         if tf.executing_eagerly():
@@ -273,7 +277,7 @@ def _is_embedding_lookup() -> bool:
     return any(frame.f_code.co_name == LOOKUP_IN_A_LIST[1] for frame in nearest)
 
 
-def _read(dtype: tf.DType) -> Callable[..., Sequence[tf.Tensor]]:
+def _row_reader(dtype: tf.DType) -> Callable[..., Sequence[tf.Tensor]]:
     def run(table: EmbeddingTable, key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
         backend, name = table.backend, table.name
         keys = to_array(key_tensor, backend)

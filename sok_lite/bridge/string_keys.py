@@ -17,13 +17,13 @@ def is_tensor(strings: Any) -> bool:
 
 
 def hash_tensor(strings: Any) -> Any:
-    """Returns Fingerprint64 of each string, as `sok_lite.hash_strings` does.
+    """Returns Fingerprint64 of each string, the hash of `sok_lite.hash_strings`.
 
     Args:
       strings: what `is_tensor` says yes to.
 
     Returns:
-      The same of int64.
+      A tensor of the same kind and shape, int64.
 
     Raises:
       TypeError: they are no strings.

@@ -43,11 +43,11 @@ def hash_strings(strings: Any) -> Any:
             return hash_tensor(strings)
     # What it holds, not what NumPy would make of it: of ["a", nan] "nan", of "a\0" "a".
     array = np.asarray(strings, object)
-    encoded = [_encoded(string) for string in array.reshape(-1).tolist()]
+    encoded = [_encode(string) for string in array.reshape(-1).tolist()]
     return fingerprints(encoded).reshape(array.shape)
 
 
-def _encoded(string: Any) -> bytes:
+def _encode(string: Any) -> bytes:
     if isinstance(string, str):
         return string.encode()
     if isinstance(string, bytes):

@@ -173,13 +173,13 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
         return None
     try:
         try:
-            tensor = _made(name, shape, dtype)
+            tensor = _allocate(name, shape, dtype)
         except tf.errors.ResourceExhaustedError:
             # TensorFlow cannot have what calls keep that did not wait, and what tables have given
             # back, which CuPy keeps.
             wait_for_all(backend)
             backend.xp.get_default_memory_pool().free_all_blocks()
-            tensor = _made(name, shape, dtype)
+            tensor = _allocate(name, shape, dtype)
     except tf.errors.ResourceExhaustedError as error:
         # In a graph TensorFlow would forget the kind of its own error.
         size = math.prod(shape) * dtype.size
@@ -193,7 +193,7 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
     return tensor if _is_on_gpu(tensor) else None
 
 
-def _made(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+def _allocate(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
     # Of a list TensorFlow would make a tensor in 90 microseconds.
     on_host = np.array(shape, np.int32)
     with tf.device(device):

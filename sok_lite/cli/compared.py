@@ -72,7 +72,7 @@ def difference(
                     sources, columns, (first, second), (at_first, at_second), strict=True
                 )
             ]
-            is_other, distance = _compared(rows[0], rows[1], tolerance)
+            is_other, distance = _compare_rows(rows[0], rows[1], tolerance)
             differing += int(np.count_nonzero(is_other))
             largest = float(np.maximum(largest, distance))
             _show(examples[2], keys[is_other], sources[0].key_type)
@@ -88,7 +88,7 @@ def _records(source: Source, column: str, dtype: np.dtype) -> Iterator[np.ndarra
         yield records
 
 
-def _compared(
+def _compare_rows(
     first: np.ndarray, second: np.ndarray, tolerance: float
 ) -> tuple[np.ndarray, np.floating]:
     """Returns which rows differ, and the largest difference of two elements."""

@@ -154,7 +154,7 @@ def cast_rows(rows: np.ndarray, stored: str, dtype: str) -> np.ndarray:
     return cast
 
 
-def recast(source: Source, dtype: str | None = None, key_type: str | None = None) -> Source:
+def recast(source: Source, dtype: str | None, key_type: str | None) -> Source:
     """Returns a source with rows and keys of other types.
 
     Args:

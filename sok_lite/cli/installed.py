@@ -52,7 +52,9 @@ def _tensorflow() -> Finding:
     version = _version_of("tensorflow", "tensorflow-cpu")
     if version is None:
         return Finding(
-            *(MISSING, "TensorFlow", "not installed: tables, but no training"),
+            MISSING,
+            "TensorFlow",
+            "not installed: tables, but no training",
             'pip install "tensorflow-cpu>=2.16,<2.22", or tensorflow[and-cuda] for GPUs',
         )
     if not _TENSORFLOWS[0] <= _numbers(version) < _TENSORFLOWS[1]:

@@ -47,22 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        return _failed(args, INTERRUPTED, "interrupted")
+        return _fail(args, INTERRUPTED, "interrupted")
     except BrokenPipeError:
         # Whoever read the output wants no more of it; Python would say so again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except WrongUse as error:
-        return _failed(args, WRONG_USE, str(error))
+        return _fail(args, WRONG_USE, str(error))
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        return _failed(args, FAILED, f"{where}{error.strerror}" if error.strerror else str(error))
+        return _fail(args, FAILED, f"{where}{error.strerror}" if error.strerror else str(error))
     except (ValueError, ImportError) as error:
-        return _failed(args, FAILED, str(error))
+        return _fail(args, FAILED, str(error))
     except MemoryError as error:
-        return _failed(args, FAILED, f"no memory ({error})")
+        return _fail(args, FAILED, f"no memory ({error})")
     except Exception as error:
-        return _failed(args, FAILED, f"{type(error).__name__}: {error} (--debug shows where)")
+        return _fail(args, FAILED, f"{type(error).__name__}: {error} (--debug shows where)")
 
 
 def entry() -> int:
@@ -82,7 +82,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(TERMINATED)
 
 
-def _failed(args: argparse.Namespace, status: int, reason: str) -> int:
+def _fail(args: argparse.Namespace, status: int, reason: str) -> int:
     if args.debug:
         traceback.print_exc()
     print(f"sok-lite {args.command}: {' '.join(reason.splitlines())}", file=sys.stderr)

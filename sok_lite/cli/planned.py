@@ -197,7 +197,7 @@ class Sent(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Of all."""
+        """Bytes of keys, rows and gradients."""
         return sum(self)
 
 

@@ -11,7 +11,7 @@ from sok_lite.engine.files.source import Source
 
 
 class Places(NamedTuple):
-    """Where the keys of a source are to be.
+    """The order of a source's keys in the sorted file.
 
     Attributes:
       keys: (n,) ascending.
@@ -23,7 +23,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, source: Source) -> "Places":
-        """Returns those of a source, 16 bytes a key; it takes twice that meanwhile.
+        """Sorts the keys of a source. Takes 32 bytes a key while it runs, and keeps 16.
 
         Raises:
           ValueError: a key repeats.

@@ -42,7 +42,7 @@ def findings_of_table(
         for rank, shard in enumerate(facts.shards):
             can_read = True
             for part in shard.chain:
-                reader, findings = _opened(folder, facts, part, add)
+                reader, findings = _open_checked(folder, facts, part, add)
                 can_read &= reader is not None
                 yield from findings
             if shard.texts is not None:
@@ -54,7 +54,7 @@ def findings_of_table(
         yield from _repeats(folder, facts, buckets)
 
 
-def _opened(
+def _open_checked(
     folder: str, facts: TableFacts, shard: Shard, add: Callable[[int], object]
 ) -> tuple[ShardReader | None, list[str]]:
     """Returns a reader of a file, None where it cannot be used, and what is wrong with it."""

@@ -170,14 +170,14 @@ class Alarm:
                 with suppress(OSError):
                     came = link.recv(1 << 16)
                 buffer += came
-                self._read(link, buffer)
+                self._take_frames(link, buffer)
                 if not came:
                     poll.unregister(number)
                     del links[number]
                     self._is_gone(link)
             self._tick()
 
-    def _read(self, link: socket.socket, buffer: bytearray) -> None:
+    def _take_frames(self, link: socket.socket, buffer: bytearray) -> None:
         """Takes all whole frames from a buffer."""
         while len(buffer) >= _FRAME.size:
             length, kind, epoch, turn = _FRAME.unpack_from(buffer)

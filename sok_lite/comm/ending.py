@@ -34,7 +34,7 @@ def end_together(comm: Communicator) -> None:
             text = str(error).strip().split("\n")[0]
             failures.append(f"an exception has ended its program: {kind.__name__}: {text}")
         else:
-            failures.append(f"{_place(trace)}{about_ranks}")
+            failures.append(f"{_place_in_program(trace)}{about_ranks}")
 
     def end() -> None:
         if os.getpid() != process:
@@ -64,7 +64,7 @@ def _about_ranks(error: BaseException) -> str | None:
 _WITHIN = r"^(?:[\w.]+\.)?(?:CommunicatorError|RanksDifferError): (.+)$"
 
 
-def _place(trace: TracebackType | None) -> str:
+def _place_in_program(trace: TracebackType | None) -> str:
     """Returns "train.py:12: ", the line of the program that led to an error."""
     of_others = (sys.prefix, sys.base_prefix, str(Path(__file__).parent.parent), "<frozen")
     for frame in reversed(traceback.extract_tb(trace)):

@@ -62,7 +62,7 @@ def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | 
     for peer, other in others.items():
         if other[: _CALL.size] == packed[: _CALL.size]:
             continue
-        theirs = _unpacked(other)
+        theirs = _unpack(other)
         same = "All ranks must make the same calls in the same order."
         if theirs.call == FAREWELL:
             return f"Rank {peer} has ended, while rank {rank} is in {mine}. {same}"
@@ -74,7 +74,7 @@ def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | 
     return None
 
 
-def _unpacked(packed: bytes) -> Header:
+def _unpack(packed: bytes) -> Header:
     turn, row_bytes, *texts = _CALL.unpack_from(packed)
     dtype, call = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
     return Header(turn, call, dtype, row_bytes)

@@ -140,7 +140,7 @@ class HorovodCommunicator(Communicator):
         splits = np.array([_num_header_rows(header) + len(part) for part in parts], np.int32)
         with self._running(name, header):
             received, _ = self._hvd.alltoall(message, splits=splits, name=_NAME)
-        return self._unpacked(header, received._numpy(), rows)
+        return self._unpack(header, received._numpy(), rows)
 
     def _message(self, header: Header, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the parts, each after its header, as Horovod takes them: (m, k)."""
@@ -162,7 +162,7 @@ class HorovodCommunicator(Communicator):
             start += len(part)
         return message.view(_WIRE_DTYPE[like.dtype.itemsize])
 
-    def _unpacked(self, mine: Header, message: np.ndarray, like: np.ndarray) -> Gathered:
+    def _unpack(self, mine: Header, message: np.ndarray, like: np.ndarray) -> Gathered:
         """Returns the rows of all ranks without their headers, or raises if one does not fit."""
         num_header_rows = _num_header_rows(mine)
         packed = _bytes(message)

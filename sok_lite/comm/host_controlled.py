@@ -6,13 +6,7 @@ from contextlib import suppress
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.comm.gpu_transport import (
-    FAILED,
-    NUM_WORDS,
-    Check,
-    Counts,
-    GpuTransport,
-)
+from sok_lite.comm.gpu_transport import FAILED, NUM_WORDS, Check, Counts, GpuTransport
 from sok_lite.comm.protocol import CommunicatorError
 
 
@@ -42,7 +36,7 @@ class HostControlledTransport(GpuTransport):
                 raise
         sent = np.diff(on_host[: len(offsets)]).reshape(size, num_tables)
         words = np.tile(self._words(call, num_tables, tag), (size, 1))
-        theirs = self._exchanged(call, np.concatenate([words, sent], axis=1))
+        theirs = self._exchange(call, np.concatenate([words, sent], axis=1))
         if any(part[FAILED] for part in theirs):
             self._raise_reasons(call, None)
         self._check_tables(np.stack([part[:NUM_WORDS] for part in theirs]), num_tables, tag)
@@ -63,13 +57,13 @@ class HostControlledTransport(GpuTransport):
 
     def refuse(self, call: str, reason: str) -> None:
         words = np.tile(self._words(call, failed=1), (self._comm.size, 1))
-        self._exchanged(call, words)
+        self._exchange(call, words)
         self._raise_reasons(call, reason)
 
     def fail(self, call: str) -> None:
         self._comm.barrier(call)
 
-    def _exchanged(self, call: str, blocks: np.ndarray) -> list[np.ndarray]:
+    def _exchange(self, call: str, blocks: np.ndarray) -> list[np.ndarray]:
         """Gives a block to each rank; returns theirs, whose lengths may differ."""
         size, width = blocks.shape
         came = self._comm.alltoallv(blocks.reshape(-1), np.full(size, width), call=call)

@@ -43,8 +43,8 @@ def connect_ring(comm: Communicator) -> tuple[socket.socket, socket.socket]:
         try:
             # Both at once: who waits for an answer must answer meanwhile.
             with ThreadPoolExecutor(1) as pool:
-                answered = pool.submit(_answered, listener, token)
-                links.append(_called(cards[(comm.rank + 1) % comm.size]))
+                answered = pool.submit(_accept, listener, token)
+                links.append(_call(cards[(comm.rank + 1) % comm.size]))
                 links.append(answered.result())
         except OSError as error:
             reason = f"Rank {comm.rank} cannot reach the ranks beside it by TCP: {error}"
@@ -84,7 +84,7 @@ def _addresses() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _called(card: dict[str, Any]) -> socket.socket:
+def _call(card: dict[str, Any]) -> socket.socket:
     """Returns a link to the rank that has this card: whoever answers its token is that rank."""
     # All addresses at once: of one that leads nowhere, nothing may come for long.
     pool = ThreadPoolExecutor(len(card["hosts"]))
@@ -116,7 +116,7 @@ def _answer_of(host: str, card: dict[str, Any]) -> socket.socket | OSError:
     return failure
 
 
-def _answered(listener: socket.socket, token: str) -> socket.socket:
+def _accept(listener: socket.socket, token: str) -> socket.socket:
     """Returns the link of the first caller that knows the token."""
     while True:
         link, _ = listener.accept()

@@ -140,7 +140,7 @@ class Mailboxes:
             return None
         signal = Signal(*_SIGNAL.unpack(received))
         for file in files:
-            self._inboxes[peer, turn_of(signal.packed) % 2] = _mapped(file)
+            self._inboxes[peer, turn_of(signal.packed) % 2] = _map(file)
         return signal
 
     def take(self, turn: int, peer: int, signal: Signal, rows: np.ndarray) -> None:
@@ -183,7 +183,7 @@ class LastWords:
             _, files, _, _ = socket.recv_fds(link, 16, 1)
             if not files:
                 raise ConnectionError(f"rank {peer} gave no memory")
-            self._theirs[peer] = _mapped(files[0])
+            self._theirs[peer] = _map(files[0])
         _alive.add(self)
 
     def write(self, text: str) -> None:
@@ -240,7 +240,7 @@ def _shared_memory(size: int) -> tuple[np.ndarray, int]:
         raise
 
 
-def _mapped(file: int) -> np.ndarray:
+def _map(file: int) -> np.ndarray:
     """Returns the memory of another rank, (size,) uint8, to be read, and closes the file."""
     try:
         return np.frombuffer(mmap.mmap(file, os.fstat(file).st_size, prot=mmap.PROT_READ), np.uint8)

@@ -95,7 +95,7 @@ def choose_transport(
     for name in names:
         reason = _reason(cards, name)
         if not reason and transport == "auto":
-            reason = _connected(comm, backend, kinds[name])
+            reason = _connect(comm, backend, kinds[name])
         elif not reason:
             comm.gpu_transport = kinds[name].make(comm, backend)
         if comm.gpu_transport is not None:
@@ -109,7 +109,7 @@ def choose_transport(
     )
 
 
-def _connected(comm: Communicator, backend: Backend, kind: TransportKind) -> str:
+def _connect(comm: Communicator, backend: Backend, kind: TransportKind) -> str:
     """Sets the transport of a communicator; returns why a rank cannot connect, "" if all can."""
     transport, reason = None, ""
     try:

@@ -44,7 +44,7 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
         array = np.array(keys, object) if is_text else np.asarray(keys)
         kinds = "SUO" if dtype == tf.string else "iu"
         if array.dtype.kind in kinds or array.size == 0:
-            keys = _converted(array.astype(object) if dtype == tf.string else array, dtype)
+            keys = _convert(array.astype(object) if dtype == tf.string else array, dtype)
         else:
             keys = array
     if getattr(keys, "dtype", None) != dtype or not isinstance(keys, tf.Tensor):
@@ -57,7 +57,7 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
     return keys
 
 
-def _converted(array: np.ndarray, dtype: tf.DType) -> Any:
+def _convert(array: np.ndarray, dtype: tf.DType) -> Any:
     if array.size == 0:
         return tf.zeros(array.shape, dtype) if dtype != tf.string else tf.fill(array.shape, "")
     converted = (

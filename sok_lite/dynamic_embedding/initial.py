@@ -65,7 +65,7 @@ def initial_value(
             return made
         if not callable(initializer):
             break
-        initializer = _called(initializer, dim)
+        initializer = _call(initializer, dim)
     values = np.asarray(initializer)
     if values.dtype == tf.bfloat16.as_numpy_dtype:
         values = values.astype(np.float32)
@@ -128,7 +128,7 @@ def array_of(tensor: Any) -> np.ndarray:
         return np.asarray(tensor.numpy())
 
 
-def _called(function: Any, dim: int) -> Any:
+def _call(function: Any, dim: int) -> Any:
     with tf.init_scope():
         try:
             return function(shape=[dim])

@@ -132,7 +132,7 @@ def embedding_lookup_sparse(
     name = name or "embedding_lookup_sparse"
     ids, weights = as_rows(sp_ids), None if sp_weights is None else as_rows(sp_weights)
     table = _table_of(params, values_of(ids), [f"{name}/{_LOOKUP}", name], return_trainable)
-    rows = _combined(table, ids, weights, combiner, max_norm)
+    rows = _combine(table, ids, weights, combiner, max_norm)
     return (rows, _trainable_of(table)) if return_trainable else rows
 
 
@@ -178,7 +178,7 @@ def safe_embedding_lookup_sparse(
     ids, weights, outer = as_safe_matrix(sparse_ids, sparse_weights, combiner, default_id)
     full_name = f"{name}/embedding_lookup_sparse/{_LOOKUP}"
     table = _table_of(embedding_weights, values_of(ids), [full_name, name], return_trainable)
-    rows = _combined(table, ids, weights, combiner, max_norm)
+    rows = _combine(table, ids, weights, combiner, max_norm)
     rows = with_outer(rows, outer, sparse_ids)
     return (rows, _trainable_of(table)) if return_trainable else rows
 
@@ -258,7 +258,7 @@ def _table_of(
 # ---- sparse matrices -----------------------------------------------------------------------------
 
 
-def _combined(
+def _combine(
     table: TrainableWrapper | HvdVariable,
     ids: Any,
     weights: Any,

@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
 
 class Layout:
-    """Where what is in a value.
+    """The layout of a value: a row, then its columns.
 
     Args:
       row_bytes: length of a row.

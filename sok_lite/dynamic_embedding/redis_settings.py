@@ -117,7 +117,7 @@ def make_settings(overrides: dict[str, Any]) -> dict[str, Any]:
     settings = dict(DEFAULTS)
     for name, value in overrides.items():
         if name in DEFAULTS:
-            settings[name] = _of_type(name, value)
+            settings[name] = _convert(name, value)
         elif name not in _OF_OLD_FILES:
             raise ValueError(
                 f"There is no setting {name!r} of Redis. Expected some of {', '.join(DEFAULTS)}."
@@ -172,7 +172,7 @@ def connect(settings: dict[str, Any]) -> Any:
     return client
 
 
-def _of_type(name: str, value: Any) -> Any:
+def _convert(name: str, value: Any) -> Any:
     """Returns a value as its setting has it."""
     default = DEFAULTS[name]
     if isinstance(default, list):

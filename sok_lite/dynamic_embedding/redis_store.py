@@ -142,10 +142,10 @@ class RedisStore:
           ((n,) bool, which keys there are; (n, row_bytes and those of columns) uint8, where there
           is none a row of 0 and what columns begin with).
         """
-        values = self._read(checked_keys(keys))
+        values = self._read_values(checked_keys(keys))
         return values != None, self._rows(values)  # noqa: E711
 
-    def _read(self, keys: np.ndarray) -> np.ndarray:
+    def _read_values(self, keys: np.ndarray) -> np.ndarray:
         """Returns the values of keys, (n,) of objects: bytes, or None where there is none."""
         values, fields = np.empty(len(keys), object), fields_of(keys)
         for parts in self._batches(keys):
@@ -196,7 +196,7 @@ class RedisStore:
         keys = checked_keys(keys)
         left = np.arange(len(keys))
         while len(left):
-            values = self._read(keys[left])
+            values = self._read_values(keys[left])
             old = self._rows(values)
             chosen, new = function(left, values != None, old)  # noqa: E711
             chosen = np.flatnonzero(np.asarray(chosen))

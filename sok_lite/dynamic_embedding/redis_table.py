@@ -17,7 +17,7 @@ from sok_lite.engine.table.remote import RemoteTable
 
 
 class RedisTableConfig:
-    """Which Redis tables are in: see redis_settings.py for the file that says so.
+    """The path of the file that says which Redis has the tables (see redis_settings.py).
 
     Args:
       redis_config_abs_dir: path of a JSON file; None: that of the environment variable
@@ -101,7 +101,7 @@ class RedisTable(HashTable):
 
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> Any:
         like = make()
-        return RemoteTable(make, _opened(self._settings, like))
+        return RemoteTable(make, _open_rows(self._settings, like))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {}  # the rows stay where they are
@@ -118,7 +118,7 @@ class _RowsInRedis(RedisStore):
         return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
 
 
-def _opened(settings: dict[str, Any], like: EmbeddingTable) -> _RowsInRedis:
+def _open_rows(settings: dict[str, Any], like: EmbeddingTable) -> _RowsInRedis:
     """Returns the rows of a table; a new one begins with those of another version, if it has any.
 
     The versions are model_tag_runtime and model_tag_import.

@@ -77,12 +77,12 @@ def remove(variable: Any, keys: Any, name: str | None = None) -> Any:
       TypeError: keys of another dtype. (It is a ValueError as well.)
     """
     keys = checked(variable, keys)
-    return _both(variable.rows.remove(keys), _of_status(variable, "remove", keys))
+    return _both(variable.rows.remove(keys), _with_status(variable, "remove", keys))
 
 
 def clear(variable: Any, name: str | None = None) -> Any:
     """Removes all keys. Returns None in eager mode, the operation in a graph."""
-    return _both(variable.rows.clear(), _of_status(variable, "clear"))
+    return _both(variable.rows.clear(), _with_status(variable, "clear"))
 
 
 def export(variable: Any, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -107,7 +107,7 @@ def size(variable: Any, index: int | None = None, name: str | None = None) -> tf
     return variable.rows.size() if index is None else variable.tables[index].size()
 
 
-def _of_status(variable: Any, method: str, *arguments: Any) -> Any:
+def _with_status(variable: Any, method: str, *arguments: Any) -> Any:
     """Does with the policy's status what is done with the rows."""
     policy = variable.restrict_policy
     return None if policy is None else getattr(policy.status, method)(*arguments)

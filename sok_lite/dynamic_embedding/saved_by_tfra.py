@@ -51,7 +51,7 @@ class ShardsOfTfra:
             return tf.no_op()
         arrived, self._arrived = self._arrived, []
         rows = alive(self._rows)
-        done = _read(rows) if rows.files is not None else _replace(rows, arrived)
+        done = _read_table(rows) if rows.files is not None else _replace(rows, arrived)
         warnings.warn(
             f"The rows of {rows.table.name!r} were restored from a checkpoint of TFRA. What its "
             "optimizer and its restrict policy kept of them was not, and begins anew. `sok-lite "
@@ -99,7 +99,7 @@ def _replace(rows: Any, shards: list[tuple[tf.Tensor, ...]]) -> Any:
         return rows.insert(keys, values)
 
 
-def _read(rows: Any) -> Any:
+def _read_table(rows: Any) -> Any:
     def read(rows: Any) -> None:
         rows.files.read()
 

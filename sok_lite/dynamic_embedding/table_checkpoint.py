@@ -50,7 +50,7 @@ def check_described(rows: Any, saved: str | bytes) -> None:
 def serialize_to_tensors(table: Any) -> dict[str, Any]:
     """Returns what a checkpoint has of a table: tensors, or a SaveSpec where rows are in files."""
     if table.files is not None:
-        return {"files": _written(table)}
+        return {"files": _write(table)}
     tensors = table.saved_tensors()
     tensors["description"] = tf.constant(described(table))
     if tf.executing_eagerly():
@@ -71,7 +71,7 @@ def restore_from_tensors(table: Any, restored_tensors: dict[str, tf.Tensor]) -> 
     return table.restore_tensors(tensors)
 
 
-def _written(table: Any) -> Any:
+def _write(table: Any) -> Any:
     """Writes the files of the rows, and returns the description that a checkpoint has instead."""
 
     def write(rows: Any) -> str:

@@ -50,7 +50,7 @@ def warm_start(
     names = dict(var_name_to_prev_var_name or {})
     done = [
         _insert_saved(reader, path, variable, names.get(variable.name))
-        for variable in _chosen(vars_to_warm_start)
+        for variable in _choose_variables(vars_to_warm_start)
     ]
     return tf.group(*done)
 
@@ -87,7 +87,7 @@ class WarmStartHook(tf.compat.v1.train.SessionRunHook):
             self._operation = None
 
 
-def _chosen(which: Any) -> list[Variable]:
+def _choose_variables(which: Any) -> list[Variable]:
     """Returns the variables of the graph that `vars_to_warm_start` means."""
     listed: Sequence[Any] = [which] if isinstance(which, str) else which
     is_list = isinstance(listed, (list, tuple))

@@ -1,16 +1,14 @@
 """The context that a lookup leaves for its gradient, also packed into one array."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
-from sok_lite.engine.packed import Empty, KeepHeader
+from sok_lite.engine.packed import OF_WHOLE, WHOLE, Packing, Unpacking
 from sok_lite.engine.pooling_context import (
     PoolingContext,
-    SplitsOf,
     header_size_alone,
     pack_pooling,
     unpack_pooling,
@@ -39,25 +37,10 @@ class BackwardContext(NamedTuple):
     rows: Array
 
 
-def pack(
-    backend: Backend,
-    context: BackwardContext,
-    empty: Empty | None = None,
-    at_hand: Sequence[Array] = (),
-    has_splits: bool = True,
-    keep_header: KeepHeader | None = None,
-) -> Array:
-    """Returns a context as one int64 array, a header and then the bytes of all arrays.
-
-    Args:
-      empty: allocates int64 memory of a shape; None: the backend does.
-      at_hand: (n,) each, that `unpack` will be given too: arrays of the context that lie in their
-        memory are not copied.
-      has_splits: whether the row splits are packed; if not, `unpack` takes them from its caller.
-      keep_header: takes the header, (k,) int64 on the host, which the array then does not have.
-    """
-    arrays, more = [context.keys, context.rows], (empty, at_hand, has_splits, keep_header)
-    return pack_pooling(backend, context.pooling, context.found, arrays, *more)
+def pack(backend: Backend, context: BackwardContext, packing: Packing = WHOLE) -> Array:
+    """Returns a context as one int64 array, a header and then the bytes of all arrays."""
+    arrays = [context.keys, context.rows]
+    return pack_pooling(backend, context.pooling, context.found, arrays, packing)
 
 
 def header_size(num_parts: int) -> int:
@@ -70,21 +53,14 @@ def unpack(
     comm: Communicator,
     packed: Array,
     num_parts: int,
-    at_hand: Sequence[Array] = (),
-    splits_of: SplitsOf | None = None,
-    header: np.ndarray | None = None,
+    unpacking: Unpacking = OF_WHOLE,
 ) -> BackwardContext:
-    """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
-
-    Args:
-      at_hand: equal to the `at_hand` of `pack`.
-      splits_of: returns the row splits; called where they were not packed.
-      header: what `keep_header` took; None: the packed array has it, and reading it waits.
+    """Returns the context that `pack` wrote; its arrays are views of `packed` and of those at hand.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
     pooling, found, arrays = unpack_pooling(
-        backend, comm, packed, num_parts, _NUMBERS, _ARRAYS, at_hand, splits_of, header
+        backend, comm, packed, num_parts, _NUMBERS, _ARRAYS, unpacking
     )
     return BackwardContext(pooling, found, *arrays)

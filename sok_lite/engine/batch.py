@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
     @property
     def combiners(self) -> Sequence[str]:
-        """Of each part."""
+        """Combiner of each part."""
         return self.layout.combiners
 
     @property

@@ -94,10 +94,7 @@ def gradients_at_owners(
     splits = pooling.splits_of_parts()
     weight_grads, by_weights = _weight_grads(backend, parts, out_grads, pooling, splits)
     index, coefficients = coefficients_of(
-        backend,
-        splits,
-        [(weights, combiner) for _, weights, combiner in parts],
-        num_items,
+        backend, splits, [(weights, combiner) for _, weights, combiner in parts], num_items
     )
     if by_weights:
         publish(*by_weights)

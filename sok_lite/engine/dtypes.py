@@ -125,16 +125,6 @@ class RowDtype(NamedTuple):
         return bits < least.view(np.uint32)
 
 
-def as_words(array: Array) -> tuple[str, Array]:
-    """Returns an array as unsigned integers of its width, for kernels that only copy elements.
-
-    Returns:
-      (what ends the kernel's name, "u8", "u16", "u32" or "u64"; the view).
-    """
-    bits = 8 * array.dtype.itemsize
-    return f"u{bits}", array.view(f"uint{bits}")
-
-
 _ROW_DTYPES = {
     "float32": RowDtype("float32", np.dtype(np.float32), "f32", 0),
     "float16": RowDtype("float16", np.dtype(np.float16), "f16", 1),
@@ -206,6 +196,26 @@ class KeyDtype(NamedTuple):
         return keys.astype(self.dtype, copy=False)
 
 
+_I64 = np.iinfo(np.int64)
+_KEY_DTYPES = {
+    "int64": KeyDtype("int64", np.dtype(np.int64), int(_I64.max), int(_I64.min)),
+    "int32": KeyDtype("int32", np.dtype(np.int32), int(_I64.max), int(_I64.min)),
+    # The largest two, as int64 bit patterns.
+    "uint64": KeyDtype("uint64", np.dtype(np.uint64), -1, -2),
+}
+
+
+def key_dtype(name: str) -> KeyDtype:
+    """Returns the key type of a name.
+
+    Raises:
+      ValueError: no such type.
+    """
+    if name not in _KEY_DTYPES:
+        raise ValueError(f"key_type must be one of {', '.join(_KEY_DTYPES)}. Received: {name!r}.")
+    return _KEY_DTYPES[name]
+
+
 def _check_fits(xp: Any, numbers: Array, dtype: np.dtype, what: str, advice: str) -> None:
     """Raises ValueError if one of some integers does not fit a dtype of integers."""
     if numbers.dtype == dtype:
@@ -224,15 +234,6 @@ def _check_fits(xp: Any, numbers: Array, dtype: np.dtype, what: str, advice: str
         )
 
 
-_I64 = np.iinfo(np.int64)
-_KEY_DTYPES = {
-    "int64": KeyDtype("int64", np.dtype(np.int64), int(_I64.max), int(_I64.min)),
-    "int32": KeyDtype("int32", np.dtype(np.int32), int(_I64.max), int(_I64.min)),
-    # The largest two, as int64 bit patterns.
-    "uint64": KeyDtype("uint64", np.dtype(np.uint64), -1, -2),
-}
-
-
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer of Python or NumPy; True and False are none."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
@@ -246,15 +247,14 @@ def number_in(value: Any) -> Any:
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
-def key_dtype(name: str) -> KeyDtype:
-    """Returns the key type of a name.
+def as_words(array: Array) -> tuple[str, Array]:
+    """Returns an array as unsigned integers of its width, for kernels that only copy elements.
 
-    Raises:
-      ValueError: no such type.
+    Returns:
+      (what ends the kernel's name, "u8", "u16", "u32" or "u64"; the view).
     """
-    if name not in _KEY_DTYPES:
-        raise ValueError(f"key_type must be one of {', '.join(_KEY_DTYPES)}. Received: {name!r}.")
-    return _KEY_DTYPES[name]
+    bits = 8 * array.dtype.itemsize
+    return f"u{bits}", array.view(f"uint{bits}")
 
 
 def float32_to_bfloat16(xp: Any, values: Array) -> Array:

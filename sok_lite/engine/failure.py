@@ -21,7 +21,7 @@ _KINDS: tuple[type[Exception], ...] = (MemoryError, OSError, TypeError, ValueErr
 # The call of the collective that sends keys, or the reason why there are none.
 SEND_KEYS = "send_keys"
 
-
+# On one rank nobody is told.
 _NOBODY = nullcontext()
 
 
@@ -121,8 +121,7 @@ def reason_in(part: np.ndarray) -> str | None:
 
 
 def _send_reason(comm: Communicator, reason: str) -> None:
-    if comm.size == 1:
-        return
+    """Sends the reason for which there are no keys, in their place, to ranks in `send_keys`."""
     if comm.gpu_transport is not None:
         comm.gpu_transport.refuse(SEND_KEYS, reason)
         return

@@ -54,16 +54,16 @@ class _Strings(NamedTuple):
         return _K2 + self.sizes.view(np.uint64) * np.uint64(2)
 
 
-def _rotated(x: np.ndarray, bits: int) -> np.ndarray:
+def _rotate(x: np.ndarray, bits: int) -> np.ndarray:
     return (x >> np.uint64(bits)) | (x << np.uint64(64 - bits))
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(47))
 
 
 def _of_two(u: np.ndarray, v: np.ndarray, mul: np.ndarray) -> np.ndarray:
-    return _mixed((v ^ _mixed((u ^ v) * mul)) * mul) * mul
+    return _mix((v ^ _mix((u ^ v) * mul)) * mul) * mul
 
 
 def _of_1_to_3(strings: _Strings) -> np.ndarray:
@@ -71,7 +71,7 @@ def _of_1_to_3(strings: _Strings) -> np.ndarray:
     first, middle, last = (strings.byte(at) for at in (0 * sizes, sizes >> 1, sizes - 1))
     y = first + (middle << np.uint64(8))
     z = sizes.view(np.uint64) + (last << np.uint64(2))
-    return _mixed(y * _K2 ^ z * _K0) * _K2
+    return _mix(y * _K2 ^ z * _K0) * _K2
 
 
 def _of_4_to_7(strings: _Strings) -> np.ndarray:
@@ -83,14 +83,14 @@ def _of_4_to_7(strings: _Strings) -> np.ndarray:
 def _of_8_to_16(strings: _Strings) -> np.ndarray:
     mul = strings.mul
     a, b = strings.word(0) + _K2, strings.word(-8)
-    return _of_two(_rotated(b, 37) * mul + a, (_rotated(a, 25) + b) * mul, mul)
+    return _of_two(_rotate(b, 37) * mul + a, (_rotate(a, 25) + b) * mul, mul)
 
 
 def _outer(strings: _Strings, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the two words that the first and last 16 bytes come to, `a` being of the first 8."""
     b, c = strings.word(8), strings.word(-8) * strings.mul
-    y = _rotated(a + b, 43) + _rotated(c, 30) + strings.word(-16) * _K2
-    return y, a + _rotated(b + _K2, 18) + c
+    y = _rotate(a + b, 43) + _rotate(c, 30) + strings.word(-16) * _K2
+    return y, a + _rotate(b + _K2, 18) + c
 
 
 def _of_17_to_32(strings: _Strings) -> np.ndarray:
@@ -103,7 +103,7 @@ def _of_33_to_64(strings: _Strings) -> np.ndarray:
     z = _of_two(y, rest, mul)
     e, f = strings.word(16) * mul, strings.word(24)
     g, h = (y + strings.word(-32)) * mul, (z + strings.word(-24)) * mul
-    return _of_two(_rotated(e + f, 43) + _rotated(g, 30) + h, e + _rotated(f + a, 18) + g, mul)
+    return _of_two(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, mul)
 
 
 # What strings of more than 64 bytes have come to so far: x, y, z and the pairs v and w.
@@ -114,9 +114,9 @@ def _weak(
     words: Sequence[np.ndarray], a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     a = a + words[0]
-    b = _rotated(b + a + words[3], 21)
+    b = _rotate(b + a + words[3], 21)
     c = a + words[1] + words[2]
-    return c + words[3], b + _rotated(c, 44) + a
+    return c + words[3], b + _rotate(c, 44) + a
 
 
 def _step(state: _State, words: Sequence[np.ndarray], mul: Any, nine: int) -> _State:
@@ -127,11 +127,11 @@ def _step(state: _State, words: Sequence[np.ndarray], mul: Any, nine: int) -> _S
       nine: 1, for the last step 9.
     """
     (x, y, z, v0, v1, w0, w1), times = state, np.uint64(nine)
-    x = _rotated(x + y + v0 + words[1], 37) * mul
-    y = _rotated(y + v1 + words[6], 42) * mul
+    x = _rotate(x + y + v0 + words[1], 37) * mul
+    y = _rotate(y + v1 + words[6], 42) * mul
     x = x ^ (w1 * times)
     y = y + v0 * times + words[5]
-    z = _rotated(z + w0, 33) * mul
+    z = _rotate(z + w0, 33) * mul
     v = _weak(words[:4], v1 * mul, x + w0)
     w = _weak(words[4:], z + w1, y + words[2])
     return [z, y, x, *v, *w]
@@ -145,7 +145,7 @@ def _of_more(strings: _Strings) -> np.ndarray:
     none = np.zeros(sizes.size, np.uint64)
     # Arrays throughout: NumPy warns of scalars that wrap.
     x, y = none + _SEED, (none + _SEED) * _K1 + np.uint64(113)
-    z = _mixed(y * _K2 + np.uint64(113)) * _K2
+    z = _mix(y * _K2 + np.uint64(113)) * _K2
     state = [x * _K2 + words[starts], y, z, none, none, none, none]
     ended = []
     for block in range(int(num_blocks[0])):
@@ -169,7 +169,7 @@ def _last(state: _State, words: Sequence[np.ndarray], sizes: np.ndarray) -> np.n
     w0 = w0 + ((sizes - 1) & (_BLOCK - 1)).view(np.uint64)
     v0 = v0 + w0
     x, y, z, v0, v1, w0, w1 = _step([x, y, z, v0, v1, w0 + v0, w1], words, mul, 9)
-    return _of_two(_of_two(v0, w0, mul) + _mixed(y) * _K0 + z, _of_two(v1, w1, mul) + x, mul)
+    return _of_two(_of_two(v0, w0, mul) + _mix(y) * _K0 + z, _of_two(v1, w1, mul) + x, mul)
 
 
 _BY_SIZE = (

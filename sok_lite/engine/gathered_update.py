@@ -107,7 +107,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
         kinds = list(map(self._kinds, updates.tables))
         states = acquire_states(updates.tables, kinds, updates.optimizers)
         with_rows = _without_missing(_with_rows_inserted(by_row))
-        gathered = map(_gathered, with_rows.tables, with_rows.rows, with_rows.grads, states)
+        gathered = map(_gather, with_rows.tables, with_rows.rows, with_rows.grads, states)
         stepped, more = self._function(list(gathered))
         refused = [(t, t.refused) for t in compress(by_row.tables, by_row.inserts)]
         return _Computed(by_row, with_rows, states, stepped, more, refused)
@@ -117,9 +117,10 @@ class GatheredStep(HeldStep["_Computed | None"]):
             publish(extra_actions)
             return
         by_row, with_rows, states, stepped, more, refused = ready
+        counted = (by_row.tables, by_row.num_without_row, by_row.inserts)
         left_out = [
             table.plan_count(not_updated=count)
-            for table, count, insert in zip(*by_row[::4], by_row.inserts, strict=True)
+            for table, count, insert in zip(*counted, strict=True)
             if count and not insert
         ]
         touch(by_row)
@@ -195,7 +196,7 @@ def _without_missing(updates: ResolvedUpdates) -> ResolvedUpdates:
     return updates._replace(keys=keys, rows=rows, grads=grads, num_without_row=[0] * len(keys))
 
 
-def _gathered(table: EmbeddingTable, rows: Array, grads: Array, states: States) -> Gathered:
+def _gather(table: EmbeddingTable, rows: Array, grads: Array, states: States) -> Gathered:
     store = table.store
     values = store.row_dtype.to_float32(table.backend.xp, store.read(rows))
     read = {name: store.read(rows, column.name) for name, column in states.items()}

@@ -30,11 +30,7 @@ class Layout:
     """
 
     def __init__(
-        self,
-        tables: Sequence[Any],
-        combiners: Sequence[str],
-        sizes: list[int],
-        num_rows: list[int],
+        self, tables: Sequence[Any], combiners: Sequence[str], sizes: list[int], num_rows: list[int]
     ) -> None:
         self.combiners, self.sizes, self.num_rows = combiners, sizes, num_rows
         self.shapes = [(n, table.dim) for n, table in zip(num_rows, tables, strict=True)]

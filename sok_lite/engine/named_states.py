@@ -40,7 +40,7 @@ class NamedState(NamedTuple):
 
 def named_states(table: EmbeddingTable) -> list[NamedState]:
     """Returns the states of a table, without those whose optimizer is gone."""
-    return alone(table, lambda: [_named(table.store, *each) for each in _alive(table.store)])
+    return alone(table, lambda: [_facts_of(table.store, *each) for each in _alive(table.store)])
 
 
 def rename_state(table: EmbeddingTable, name: str, kind: str) -> str:
@@ -57,7 +57,7 @@ def rename_state(table: EmbeddingTable, name: str, kind: str) -> str:
       ValueError: there is no such state, an optimizer uses it, another state of its group has the
         new name, or the new name is not valid. Nothing has changed.
     """
-    return changing_alone(table, lambda: _renamed(table, name, kind))
+    return changing_alone(table, lambda: _rename(table, name, kind))
 
 
 def drop_state(table: EmbeddingTable, name: str) -> None:
@@ -77,7 +77,7 @@ def _alive(store: RowStore) -> list[tuple[int | None, str, Column]]:
     ]
 
 
-def _named(store: RowStore, group: int | None, kind: str, column: Column) -> NamedState:
+def _facts_of(store: RowStore, group: int | None, kind: str, column: Column) -> NamedState:
     num_bytes = (store.num_rows - store.numbers.num_returned) * column.row_bytes
     facts = (column.name, kind, group, column.dim, float(column.initial), num_bytes)
     return NamedState(*facts, _is_used(column))
@@ -101,7 +101,7 @@ def state_column(table: EmbeddingTable, name: str) -> Column:
     raise ValueError(f"Table {table.name!r} has no optimizer state {name!r}. It has: {has}.")
 
 
-def _renamed(table: EmbeddingTable, name: str, kind: str) -> str:
+def _rename(table: EmbeddingTable, name: str, kind: str) -> str:
     column = state_column(table, name)
     if _is_used(column):
         raise ValueError(

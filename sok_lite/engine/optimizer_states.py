@@ -74,10 +74,10 @@ def acquire_states(
     ]
     if len(usual) == len(tables):
         return usual
-    return _acquired(list(map(StateRequest, tables, kinds, optimizers)))
+    return _acquire(list(map(StateRequest, tables, kinds, optimizers)))
 
 
-def _acquired(requests: Sequence[StateRequest]) -> list[States]:
+def _acquire(requests: Sequence[StateRequest]) -> list[States]:
     taken: list[States | None] = []
     for request in requests:
         store = request.table.store
@@ -93,7 +93,7 @@ def _acquired(requests: Sequence[StateRequest]) -> list[States]:
     for request in requests:
         _drop_orphaned_states(request.table.store)
     return [
-        _made(request) if states is None else states
+        _make(request) if states is None else states
         for request, states in zip(requests, taken, strict=True)
     ]
 
@@ -133,14 +133,14 @@ def _taken_over(request: StateRequest) -> States | None:
     return states
 
 
-def _made(request: StateRequest) -> States:
+def _make(request: StateRequest) -> States:
     table, kinds, optimizer = request
     store = table.store
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
     own = owned(store.state_groups, optimizer) or {}
     others = [] if own or optimizer is None else restored(store.state_groups, kinds)
     if others:
-        return _copied(request, others[0])
+        return _copy(request, others[0])
     owner = next((column.owner for column in own.values()), None) or StateOwner.of(optimizer)
     new = store.add_states({name: kinds[name] for name in kinds if name not in own}, owner)
     return {**own, **{column.state: column for column in new}}
@@ -150,7 +150,7 @@ class _Nobody:
     """An optimizer that is gone."""
 
 
-def _copied(request: StateRequest, others: States) -> States:
+def _copy(request: StateRequest, others: States) -> States:
     table, kinds, optimizer = request
     store = table.store
     # Nobody's until it is whole: of what fails nothing stays.

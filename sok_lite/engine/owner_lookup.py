@@ -21,9 +21,16 @@ from sok_lite.engine.table.new_keys import LookupRequest, Output
 class OwnerLookup:
     """A lookup in the tables of this rank, of the keys that were sent to it.
 
-    Attributes:
-      keys: (m,) int64, the keys of all parts, part by part.
+    Args:
+      batch: the tables, and how they are looked up.
+      keys: (m,) int64, the received keys of all parts, part by part.
       sizes: number of keys of each part.
+      check: called when the device has found the keys and before a table changes; raises
+        CommunicatorError if they did not arrive complete. None: they are complete.
+      new_rows: allocates uint32 memory of a shape for the row numbers; None: the backend does.
+
+    Attributes:
+      keys, sizes: as given.
       rows: (m,) uint32, row numbers, or NO_ROW; not initialised before the lookup.
       row_epochs: `row_epoch` of the table of each part when the row numbers were found.
       num_without_row: of the table of each part, how many keys of this call have no row.
@@ -38,17 +45,9 @@ class OwnerLookup:
         batch: Batch,
         keys: Array,
         sizes: list[int],
-        check: Callable[[], None] | None = None,
-        new_rows: Empty | None = None,
+        check: Callable[[], None] | None,
+        new_rows: Empty | None,
     ) -> None:
-        """Args:
-        batch: the tables, and how they are looked up.
-        keys: (m,) int64, the received keys of all parts, part by part.
-        sizes: number of keys of each part.
-        check: called when the device has found the keys and before a table changes; raises
-          CommunicatorError if they did not arrive complete. None: they are complete.
-        new_rows: allocates uint32 memory of a shape for the row numbers; None: the backend does.
-        """
         self._check = check
         self._backend, self._batch = backend, batch
         self._tables: Sequence[Any] = batch.tables
@@ -155,7 +154,7 @@ class OwnerLookup:
         order = self._batch.layout.order
         keys, rows, is_ordered = self.keys, self.rows, self._batch.layout.is_ordered
         if not is_ordered:  # a table comes twice: its keys are one batch
-            keys = self._reordered(keys, self.sizes, order)
+            keys = self._reorder(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
 
         def found() -> None:
@@ -177,7 +176,7 @@ class OwnerLookup:
 
         holding(lookup.tables, found)
 
-    def _reordered(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
+    def _reorder(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
         """Returns the pieces of an array, of those sizes, in another order."""
         pieces = cut(array, sizes)
         return self._backend.xp.concatenate([array[:0], *(pieces[i] for i in order)])

@@ -1,15 +1,49 @@
 """Arrays of several dtypes as one array of int64, which a graph carries as one tensor."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 
 Empty = Callable[[tuple[int, ...]], Array]
-# Takes a header, int64 on the host.
-KeepHeader = Callable[[np.ndarray], None]
+
+
+class Packing(NamedTuple):
+    """How arrays are packed.
+
+    Attributes:
+      empty: allocates int64 memory of a shape; None: the backend does.
+      at_hand: (n,) each, that `Unpacking` will have too: an array that lies in the memory of one,
+        and has its dtype, is not copied.
+      has_splits: of a `PoolingContext`: whether its row splits are packed.
+      keep_header: takes the header, (k,) int64 on the host, which the array then does not have;
+        None: the array has it.
+    """
+
+    empty: Empty | None = None
+    at_hand: Sequence[Array] = ()
+    has_splits: bool = True
+    keep_header: Callable[[np.ndarray], None] | None = None
+
+
+class Unpacking(NamedTuple):
+    """What is known of packed arrays when they are unpacked.
+
+    Attributes:
+      at_hand: equal to those of `Packing`.
+      splits_of: where `Packing` left the row splits out: gives those of all parts, by the items of
+        each.
+      header: what `keep_header` took; None: the array has it, and reading it waits.
+    """
+
+    at_hand: Sequence[Array] = ()
+    splits_of: Callable[[list[int]], Array] | None = None
+    header: np.ndarray | None = None
+
+
+WHOLE, OF_WHOLE = Packing(), Unpacking()
 
 # Of what `pack_arrays` writes: another form gets another number.
 _VERSION = 10
@@ -31,9 +65,7 @@ def pack_arrays(
     num_ranks: int,
     numbers: np.ndarray,
     arrays: Sequence[Array | None],
-    empty: Empty | None = None,
-    at_hand: Sequence[Array] = (),
-    keep_header: KeepHeader | None = None,
+    packing: Packing,
 ) -> Array:
     """Returns numbers and arrays as one int64 array: a header, then all bytes, padded to 8.
 
@@ -41,12 +73,9 @@ def pack_arrays(
       num_ranks: of the job, which `unpack_arrays` compares.
       numbers: int64, on the host: the host reads them when they are unpacked.
       arrays: of one or two dimensions; None stands for a missing one.
-      empty: allocates int64 memory of a shape; None: the backend does.
-      at_hand: (n,) each, that `unpack_arrays` will be given too: an array that lies in the memory
-        of one, and has its dtype, is not copied.
-      keep_header: takes the header, which the array then does not have; None: the array has it.
     """
-    known = [(backend.address(each), each.nbytes, each.dtype) for each in at_hand]
+    empty, keep_header = packing.empty, packing.keep_header
+    known = [(backend.address(each), each.nbytes, each.dtype) for each in packing.at_hand]
     numbers = numbers.reshape(-1)
     first = 2 + numbers.size
     # `header_size`, written out here and below: each step comes here, and its calls are counted.
@@ -108,15 +137,12 @@ def unpack_arrays(
     packed: Array,
     num_numbers: int,
     num_arrays: int,
-    at_hand: Sequence[Array] = (),
-    header: np.ndarray | None = None,
+    unpacking: Unpacking,
 ) -> tuple[np.ndarray, list[Any]]:
-    """Returns what `pack_arrays` packed; the arrays are views of `packed` and of `at_hand`.
+    """Returns what `pack_arrays` packed; the arrays are views of `packed` and of those at hand.
 
     Args:
       num_ranks: of the job.
-      at_hand: equal to the `at_hand` of `pack_arrays`.
-      header: what `keep_header` took; None: the packed array has it, and reading it waits.
 
     Returns:
       ((num_numbers,) int64 on the host, num_arrays arrays or None).
@@ -124,7 +150,7 @@ def unpack_arrays(
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    first, start = 2 + num_numbers, 0
+    first, start, header = 2 + num_numbers, 0, unpacking.header
     size = first + _HEADER * num_arrays
     if header is None:
         start, header = size, backend.to_host(packed[:size])
@@ -140,7 +166,7 @@ def unpack_arrays(
         if code == _NONE:
             continue
         if code <= _AT_HAND:
-            arrays[i] = at_hand[_AT_HAND - code][row_length : row_length + length]
+            arrays[i] = unpacking.at_hand[_AT_HAND - code][row_length : row_length + length]
             continue
         dtype = _DTYPES[code]
         size = length if row_length < 0 else length * row_length

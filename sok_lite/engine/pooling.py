@@ -20,11 +20,7 @@ from sok_lite.engine.segments import checked_labels, checked_rows
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
     spelling: name
-    for name, words in {
-        "sum": ("sum",),
-        "mean": ("mean", "average"),
-        "sqrtn": ("sqrtn",),
-    }.items()
+    for name, words in {"sum": ("sum",), "mean": ("mean", "average"), "sqrtn": ("sqrtn",)}.items()
     for word in words
     for spelling in (word, word.capitalize(), word.upper())
 }

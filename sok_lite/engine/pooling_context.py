@@ -1,6 +1,6 @@
 """The context of a pooled batch: what takes its gradient to the owners of the keys, also packed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,12 +8,9 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.packed import Empty, KeepHeader, header_size, pack_arrays, unpack_arrays
+from sok_lite.engine.packed import Packing, Unpacking, header_size, pack_arrays, unpack_arrays
 from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.route import Route
-
-# Gives the row splits of all parts, by the items of each.
-SplitsOf = Callable[[list[int]], Array]
 
 
 class PoolingContext(NamedTuple):
@@ -53,29 +50,20 @@ def pack_pooling(
     pooling: PoolingContext,
     numbers: np.ndarray,
     arrays: Sequence[Array],
-    empty: Empty | None = None,
-    at_hand: Sequence[Array] = (),
-    has_splits: bool = True,
-    keep_header: KeepHeader | None = None,
+    packing: Packing,
 ) -> Array:
     """Returns a context, with further numbers and arrays, as one int64 array.
 
     Args:
       numbers: (k, num_parts) int64 on the host.
-      empty: allocates int64 memory of a shape; None: the backend does.
-      at_hand: (n,) each, that `unpack_pooling` will be given too: an array that lies in their
-        memory is not copied.
-      has_splits: whether the row splits are packed; if not, `unpack_pooling` needs `splits_of`.
-      keep_header: takes the header, which the array then does not have.
     """
     route, told, order = pooling.route, [pooling.numbers.reshape(-1), numbers.reshape(-1)], None
     if route.comm.size > 1:  # of one rank the other numbers tell it
         told.append(route.numbers)
         order = route.order
-    row_splits = pooling.row_splits if has_splits else None
+    row_splits = pooling.row_splits if packing.has_splits else None
     arrays = [order, row_splits, pooling.inverse, *arrays, *pooling.sources]
-    size = route.comm.size
-    return pack_arrays(backend, size, np.concatenate(told), arrays, empty, at_hand, keep_header)
+    return pack_arrays(backend, route.comm.size, np.concatenate(told), arrays, packing)
 
 
 def header_size_alone(num_parts: int, num_numbers: int, num_arrays: int) -> int:
@@ -94,18 +82,13 @@ def unpack_pooling(
     num_parts: int,
     num_numbers: int,
     num_arrays: int,
-    at_hand: Sequence[Array] = (),
-    splits_of: SplitsOf | None = None,
-    header: np.ndarray | None = None,
+    unpacking: Unpacking,
 ) -> tuple[PoolingContext, np.ndarray, list[Array]]:
-    """Returns the arguments of `pack_pooling`; the arrays are views of `packed` and of `at_hand`.
+    """Returns the arguments of `pack_pooling`; arrays are views of `packed` and of those at hand.
 
     Args:
       num_numbers: k.
       num_arrays: number of arrays beside the context.
-      at_hand: equal to the `at_hand` of `pack_pooling`.
-      splits_of: returns the row splits; called where they were not packed.
-      header: what `keep_header` took; None: the packed array has it.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
@@ -113,14 +96,14 @@ def unpack_pooling(
     own = (2 + num_numbers) * num_parts
     of_route = 0 if comm.size == 1 else Route.num_numbers(comm.size, num_parts)
     told, (order, row_splits, inverse, *arrays) = unpack_arrays(
-        backend, comm.size, packed, own + of_route, 3 + num_arrays + num_parts, at_hand, header
+        backend, comm.size, packed, own + of_route, 3 + num_arrays + num_parts, unpacking
     )
     numbers = told[:own].reshape(2 + num_numbers, num_parts)
     if comm.size == 1:
         route = Route.alone(backend, comm, numbers[0])
     else:
         route = Route.of(backend, comm, told[own:], order)
-    if splits_of is not None:
-        row_splits = splits_of(numbers[0].tolist())
+    if unpacking.splits_of is not None:
+        row_splits = unpacking.splits_of(numbers[0].tolist())
     pooling = PoolingContext(route, numbers[:2], row_splits, inverse, arrays[num_arrays:])
     return pooling, numbers[2:], arrays[:num_arrays]

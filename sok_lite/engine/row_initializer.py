@@ -66,7 +66,7 @@ class RowInitializer:
           table_seed: 64 bits that stand for the seed and the table's name.
         """
         source = backend.xp.zeros(rows.size, np.int32)
-        return store.plan_write(rows, self._stored(backend, store.row_dtype), source=source)
+        return store.plan_write(rows, self._in_format(backend, store.row_dtype), source=source)
 
     def plan_draw(
         self,
@@ -89,10 +89,10 @@ class RowInitializer:
         """
         n, dim = out.shape
         suffix, words = as_words(out)
-        row = as_words(self._stored(backend, row_dtype))[1]
+        row = as_words(self._in_format(backend, row_dtype))[1]
         return backend.prepared(f"draw_row_{suffix}", n, words, dim, rows, row, n)
 
-    def _stored(self, backend: Backend, row_dtype: RowDtype) -> Array:
+    def _in_format(self, backend: Backend, row_dtype: RowDtype) -> Array:
         """Returns the row in a format, (1, dim)."""
         # Integers by themselves: as floats large ones would be others.
         row = np.array([self.values], row_dtype.storage if row_dtype.is_integer else np.float64)
@@ -150,7 +150,7 @@ class MatrixInitializer:
           keys: (n,) int64, the key of each row.
           table_seed: 64 bits that stand for the seed and the table's name.
         """
-        suffix, matrix = as_words(self._stored(backend, store.row_dtype))
+        suffix, matrix = as_words(self._in_format(backend, store.row_dtype))
         column = store.column("value").pointers
         place = (column, store.chunk_shift, store.dim, rows)
         source = (keys, as_i64(table_seed), matrix, len(self._matrix))
@@ -177,11 +177,11 @@ class MatrixInitializer:
         """
         n, dim = out.shape
         suffix, words = as_words(out)
-        matrix = as_words(self._stored(backend, row_dtype))[1]
+        matrix = as_words(self._in_format(backend, row_dtype))[1]
         source = (keys, as_i64(table_seed), matrix, len(self._matrix))
         return backend.prepared(f"draw_matrix_{suffix}", n, words, dim, rows, *source, n)
 
-    def _stored(self, backend: Backend, row_dtype: RowDtype) -> Array:
+    def _in_format(self, backend: Backend, row_dtype: RowDtype) -> Array:
         """Returns the matrix in a format; one copy is kept for each backend and format."""
         key = (id(backend), row_dtype.name)
         if key not in self._copies:

@@ -25,14 +25,17 @@ from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_return
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.packed import Empty, pack_arrays, unpack_arrays
-from sok_lite.engine.pieces import OutputBuffer, Pieces
-from sok_lite.engine.pooling_context import (
-    PoolingContext,
-    SplitsOf,
-    pack_pooling,
-    unpack_pooling,
+from sok_lite.engine.packed import (
+    OF_WHOLE,
+    WHOLE,
+    Empty,
+    Packing,
+    Unpacking,
+    pack_arrays,
+    unpack_arrays,
 )
+from sok_lite.engine.pieces import OutputBuffer, Pieces
+from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import cut, group, numbers_of_tables, plan_gather, segment_sums
 from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
@@ -40,7 +43,7 @@ from sok_lite.engine.static_table import StaticTable
 
 
 class Located(NamedTuple):
-    """Which rows of static tables this rank has to read.
+    """The rows of static tables that this rank has to read.
 
     Attributes:
       num_places: (num_tables,) int64, on the host, number of rows to read of each table.
@@ -95,11 +98,11 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
     if comm.size == 1:
         if int(count[0]):
             check.refuse()
-        return _located(backend, tables, batch.keys, batch.sizes, 1, None)
+        return _locate(backend, tables, batch.keys, batch.sizes, 1, None)
     sent = send(backend, comm, batch, tag, check)
     with failure_known_to_all(comm):
         sizes = sent.route.num_received.tolist()
-        located = _located(backend, tables, sent.received, sizes, comm.size, sent)
+        located = _locate(backend, tables, sent.received, sizes, comm.size, sent)
         sent.route.check()
         return located
 
@@ -163,7 +166,7 @@ def backward(
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
     begin = split_offsets(context.pooling.route.num_received)
     starts = split_offsets(context.num_places)
-    labels = context.number + _repeated(backend, starts[:-1].astype(np.int32), np.diff(begin))
+    labels = context.number + _repeat(backend, starts[:-1].astype(np.int32), np.diff(begin))
     groups = group(backend, labels, begin, starts)
     return segment_sums(backend, groups, terms, buffer), weight_grads
 
@@ -174,7 +177,7 @@ def backward(
 def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
     """Returns what `forward` needs of sent keys as one int64 array, which `unpack_sent` reads."""
     route, arrays = sent.route, [sent.route.order, sent.inverse]
-    return pack_arrays(backend, route.comm.size, route.numbers, arrays, empty)
+    return pack_arrays(backend, route.comm.size, route.numbers, arrays, Packing(empty))
 
 
 def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> SentKeys:
@@ -184,28 +187,15 @@ def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: 
       ValueError: another version wrote it, or another number of ranks.
     """
     count = Route.num_numbers(comm.size, num_parts)
-    numbers, (order, inverse) = unpack_arrays(backend, comm.size, packed, count, 2)
+    numbers, (order, inverse) = unpack_arrays(backend, comm.size, packed, count, 2, OF_WHOLE)
     nothing = backend.xp.empty(0, np.int64)
     return SentKeys(Route.of(backend, comm, numbers, order), inverse, nothing)
 
 
-def pack(
-    backend: Backend,
-    context: StaticContext,
-    empty: Empty | None = None,
-    at_hand: Sequence[Array] = (),
-    has_splits: bool = True,
-) -> Array:
-    """Returns a context as one int64 array, a header and then the bytes of all arrays.
-
-    Args:
-      empty: allocates int64 memory of a shape; None: the backend does.
-      at_hand: (n,) int64 each, that `unpack` will be given too: arrays of the context that lie in
-        their memory are not copied.
-      has_splits: whether the row splits are packed; if not, `unpack` takes them from its caller.
-    """
-    numbers, arrays = context.num_places[None], [context.number]
-    return pack_pooling(backend, context.pooling, numbers, arrays, empty, at_hand, has_splits)
+def pack(backend: Backend, context: StaticContext, packing: Packing = WHOLE) -> Array:
+    """Returns a context as one int64 array, a header and then the bytes of all arrays."""
+    numbers = context.num_places[None]
+    return pack_pooling(backend, context.pooling, numbers, [context.number], packing)
 
 
 def unpack(
@@ -213,21 +203,14 @@ def unpack(
     comm: Communicator,
     packed: Array,
     num_parts: int,
-    at_hand: Sequence[Array] = (),
-    splits_of: SplitsOf | None = None,
+    unpacking: Unpacking = OF_WHOLE,
 ) -> StaticContext:
-    """Returns the context that `pack` wrote; its arrays are views of `packed` and of `at_hand`.
-
-    Args:
-      at_hand: equal to the `at_hand` of `pack`.
-      splits_of: returns the row splits; called where they were not packed.
+    """Returns the context that `pack` wrote; its arrays are views of `packed` and of those at hand.
 
     Raises:
       ValueError: another version wrote it, or another number of ranks.
     """
-    pooling, numbers, arrays = unpack_pooling(
-        backend, comm, packed, num_parts, 1, 1, at_hand, splits_of
-    )
+    pooling, numbers, arrays = unpack_pooling(backend, comm, packed, num_parts, 1, 1, unpacking)
     return StaticContext(pooling, numbers[0], *arrays)
 
 
@@ -250,7 +233,7 @@ def _refuse(batch: Batch, tables: Sequence[StaticTable], keys: Sequence[Array]) 
         table.check_rows(its_keys)
 
 
-def _located(
+def _locate(
     backend: Backend,
     tables: Sequence[StaticTable],
     keys: Array,
@@ -266,13 +249,13 @@ def _located(
     """
     distinct = dedup(backend, keys, split_offsets(np.array(sizes, np.int64)))
     strides = np.array([table.stride(num_ranks) for table in tables], np.int64)
-    places = distinct.keys // _repeated(backend, strides, distinct.sizes)
+    places = distinct.keys // _repeat(backend, strides, distinct.sizes)
     starts = distinct.starts[:-1].astype(np.int32)
-    number = distinct.inverse - _repeated(backend, starts, sizes)
+    number = distinct.inverse - _repeat(backend, starts, sizes)
     return Located(distinct.sizes, places, number, sent)
 
 
-def _repeated(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.ndarray) -> Array:
+def _repeat(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.ndarray) -> Array:
     """Returns a number for each item: the one there is, or as often each as it has items."""
     if len(numbers) == 1:
         return numbers[0]
@@ -280,10 +263,7 @@ def _repeated(backend: Backend, numbers: np.ndarray, counts: Sequence[int] | np.
 
 
 def _rows_of_keys(
-    backend: Backend,
-    rows: Sequence[Array],
-    numbers: Sequence[Array],
-    are_wanted: Sequence[bool],
+    backend: Backend, rows: Sequence[Array], numbers: Sequence[Array], are_wanted: Sequence[bool]
 ) -> list[Array | None]:
     """Returns the row of each key, (its keys, dim) storage, of the tables where they are wanted."""
     results: list[Array | None] = [None] * len(rows)

@@ -8,11 +8,11 @@ its table admits only some new keys; both are counted.
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sok_lite.backend import Array
 from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
@@ -118,7 +118,10 @@ class UpdateStep(HeldStep["_Steps | None"]):
         # Most steps have one rule: nothing is called for each table.
         order = list(map(id, updates.rules))
         rules = dict(zip(order, updates.rules, strict=True))
-        steps = {key: rule_step(rule, *options[:2]) for key, rule in rules.items()}
+        steps = {
+            key: rule_step(rule, options.learning_rate, options.number)
+            for key, rule in rules.items()
+        }
         by_row = resolve_rows(updates, marks=is_whole)
         if options.rank_info is not None:
             refuse_foreign_keys(updates, by_row, options.rank_info)
@@ -128,8 +131,10 @@ class UpdateStep(HeldStep["_Steps | None"]):
         kinds = {each: steps[each[0]].kinds(each[1]) for each in dict.fromkeys(sorts)}
         states = acquire_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
         if not is_whole:
-            for table, count in compress(zip(*by_row[::4], strict=True), by_row.inserts):
-                table.make_room(count)
+            columns = (by_row.tables, by_row.num_without_row, by_row.inserts)
+            for table, count, inserts in zip(*columns, strict=True):
+                if inserts:
+                    table.make_room(count)
         return _Steps(by_row, states, [steps[key] for key in order])
 
     def take(self, ready: "_Steps | None", extra_actions: Sequence[Action]) -> None:
@@ -141,38 +146,54 @@ class UpdateStep(HeldStep["_Steps | None"]):
         if num_nonfinite is None:
             num_nonfinite = steps.resolved.tables[0].backend.xp.zeros(1, np.int64)
         touch(steps.resolved)
-        inserts, others = steps.resolved.inserts, steps
+        inserts, has_rows = steps.resolved.inserts, steps
         if True in inserts:
-            others = steps.some([i for i, insert in enumerate(inserts) if not insert])
-        rows_of_others = _of_rows(others, rounding)
-        launches = [*plan_mark_seen(others.resolved), *plan_update(rows_of_others, num_nonfinite)]
-        left_out = [
+            has_rows = steps.some([i for i, insert in enumerate(inserts) if not insert])
+        found, rows_of_found = has_rows.resolved, _of_rows(has_rows, rounding)
+        actions = [*plan_mark_seen(found), *plan_update(rows_of_found, num_nonfinite)]
+        actions += [
             table.plan_count(not_updated=count)
-            for table, count in zip(*others.resolved[::4], strict=True)
+            for table, count in zip(found.tables, found.num_without_row, strict=True)
             if count
         ]
         if True not in inserts:
-            publish([*launches, *left_out], extra_actions)
+            publish(actions, extra_actions)
             return
-        inserting = steps.some([i for i, insert in enumerate(inserts) if insert])
-        tables, all_keys = inserting.resolved.tables, inserting.resolved.keys
-        backend, sizes = tables[0].backend, [keys.size for keys in all_keys]
-        keys = backend.xp.concatenate(list(all_keys))
-        rows = backend.xp.empty(keys.size, np.uint32)
-        taken = _of_rows(inserting, rounding)._replace(rows=cut(rows, sizes))
+        new = steps.some([i for i, insert in enumerate(inserts) if insert])
+        _insert(new.resolved, _of_rows(new, rounding), num_nonfinite, [actions, extra_actions])
 
-        def then(number: int) -> list[Action]:
-            step, backend = taken.of(number), taken.backends[number]
-            return [Launch(backend, step.kernel, step.part(num_nonfinite))]
 
-        requests = [
-            LookupRequest(table, size, unique_keys=True, then=partial(then, i))
-            for i, (table, size) in enumerate(zip(tables, sizes, strict=True))
-        ]
-        lookup = batched(requests)._replace(is_lookup=False)
-        look_up_batch(backend, keys, rows, lookup, [[*launches, *left_out], extra_actions])
-        for table in tables:
-            table.report_refused()
+def _insert(
+    updates: ResolvedUpdates,
+    steps: RowSteps,
+    num_nonfinite: Array,
+    extra_actions: Sequence[Sequence[Action]],
+) -> None:
+    """Inserts the keys of updates that have no row, and takes each step once its keys have theirs.
+
+    Args:
+      steps: of these updates, without row numbers yet.
+      num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
+      extra_actions: published with the insertions.
+    """
+    tables, sizes = updates.tables, [keys.size for keys in updates.keys]
+    backend = tables[0].backend
+    keys = backend.xp.concatenate(list(updates.keys))
+    rows = backend.xp.empty(keys.size, np.uint32)
+    steps = steps._replace(rows=cut(rows, sizes))
+
+    def then(number: int) -> list[Action]:
+        step, backend = steps.of(number), steps.backends[number]
+        return [Launch(backend, step.kernel, step.part(num_nonfinite))]
+
+    requests = [
+        LookupRequest(table, size, unique_keys=True, then=partial(then, i))
+        for i, (table, size) in enumerate(zip(tables, sizes, strict=True))
+    ]
+    lookup = batched(requests)._replace(is_lookup=False)
+    look_up_batch(backend, keys, rows, lookup, extra_actions)
+    for table in tables:
+        table.report_refused()
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -217,7 +238,7 @@ def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
 
 def merged(updates: Updates) -> Updates:
     """Returns an update for each table, its keys as int64 and its gradient C-contiguous."""
-    updates = _checked(updates)
+    updates = _checked_updates(updates)
     if len(set(updates.tables)) == len(updates.tables):
         return updates
     numbers_of: dict[int, list[int]] = {}
@@ -248,7 +269,7 @@ def merged(updates: Updates) -> Updates:
     return all_merged._replace(keys=keys, grads=grads, of_gradients=of_gradients)
 
 
-def _checked(updates: Updates) -> Updates:
+def _checked_updates(updates: Updates) -> Updates:
     """Returns updates with keys as int64 and C-contiguous gradients, or raises."""
     tables, _, keys, grads, _, of_gradients = updates
     for table in [table for table in tables if not table.row_dtype.suffix]:

@@ -116,68 +116,75 @@ class ResolvedUpdates(NamedTuple):
 Known: TypeAlias = tuple[KnownRows, int] | None
 
 
-def resolve_rows(updates: Updates, marks: bool = True) -> ResolvedUpdates:
+def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
     """Returns updates of different tables with distinct keys and their row numbers.
 
     Args:
       marks: whether keys that are searched for may count as seen by the last lookup at once, though
         the step may still fail; otherwise `plan_mark_seen` marks them with the step.
     """
-    backend = updates.tables[0].backend
+    backend, n = updates.tables[0].backend, len(updates.tables)
     # Looked at once for each update: another thread may make a gradient of its table meanwhile.
-    sizes = updates.sizes
-    known, n = _known(updates, sizes), len(sizes)
-    rows: dict[int, Array] = {}  # of those that are known by now
-    are_seen = [False] * n
-    is_any_without_row = False
+    known = _known(updates, updates.sizes)
     doubtful: list[int] = []
     if False in updates.of_gradients:
         doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
-    # Most likely these are the keys of the last gradient as well.
-    likely = [i for i in doubtful if known[i] is not None]
-    if likely:
-        counts = backend.xp.zeros(len(likely) + 1, np.int64)
-        num_others, num_without_row = counts[:-1], counts[-1:]
-        sought, its_known = updates.some(likely), [known[i] for i in likely]
-        found = _recalled(sought, its_known, num_others, num_without_row)
-        *counted, num_missing = _read(backend, counts)
-        is_any_without_row = num_missing > 0
-        last = _are_last(sought, its_known)
-        for i, its_rows, others, is_last in zip(likely, found, counted, last, strict=True):
-            if others == 0:
-                rows[i], are_seen[i] = its_rows, is_last
-    doubtful = [i for i in doubtful if i not in rows]
+    matched, is_any_without_row = _match_stored(updates, known, doubtful)
+    doubtful = [i for i in doubtful if i not in matched]
     if doubtful:
         of_doubtful = summed(updates.some(doubtful))
         updates = _with(updates, doubtful, of_doubtful)
         for i, of_summed in zip(doubtful, _known(of_doubtful, of_doubtful.sizes), strict=True):
             known[i] = of_summed
-    unknown = [i for i in range(n) if i not in rows]
+    unknown = [i for i in range(n) if i not in matched]
     sought, its_known = updates, known
-    if rows:
+    if matched:
         sought, its_known = updates.some(unknown), [known[i] for i in unknown]
-    if not marks:
-        lookup_numbers = [0] * len(unknown)
-    else:
+    lookup_numbers = [0] * len(unknown)
+    if marks:
         lookup_numbers = [
             table.clock.now if is_last else 0
             for table, is_last in zip(sought.tables, _are_last(sought, its_known), strict=True)
         ]
     if _have_rows(sought, its_known):
-        found = _recalled(sought, its_known, lookup_numbers=lookup_numbers)
+        found = _recall(sought, its_known, lookup_numbers=lookup_numbers)
     else:
         total = backend.xp.zeros(1, np.int64)
-        found = _recalled(sought, its_known, num_without_row=total, lookup_numbers=lookup_numbers)
-        is_any_without_row |= _read(backend, total)[0] > 0
-    if rows:
-        rows |= zip(unknown, found, strict=True)
-        found = [rows[i] for i in range(n)]
-    for i, lookup_number in zip(unknown, lookup_numbers, strict=True):
-        are_seen[i] = lookup_number > 0
+        found = _recall(sought, its_known, num_without_row=total, lookup_numbers=lookup_numbers)
+        is_any_without_row |= _read_counts(backend, total)[0] > 0
+    are_seen = [number > 0 for number in lookup_numbers]
+    if matched:
+        pairs = matched | dict(zip(unknown, zip(found, are_seen, strict=True), strict=True))
+        found, are_seen = [pairs[i][0] for i in range(n)], [pairs[i][1] for i in range(n)]
     num_without_row_of = _num_without_row(updates, known) if is_any_without_row else [0] * n
     return ResolvedUpdates(
         updates.tables, updates.keys, found, updates.grads, num_without_row_of, are_seen
     )
+
+
+def _match_stored(
+    updates: Updates, known: Sequence[Known], numbers: Sequence[int]
+) -> tuple[dict[int, tuple[Array, bool]], bool]:
+    """Finds updates whose keys are the stored ones, though nobody promises it. It may wait once.
+
+    Args:
+      numbers: which updates to compare.
+
+    Returns:
+      (by number of an update that is one of these: its row numbers, and whether its keys were seen
+      by the last lookup; whether a key of those that were compared has no row).
+    """
+    likely = [i for i in numbers if known[i] is not None]
+    if not likely:
+        return {}, False
+    backend = updates.tables[0].backend
+    counts = backend.xp.zeros(len(likely) + 1, np.int64)
+    sought, its_known = updates.some(likely), [known[i] for i in likely]
+    found = _recall(sought, its_known, num_others=counts[:-1], num_without_row=counts[-1:])
+    *num_others, num_without_row = _read_counts(backend, counts)
+    columns = zip(likely, num_others, found, _are_last(sought, its_known), strict=True)
+    matched = {i: (rows, is_last) for i, others, rows, is_last in columns if others == 0}
+    return matched, num_without_row > 0
 
 
 def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
@@ -247,7 +254,7 @@ def _have_rows(updates: Updates, known: Sequence[Known]) -> bool:
     ]
 
 
-def _recalled(
+def _recall(
     updates: Updates,
     known: Sequence[Known],
     num_others: Array | None = None,
@@ -302,11 +309,11 @@ def _num_without_row(updates: Updates, known: Sequence[Known]) -> list[int]:
     """Returns how many keys of each update have no row. It waits."""
     backend = updates.tables[0].backend
     counts = backend.xp.zeros(len(known), np.int64)
-    _recalled(updates, known, num_without_row=counts)
-    return _read(backend, counts)
+    _recall(updates, known, num_without_row=counts)
+    return _read_counts(backend, counts)
 
 
-def _read(backend: Backend, counts: Array) -> list[int]:
+def _read_counts(backend: Backend, counts: Array) -> list[int]:
     """Returns the counts of kernels; on a GPU it waits for them."""
     return (counts if backend.name == "cpu" else backend.to_host(counts)).tolist()
 

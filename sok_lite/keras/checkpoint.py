@@ -32,7 +32,7 @@ _log = logging.getLogger("sok_lite")
 
 
 class Restored(NamedTuple):
-    """Where a checkpoint was made.
+    """The place in training where a checkpoint was made.
 
     Attributes:
       path: of its folder.
@@ -172,7 +172,9 @@ class CheckpointPart:
                     "%s was made after %s batches of epoch %s. fit after restore trains on all "
                     "batches that it is given: leave those out, or call fit without restore, which "
                     "does so.",
-                    *(found.path, f"{found.batch:,}", found.epoch),
+                    found.path,
+                    f"{found.batch:,}",
+                    found.epoch,
                 )
         self._is_resumed = True
         return found

@@ -90,8 +90,8 @@ class DenseStates(NamedTuple):
                 for name in os.listdir(folder)
                 if name.startswith("of_rank_0_of_")
             )
-        of_all = _read(os.path.join(folder, _OF_ALL), self.of_all)
-        return DenseValues(of_all, _read(own, self.of_rank), _read_carried(own, self.carried))
+        of_all = _read_file(os.path.join(folder, _OF_ALL), self.of_all)
+        return DenseValues(of_all, _read_file(own, self.of_rank), _read_carried(own, self.carried))
 
     def assign(self, values: "DenseValues") -> None:
         """Gives the variables what was read."""
@@ -155,7 +155,7 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
         os.fsync(file.fileno())
 
 
-def _read(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
+def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
     with np.load(path) as arrays:
         names = {name: _dtype(variable) for name, variable in _named(variables)}
         if {name for name in arrays.files if not name.startswith(_CARRIED)} == set(names):

@@ -74,7 +74,7 @@ def rows_of(
       ragged where the ids are and the shape still is.
     """
     inserts = is_training(training)
-    taken = [_taken(*each, inserts) for each in zip(features, ids, weights, strict=True)]
+    taken = [_take_ids(*each, inserts) for each in zip(features, ids, weights, strict=True)]
     outputs: list[Any] = [None] * len(features)
     for is_trained in (True, False):
         chosen = [
@@ -116,7 +116,7 @@ def mask_of(feature: Feature, ids: Any, package: Any) -> Any:
     return _is_id(feature, as_keys(tf.convert_to_tensor(ids), feature.table.key_dtype_name))
 
 
-def _taken(feature: Feature, ids: Any, weights: Any, inserts: bool) -> _Taken:
+def _take_ids(feature: Feature, ids: Any, weights: Any, inserts: bool) -> _Taken:
     if weights is not None and feature.combiner is None:
         raise ValueError(
             f"Weights of ids need a combiner. Received: weights for table {feature.table.name!r}, "

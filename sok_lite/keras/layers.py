@@ -103,7 +103,7 @@ class EmbeddingsPart:
             flat = [] if weights is None else self._flat("weights", weights, may_miss=True)
             rows = rows_of(self._of.features, ids, flat or [None] * len(ids), training)
         dtype = self.compute_dtype  # type: ignore[attr-defined]
-        return self._packed([tf.cast(each, dtype) for each in rows])
+        return self._pack([tf.cast(each, dtype) for each in rows])
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Does what Keras 3 does where a model is made of inputs, whose dtype it knows."""
@@ -119,7 +119,7 @@ class EmbeddingsPart:
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shapes of what ids of some shapes give, as `call` does."""
         pairs = zip(self._of.features, self._flat("input_shape", input_shape), strict=True)
-        return self._packed([_shape_of_rows(*each) for each in pairs])
+        return self._pack([_shape_of_rows(*each) for each in pairs])
 
     def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
         """Returns which ids of features with a `mask_value` and no combiner give a row."""
@@ -127,7 +127,7 @@ class EmbeddingsPart:
             return None
         pairs = zip(self._of.features, self._flat("inputs", inputs), strict=True)
         masks = [mask_of(feature, ids, self.package) for feature, ids in pairs]
-        return None if all(mask is None for mask in masks) else self._packed(masks)
+        return None if all(mask is None for mask in masks) else self._pack(masks)
 
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
         names = self._of.names
@@ -152,7 +152,7 @@ class EmbeddingsPart:
             )
         return [inputs.get(name) for name in names]
 
-    def _packed(self, values: list[Any]) -> Any:
+    def _pack(self, values: list[Any]) -> Any:
         names = self._of.names
         return values if names is None else dict(zip(names, values, strict=True))
 
@@ -243,7 +243,7 @@ class EmbeddingPart(EmbeddingsPart):
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
         return [inputs]
 
-    def _packed(self, values: list[Any]) -> Any:
+    def _pack(self, values: list[Any]) -> Any:
         return values[0]
 
     @staticmethod

@@ -37,7 +37,7 @@ def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str)
     """
     comm = communicator()
     if comm.size == 1:
-        stored.write_tensors(store, _saved(variable))
+        stored.write_tensors(store, _save(variable))
     else:
         if not saving.do_all_ranks_save():
             raise NotImplementedError(
@@ -46,7 +46,7 @@ def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str)
                 "model.save_weights(path)."
             )
         arrays: dict[str, Any] = {}
-        stored.write_tensors(arrays, _saved(variable))
+        stored.write_tensors(arrays, _save(variable))
         for rank, part in enumerate(stored.parts_of_all(comm, arrays)):
             for each, array in part.items():
                 store[_prefix(rank, comm.size) + each] = array
@@ -79,7 +79,7 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
     saving.note(variable)
 
 
-def _saved(variable: TableWeight) -> dict[str, tf.Tensor]:
+def _save(variable: TableWeight) -> dict[str, tf.Tensor]:
     """Returns what is written of this rank. With several ranks every rank must call it."""
     tensors, table = variable.saved_tensors(), variable.table
     if table.texts is None:

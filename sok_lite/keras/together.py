@@ -24,7 +24,7 @@ CALLS = "call"  # of functional models, whose class has no public name
 
 
 class _CallSite(NamedTuple):
-    """Where the graph of a model calls a layer.
+    """A place where the graph of a model calls a layer.
 
     Attributes:
       inputs: weak references to what stands for its ids, of each feature.
@@ -109,7 +109,7 @@ def _looking_up(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     training = args[1] if len(args) > 1 else kwargs.get("training")
     inputs, values = _as_layers_get_them(self, inputs)
     outer = getattr(_calling, "prepared", {})
-    _calling.prepared = _prepared(shared, values, training)
+    _calling.prepared = _prepare(shared, values, training)
     try:
         return call(self, inputs, *args[1:], **kwargs)
     finally:
@@ -128,7 +128,7 @@ def _shared(model: Any) -> list[tuple[Any, _CallSite]]:
     return found
 
 
-def _prepared(
+def _prepare(
     shared: Sequence[tuple[Any, _CallSite]], values: Mapping[int, Any], training: Any
 ) -> dict[int, _Prepared]:
     """Looks up for layers, if there are several.

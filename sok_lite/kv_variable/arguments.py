@@ -114,7 +114,7 @@ def initial_value(initializer: Any, dim: int) -> Any:
     if isinstance(initializer, str):
         initializer = tf.keras.initializers.get(initializer)
     if callable(initializer) and not hasattr(initializer, "get_config"):
-        initializer = _called(initializer, dim)
+        initializer = _call(initializer, dim)
     if hasattr(initializer, "get_config"):
         return make_initializer(initializer, dim, row_shape=(NUM_ROWS, dim))
     if tf.is_tensor(initializer):
@@ -137,7 +137,7 @@ def initial_value(initializer: Any, dim: int) -> Any:
     return make_initializer(float(rows.reshape(-1)[0]) if rows.size == 1 else rows, dim)
 
 
-def _called(function: Any, dim: int) -> Any:
+def _call(function: Any, dim: int) -> Any:
     try:
         return function([1, dim], tf.float32)
     except TypeError:

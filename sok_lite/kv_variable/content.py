@@ -24,10 +24,10 @@ def taken(table: EmbeddingTable) -> Content:
     Raises:
       MemoryError: no memory for it.
     """
-    return alone(table, lambda: _taken(table))
+    return alone(table, lambda: _take(table))
 
 
-def _taken(table: EmbeddingTable) -> Content:
+def _take(table: EmbeddingTable) -> Content:
     whole, times_of = content.take(table), table.clock.times_of
     columns, pending = whole.columns, whole.pending
     scores = columns.get("scores", np.empty(0, np.uint64))

@@ -121,7 +121,7 @@ def embedding_lookup_sparse(
     """
     combiner = checked_combiner(combiner)
     check_sparse(sp_ids, sp_weights)
-    rows = _combined(variable_of(params), sp_ids, sp_weights, combiner, max_norm, training)
+    rows = _combine(variable_of(params), sp_ids, sp_weights, combiner, max_norm, training)
     return tf.identity(rows, name) if name is not None else rows
 
 
@@ -166,7 +166,7 @@ def safe_embedding_lookup_sparse(
     check_sparse(sparse_ids, sparse_weights)
     variable = variable_of(embedding_weights)
     ids, weights, outer = as_safe_matrix(sparse_ids, sparse_weights, combiner, default_id)
-    rows = _combined(variable, ids, weights, combiner, max_norm, training)
+    rows = _combine(variable, ids, weights, combiner, max_norm, training)
     rows = with_outer(rows, outer, sparse_ids)
     return tf.identity(rows, name) if name is not None else rows
 
@@ -220,7 +220,7 @@ def variable_of(params: Any) -> KvVariable:
     return whole
 
 
-def _combined(
+def _combine(
     variable: KvVariable,
     ids: Any,
     weights: Any,

@@ -66,18 +66,18 @@ def remove_all(table: EmbeddingTable, share: Share) -> None:
     if share.is_whole:
         table.clear()
     else:
-        alone(table, lambda: table.erase(_known(table, share)))
+        alone(table, lambda: table.erase(_known_keys(table, share)))
 
 
 def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
     """Removes the keys of a share that were not seen for some time, and returns them."""
-    keys = _known(table, share)
+    keys = _known_keys(table, share)
     times = table.times(keys)
     old = keys[(times > 0) & (times <= table.clock.read() - seconds)]
     table.erase(old)
     return old
 
 
-def _known(table: EmbeddingTable, share: Share) -> Array:
+def _known_keys(table: EmbeddingTable, share: Share) -> Array:
     """Returns the keys of a share that have a row or were seen."""
     return table.backend.xp.concatenate([share.keys(table), share.pending(table)])

@@ -109,7 +109,7 @@ class KvVariableSaveable(SaveableObject):
             )
         made = made_for(self._saved, call.filename)
         if self._named not in made.restored:
-            made.restored[self._named] = _restored(
+            made.restored[self._named] = _restore(
                 self._saved, self._named, self._how[1], call.filename, restored_tensors[0]
             )
         if tf.executing_eagerly():
@@ -206,7 +206,7 @@ def _found(saved: SavedTable, name: str, filename: tf.Tensor) -> Any:
     return found
 
 
-def _restored(
+def _restore(
     saved: SavedTable, name: str, has_deltas: bool, filename: tf.Tensor, found: tf.Tensor
 ) -> Any:
     """Returns the operation that restores a table, after a tensor of it was found."""

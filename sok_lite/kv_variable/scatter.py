@@ -109,10 +109,10 @@ def _scattered(table: EmbeddingTable, operation: str, keys: Array, values: Array
     if operation == "update":
         table.insert_or_assign(keys, values)
     else:
-        alone(table, lambda: _combined(table, _FUNCTIONS[operation], keys, values))
+        alone(table, lambda: _combine(table, _FUNCTIONS[operation], keys, values))
 
 
-def _combined(
+def _combine(
     table: EmbeddingTable, function: Callable[..., np.ndarray], keys: Array, values: Array
 ) -> None:
     backend = table.backend
@@ -120,7 +120,7 @@ def _combined(
     if not distinct.size:
         return
     # By the table's own words: in float32, and back in the rows' format.
-    rows = np.asarray(_floats(table, _read(table, backend.from_host(distinct))))
+    rows = np.asarray(_floats(table, _read_rows(table, backend.from_host(distinct))))
     deltas = np.asarray(_floats(table, values))
     order = np.argsort(inverse, kind="stable")
     number_of_key = inverse[order]
@@ -134,7 +134,7 @@ def _combined(
     table.insert_or_assign(backend.from_host(distinct), backend.from_host(rows))
 
 
-def _read(table: EmbeddingTable, keys: Array) -> Array:
+def _read_rows(table: EmbeddingTable, keys: Array) -> Array:
     """Returns rows, of keys without one their initial value, and counts no lookup."""
     return table.lookup(keys, insert=False, missing="initial").values
 

@@ -8,7 +8,7 @@ from sok_lite.engine.table import EmbeddingTable
 
 @dataclass(frozen=True)
 class Share:
-    """Which keys of a table a variable stands for: key mod `count` is `number`."""
+    """The keys of a table that a variable stands for: key mod `count` is `number`."""
 
     number: int = 0
     count: int = 1

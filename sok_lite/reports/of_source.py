@@ -17,7 +17,7 @@ READ_COLUMNS = ("values", "stamps")
 _PIECE_BYTES = 16 << 20
 
 
-def report_of_source(source: Source, keys_of_ranks: tuple[int, ...] = ()) -> TableReport:
+def report_of_source(source: Source, keys_of_ranks: tuple[int, ...]) -> TableReport:
     """Returns the report of a table in a file. It reads each of its rows once.
 
     Args:

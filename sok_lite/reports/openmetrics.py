@@ -158,9 +158,7 @@ def samples_of_process() -> list[Sample]:
 
 
 def openmetrics(
-    rank: int,
-    of_tables: Sequence[tuple[str, Sequence[Sample]]],
-    of_process: Sequence[Sample] = (),
+    rank: int, of_tables: Sequence[tuple[str, Sequence[Sample]]], of_process: Sequence[Sample] = ()
 ) -> str:
     """Returns the text of a rank.
 
@@ -184,14 +182,14 @@ def openmetrics(
 def _heads(family: Family) -> list[str]:
     name, kind, unit, said = family
     units = [f"# UNIT {name} {unit}"] if unit else []
-    return [f"# TYPE {name} {kind}", *units, f"# HELP {name} {_escaped(said)}"]
+    return [f"# TYPE {name} {kind}", *units, f"# HELP {name} {_escape(said)}"]
 
 
 def _line(family: Family, labels: dict[str, str], value: float) -> str:
     name = f"{family.name}_total" if family.kind == "counter" else family.name
-    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    inside = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
     return f"{name}{{{inside}}} {value}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

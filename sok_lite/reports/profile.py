@@ -110,9 +110,13 @@ class Profile:
         rows = [("stage", "tables", "calls", "seconds", "share", "mean ms", "max ms")]
         rows += [
             (
-                *(each.stage, _named(each.tables), f"{each.calls:,}", f"{each.seconds:.4f}"),
-                *(f"{each.seconds / total:.0%}" if total else "-",),
-                *(f"{1e3 * each.seconds / each.calls:.3f}", f"{1e3 * each.longest:.3f}"),
+                each.stage,
+                _shorten(each.tables),
+                f"{each.calls:,}",
+                f"{each.seconds:.4f}",
+                f"{each.seconds / total:.0%}" if total else "-",
+                f"{1e3 * each.seconds / each.calls:.3f}",
+                f"{1e3 * each.longest:.3f}",
             )
             for each in found
         ]
@@ -169,7 +173,7 @@ def _metadata(pid: int, tid: int, name: str, text: str) -> dict[str, Any]:
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": {"name": text}}
 
 
-def _named(tables: Sequence[str]) -> str:
+def _shorten(tables: Sequence[str]) -> str:
     """Returns the names of tables, in few letters."""
     text = ", ".join(tables)
     return text if len(text) <= 40 else f"{len(tables)} tables: {text[:24]}..."

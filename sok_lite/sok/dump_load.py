@@ -95,7 +95,7 @@ def dump(
       [7, 9]
     """
     _check_eager("dump")
-    variables, wrapper = _checked(dump_vars, optimizer, "dump")
+    variables, wrapper = _checked_arguments(dump_vars, optimizer, "dump")
     comm = communicator()
     tables = _items(variables, wrapper, makes=False)
     extra = {} if wrapper is None else _extra(wrapper)
@@ -146,7 +146,7 @@ def load(
       ImportError: `progress` is True and there is no tqdm.
     """
     _check_eager("load")
-    variables, wrapper = _checked(load_vars, optimizer, "load")
+    variables, wrapper = _checked_arguments(load_vars, optimizer, "load")
     comm = communicator()
     tables = _items(variables, wrapper, makes=True)
     shown = checked_progress(progress, comm.rank)
@@ -191,7 +191,7 @@ def incremental_model_dump(
         raise TypeError(
             f"`sess` must be a session of TF1, or None. Received: sess={sess!r}. Leave it out."
         )
-    variables, _ = _checked(sok_vars, None, "incremental_model_dump")
+    variables, _ = _checked_arguments(sok_vars, None, "incremental_model_dump")
     for variable in variables:
         if isinstance(variable, FixedVariable):
             raise TypeError(
@@ -235,7 +235,7 @@ def _check_eager(what: str) -> None:
         )
 
 
-def _checked(
+def _checked_arguments(
     value: Any, optimizer: Any, what: str
 ) -> tuple[list[TableVariable | FixedVariable], WrappedOptimizer | None]:
     """Returns variables, and an optimizer, of the arguments of a call."""

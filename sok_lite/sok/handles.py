@@ -150,7 +150,11 @@ def dummy_var_initialize(
             f"{facts.dtype.name}. Received: {types[0].name} and {types[1].name}."
         )
     variable = _OfHandle(
-        *(resource, facts.dimension, _first(initializer), var_type, unique_name),
+        resource,
+        facts.dimension,
+        _first(initializer),
+        var_type,
+        unique_name,
         key_type=facts.key_type,
         dtype=facts.dtype,
         trainable=False,  # a tape is told to watch the handle

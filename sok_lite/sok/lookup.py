@@ -112,6 +112,16 @@ def lookup_sparse(
     return outputs if is_list else outputs[0]
 
 
+def _check_filter(arguments: list[Argument]) -> None:
+    for argument in arguments:
+        table = alive(argument.spec.variable).table
+        if table.keeps_every_key:
+            raise NotImplementedError(
+                "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
+                f"{table.name!r} is {table.var_type!r}, which keeps every key. Leave it out."
+            )
+
+
 @unconverted_function
 def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
     """Looks keys up in the table of all ranks, and returns a row for each.
@@ -128,7 +138,9 @@ def all2all_dense_embedding(param: Any, indices: Any) -> tf.Tensor:
       this rank owns, with rows summed over all ranks.
 
     Raises:
-      RuntimeError, NotImplementedError: as `lookup_sparse`.
+      RuntimeError: `sok.init` has not connected the ranks, or a localized table is to be on a rank
+        that there is not.
+      NotImplementedError: a tf.Variable.
       TypeError: several variables, or keys that are no integers.
       ValueError: keys of another shape, or one that does not fit the key type.
     """
@@ -186,13 +198,3 @@ def sparse_read_and_evict(
             f"Received: {type(var).__name__}."
         )
     return local_lookup_and_evict(var, indices)
-
-
-def _check_filter(arguments: list[Argument]) -> None:
-    for argument in arguments:
-        table = alive(argument.spec.variable).table
-        if table.keeps_every_key:
-            raise NotImplementedError(
-                "`use_low_frequency_filter` needs tables of var_type 'hybrid'; "
-                f"{table.name!r} is {table.var_type!r}, which keeps every key. Leave it out."
-            )

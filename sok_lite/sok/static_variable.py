@@ -87,7 +87,7 @@ class FixedVariable(StaticVariable):
         if name is None:
             name = f"sok_static_Variable_{next(_serial)}"
         with tf.init_scope():
-            value, (num_rows, dim), dtype = _checked(initial_value, dtype, shape, initializer)
+            value, (num_rows, dim), dtype = _checked_value(initial_value, dtype, shape, initializer)
 
         def make(backend: Backend) -> StaticTable:
             owner = MOD if owner_rank < 0 else OneRank(owner_rank)
@@ -199,7 +199,7 @@ def Variable(*args: Any, mode: str | None = None, **kwargs: Any) -> FixedVariabl
     return LocalizedVariable(*args, **kwargs, target_gpu=rank)
 
 
-def _checked(
+def _checked_value(
     initial_value: Any, dtype: Any, shape: Any, initializer: Any
 ) -> tuple[Any, tuple[int, int], str]:
     """Returns the value of all ranks, or None, and its shape and dtype."""

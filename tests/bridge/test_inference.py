@@ -93,7 +93,7 @@ def test_an_embedding_lookup_of_tensorflow_obeys(mode):
 
 
 @pytest.mark.parametrize("look_up", LOOKUPS)
-def test_in_a_session(look_up):
+def test_each_lookup_of_a_session_has_its_mode(look_up):
     with tf.Graph().as_default(), v1.Session() as session:
         table = new_table("hybrid")
         assign = sok.assign(table, tf.constant([1, 2]), tf.fill([2, 2], 5.0))

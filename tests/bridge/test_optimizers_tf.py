@@ -160,7 +160,7 @@ NEW = [
 @pytest.mark.parametrize("dim", [1, 3, 64])
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 @pytest.mark.parametrize("name, options, rule", NEW, ids=lambda value: str(value))
-def test_keras(package, name, options, rule, dim):
+def test_a_keras_optimizer_steps_as_its_rule(package, name, options, rule, dim):
     start, grads = a_start(dim)
     make = getattr((keras if package == "keras" else tf_keras).optimizers, name)
     compare(rule, keras_steps(make(**options), start, grads), start, grads)

@@ -53,7 +53,7 @@ def doing(function):
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
-def test_contains(options, mode, n):
+def test_contains_finds_keys_and_changes_no_score(options, mode, n):
     table = filled(options)
     keys = np.random.default_rng(n).integers(-40, 80, n)
     before = table.scores(np.arange(33)).numpy()
@@ -93,7 +93,7 @@ def test_len_and_in_are_not_for_a_trace(options):
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
-def test_erase(options, mode, n):
+def test_erase_removes_the_keys_that_are_there_and_counts_them(options, mode, n):
     table = filled(options)
     keys = np.random.default_rng(n).integers(-40, 80, n)
     count = mode(table.erase)(tf.constant(keys))
@@ -173,7 +173,7 @@ def test_export_chunks(options, num_slots, dtype):
         next(table.export_chunks(0))
 
 
-def test_expire(options, mode):
+def test_expire_removes_what_was_not_seen_for_so_long(options, mode):
     table = filled(options, 10)  # assigned by an eleventh lookup
     tf.nn.embedding_lookup(table, [2, 5])
     assert int(mode(lambda: table.expire(num_lookups=2))()) == 0
@@ -201,7 +201,7 @@ def test_erase_below_clear_and_reserve(options, mode):
     assert table.table.capacity == capacity
 
 
-def test_in_a_session(options):
+def test_methods_run_in_a_session(options):
     with tf.Graph().as_default(), v1.Session() as session:
         table = sok.DynamicVariable(2, **options)
         keys = v1.placeholder(tf.int64, [None])
@@ -224,7 +224,7 @@ def test_in_a_session(options):
         assert table.table.size == 0
 
 
-def test_statistics(options):
+def test_statistics_count_what_was_done(options):
     table = filled(options)
     tf.nn.embedding_lookup(table, [1, 2, 99])
     table.erase([1])

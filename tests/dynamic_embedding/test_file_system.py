@@ -84,7 +84,7 @@ def test_a_shard_is_saved_by_itself(here, tmp_path, named):
 
 @pytest.mark.parametrize("value_dtype", VALUES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=lambda dtype: dtype.name)
-def test_every_type(tmp_path, key_dtype, value_dtype):
+def test_every_type_is_loaded_as_it_was_saved(tmp_path, key_dtype, value_dtype):
     options = {"key_dtype": key_dtype, "value_dtype": value_dtype}
     filled(KEYS, **options).save_to_file_system(tmp_path)
     target = filled([5], **options)
@@ -181,7 +181,7 @@ def test_names_of_files(tmp_path, monkeypatch):
     assert held(one) == expected(KEYS)
 
 
-def test_appending(tmp_path):
+def test_what_is_appended_counts_after_what_was_there(tmp_path):
     variable = filled([1, 2])
     variable.save_to_file_system(tmp_path)
     variable.clear()

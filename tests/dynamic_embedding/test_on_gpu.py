@@ -67,7 +67,7 @@ def test_every_method_for_every_dtype(make, value_dtype):
 
 
 @pytest.mark.parametrize("key_dtype", [tf.int32, tf.string], ids=lambda d: d.name)
-def test_other_keys(key_dtype):
+def test_texts_and_integers_are_keys(key_dtype):
     keys = [b"a", b"b", b""] if key_dtype == tf.string else [3, -4, 0]
     variable = de.Variable(key_dtype, dim=1)
     variable.upsert(tf.constant(keys, key_dtype), [[1.0], [2.0], [3.0]])

@@ -21,7 +21,7 @@ if redis_server.unavailable() is not None:
 tf1 = tf.compat.v1
 
 
-def test_as_a_dict(here, creator):
+def test_a_variable_does_what_a_dict_does(here, creator):
     rng = np.random.default_rng(0)
     variable = de.Variable(dim=3, initializer=0.5, name="v", kv_creator=creator)
     oracle = DictVariable(3, 0.5)
@@ -190,7 +190,7 @@ def test_a_new_version_begins_with_an_earlier_one(redis_port, tmp_path):
     assert int(opened("second", "first").size()) == 2
 
 
-def test_refusals(creator, redis_port):
+def test_what_does_not_fit_is_refused(creator, redis_port):
     with pytest.raises(NotImplementedError, match="has integer keys.*Received: key_dtype=string"):
         de.Variable(tf.string, dim=2, kv_creator=creator)
     with pytest.raises(TypeError, match="must be a RedisTableConfig. Received: dict"):

@@ -49,7 +49,7 @@ def test_rows_come_back_into_any_number_of_shards(tmp_path, tables_on, in_files,
 
 @pytest.mark.parametrize("value_dtype", VALUES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=lambda dtype: dtype.name)
-def test_every_type(tmp_path, in_files, key_dtype, value_dtype):
+def test_every_type_is_restored_as_it_was_saved(tmp_path, in_files, key_dtype, value_dtype):
     options = {
         "key_dtype": key_dtype,
         "value_dtype": value_dtype,

@@ -130,7 +130,7 @@ def test_in_every_mode(here, ragged):
     "dtype", [tf.float16, tf.bfloat16, tf.float64, tf.int32], ids=lambda d: d.name
 )
 @pytest.mark.parametrize("max_norm", [None, 100.0])
-def test_other_values(dtype, max_norm):
+def test_rows_of_other_dtypes_are_combined(dtype, max_norm):
     variable = de.Variable(value_dtype=dtype, dim=2)
     variable.upsert([1, 2], tf.cast([[1, 2], [3, 6]], dtype))
     if dtype == tf.int32 and max_norm is not None:

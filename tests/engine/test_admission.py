@@ -49,7 +49,7 @@ def test_a_key_gets_a_row_at_its_kth_lookup(backend, threshold, n):
         expected = np.array([key in enters for key in keys], bool)
         np.testing.assert_array_equal(backend.to_host(rows) != NO_ROW, expected)
         assert num_without_row == (~expected).sum()
-        np.testing.assert_array_equal(  # with a row or without: its first value
+        np.testing.assert_array_equal(  # with a row or without: its initial value
             backend.to_host(values), np.array([[key % 1000] * 2 for key in keys]).reshape(-1, 2)
         )
         assert set(backend.to_host(table.export()[0]).tolist()) == held | enters

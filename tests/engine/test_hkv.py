@@ -159,7 +159,7 @@ def test_custom_scores_are_the_callers(backend):
     watch.find_or_insert([1000], given=[99])
     assert (watch.refused, watch.evicted) == (1, 0)
     values = backend.to_host(watch.table.lookup([1000], insert=False).values)
-    assert values.tolist() == [[0, 0]]  # 1000 % 1000: its first value, without a row
+    assert values.tolist() == [[0, 0]]  # 1000 % 1000: its initial value, without a row
     # As high as the lowest, which goes.
     watch.find_or_insert([1001], given=[100])
     assert watch.evicted == 1

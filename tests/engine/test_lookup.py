@@ -13,6 +13,7 @@ from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.owner import FunctionOfKeys
+from sok_lite.engine.packed import Packing, Unpacking
 from sok_lite.engine.table import make_table
 from tests.support.helpers import first_row, new_table, on
 from tests.support.parts import Part, batch_of, by_part, forward_parts
@@ -143,10 +144,10 @@ def test_a_packed_context_has_no_copy_of_what_is_at_hand(backend, size):
         batch = batch_of(backend, parts)._replace(keys=keys, row_splits=longer[3:])
         _, context = lookup.forward(backend, comm, batch, 7)
         whole = backward_context.pack(backend, context)
-        packed = backward_context.pack(backend, context, None, [longer, keys])
+        packed = backward_context.pack(backend, context, Packing(at_hand=[longer, keys]))
         # Equal memory elsewhere, as a graph may hand it on.
         unpacked = backward_context.unpack(
-            backend, comm, packed, len(parts), [longer.copy(), keys.copy()]
+            backend, comm, packed, len(parts), Unpacking([longer.copy(), keys.copy()])
         )
         for whole_one, found in zip(contents(context), contents(unpacked), strict=True):
             np.testing.assert_array_equal(backend.to_host(found), backend.to_host(whole_one))

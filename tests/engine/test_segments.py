@@ -203,7 +203,7 @@ def test_items_get_the_numbers_of_their_tables(backend, sizes):
 
 @pytest.mark.parametrize("n, num_unique", [(0, 0), (0, 3), (1, 1), (33, 7), (100_003, 500)])
 @pytest.mark.parametrize("dim", [1, 33, 64])
-def test_segment_sum(backend, n, num_unique, dim):
+def test_segment_sum_adds_the_rows_of_each_segment(backend, n, num_unique, dim):
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(n, dim)).astype(np.float32)
     # Zipf: most items belong to a few.

@@ -142,7 +142,7 @@ def test_a_saver_keeps_the_last_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize("batches", [[], [[5]], [[LEAST, MOST]], [[0, 3, 6]]], ids=str)
-def test_awkward_keys(tmp_path, batches):
+def test_awkward_keys_are_restored(tmp_path, batches):
     path, known = make(tmp_path / "model", 3, batches)
     again = Trained(3)
     with again.session() as session:

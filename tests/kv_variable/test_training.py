@@ -78,7 +78,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures(name):
+def test_signatures_are_those_of_tfplus(name):
     parameters = inspect.signature(getattr(training, name)).parameters
     assert {each.name: each.default for each in parameters.values()} == SIGNATURES[name]
     assert list(parameters) == list(SIGNATURES[name])

@@ -61,37 +61,50 @@ def test_calls_while_a_function_is_traced(comm):
     assert float(traced(tf.constant(1.0))) == 1 + comm.size * (comm.size + 1) / 2
 
 
+# By what differs: the call of rank 1, and that of all others.
+DIFFERENT_CALLS = {
+    "op": (
+        lambda comm: comm.allreduce(np.zeros(4), "max"),
+        lambda comm: comm.allreduce(np.zeros(4)),
+    ),
+    "allgather": (
+        lambda comm: comm.allgatherv(np.zeros((1, 4))),
+        lambda comm: comm.allreduce(np.zeros(4)),
+    ),
+    "root": (
+        lambda comm: comm.broadcast(np.zeros(4), 1),
+        lambda comm: comm.broadcast(np.zeros(4), 0),
+    ),
+    "barrier": (
+        lambda comm: comm.allgatherv(np.zeros((1, 1), np.uint8)),
+        lambda comm: comm.barrier(),
+    ),
+    "name": (
+        lambda comm: one_row_each(comm, recv_splits=np.ones(comm.size, int), call="other"),
+        lambda comm: one_row_each(comm),
+    ),
+    "kind": (lambda comm: comm.allreduce(np.zeros(1)), lambda comm: one_row_each(comm)),
+    "dtype": (
+        lambda comm: comm.allgatherv(np.zeros((2, 2), np.float32)),
+        lambda comm: comm.allgatherv(np.zeros((2, 2), np.int32)),
+    ),
+}
+
+
+def one_row_each(comm, **options):
+    return comm.alltoallv(np.zeros(comm.size), np.ones(comm.size, int), **options)
+
+
 @pytest.mark.parametrize(
-    "calls",
-    [
-        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allreduce(np.zeros(4), "max")),
-        (lambda comm: comm.allreduce(np.zeros(4)), lambda comm: comm.allgatherv(np.zeros((1, 4)))),
-        (lambda comm: comm.broadcast(np.zeros(4), 0), lambda comm: comm.broadcast(np.zeros(4), 1)),
-        (lambda comm: comm.barrier(), lambda comm: comm.allgatherv(np.zeros((1, 1), np.uint8))),
-        (
-            lambda comm: comm.alltoallv(np.zeros(comm.size), np.ones(comm.size, int)),
-            lambda comm: comm.alltoallv(
-                np.zeros(comm.size), np.ones(comm.size, int), np.ones(comm.size, int), "other"
-            ),
-        ),
-        (
-            lambda comm: comm.alltoallv(np.zeros(comm.size), np.ones(comm.size, int)),
-            lambda comm: comm.allreduce(np.zeros(1)),
-        ),
-        (
-            lambda comm: comm.allgatherv(np.zeros((2, 2), np.int32)),
-            lambda comm: comm.allgatherv(np.zeros((2, 2), np.float32)),
-        ),
-    ],
-    ids=["op", "allgather", "root", "barrier", "name", "kind", "dtype"],
+    ("of_rank_1", "of_others"), DIFFERENT_CALLS.values(), ids=DIFFERENT_CALLS.keys()
 )
-def test_ranks_in_different_calls_all_raise(comm, calls):
+def test_ranks_in_different_calls_all_raise(comm, of_rank_1, of_others):
     if comm.size == 1:
         pytest.skip("one rank agrees with itself")
     if isinstance(comm, (HostsCommunicator, LocalCommunicator)):
         comm = connect_local(comm._base)  # ranks that have disagreed do not go on with it
     with pytest.raises(CommunicatorError, match="different calls"):
-        calls[comm.rank == 1](comm)
+        (of_rank_1 if comm.rank == 1 else of_others)(comm)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

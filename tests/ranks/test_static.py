@@ -211,7 +211,7 @@ def test_a_rank_whose_table_is_in_no_state_to_be_looked_up_tells_the_others(comm
 @pytest.mark.parametrize(
     ("module", "name", "run"),
     [
-        (static_lookup, "_read", lambda call: call),  # in a graph that is TensorFlow's
+        (static_lookup, "_read_rows", lambda call: call),  # in a graph that is TensorFlow's
         (engine_lookup, "unpack_sent", lambda call: call),
         (engine_lookup, "unpack_sent", tf.function),
     ],

@@ -24,7 +24,7 @@ def slices(keys, values):
     return tf.IndexedSlices(tf.constant(values, tf.float32), tf.constant(keys, tf.int64))
 
 
-def test_facts():
+def test_a_variable_tells_what_it_was_made_with():
     v = sok.DynamicVariable(3, initializer="13", name="user", init_capacity=1000)
     assert v.name == "user:0"
     assert v.shape.as_list() == [None, 3]
@@ -202,7 +202,7 @@ def test_the_seed_and_the_name_make_the_first_rows():
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_initializers(initializer, expected):
+def test_a_new_row_has_its_initial_value(initializer, expected):
     v = sok.DynamicVariable(2, initializer=initializer)
     np.testing.assert_array_equal(tf.nn.embedding_lookup(v, [5]), [[expected] * 2])
 

@@ -79,7 +79,7 @@ def test_columns_of_pandas_hash_alike(expected):
         sok.hash_strings(pandas.Series(["a", None]))
 
 
-def test_no_strings():
+def test_an_empty_array_keeps_its_shape():
     assert sok.hash_strings(np.empty((0, 2), "U3")).shape == (0, 2)
     assert sok.hash_strings([]).shape == (0,)
 

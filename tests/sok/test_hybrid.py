@@ -101,7 +101,7 @@ def test_a_power_of_two_is_taken_as_it_is(monkeypatch, capacity):
     ],
     ids=str,
 )
-def test_bad_options(options, error, text):
+def test_bad_options_are_refused(options, error, text):
     with pytest.raises(error, match=text):
         sok.DynamicVariable(2, var_type="hybrid", **options)
 

@@ -90,7 +90,7 @@ def test_each_variable_is_of_one_kind():
     assert sok.lookup.to_list(table) == [table] and sok.lookup.to_list((1, 2)) == (1, 2)
 
 
-def test_utils():
+def test_utils_has_the_names_of_sok():
     assert sok.utils.SOK_IndexedSlices() is tf.IndexedSlices
     time = sok.utils.get_nano_time("1970-01-02 00:00:01")
     assert time == 86401 * 10**9 and isinstance(time, np.uint64)

@@ -162,7 +162,7 @@ def test_any_optimizer_trains_it_as_a_dense_variable(make, wrapped, mode):
         assert not np.allclose(sok.export(dynamic)[1], rows_of(0, 4))
 
 
-def test_sgd_of_sok(mode):
+def test_sgd_of_sok_trains_static_rows(mode):
     mine, sgd = sok.Variable(rows_of(0, 4)), sok.SGD(0.5)
     ids = tf.ragged.constant([[1, 2], [1]])
 
@@ -178,7 +178,7 @@ def test_sgd_of_sok(mode):
     np.testing.assert_allclose(mine, expected, rtol=1e-6)
 
 
-def test_a_session():
+def test_static_and_dynamic_tables_train_in_a_session():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         table = sok.Variable(rows_of(0, 4), name="in_a_graph")
         dynamic = sok.DynamicVariable(2, "ones")

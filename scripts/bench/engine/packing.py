@@ -39,6 +39,7 @@ from sok_lite.engine.update_rows import Updates
 from tests.support.parts import Part, batch_of
 
 POOL_BYTES = 1 << 26
+WARM_UP = 10  # steps that do not count
 
 
 class HostArray(cupy.ndarray):
@@ -138,16 +139,18 @@ def measure(num_tables: int, args: argparse.Namespace) -> None:
     """Times steps on so many tables, and prints the result."""
     cpu, gpu, comm = CpuBackend(), Unlaunched(), SingleCommunicator()
     keys, splits = np.arange(args.ids), np.arange(args.ids + 1)
-    first_rows, names = make_initializer("ones", args.dim), [f"t{i}" for i in range(num_tables)]
-    tables = [make_table("hbm", cpu, args.dim, name=name, initializer=first_rows) for name in names]
+    ones = make_initializer("ones", args.dim)
+    tables = [
+        make_table("hbm", cpu, args.dim, name=f"t{i}", initializer=ones) for i in range(num_tables)
+    ]
     parts = [Part(table, keys, splits, None, "sum") for table in tables]
     shapes, rules = [(args.ids, args.dim)] * num_tables, [Adam()] * num_tables
     grads = np.ones(num_tables * args.ids * args.dim, np.float32)
-    ways = [(table, None, "sum") for table in tables]
+    looked_up = [(table, None, "sum") for table in tables]
 
     def step(backend: Any, batch: Any, grads: Any, number: int) -> None:
         _, context = lookup.forward(backend, comm, batch)
-        found = lookup.backward(backend, ways, Pieces.of(grads, shapes), context)
+        found = lookup.backward(backend, looked_up, Pieces.of(grads, shapes), context)
         of_found, nobody = [True] * num_tables, [None] * num_tables
         updates = Updates(tables, rules, found.keys, found.row_grads, nobody, of_found)
         UpdateStep(updates, StepOptions(1e-3, number)).commit()
@@ -160,7 +163,7 @@ def measure(num_tables: int, args: argparse.Namespace) -> None:
     on_gpu, keys, splits = map(gpu.view, (grads, batch.keys, batch.row_splits))
     batch = batch._replace(keys=keys, row_splits=splits)
     times, packing = [], []
-    for number in range(2, args.rounds + 12):
+    for number in range(2, 2 + WARM_UP + args.rounds):
         gpu.packing, gpu.launches, start = 0.0, 0, time.perf_counter()
         step(gpu, batch, on_gpu, number)
         times.append(time.perf_counter() - start)
@@ -169,8 +172,8 @@ def measure(num_tables: int, args: argparse.Namespace) -> None:
         case="step",
         tables=num_tables,
         ids=args.ids,
-        step_us=1e6 * statistics.median(times[10:]),
-        packing_us=1e6 * statistics.median(packing[10:]),
+        step_us=1e6 * statistics.median(times[WARM_UP:]),
+        packing_us=1e6 * statistics.median(packing[WARM_UP:]),
         launches=gpu.launches,
     )
 

@@ -21,6 +21,8 @@ import tensorflow as tf
 import sok_lite as sok
 from scripts.bench.common.measuring import result
 
+WARM_UP = 5  # rounds that do not count
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -38,16 +40,16 @@ def main() -> None:
     asked = random.integers(0, options.keys, (1, options.tables))
     cases = cases_of(tables, rows, asked)
     times: dict[str, list[float]] = {case: [] for case in cases}
-    for number in range(options.rounds + 5):
+    for number in range(WARM_UP + options.rounds):
         for case, call in cases.items():  # in turns: other work on the machine meets all
             start = time.perf_counter()
             found = call()
             times[case].append(time.perf_counter() - start)
             if number == 0:
                 np.testing.assert_array_equal(np.concatenate(found), rows[asked[0]])
-    dense = statistics.median(times["dense"][5:])
+    dense = statistics.median(times["dense"][WARM_UP:])
     for case in cases:
-        seconds = sorted(times[case][5:])
+        seconds = sorted(times[case][WARM_UP:])
         middle = statistics.median(seconds)
         tenth = seconds[len(seconds) // 10]
         result(case=case, ms=middle * 1e3, tenth_ms=tenth * 1e3, times_dense=middle / dense)

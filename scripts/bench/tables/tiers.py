@@ -3,7 +3,7 @@
 Engine level, no TensorFlow. One line `RESULT {json}` per case:
 
   zipf     Zipf(alpha) keys, the rows near at first being the coldest. `share` is the share of
-           lookups, counted before keys are made distinct, whose row was near, once warm; `best` is
+           lookups, counted before keys are deduplicated, whose row was near, once warm; `best` is
            what the best fixed choice of near rows gives, computed exactly.
   shift    the same table after all ranks have changed places.
   uniform  equally likely keys: seconds of the same lookups with promotion and without, in turn.

@@ -3,7 +3,7 @@
 `hkv`: a table with uint64 keys is filled with the keys 0, 1, 2, ... by find_or_insert, --batch
 (2^20) at a time, and with further ones by insert_or_assign until it is within 0.001 of the load
 factor. The timed call has --batch keys: 60 % of them the last that were inserted, 40 % from the
-largest uint64 downwards, which are absent. It is one call, timed by the host's clock to the end of
+largest uint64 downwards, which are missing. It is one call, timed by the host's clock to the end of
 its kernels. For every operation and load factor the table is cleared, then fill and call are done
 twice; the faster call counts (`best_of_two`). So at load factors below 1 the second call of an
 operation that inserts finds all its keys.
@@ -97,12 +97,12 @@ class HkvTable:
         count = min(self.batch, self._end)
         return self.keys(self._end - count, count)
 
-    def mixed(self, first_absent: int = 0) -> Array:
-        """Returns the timed batch; `first_absent` counts from the largest uint64 downwards."""
+    def mixed(self, first_missing: int = 0) -> Array:
+        """Returns the timed batch; `first_missing` counts from the largest uint64 downwards."""
         num_hits = min(int(HIT_SHARE * self.batch), self._end)
         hits = self.keys(self._end - num_hits, num_hits)
-        absent = ~self.keys(first_absent, self.batch - num_hits)  # from 2^64 - 1 downwards
-        return self.backend.xp.concatenate([hits, absent])
+        missing = ~self.keys(first_missing, self.batch - num_hits)  # from 2^64 - 1 downwards
+        return self.backend.xp.concatenate([hits, missing])
 
     def random(self, rng: np.random.Generator) -> Array:
         """Returns a batch of keys from all over the table."""
@@ -186,12 +186,12 @@ def hkv(backend: Backend, args: Any, make: MakeTable) -> dict[tuple[Any, ...], f
 
 def _further_batches(filled: HkvTable, kind: str, load: float, name: str, rounds: int) -> None:
     backend, table = filled.backend, filled.table
-    absent = iter(range(1 << 32, 1 << 62, filled.batch))
+    missing = iter(range(1 << 32, 1 << 62, filled.batch))
     rng = np.random.default_rng(0)
     inserts = name.startswith("find_or_insert")
     for batch, prepare in (
         ("all_present", filled.present),
-        ("new", lambda: filled.mixed(next(absent))),
+        ("new", lambda: filled.mixed(next(missing))),
         ("random", lambda: filled.random(rng)),
     ):
         filled.clear()

@@ -93,7 +93,7 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
 
 
 def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
-    """Of tf_keras, whose backup is a checkpoint of TensorFlow: of one rank."""
+    """Refuses several ranks in tf_keras, whose backup is a checkpoint of TensorFlow: of one."""
     tables = held.kept_tables(self.model)
     if tables:
         refuse_several_ranks("BackupAndRestore of tf_keras", tables)
@@ -138,7 +138,7 @@ def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
 
 
 def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    """As `_making_backup_folder`, where the name of the folder is known from the start."""
+    """Makes the folder on each rank where its name is known from the start: see above."""
     call(self, filepath, *args, **kwargs)
     folder = os.path.dirname(str(filepath))
     if folder and "{" not in folder and other_ranks() is not None:

@@ -80,6 +80,10 @@ def _without_nothing(
             ["The first batch of a rank must have rows, for it makes what a model counts with."],
         )
 
+    as_tensors = {
+        name: tf.nest.map_structure(tf.convert_to_tensor, log) for name, log in logs.items()
+    }
+
     def taken_back() -> Any:
         for variable, value in before.values():
             variable.assign(value)
@@ -89,9 +93,6 @@ def _without_nothing(
             for name, log in as_tensors.items()
         }
 
-    as_tensors = {
-        name: tf.nest.map_structure(tf.convert_to_tensor, log) for name, log in logs.items()
-    }
     return tf.cond(rows > 0, lambda: as_tensors, taken_back)
 
 
@@ -116,17 +117,17 @@ def _added(call: Any, self: Any) -> Any:
     is_step = _is_of_this_rank.get() or not tf.executing_eagerly()
     if is_step or other_ranks() is None or not held.kept_tables(self):
         return call(self)
-    return _of_all(self, functools.partial(call, self))
+    return _metrics_of_all_ranks(self, functools.partial(call, self))
 
 
-def _of_all(model: Any, result: Any) -> Any:
+def _metrics_of_all_ranks(model: Any, result: Any) -> Any:
     """Returns the metrics of all ranks. What a variable is to become is what it says itself."""
     variables = {id(each): each for metric in model.metrics for each in metric.variables}
     if not variables:  # a step of a program's own gives what it likes, and keeps no metrics
         return result()
     added = [each for each in variables.values() if _aggregation(each) in ("sum", "mean")]
     own = [each.numpy() for each in added]
-    total = _summed([each.astype(np.float64) for each in own])
+    total = _sum_over_ranks([each.astype(np.float64) for each in own])
     try:
         for variable, value in zip(added, total, strict=True):
             is_mean = _aggregation(variable) == "mean"
@@ -138,7 +139,7 @@ def _of_all(model: Any, result: Any) -> Any:
     if len(added) == len(variables):
         return found
     flat = [np.asarray(each, np.float64) for each in tf.nest.flatten(found)]
-    means = [each / num_ranks() for each in _summed(flat)]
+    means = [each / num_ranks() for each in _sum_over_ranks(flat)]
     return tf.nest.pack_sequence_as(found, means)
 
 
@@ -146,7 +147,7 @@ def _of_all(model: Any, result: Any) -> Any:
 _CALL = "the metrics at the end of an epoch"
 
 
-def _summed(arrays: list[np.ndarray]) -> list[np.ndarray]:
+def _sum_over_ranks(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Returns float64 arrays summed over ranks."""
     flat = np.concatenate([np.zeros(0), *(each.reshape(-1) for each in arrays)])
     ends = np.cumsum([each.size for each in arrays])[:-1]

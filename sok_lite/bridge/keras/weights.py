@@ -96,7 +96,7 @@ def check_saving(method: str, holder: Any) -> None:
 
 
 def _check_own_variables(method: str, layer: Any) -> None:
-    """As `check_saving`, of what the layer holds itself: Keras asks each layer in turn."""
+    """Raises if the layer itself, not one within it, holds tables: Keras asks each in turn."""
     tables = [table for owner, table in _left_out(layer) if owner is layer]
     if tables:
         _refuse_saving(method, tables)
@@ -156,7 +156,7 @@ def _getting(call: Any, self: Any) -> list[Any]:
     check_weights("get_weights", self)
     if not _listed(self):
         return call(self)
-    return [TableWeights.of(each) if is_kept(each) else _array(each) for each in self.weights]
+    return [TableWeights.of(each) if is_kept(each) else each.numpy() for each in self.weights]
 
 
 def _setting(call: Any, self: Any, weights: Sequence[Any]) -> None:
@@ -195,10 +195,6 @@ def _refuse_array(variable: Any, value: Any) -> NoReturn:
         f"get_weights() gives of a table. Received: an array of shape {np.shape(value)}. Use "
         f"{variable.kind}.assign(keys, rows) for rows of your own."
     )
-
-
-def _array(weight: Any) -> np.ndarray:
-    return weight.numpy()
 
 
 def _listed(layer: Any) -> list[Any]:

@@ -17,11 +17,13 @@ def summed(pairs: Pairs) -> Pairs:
 
     Every rank must call it, with the same variables in the same order.
     """
-    dense = iter(_summed([pair for pair in pairs if not isinstance(pair[1], TableVariable)]))
+    dense = iter(
+        _sum_over_ranks([pair for pair in pairs if not isinstance(pair[1], TableVariable)])
+    )
     return [pair if isinstance(pair[1], TableVariable) else next(dense) for pair in pairs]
 
 
-def _summed(dense: Pairs) -> Pairs:
+def _sum_over_ranks(dense: Pairs) -> Pairs:
     """Returns dense gradients summed over all ranks, in one exchange for each dtype."""
     gradients = [None if grad is None else tf.convert_to_tensor(grad) for grad, _ in dense]
     for dtype in {grad.dtype: None for grad in gradients if grad is not None}:
@@ -48,10 +50,10 @@ def averaged(pairs: Pairs) -> Pairs:
         for grad, var in pairs
     ]
     every = summed(weighed_pairs)
-    return [(None if grad is None else _divided(grad, count), var) for grad, var in every]
+    return [(None if grad is None else _divide(grad, count), var) for grad, var in every]
 
 
-def _divided(grad: Any, count: int) -> Any:
+def _divide(grad: Any, count: int) -> Any:
     if isinstance(grad, tf.IndexedSlices):
         rows = grad.values / tf.cast(count, grad.values.dtype)
         return tf.IndexedSlices(rows, grad.indices, grad.dense_shape)

@@ -10,9 +10,7 @@ from sok_lite.bridge.optimizers.legacy import LEGACY
 from sok_lite.bridge.optimizers.v1 import V1
 
 
-def dense_slots(
-    optimizer: Any, family: Family, variable: Any, makes: bool = False
-) -> dict[str, Any]:
+def dense_slots(optimizer: Any, family: Family, variable: Any, makes: bool) -> dict[str, Any]:
     """Returns the slots of a variable, by name.
 
     Args:

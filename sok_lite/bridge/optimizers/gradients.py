@@ -107,17 +107,18 @@ def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[P
     """Returns gradients that are checked, unscaled, of one row a key and clipped by value."""
     pairs = [(_as_float32(*pair), pair[1]) for pair in pairs]
     if changes.unscale is not None:
-        pairs = _mapped(lambda values: values / changes.unscale, pairs)
+        pairs = _map_values(lambda values: values / changes.unscale, pairs)
     if changes.value is None and changes.limit is None:
         return pairs, dense
     pairs = _one_row_a_key(pairs)
     dense = [
-        (_summed(grad) if isinstance(var, StaticVariable) else grad, var) for grad, var in dense
+        (_sum_repeated(grad) if isinstance(var, StaticVariable) else grad, var)
+        for grad, var in dense
     ]
     if changes.value is None:
         return pairs, dense
-    clip = partial(_clipped_by_value, value=changes.value)
-    return _mapped(clip, pairs), dense if changes.limit is None else _mapped(clip, dense)
+    clip = partial(tf.clip_by_value, clip_value_min=-changes.value, clip_value_max=changes.value)
+    return _map_values(clip, pairs), dense if changes.limit is None else _map_values(clip, dense)
 
 
 # ---- norms ---------------------------------------------------------------------------------------
@@ -176,8 +177,8 @@ def _clip_all(
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
     # Where nothing is clipped the optimizer alone is to round.
     scale_of_dense = tf.where(norm <= limit, 1.0, scale)
-    scaled = partial(_scaled, scale=scale)
-    return _mapped(scaled, pairs), _mapped(partial(_scaled, scale=scale_of_dense), dense)
+    scaled = partial(_scale, scale=scale)
+    return _map_values(scaled, pairs), _map_values(partial(_scale, scale=scale_of_dense), dense)
 
 
 def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes) -> list[tf.Tensor]:
@@ -188,7 +189,7 @@ def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes)
     ]
 
 
-def _square(grad: Any, unscale: Any = None) -> tf.Tensor:
+def _square(grad: Any, unscale: Any) -> tf.Tensor:
     """Returns the squared norm of a gradient, float32; of slices, of their values as they are."""
     values = tf.cast(_values(grad), tf.float32)
     return tf.reduce_sum(tf.square(values if unscale is None else values / unscale))
@@ -250,11 +251,11 @@ def _one_row_a_key(pairs: Pairs) -> Pairs:
             rows = [each.values for each in (grad, *(other for other, _ in others))]
             joined = from_int64(tf.concat(keys, 0), grad.indices.dtype)
             grad = tf.IndexedSlices(tf.concat(rows, 0), joined, grad.dense_shape)
-        result.append((_summed(grad), var))
+        result.append((_sum_repeated(grad), var))
     return result
 
 
-def _summed(grad: Any) -> Any:
+def _sum_repeated(grad: Any) -> Any:
     """Returns slices with each index once, in place of all with it their sum; others as is."""
     if not isinstance(grad, tf.IndexedSlices) or are_distinct(grad.indices):
         return grad
@@ -274,7 +275,7 @@ def _with_values(grad: Any, values: tf.Tensor) -> Any:
     return values
 
 
-def _mapped(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
+def _map_values(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
     """Returns pairs with a function of the values of each gradient; of None, None."""
     return [
         (None if grad is None else _with_values(grad, function(_values(grad))), var)
@@ -282,9 +283,5 @@ def _mapped(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
     ]
 
 
-def _clipped_by_value(values: tf.Tensor, value: float) -> tf.Tensor:
-    return tf.clip_by_value(values, -value, value)
-
-
-def _scaled(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+def _scale(values: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     return values * tf.cast(scale, values.dtype)

@@ -110,7 +110,7 @@ class NonFiniteRows:
 
     @property
     def count(self) -> int:
-        """How many so far. It waits for the kernels."""
+        """Rows counted so far, on all backends. It waits for the kernels."""
         counts = list(self._counts.items())
         return self._before + sum(on_device(backend, int, count[0]) for backend, count in counts)
 

@@ -134,7 +134,7 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     return rate(tf.convert_to_tensor(iterations)) if is_schedule else rate()
 
 
-def _made(
+def _make(
     optimizer: Any,
     config: Mapping[str, Any],
     learning_rate: float,
@@ -166,7 +166,7 @@ def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
 _CLONING = Cloning(
     numbers=lambda o: {},
     config=config_of,
-    make=_made,
+    make=_make,
     variable=_variable,
     build=_build,
     not_states=("_iterations", "_learning_rate", "_current_learning_rate"),

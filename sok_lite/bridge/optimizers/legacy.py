@@ -109,7 +109,7 @@ def _numbers(optimizer: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not callable(value)}
 
 
-def _made(
+def _make(
     optimizer: Any,
     config: Mapping[str, Any],
     learning_rate: float,
@@ -130,12 +130,8 @@ def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> Non
 
 def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
     names = copy.get_slot_names()
-    slots = copy._slots.get(_slot_key(variable), {})
+    slots = copy._slots.get(variable._unique_id, {})
     return next((name for name in names if slots.get(name) is own), None)
-
-
-def _slot_key(variable: Any) -> Any:
-    return variable._unique_id
 
 
 def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
@@ -146,7 +142,7 @@ def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
 _CLONING = Cloning(
     numbers=_numbers,
     config=config_of,
-    make=_made,
+    make=_make,
     variable=tf_variable,
     build=_build,
     not_states=("_iterations", "_hyper"),

@@ -95,14 +95,14 @@ def take_step(
     if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
         more = vars(inner_of(optimizer)).get(OPTIONS, {})
         steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **more)
-    return _told(ours, steps.take(pairs, **options))
+    return _tell_trained(ours, steps.take(pairs, **options))
 
 
 def _trained_as(variable: Any) -> Any:
     return variable.trained_as if isinstance(variable, TableVariable) else variable
 
 
-def _told(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:
+def _tell_trained(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:
     """Tells tables of the keys that were trained, those that want to know; returns the step."""
     trained: dict[int, tuple[TableVariable, list[Any]]] = {}
     for grad, variable in ours:

@@ -142,10 +142,10 @@ class PerGraphSteps:
             if not tf.executing_eagerly():
                 graph = tf.compat.v1.get_default_graph()
                 if graph not in self._wrapped:
-                    self._wrapped[graph] = self._made()
+                    self._wrapped[graph] = self._make_step()
                 return self._wrapped[graph]
             if self._eager is None:
-                self._eager = self._made()
+                self._eager = self._make_step()
                 if self._eager.iterations is not None:
                     # It has no counter of its own: a checkpoint of it is to have this one.
                     self.optimizer._track_trackable(
@@ -153,5 +153,5 @@ class PerGraphSteps:
                     )
             return self._eager
 
-    def _made(self) -> PerGraphOptimizer:
+    def _make_step(self) -> PerGraphOptimizer:
         return PerGraphOptimizer(self.optimizer, self._dense_step, **self._options)

@@ -248,7 +248,7 @@ class TrialSteps:
             if shape and shape[0] in sizes:
                 table = sizes.index(shape[0])
                 taken = [r.name for r in roles if isinstance(r, State) and r.table == table]
-                name = _unused(built.name_of(variable, table) or attribute.strip("_"), taken)
+                name = _unused_name(built.name_of(variable, table) or attribute.strip("_"), taken)
                 initial = self._initial_value(name, variable)
                 roles.append(State(table, name, math.prod(shape[1:]), initial))
                 continue
@@ -257,7 +257,7 @@ class TrialSteps:
             # One for each table, and so in their order; of several the order cannot be told.
             is_by_table = counts[attribute] == len(tables) == more_counts[attribute] - 1
             name = f"{attribute} of {tables[number].name}" if is_by_table else attribute
-            roles.append(_unused(name, [role for role in roles if isinstance(role, str)]))
+            roles.append(_unused_name(name, [role for role in roles if isinstance(role, str)]))
         return roles
 
     def _initial_value(self, name: str, variable: Any) -> float:
@@ -308,6 +308,6 @@ def _sizes(variable: Any) -> list[int]:
     return tf.TensorShape(variable.shape).as_list()
 
 
-def _unused(name: str, taken: Collection[str]) -> str:
+def _unused_name(name: str, taken: Collection[str]) -> str:
     names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
     return next(name for name in names if name not in taken)

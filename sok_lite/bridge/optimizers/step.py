@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,7 +80,7 @@ class RowOptimizer(tf.Module):
     def num_nonfinite(self, count: int) -> None:
         self.nonfinite = NonFiniteRows(count)
 
-    def _counted(self, step: tf.Tensor) -> Any:
+    def _count_step(self, step: tf.Tensor) -> Any:
         """Counts a step, now or as an operation of a graph."""
         counted = None if self.iterations is None else self.iterations.assign(step)
         self._taken.step = 0
@@ -88,7 +89,7 @@ class RowOptimizer(tf.Module):
     def _catch_up(self) -> None:
         """Counts a step that was interrupted after its rows had moved, in eager mode."""
         if tf.executing_eagerly() and self._taken.step:
-            self._counted(self._taken.step)
+            self._count_step(self._taken.step)
 
     @contextmanager
     def _locked(self) -> Iterator[LockedStep]:
@@ -153,7 +154,7 @@ class RowOptimizer(tf.Module):
                 done = dense_step()
             with tf.control_dependencies(operations(update)):
                 taken = step if go is None or counts_skipped else tf.where(go, step, step - 1)
-                counted = [self._counted(taken), *also()]
+                counted = [self._count_step(taken), *also()]
             if count is not None and tf.inside_function():
                 locked.last.append(tf.convert_to_tensor(count))  # counted on by now
             locked.last += operations(*counted, done)
@@ -167,10 +168,10 @@ class RowOptimizer(tf.Module):
         settings: Settings | FallbackStep,
         learning_rate: Any,
         step: tf.Tensor,
-        optimizer: Any = None,
-        dense_step: Callable[[], Any] | None = None,
-        go: Any = None,
-        batches: int = 1,
+        optimizer: Any,
+        dense_step: Callable[[], Any] | None,
+        go: Any,
+        batches: int,
     ) -> tuple[Any, Any]:
         """Updates the rows of all pairs in one host call, and the dense variables.
 
@@ -196,53 +197,72 @@ class RowOptimizer(tf.Module):
         host = _host(settings, self, optimizer, variables, kinds)
         numbers = [learning_rate, *settings.numbers.values()]
         inputs = joined_gradients(gradients, backend)
-        if tf.executing_eagerly():
-            if go is not None and not bool(go):
-                if batches > 1:
-                    on_device(backend, host.keep, inputs)
-                return None, None if dense_step is None else dense_step()
-            number, plain = int(step), [float(each) for each in numbers]
-
-            def take() -> Any:
-                begun = time.perf_counter()
-                rows_step, done = host.step(plain, number, inputs, batches), None
-                if dense_step is not None:
-                    rows_step.prepare()
-                    paused = time.perf_counter()
-                    done = dense_step()
-                    begun += time.perf_counter() - paused
-                actions = plan_set(self._taken, step=number)
-                rows_step.commit(actions + self.kept.plan_drop() if batches > 1 else actions)
-                UPDATES.add(time.perf_counter() - begun)
-                return done
-
+        if not tf.executing_eagerly():
+            if optimizer is not None:
+                keep_alive(optimizer)
+            run, crossing = _in_graph(host, numbers, step, inputs, go, batches)
+            update = host_call(run, crossing, [], backend, what, waits=host.waits)
+            with tf.control_dependencies([update]):
+                return update, None if dense_step is None else dense_step()
+        if go is None or bool(go):
+            plain = [float(each) for each in numbers]
+            take = partial(self._take, host, plain, int(step), inputs, dense_step, batches)
             return None, on_device(backend, take, waits=host.waits)
-        if optimizer is not None:
-            keep_alive(optimizer)
-        # What the host reads, as one tensor: step, whether rows move, and the settings.
-        told = [step, True if go is None else go, *numbers]
-        told = [tf.convert_to_tensor(number) for number in _plain(told)]
-        with tf.device("CPU:0"):
-            stacked = tf.stack([tf.cast(number, tf.float64) for number in told])
+        if batches > 1:
+            on_device(backend, host.keep, inputs)
+        return None, None if dense_step is None else dense_step()
 
-        def run(values: Any, *tensors: Any) -> Sequence[tf.Tensor]:
-            number, rows_move, *plain = np.asarray(values).tolist()
-            if not rows_move:
-                if batches > 1:
-                    host.keep(tensors)
-                return ()
-            begun = time.perf_counter()
-            rows_step = host.step(plain, int(number), tensors, batches)
-            rows_step.commit(host.plan_drop() if batches > 1 else ())
-            UPDATES.add(time.perf_counter() - begun)
+    def _take(
+        self,
+        host: StepHost,
+        numbers: list[float],
+        step: int,
+        inputs: Sequence[tf.Tensor],
+        dense_step: Callable[[], Any] | None,
+        batches: int,
+    ) -> Any:
+        """Takes a step of rows and of dense variables in eager mode; returns that of the latter."""
+        begun = time.perf_counter()
+        rows_step, done = host.step(numbers, step, inputs, batches), None
+        if dense_step is not None:
+            rows_step.prepare()
+            paused = time.perf_counter()
+            done = dense_step()
+            begun += time.perf_counter() - paused
+        actions = plan_set(self._taken, step=step)
+        rows_step.commit(actions + self.kept.plan_drop() if batches > 1 else actions)
+        UPDATES.add(time.perf_counter() - begun)
+        return done
+
+
+def _in_graph(
+    host: StepHost,
+    numbers: Sequence[Any],
+    step: tf.Tensor,
+    inputs: Sequence[tf.Tensor],
+    go: Any,
+    batches: int,
+) -> tuple[Callable[..., Sequence[tf.Tensor]], list[Any]]:
+    """Returns what a host call runs for a step of a graph, and the inputs that it takes."""
+    # What the host reads, as one tensor: step, whether rows move, and the settings.
+    told = [step, True if go is None else go, *numbers]
+    told = [tf.convert_to_tensor(number) for number in _plain(told)]
+    with tf.device("CPU:0"):
+        stacked = tf.stack([tf.cast(number, tf.float64) for number in told])
+
+    def run(values: Any, *tensors: Any) -> Sequence[tf.Tensor]:
+        number, rows_move, *plain = np.asarray(values).tolist()
+        if not rows_move:
+            if batches > 1:
+                host.keep(tensors)
             return ()
+        begun = time.perf_counter()
+        rows_step = host.step(plain, int(number), tensors, batches)
+        rows_step.commit(host.plan_drop() if batches > 1 else ())
+        UPDATES.add(time.perf_counter() - begun)
+        return ()
 
-        crossing = [HostNumbers(stacked), HostNumbers(inputs[0]), *inputs[1:]]
-        update = host_call(run, crossing, [], backend, what, waits=host.waits)
-        if dense_step is None:
-            return update, None
-        with tf.control_dependencies([update]):
-            return update, dense_step()
+    return run, [HostNumbers(stacked), HostNumbers(inputs[0]), *inputs[1:]]
 
 
 def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Any, Any]]]:

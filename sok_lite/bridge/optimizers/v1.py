@@ -13,23 +13,23 @@ from sok_lite.bridge.optimizers.keras3 import tf_variable
 from sok_lite.engine import optimizers as rules
 
 
-def _called(value: Any) -> Any:
+def _value_of(value: Any) -> Any:
     return value() if callable(value) else value
 
 
 def _momentum(o: Any) -> Settings:
     flags = {"nesterov": bool(o._use_nesterov), "lr_in_state": False}
-    return Settings(rules.Momentum, {"momentum": _called(o._momentum)}, flags)
+    return Settings(rules.Momentum, {"momentum": _value_of(o._momentum)}, flags)
 
 
 def _moments(o: Any) -> dict[str, Any]:
     """Returns what Adam and its like have."""
-    betas = {"beta_1": _called(o._beta1), "beta_2": _called(o._beta2)}
+    betas = {"beta_1": _value_of(o._beta1), "beta_2": _value_of(o._beta2)}
     # Its 1 - beta is that of float32.
     numbers = {
         name: float(np.float32(v)) if isinstance(v, float) else v for name, v in betas.items()
     }
-    return numbers | {"epsilon": _called(o._epsilon)}
+    return numbers | {"epsilon": _value_of(o._epsilon)}
 
 
 def _adam(o: Any) -> Settings:
@@ -44,7 +44,7 @@ def _rectified_adam(o: Any) -> Settings:
     numbers = {"beta_1": o._beta1, "beta_2": o._beta2, "epsilon": o._epsilon}
     numbers |= {"weight_decay": o.weight_decay, "sma_threshold": o.sma_threshold}
     flags = {"amsgrad": o.amsgrad, "nesterov": o._use_nesterov}
-    return Settings(rules.RectifiedAdam, {k: _called(v) for k, v in numbers.items()}, flags)
+    return Settings(rules.RectifiedAdam, {k: _value_of(v) for k, v in numbers.items()}, flags)
 
 
 def _adagrad(o: Any) -> Settings:
@@ -55,7 +55,7 @@ def _adagrad(o: Any) -> Settings:
 def _rmsprop(o: Any) -> Settings:
     numbers = {"rho": o._decay, "momentum": o._momentum, "epsilon": o._epsilon}
     flags = {"centered": bool(o._centered), "initial_rms": 1.0}
-    return Settings(rules.RMSprop, {k: _called(v) for k, v in numbers.items()}, flags)
+    return Settings(rules.RMSprop, {k: _value_of(v) for k, v in numbers.items()}, flags)
 
 
 def _ftrl(o: Any) -> Settings:
@@ -67,7 +67,7 @@ def _ftrl(o: Any) -> Settings:
         "beta": o._beta,
     }
     flags = {"initial_accumulator": float(o._initial_accumulator_value)}
-    return Settings(rules.Ftrl, {k: _called(v) for k, v in numbers.items()}, flags)
+    return Settings(rules.Ftrl, {k: _value_of(v) for k, v in numbers.items()}, flags)
 
 
 def _sparse_group_ftrl(o: Any) -> Settings:
@@ -77,7 +77,7 @@ def _sparse_group_ftrl(o: Any) -> Settings:
 
 def _adadelta(o: Any) -> Settings:
     numbers = {"rho": o._rho, "epsilon": o._epsilon}
-    return Settings(rules.Adadelta, {k: _called(v) for k, v in numbers.items()}, {})
+    return Settings(rules.Adadelta, {k: _value_of(v) for k, v in numbers.items()}, {})
 
 
 def _regularization(o: Any) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     if hasattr(optimizer, "learning_rate_after"):
         return optimizer.learning_rate_after(0 if iterations is None else iterations)
     if hasattr(optimizer, "_lr"):
-        return _called(optimizer._lr)
+        return _value_of(optimizer._lr)
     # One of a program's own may keep it elsewhere.
-    return _called(optimizer._learning_rate) if hasattr(optimizer, "_learning_rate") else None
+    return _value_of(optimizer._learning_rate) if hasattr(optimizer, "_learning_rate") else None
 
 
 def _name_of_rate(optimizer: Any) -> str:
@@ -149,7 +149,7 @@ def _numbers(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def _made(
+def _make(
     optimizer: Any,
     config: Mapping[str, Any],
     learning_rate: float,
@@ -185,7 +185,7 @@ def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
 _CLONING = Cloning(
     numbers=_numbers,
     config=lambda o: {},
-    make=_made,
+    make=_make,
     variable=tf_variable,
     build=_build,
     not_states=(),

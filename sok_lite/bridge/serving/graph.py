@@ -175,9 +175,9 @@ class _Copy:
         self._nodes.add(self._scratch.as_graph_def())
 
     def _variable(self, name: str, array: np.ndarray) -> Any:
-        return self._made(name, array, True, tf.TensorShape(array.shape))
+        return self._make(name, array, True, tf.TensorShape(array.shape))
 
-    def _made(self, name: str, array: np.ndarray, is_resource: bool, shape: tf.TensorShape) -> Any:
+    def _make(self, name: str, array: np.ndarray, is_resource: bool, shape: tf.TensorShape) -> Any:
         """Makes a variable of the scratch graph; its value is not in the graph."""
         with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
             variable = tf.compat.v1.Variable(
@@ -194,7 +194,10 @@ class _Copy:
     def _copy_variables(self, needed: Mapping[str, Any]) -> None:
         collections = map(self._graph.get_collection, self._graph.get_all_collection_keys())
         known = {
-            item.op.name: item for items in collections for item in items if _is_variable(item)
+            item.op.name: item
+            for items in collections
+            for item in items
+            if isinstance(item, tf.Variable)
         }
         names = [name for name, node in needed.items() if node.op in _VARIABLES]
         names = [name for name in names if name not in self._values]
@@ -207,7 +210,7 @@ class _Copy:
         values = self._session.run({name: known[name] for name in names})
         for name in names:
             is_resource = needed[name].op == "VarHandleOp"
-            made = self._made(name, np.asarray(values[name]), is_resource, known[name].shape)
+            made = self._make(name, np.asarray(values[name]), is_resource, known[name].shape)
             self._saved_names[made.op.name] = name
             self._nodes.replace(name, made.op.name)
 
@@ -240,10 +243,6 @@ class _Copy:
         }
         build = tf.compat.v1.saved_model.build_tensor_info
         return {name: build(tensor) for name, tensor in found.items()}
-
-
-def _is_variable(item: Any) -> bool:
-    return isinstance(item, tf.Variable)
 
 
 def _names(tensors: Sequence[tf.Tensor]) -> set[str]:

@@ -114,7 +114,7 @@ class Nodes:
         result.versions.CopyFrom(self._graph_def.versions)
         result.node.extend(self.needed(names).values())
         functions = {each.signature.name: each for each in self._graph_def.library.function}
-        called = _called(result.node, functions)
+        called = _called_functions(result.node, functions)
         result.library.function.extend(functions[name] for name in sorted(called))
         return result
 
@@ -124,7 +124,7 @@ class Nodes:
         return edge
 
 
-def _called(nodes: Iterable[Any], functions: Mapping[str, Any]) -> set[str]:
+def _called_functions(nodes: Iterable[Any], functions: Mapping[str, Any]) -> set[str]:
     """Returns the functions that nodes call, and those that these do."""
     result: set[str] = set()
     waiting = [*_names_in(nodes)]

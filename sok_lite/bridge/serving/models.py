@@ -115,10 +115,10 @@ def resources_in(root: Any) -> list[Any]:
     These have a resource of their own and are no variables. They are found in what a model tracks,
     in the object that a method is of, and in what a function has from outside of it.
     """
-    return [each for each in _reached(root) if hasattr(type(each), "resource_handle")]
+    return [each for each in _reachable(root) if hasattr(type(each), "resource_handle")]
 
 
-def _reached(root: Any) -> Iterator[Any]:
+def _reachable(root: Any) -> Iterator[Any]:
     seen: set[int] = set()
     waiting = [root]
     while waiting:

@@ -102,7 +102,7 @@ class ServedTables:
                 "serving cannot. Leave `training` out, or give False."
             )
         missing = reading(False, missing, usually).missing
-        served = self._of(variable.table, of_all_ranks and self._comm is not None)
+        served = self._served_table(variable.table, of_all_ranks and self._comm is not None)
         places, is_found = served.keys.find(as_int64(keys))
         # Equal bits are equal keys only where both types have the number.
         if (keys.dtype == tf.uint64) != (variable.key_type == tf.uint64):
@@ -116,24 +116,24 @@ class ServedTables:
         if id(variable) not in self._static:
             with tf.init_scope():
                 rows = self._rows_of_static(variable)
-                served = ServedRows(variable.name, rows, self._quantize, self._named())
+                served = ServedRows(variable.name, rows, self._quantize, self._maker_of_table())
             self._static[id(variable)] = variable, served
             self.variables += served.variables
         return self._static[id(variable)][1].gather(numbers)
 
-    def _of(self, table: Any, of_all_ranks: bool) -> _Served:
+    def _served_table(self, table: Any, of_all_ranks: bool) -> _Served:
         which = id(table), of_all_ranks
         if which not in self._served:
             with tf.init_scope():
-                served = self._copied(table, of_all_ranks)
+                served = self._copy(table, of_all_ranks)
             self._served[which] = served
             self.variables += [*served.keys.variables, *served.rows.variables]
         return self._served[which]
 
-    def _copied(self, table: Any, of_all_ranks: bool) -> _Served:
+    def _copy(self, table: Any, of_all_ranks: bool) -> _Served:
         keys, rows = on_device(table.backend, _contents, table)
         if of_all_ranks:
-            keys, rows = self._gathered(table, keys, rows)
+            keys, rows = self._gather(table, keys, rows)
         # What any missing key gives; a random row is another for each key.
         constant = table.initializer.constant_row(table.dim)
         zeros = (0,) * table.dim
@@ -145,21 +145,21 @@ class ServedTables:
             _check_missing(table, last, self._cutoff)
             is_small = table.row_dtype.is_below(np, rows, self._cutoff).all(axis=1)
             keys, rows = keys[~is_small], rows[~is_small]
-        make = self._named()
+        make = self._maker_of_table()
         index = KeyIndex(keys, make)
         rows = np.concatenate([rows[index.order], last])
         if table.row_dtype.name == "bfloat16":
             rows = rows.view(tf.bfloat16.as_numpy_dtype)
         return _Served(table, index, ServedRows(table.name, rows, self._quantize, make))
 
-    def _named(self) -> MakeVariable:
+    def _maker_of_table(self) -> MakeVariable:
         """Returns what makes the variables of one more table."""
         prefix = f"sok_table_{len(self._served) + len(self._static)}"
         return lambda name, array: self._make_variable(f"{prefix}_{name}", array)
 
     # ---------------------------------------------------------------- several ranks
 
-    def _gathered(
+    def _gather(
         self, table: Any, keys: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the keys and rows of all ranks, each from its owner, on rank 0."""

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise WrongUse(f"--tolerance must be a number from 0 on, and is {args.tolerance}")
     sides = [
         [
-            source if args.all else _without_columns(source)
+            source if args.all else WithColumns(source, [state.tensor for state in source.states])
             for source in chosen(open_sources(path), args.table, path)
         ]
         for path in (args.first, args.second)
@@ -61,10 +61,6 @@ def run(args: argparse.Namespace) -> int:
         return FINDINGS
     print(f"{args.first} and {args.second} have the same")
     return FINE
-
-
-def _without_columns(source: Source) -> Source:
-    return WithColumns(source, [state.tensor for state in source.states])
 
 
 def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Iterator[str]:

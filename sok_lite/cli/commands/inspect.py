@@ -29,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
     if found is not None:
         described |= {"ranks": found.ranks, "extra": found.extra}
     described["tables"] = [
-        _described(source, found) for source in chosen(sources, args.table, args.path)
+        _describe(source, found) for source in chosen(sources, args.table, args.path)
     ]
     described["bytes"] = sum(table["bytes"] for table in described["tables"])
     print(json.dumps(described, indent=1) if args.json else _text(described))
     return FINE
 
 
-def _described(source: Source, found: Manifest | None) -> dict[str, Any]:
+def _describe(source: Source, found: Manifest | None) -> dict[str, Any]:
     own = {"name", "dim", "dtype", "key_type"}
     described: dict[str, Any] = {name: getattr(source, name) for name in sorted(own)}
     described |= {
@@ -48,10 +48,10 @@ def _described(source: Source, found: Manifest | None) -> dict[str, Any]:
             for s in source.states
         ],
     }
-    return described | (_known(found.tables[source.name]) if found is not None else {})
+    return described | (_facts_of_manifest(found.tables[source.name]) if found is not None else {})
 
 
-def _known(facts: TableFacts) -> dict[str, Any]:
+def _facts_of_manifest(facts: TableFacts) -> dict[str, Any]:
     """Returns what a manifest of ours says beside the columns; the bytes are those of the files."""
     spans = [shard.facts.get("spans", {}) for shard in facts.shards]
     times = [time for span in spans for time in span.get("ends", [])]

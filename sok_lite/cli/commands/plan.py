@@ -83,8 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now, needs, machines = _now(args), _needs(args), _machines(args)
-    found = plan([_grown(need, args.times) for need in needs], machines)
-    described = {"now": now, "times": args.times} | _described(found, args)
+    grown = [need._replace(num_keys=math.ceil(need.num_keys * args.times)) for need in needs]
+    found = plan(grown, machines)
+    described = {"now": now, "times": args.times} | _describe(found, args)
     print(json.dumps(described, indent=1) if args.json else text(described))
     return FINE if found.fits else FINDINGS
 
@@ -130,7 +131,7 @@ def _needs(args: argparse.Namespace) -> list[Need]:
     if args.path is not None:
         return _needs_of(args)
     if args.table:
-        needs = [_parsed(each, args) for each in args.table]
+        needs = [_parse_table(each, args) for each in args.table]
         names = [need.name for need in needs]
         if len(set(names)) < len(names):
             raise WrongUse(f"tables must have different names: {', '.join(names)}")
@@ -147,7 +148,7 @@ def _need(
     return Need(name, keys, dim, dtype or "float32", num_states * dim, ids)
 
 
-def _parsed(given: str, args: argparse.Namespace) -> Need:
+def _parse_table(given: str, args: argparse.Namespace) -> Need:
     """Returns a table of --table."""
     parts = dict(part.partition("=")[::2] for part in given.split(","))
     known = {"name", "keys", "dim", "dtype", "optimizer", "ids"}
@@ -164,10 +165,6 @@ def _parsed(given: str, args: argparse.Namespace) -> Need:
     except argparse.ArgumentTypeError as error:
         raise WrongUse(f"--table {given!r}: a number {error}") from error
     return _need(parts["name"], keys, dim, dtype, optimizer, ids)
-
-
-def _grown(need: Need, times: float) -> Need:
-    return need._replace(num_keys=math.ceil(need.num_keys * times))
 
 
 def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -225,7 +222,7 @@ def _machines(args: argparse.Namespace) -> Machines:
 # ---- what is answered ----------------------------------------------------------------------------
 
 
-def _described(found: Plan, args: argparse.Namespace) -> dict[str, Any]:
+def _describe(found: Plan, args: argparse.Namespace) -> dict[str, Any]:
     needs, machines = [table.need for table in found.tables], found.machines
     factor = room(needs, machines)
     num_keys = sum(need.num_keys for need in needs)

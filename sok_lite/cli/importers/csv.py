@@ -27,10 +27,10 @@ def write(path: str, sources: Sequence[Source]) -> None:
 def _names(column: Column) -> list[str]:
     name = {"keys": "key", "values": "value"}.get(column.name, column.name)
     names = [name] if column.dim is None else [f"{name}_{i}" for i in range(column.dim)]
-    return [_quoted(each) for each in names]
+    return [_quote(each) for each in names]
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     if not set(name) & set(',"\r\n'):
         return name
     return '"' + name.replace('"', '""') + '"'

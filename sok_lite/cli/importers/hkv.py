@@ -167,7 +167,7 @@ def write(
             for piece in source.read(column):
                 file.write(np.ascontiguousarray(convert(piece)).data)
 
-    write_file("keys", "keys", lambda keys: _checked(keys, source.name))
+    write_file("keys", "keys", lambda keys: _checked_keys(keys, source.name))
     write_file("values", "values", lambda rows: rows)
     if "scores" in source.columns:
         write_file("scores", "scores", lambda scores: scores)
@@ -182,7 +182,7 @@ def _check_key_type(key_type: str) -> None:
         raise WrongUse(f"HierarchicalKV has keys of int64 or uint64. Received: {key_type!r}")
 
 
-def _checked(keys: np.ndarray, table: str) -> np.ndarray:
+def _checked_keys(keys: np.ndarray, table: str) -> np.ndarray:
     """Returns keys that HierarchicalKV can hold."""
     bits = keys.view(np.int64)
     reserved = (bits >= _RESERVED.start) & (bits < _RESERVED.stop)

@@ -57,7 +57,7 @@ class KeyedSource(Source):
       states: the states' rows, by what is said of each; a key that one lacks has its initial value.
     """
 
-    def __init__(self, keyed: Keyed, states: Sequence[tuple[StateFacts, Keyed]] = ()) -> None:
+    def __init__(self, keyed: Keyed, states: Sequence[tuple[StateFacts, Keyed]]) -> None:
         self.name, self.key_type, self.dtype, self.dim, self._parts = keyed
         keys = keyed.all_keys()
         kept = one_of_each(keys, "last", f"table {self.name!r}")

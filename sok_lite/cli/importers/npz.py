@@ -41,7 +41,7 @@ def detect(path: str) -> bool:
         return False
 
 
-def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
+def _open(path: str) -> tuple[dict[str, Stored], str | None]:
     found: dict[str, Stored] = {}
     about = None
     with zipfile.ZipFile(path) as archive:
@@ -119,7 +119,7 @@ def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> 
     return Stored(name, shape, read)
 
 
-sources = reader(_opened, *_ERRORS)
+sources = reader(_open, *_ERRORS)
 
 
 def write(path: str, sources: Sequence[Source], compress: bool = False) -> None:

@@ -60,7 +60,7 @@ def sources(
     """
     check_opens(path)
     with naming(path, *_errors()):
-        found, about = _opened(path, dim)
+        found, about = _open(path, dim)
     for ours, theirs in _NAMES.items():
         if ours not in found and theirs in found:
             found[ours] = found[theirs]
@@ -76,7 +76,7 @@ def _errors() -> tuple[type[Exception], ...]:
     return (arrow.ArrowException, OSError, OverflowError, UnicodeDecodeError, ValueError)
 
 
-def _opened(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
+def _open(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
     types = _package("pyarrow").types
     found: dict[str, Stored] = {}
     with _file(path) as file:

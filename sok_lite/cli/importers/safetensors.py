@@ -61,7 +61,7 @@ def _header(path: str) -> tuple[dict[str, Any], int, int]:
     return header, LENGTH_BYTES + length, size - length
 
 
-def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
+def _open(path: str) -> tuple[dict[str, Stored], str | None]:
     header, begin, num_bytes = _header(path)
     about = header.pop("__metadata__", {}).get(ABOUT)
     found, placed = {}, []
@@ -88,7 +88,7 @@ def _opened(path: str) -> tuple[dict[str, Stored], str | None]:
     return found, about
 
 
-sources = reader(_opened, *_ERRORS)
+sources = reader(_open, *_ERRORS)
 
 
 def write(path: str, sources: Sequence[Source]) -> None:

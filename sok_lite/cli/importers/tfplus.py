@@ -68,7 +68,7 @@ def sources(
     result: list[Source] = []
     for name in chosen(found, tables, prefix, (names, enter_threshold)):
         threshold = int(of_table(enter_threshold, name, 0))
-        dtype, whole = _read(prefix, name, threshold)
+        dtype, whole = _read_saved(prefix, name, threshold)
         if whole.is_delta:
             raise ValueError(
                 f"{prefix} has of {name!r} what has changed since another save. Give the full "
@@ -76,12 +76,12 @@ def sources(
             )
         content = whole.content
         for delta in map(prefix_of, listed(deltas)):
-            content = _changed(content, whole.saves, dtype, delta, name, threshold)
+            content = _apply_delta(content, whole.saves, dtype, delta, name, threshold)
         result.append(ContentSource(of_table(names, name, name), dtype, content))
     return result
 
 
-def _read(prefix: str, name: str, threshold: int) -> tuple[str, Any]:
+def _read_saved(prefix: str, name: str, threshold: int) -> tuple[str, Any]:
     """Returns the dtype of a variable's rows and what was saved of it, a `saved_files.Read`."""
     from sok_lite.kv_variable import saved_files
 
@@ -94,7 +94,7 @@ def _read(prefix: str, name: str, threshold: int) -> tuple[str, Any]:
     return rows.name, saved_files.read_all(places, rows, threshold, time.time(), name)
 
 
-def _changed(
+def _apply_delta(
     content: Any, saves: dict[int, Any], dtype: str, prefix: str, name: str, threshold: int
 ) -> Any:
     """Returns a content after a delta.
@@ -104,7 +104,7 @@ def _changed(
     """
     from sok_lite.kv_variable.content import changed
 
-    its_dtype, delta = _read(prefix, name, threshold)
+    its_dtype, delta = _read_saved(prefix, name, threshold)
     bases = {rank: (base, None) for rank, (_, base) in delta.saves.items()}
     if not delta.is_delta or bases != saves:
         raise ValueError(

@@ -97,11 +97,13 @@ def sources(
                 f"Received: {', '.join(map(repr, shards.values()))}."
             )
         its_name = of_table(names, name, name)
-        keyed[name] = _keyed(reader, os.fspath(path), its_name, [shards[i] for i in range(count)])
+        keyed[name] = _keyed_rows(
+            reader, os.fspath(path), its_name, [shards[i] for i in range(count)]
+        )
     return with_slots(keyed, "_" if is_of_saver else "/", initial, slots)
 
 
-def _keyed(reader: Any, path: str, name: str, prefixes: Sequence[str]) -> Keyed:
+def _keyed_rows(reader: Any, path: str, name: str, prefixes: Sequence[str]) -> Keyed:
     dtypes, shapes = reader.get_variable_to_dtype_map(), reader.get_variable_to_shape_map()
     forms = set()
     for prefix in prefixes:

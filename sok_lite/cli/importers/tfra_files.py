@@ -119,7 +119,7 @@ def sources(
             if its_dim is None:
                 layout = layout._replace(dim=_dim_of(folder, bases, layout))
         shards = open_shards(folder, layout, file_name_list=bases)
-        parts = [_mapped(shard) for shard in shards]
+        parts = [_map_files(shard) for shard in shards]
         its_name = of_table(names, name, layout.name)
         keyed[name] = Keyed(its_name, layout.key_dtype, layout.value_dtype, layout.dim, parts)
         if slots == "states" and found[name][0][1]:
@@ -224,7 +224,7 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0  # open_shards names what is missing
 
 
-def _mapped(shard: StoredShard) -> StoredRows:
+def _map_files(shard: StoredShard) -> StoredRows:
     layout, count = shard.layout, shard.count
     if not count:  # nobody can map an empty file
         none = np.empty((0, layout.dim), layout.value_storage)

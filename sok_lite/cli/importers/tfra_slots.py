@@ -33,8 +33,8 @@ _INITIAL = {"accumulator": 0.1}
 def with_slots(
     tables: Mapping[str, Keyed],
     separator: str,
-    initial: str = "",
-    slots: str = "states",
+    initial: str,
+    slots: str,
     known: Mapping[str, Sequence[tuple[State, Keyed]]] = MappingProxyType({}),
 ) -> list[Source]:
     """Returns tables as sources, those that are slots of another as its optimizer states.

@@ -55,7 +55,7 @@ def sources(
     torch = _torch()
     check_opens(path)
     with naming(path, Exception):
-        tensors = _loaded(torch, path)
+        tensors = _load(torch, path)
     found = {
         column: _stored(torch, tensor)
         for column, tensor in tensors.items()
@@ -68,7 +68,7 @@ def _torch() -> Any:
     return package("torch", "Files of PyTorch", "torch>=2.3")
 
 
-def _loaded(torch: Any, path: str) -> Any:
+def _load(torch: Any, path: str) -> Any:
     tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(tensors, dict):
         raise TypeError(f"it must have a dict of tensors. Received: {type(tensors).__name__}")

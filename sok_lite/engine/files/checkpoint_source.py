@@ -18,7 +18,7 @@ NewestRows = Callable[[SavedFile], list[tuple[np.ndarray, np.ndarray]]]
 
 
 class _ShardSource(Source):
-    """What one rank wrote of a table.
+    """The part of a table that one rank wrote.
 
     Where it is made of increments, its keys come in the order of the files that have their rows,
     the newest first, and are in memory while it is read.

@@ -63,7 +63,7 @@ class Commits:
       folder: all ranks see it; None: they are kept in memory.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingTable], folder: str | None = None) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable], folder: str | None) -> None:
         self._tables, self._folder = list(tables), folder
         self._settled: Commit | None = None
         self._staged: Commit | None = None
@@ -146,11 +146,11 @@ class Commits:
         self, comm: Communicator, keeper: Sequence[int | None]
     ) -> dict[int, list[Content]]:
         """Returns the parts that this rank stores: its own, and copies of others."""
-        own = together(comm, lambda: _taken(self._tables))
+        own = together(comm, lambda: _take_contents(self._tables))
         mine = keeper[comm.rank]
         kept = {comm.rank: own}
         if mine is not None:
-            received = _exchanged(comm, {mine: as_message(dict(enumerate(own)))})
+            received = _exchange(comm, {mine: as_message(dict(enumerate(own)))})
             kept |= {
                 rank: list(from_message(message).values()) for rank, message in received.items()
             }
@@ -179,14 +179,14 @@ class Commits:
 
         def give() -> None:
             prepared = [
-                self._prepared(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
+                self._plan_restore(comm, table, {rank: its[i] for rank, its in parts.items()}, size)
                 for i, table in enumerate(self._tables)
             ]
             publish_restored(self._tables, prepared)
 
         holding(self._tables, give)
 
-    def _prepared(
+    def _plan_restore(
         self, comm: Communicator, table: EmbeddingTable, parts: Mapping[int, Content], size: int
     ) -> list[Action]:
         def messages() -> dict[int, np.ndarray]:
@@ -199,21 +199,21 @@ class Commits:
                 if parts
             }
 
-        received = _exchanged(comm, together(comm, messages))
+        received = _exchange(comm, together(comm, messages))
         found: dict[int, Content] = {}
         for message in received.values():
             found |= from_message(message)
-        return together(comm, partial(_restoring, table, found))
+        return together(comm, partial(_plan_restore_parts, table, found))
 
 
-def _taken(tables: Sequence[EmbeddingTable]) -> list[Content]:
+def _take_contents(tables: Sequence[EmbeddingTable]) -> list[Content]:
     """Returns a copy of the content of tables, under the locks of all of them."""
     for table in tables:
         alone(table, partial(drop_orphaned_states, table))
     return holding(tables, lambda: list(map(take, tables)))
 
 
-def _restoring(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
+def _plan_restore_parts(table: EmbeddingTable, parts: Mapping[int, Content]) -> list[Action]:
     # In one order, whoever gave them: where ranks differ, the first one counts.
     ordered = [parts[rank] for rank in sorted(parts)]
     return plan_restore(table, as_saved(table, ordered))
@@ -247,7 +247,7 @@ def _machine() -> int:
     return zlib.crc32(name.encode())
 
 
-def _exchanged(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+def _exchange(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     """Sends a message to some ranks; returns the received ones by rank. Every rank must call it."""
     none = np.empty(0, WORD)
     rows = [messages.get(rank, none) for rank in range(comm.size)]

@@ -39,7 +39,7 @@ def as_message(contents: Mapping[int, Content]) -> np.ndarray:
         )
     text = json.dumps(about).encode()
     head = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
-    begins = [0, *itertools.accumulate(_padded(each.nbytes) for each in [head, *arrays])]
+    begins = [0, *itertools.accumulate(_pad(each.nbytes) for each in [head, *arrays])]
     message = np.zeros(-(-begins[-1] // WORD.itemsize), WORD)
     flat = message.reshape(-1).view(np.uint8)
     for begin, array in zip(begins, [head, *arrays], strict=False):
@@ -52,13 +52,13 @@ def from_message(message: np.ndarray) -> dict[int, Content]:
     flat = message.reshape(-1).view(np.uint8)
     end = 8 + int(flat[:8].view("<i8")[0])
     contents = {}
-    begin = _padded(end)
+    begin = _pad(end)
     for about in json.loads(flat[8:end].tobytes()):
         arrays = []
         for dtype, shape in about["arrays"]:
             whole = np.ndarray(shape, dtype, flat, begin)
             arrays.append(whole)
-            begin += _padded(whole.nbytes)
+            begin += _pad(whole.nbytes)
         contents[about["number"]] = _content(about, iter(arrays))
     return contents
 
@@ -76,5 +76,5 @@ def _content(about: Mapping[str, Any], arrays: Any) -> Content:
     return Content(keys, values, states, columns, pending_keys, pending, about["facts"])
 
 
-def _padded(num_bytes: int) -> int:
+def _pad(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNED) * _ALIGNED

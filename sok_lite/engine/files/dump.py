@@ -23,13 +23,7 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.increment import shards_to_continue
-from sok_lite.engine.files.item import (
-    Item,
-    Named,
-    forget_gone_optimizers,
-    items_of,
-    tables_of,
-)
+from sok_lite.engine.files.item import Item, Named, forget_gone_optimizers, items_of, tables_of
 from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
@@ -156,7 +150,7 @@ def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
     """
     try:
         shards = together(begun.comm, write)
-        by_rank = _gathered(begun.comm, shards)
+        by_rank = _gather_shards(begun.comm, shards)
         together(begun.comm, lambda: _publish(begun, by_rank))
         new = [file for shard in shards for file in shard._replace(before=()).written_files]
         num_bytes = sum(file.num_bytes for file in new)
@@ -254,7 +248,7 @@ def check_is_ours(path: str) -> None:
         )
 
 
-def _gathered(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
+def _gather_shards(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
     """Returns the manifest's entries of the files of every rank."""
     text = np.frombuffer(manifest.shards_to_text(shards).encode(), np.uint8)
     gathered = comm.allgatherv(text, call="dump")

@@ -39,7 +39,9 @@ def shards_to_continue(
     reason, newest, shards = "", "", dict[str, Shard]()
     try:
         found = manifest.read(folder)
-        shards = {table.name: _checked(folder, table, names, found, comm) for table in tables}
+        shards = {
+            table.name: _checked_newest(folder, table, names, found, comm) for table in tables
+        }
         newest = ", ".join(sorted({shard.file.split("/")[0] for shard in shards.values()}))
     except FileNotFoundError:
         pass
@@ -57,12 +59,8 @@ def _said_by_all(comm: Communicator, text: str) -> list[str]:
     return [part.tobytes().decode() for part in gathered.by_rank()]
 
 
-def _checked(
-    folder: str,
-    table: EmbeddingTable,
-    names: Collection[str],
-    found: Manifest,
-    comm: Communicator,
+def _checked_newest(
+    folder: str, table: EmbeddingTable, names: Collection[str], found: Manifest, comm: Communicator
 ) -> Shard:
     """Returns the newest file of this rank's part of a table.
 

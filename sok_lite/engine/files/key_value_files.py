@@ -118,7 +118,7 @@ def write_shard(
         value_file = opened.enter_context(GrowingFile(_values(base), _old_crc(old, "values")))
         count = old.count if old else 0
         for keys, values in pieces:
-            keys, values = _checked(layout, keys, values)
+            keys, values = _checked_piece(layout, keys, values)
             for start in range(0, len(keys), buffer_size):
                 key_file.write(keys[start : start + buffer_size])
                 value_file.write(values[start : start + buffer_size])
@@ -223,7 +223,7 @@ def _check_buffer_size(buffer_size: int) -> None:
         raise ValueError(f"buffer_size must be at least 1 key. Received: {buffer_size}.")
 
 
-def _checked(layout: Layout, keys: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
+def _checked_piece(layout: Layout, keys: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns a piece in the types of the files."""
     keys, values = np.asarray(keys), np.asarray(values)
     if values.dtype.name == "bfloat16" and layout.value_dtype == "bfloat16":

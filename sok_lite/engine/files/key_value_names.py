@@ -134,14 +134,14 @@ def find_places(
         if len(groups) > 1:
             raise ValueError(
                 f"{folder!r} holds several groups of files of variable {name!r}, from jobs of "
-                f"different sizes: {_described(groups)}. Name the size of one of them, or remove "
+                f"different sizes: {_describe(groups)}. Name the size of one of them, or remove "
                 "the files of the others."
             )
         (size,) = groups
     if size not in groups:
         raise FileNotFoundError(
             f"{folder!r} holds no files of variable {name!r} from {size} processes. It has "
-            f"{_described(groups)}. Name one of these."
+            f"{_describe(groups)}. Name one of these."
         )
     return _whole_group(folder, name, size, groups[size], rank)
 
@@ -162,7 +162,7 @@ def _places(file_names: Iterable[str], name: str) -> Iterable[ShardPlace]:
                     yield ShardPlace(*map(int, found.groups()))
 
 
-def _described(groups: dict[int, set[ShardPlace]]) -> str:
+def _describe(groups: dict[int, set[ShardPlace]]) -> str:
     return ", ".join(
         f"size {size} with {len(places)} shard{'s' * (len(places) > 1)} of "
         f"{len({place.rank for place in places})} of its ranks"

@@ -74,25 +74,23 @@ def load(
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
     wait_for_pending(comm, folder)
-    found = together(comm, lambda: _checked(folder, items, cast, accept))
+    found = together(comm, lambda: _checked_items(folder, items, cast, accept))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
 
+    dynamic = tables_of(items)
+
     def give() -> None:
-        prepared = together(comm, lambda: _prepared(folder, found, items, comm, mode, report))
+        prepared = together(comm, lambda: _prepare(folder, found, items, comm, mode, report))
         publish_restored(dynamic, prepared)
         if mode == "replace":
             remember_load(folder, dynamic, found, comm)
 
-    dynamic = tables_of(items)
     holding(dynamic, give)
     return found.extra
 
 
-def _checked(
-    folder: str,
-    items: Sequence[Item],
-    cast: bool,
-    accept: Callable[[dict[str, Any]], None] | None,
+def _checked_items(
+    folder: str, items: Sequence[Item], cast: bool, accept: Callable[[dict[str, Any]], None] | None
 ) -> Manifest:
     found = manifest.read(folder)
     if accept is not None:
@@ -130,7 +128,7 @@ def _check_fits(folder: str, table: AnyTable, facts: TableFacts, cast: bool) -> 
         )
 
 
-def _prepared(
+def _prepare(
     folder: str,
     found: Manifest,
     items: Sequence[Item],

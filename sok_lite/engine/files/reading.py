@@ -32,11 +32,7 @@ def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
 
 
 def saved_in(
-    table: AnyTable,
-    facts: TableFacts,
-    folder: str,
-    comm: Communicator,
-    progress: Progress | None = None,
+    table: AnyTable, facts: TableFacts, folder: str, comm: Communicator, progress: Progress | None
 ) -> Saved:
     """Returns the content of a checkpoint for this rank's part of a table.
 
@@ -53,16 +49,13 @@ def saved_in(
         return open_shard(facts, shard, folder, progress)
 
     # A file of its own is to a rank as that of one rank alone.
-    are_own = None if _is_own(table, facts, comm) or comm.size == 1 else owns(table, *_place(comm))
+    is_alone = comm.size == 1 or _is_own(table, facts, comm)
+    are_own = None if is_alone else owns(table, comm.rank, comm.size)
     convert = _conversion(table, facts.dtype)
     # A key that several have is that of the lowest rank.
     return Saved.of(
         [SavedFile(shard, opened, are_own, convert) for shard in shards_of(table, facts, comm)]
     )
-
-
-def _place(comm: Communicator) -> tuple[int, int]:
-    return comm.rank, comm.size
 
 
 def _conversion(table: AnyTable, dtype: str) -> Convert:

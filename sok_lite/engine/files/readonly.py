@@ -11,13 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.engine.dtypes import (
-    bfloat16_to_float32,
-    is_integer,
-    key_dtype,
-    number_in,
-    row_dtype,
-)
+from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, number_in, row_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.chain import newest_rows
 from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
@@ -136,7 +130,7 @@ class ReadonlyTable:
         for file, which, numbers in _by_file(self._files, self._row_starts, at):
             if self._check_rows:
                 file.check_rows(numbers)
-            rows[found[which]] = self._decoded(file.rows[numbers])
+            rows[found[which]] = self._decode(file.rows[numbers])
         return rows.reshape(*wanted.shape, self.dim), self._mask(wanted, found)
 
     def prepare(self) -> None:
@@ -179,7 +173,7 @@ class ReadonlyTable:
             keys[which] = self._key_dtype.to_int64(np, file.keys[numbers])
         return keys
 
-    def _decoded(self, stored: np.ndarray) -> np.ndarray:
+    def _decode(self, stored: np.ndarray) -> np.ndarray:
         if self._row_dtype.name == "bfloat16":
             return bfloat16_to_float32(np, stored)
         return stored

@@ -12,7 +12,7 @@ import numpy as np
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import check_is_ours, sweep
-from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts, TextFile, path_of
+from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardWriter
 from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of
@@ -66,7 +66,7 @@ def write_checkpoint(
         check_is_ours(os.path.join(folder, manifest.NAME))
         os.mkdir(os.path.join(folder, data))
         tables = {
-            source.name: _written(source, folder, data, ranks, chunk_bytes) for source in sources
+            source.name: _write(source, folder, data, ranks, chunk_bytes) for source in sources
         }
         manifest.sync_path(os.path.join(folder, data))
         text = manifest.as_text(Manifest(ranks, tables, dict(extra or {})))
@@ -88,7 +88,7 @@ def owner_rule(name: str, ranks: int) -> OwnerRule | None:
     return None
 
 
-def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int) -> TableFacts:
+def _write(source: Source, folder: str, data: str, ranks: int, chunk_bytes: int) -> TableFacts:
     # Under another name than the table's own a load looks for the owners of all keys.
     rule, about = owner_rule(source.about.owner, ranks) or MOD, source.about
     kind = key_dtype(source.key_type)
@@ -122,25 +122,34 @@ def _written(source: Source, folder: str, data: str, ranks: int, chunk_bytes: in
             _write_to_owners(writers, owners(keys), piece)
         written = [writer.finish() for writer in writers]
     shards = [s._replace(written=w) for s, w in zip(shards, written, strict=True)]
-    if texts := source.texts():
-        whose = owners(np.fromiter(texts, kind.dtype, len(texts))).tolist()
-        of_ranks: list[dict[int, bytes]] = [{} for _ in shards]
-        for owner, (key, text) in zip(whose, texts.items(), strict=True):
-            of_ranks[owner][key] = text
-        shards = [
-            shard._replace(texts=_written_texts(source.name, shard.file, its, folder, chunk_bytes))
-            for shard, its in zip(shards, of_ranks, strict=True)
-        ]
     return TableFacts(
-        *(source.name, about.var_type, source.dim, source.dtype, source.key_type),
-        *(rule.name, dict(about.options), tuple(shards)),
+        source.name,
+        about.var_type,
+        source.dim,
+        source.dtype,
+        source.key_type,
+        owner=rule.name,
+        options=dict(about.options),
+        shards=tuple(_with_texts(source, shards, owners, folder, chunk_bytes)),
     )
 
 
-def _written_texts(
-    table: str, beside: str, texts: Mapping[int, bytes], folder: str, chunk_bytes: int
-) -> TextFile:
-    return write_texts(KeyTexts.of(texts), table, folder, beside, chunk_bytes, Progress())
+def _with_texts(
+    source: Source, shards: Sequence[Shard], owners: _Owners, folder: str, chunk_bytes: int
+) -> Sequence[Shard]:
+    """Writes the texts of keys beside the files of their owners; returns the shards that say so."""
+    texts = source.texts()
+    if not texts:
+        return shards
+    whose = owners(np.fromiter(texts, key_dtype(source.key_type).dtype, len(texts))).tolist()
+    of_ranks: list[dict[int, bytes]] = [{} for _ in shards]
+    for owner, (key, text) in zip(whose, texts.items(), strict=True):
+        of_ranks[owner][key] = text
+    written = [
+        write_texts(KeyTexts.of(its), source.name, folder, shard.file, chunk_bytes, Progress())
+        for shard, its in zip(shards, of_ranks, strict=True)
+    ]
+    return [s._replace(texts=file) for s, file in zip(shards, written, strict=True)]
 
 
 def _counts(source: Source, column: str, owners: _Owners, ranks: int) -> np.ndarray:

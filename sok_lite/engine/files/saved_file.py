@@ -92,7 +92,8 @@ class SavedFile(SavedPart):
         chains = {state.tensor: tensors_of_chain(shard, state.tensor) for state in shard.states}
         self.files = [
             SavedFileRows(
-                *(opened(part), part.num_rows),
+                opened(part),
+                part.num_rows,
                 {tensor: names[i] for tensor, names in chains.items()},
                 convert or (lambda rows: rows),
             )

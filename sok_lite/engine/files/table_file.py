@@ -29,13 +29,7 @@ from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index_entries import IndexEntries
-from sok_lite.engine.table.pieces import (
-    ENTRY_BYTES,
-    Outline,
-    outline,
-    pending_pieces,
-    pieces,
-)
+from sok_lite.engine.table.pieces import ENTRY_BYTES, Outline, outline, pending_pieces, pieces
 
 
 def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor]:
@@ -80,10 +74,7 @@ def open_shard(
 
 
 def part_of(
-    table: EmbeddingTable,
-    file: str,
-    chunk_bytes: int = CHUNK_BYTES,
-    before: Shard | None = None,
+    table: EmbeddingTable, file: str, chunk_bytes: int = CHUNK_BYTES, before: Shard | None = None
 ) -> ShardContent:
     """Returns the part of a table to write. Lock it, as `holding` does, until the last array.
 

@@ -125,13 +125,14 @@ def plan_update(steps: RowSteps, num_nonfinite: Array) -> list[Action]:
     halves = [False] * len(steps.stores)
     if steps.rounding is not None:
         halves = [store.row_dtype.is_half for store in steps.stores]
+    columns = (steps.backends, steps.stores, steps.steps, halves)
     kernels = [
         (
             backend,
             f"{step.rule.kernel}{'_stochastic' if half else ''}_{store.row_dtype.suffix}",
             half,
         )
-        for backend, store, step, half in zip(*steps[:2], steps.steps, halves, strict=True)
+        for backend, store, step, half in zip(*columns, strict=True)
     ]
     return [
         launch
@@ -252,7 +253,7 @@ def apply_rule(
     backend, store = table.backend, table.store
     check_trained(store.row_dtype, getattr(table, "name", ""))
     taken = rule_step(rule, learning_rate, step)
-    rows, grads = _checked(backend, store.dim, rows, grads)
+    rows, grads = _checked_rows(backend, store.dim, rows, grads)
     if rounding is not None and store.row_dtype.is_half:
         _check_rounding(rounding, rows)
     check_on_nonfinite(on_nonfinite)
@@ -266,7 +267,7 @@ def apply_rule(
     return count[0]
 
 
-def _checked(backend: Backend, dim: int, rows: Array, grads: Array) -> tuple[Array, Array]:
+def _checked_rows(backend: Backend, dim: int, rows: Array, grads: Array) -> tuple[Array, Array]:
     if rows.dtype != np.uint32 or grads.dtype != np.float32:
         raise TypeError(
             "`rows` must be uint32 and `grads` float32. "

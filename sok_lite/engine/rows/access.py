@@ -79,7 +79,7 @@ class RowAccess:
         """The optimizer states, in the order in which they were made."""
         return [name for name in self.columns if name != "value"]
 
-    def _prepared(self, kernel: str, column: Column, count: int, *arguments: Any) -> Action:
+    def _plan_rows(self, kernel: str, column: Column, count: int, *arguments: Any) -> Action:
         """Prepares a kernel that takes rows of a column, `count` of them."""
         place = (column.pointers, self.chunk_shift, column.dim)
         return self.backend.prepared(kernel, count, *place, *arguments, count)
@@ -137,7 +137,7 @@ class RowAccess:
         """Prepares to copy rows (n,) into `out`, from `output`; NO_ROW gives zeros."""
         suffix, words = as_words(out)
         kernel = f"rows_read_{suffix}"
-        return self._prepared(kernel, self.column(column), int(rows.size), rows, words)
+        return self._plan_rows(kernel, self.column(column), int(rows.size), rows, words)
 
     def plan_deliver(
         self, got: NewRows, rows: Array, out: Array | None, num_without_row: Array
@@ -155,7 +155,7 @@ class RowAccess:
         values = None if got.values is None else as_words(got.values)[1]
         kernel = f"rows_deliver_u{8 * col.dtype.itemsize}"
         where = (got.number, got.first, got.rows, values)
-        return self._prepared(kernel, col, n, *where, rows, words, num_without_row)
+        return self._plan_rows(kernel, col, n, *where, rows, words, num_without_row)
 
     # ---------------------------------------------------------------- write
 
@@ -171,7 +171,7 @@ class RowAccess:
         """
         suffix, words = as_words(values)
         kernel = f"rows_write_{suffix}"
-        return self._prepared(kernel, self.column(column), int(rows.size), rows, words, source)
+        return self._plan_rows(kernel, self.column(column), int(rows.size), rows, words, source)
 
     def write(
         self, rows: Array, values: Array, column: str = "value", source: Array | None = None
@@ -194,11 +194,11 @@ class RowAccess:
           scale: of rows of integers a whole number.
         """
         if self.row_dtype.added_in != np.float32:
-            return self.plan_write(rows, self.read(rows) + self._scaled(deltas, scale))
+            return self.plan_write(rows, self.read(rows) + self._scale(deltas, scale))
         kernel = f"rows_add_{self.row_dtype.suffix}"
-        return self._prepared(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
+        return self._plan_rows(kernel, self.column(), int(rows.size), rows, deltas, float(scale))
 
-    def _scaled(self, deltas: Array, scale: float) -> Array:
+    def _scale(self, deltas: Array, scale: float) -> Array:
         """Returns deltas that are no float32 times a number, in their dtype."""
         if scale == 1:
             return deltas
@@ -213,7 +213,7 @@ class RowAccess:
     def plan_fill(self, state: str, rows: Array) -> Action:
         """Prepares to set rows of a state column to its initial value; NO_ROW is skipped."""
         col = self.column(state)
-        return self._prepared("rows_fill", col, int(rows.size), rows, float(col.initial))
+        return self._plan_rows("rows_fill", col, int(rows.size), rows, float(col.initial))
 
     def fill(self, state: str, rows: Array) -> None:
         """Sets rows of a state column to its initial value; NO_ROW is skipped."""
@@ -226,7 +226,7 @@ class RowAccess:
           rows, others: (n,) uint32, all of them distinct and none NO_ROW.
         """
         return [
-            self._prepared(
+            self._plan_rows(
                 f"rows_swap_u{8 * column.dtype.itemsize}", column, int(rows.size), rows, others
             )
             for column in self.columns.values()

@@ -222,9 +222,17 @@ class Claim(NamedTuple):
         """Prepares to write `rows`."""
         before, count = self.before, int(self.rows.size)
         return backend.prepared(
-            *("rows_claim", count, before.free_near, int(before.free_near.size), self.near),
-            *(before.num_rows, self.fresh, before.free_far, int(before.free_far.size)),
-            *(count - self.near - self.fresh, self.rows),
+            "rows_claim",
+            count,
+            before.free_near,
+            int(before.free_near.size),
+            self.near,
+            before.num_rows,
+            self.fresh,
+            before.free_far,
+            int(before.free_far.size),
+            count - self.near - self.fresh,
+            self.rows,
         )
 
     def left(self, count: int | None = None) -> RowNumbers:

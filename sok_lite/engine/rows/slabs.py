@@ -28,7 +28,7 @@ class Chunks(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Of both tiers."""
+        """Chunks of both tiers."""
         return self.near + self.far
 
 

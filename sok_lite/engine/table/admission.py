@@ -114,16 +114,18 @@ class PendingCounts:
         search = self._index.plan_search(keys, into=(xp.empty(n, np.uint32), None))
         counted = CountedKeys(keys, lookup_number, *(xp.empty(n, np.uint32) for _ in range(3)))
         count = self._backend.prepared(
-            *(
-                "admission_count",
-                n,
-                search.rows,
-                occurrences,
-                self.threshold,
-                lookup_number,
-                admitted,
-            ),
-            *(*counted[2:], counts, n),
+            "admission_count",
+            n,
+            search.rows,
+            occurrences,
+            self.threshold,
+            lookup_number,
+            admitted,
+            counted.known,
+            counted.first,
+            counted.last_seen,
+            counts,
+            n,
         )
         return counted, [search.launch, count]
 

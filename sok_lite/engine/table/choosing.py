@@ -48,7 +48,7 @@ class Numbers(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where keys get row numbers.
+    """The index of the table, by which keys get row numbers.
 
     Attributes:
       find: returns those of keys (k,) int64, which may repeat: (k,) uint32, NO_ROW for others.
@@ -159,7 +159,8 @@ class Chooser:
             _log.warning(
                 "What was saved of table %r has %s keys more than once: of each the first one "
                 "counts.",
-                *(self._name, f"{self.num_repeated:,}"),
+                self._name,
+                f"{self.num_repeated:,}",
             )
 
 

@@ -194,7 +194,7 @@ class Clock:
 
     @property
     def spans(self) -> Spans:
-        """When there were lookups."""
+        """The times of lookups, span by span."""
         return Spans([*self._numbers], [*self._times], self._all_ends())
 
     def plan_restart(self, now: int, spans: Spans | None = None) -> list[Action]:

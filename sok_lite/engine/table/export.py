@@ -34,7 +34,7 @@ def chunks(table: TableParts, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]
 
 def export_rows(table: TableParts) -> tuple[Array, Array]:
     """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
-    return _sorted(table, export_chunk(table, 0, table.index.num_slots))
+    return _sort(table, export_chunk(table, 0, table.index.num_slots))
 
 
 def export(
@@ -121,9 +121,9 @@ def _sorted_of(table: TableParts, some: Iterator[Entries]) -> tuple[Array, Array
     xp, pieces = table.backend.xp, list(some)
     keys = xp.concatenate([entries.keys for entries in pieces])
     rows = xp.concatenate([entries.rows for entries in pieces])
-    return _sorted(table, Entries(keys, rows, rows, table.store))
+    return _sort(table, Entries(keys, rows, rows, table.store))
 
 
-def _sorted(table: TableParts, entries: Entries) -> tuple[Array, Array]:
+def _sort(table: TableParts, entries: Entries) -> tuple[Array, Array]:
     order = table.backend.xp.argsort(entries.keys)
     return entries.keys[order], entries.rows[order]

@@ -56,12 +56,12 @@ def filled(table: EmbeddingTable, saved: Saved) -> Filled:
       ValueError: they do not fit the key type or `max_capacity`, or contradict their slots.
       MemoryError: no memory for it.
     """
-    made = _filled_hybrid(table, saved) if isinstance(table, HkvTable) else _filled(table, saved)
+    made = _filled_hybrid(table, saved) if isinstance(table, HkvTable) else _fill(table, saved)
     made.chooser.warn()
     return made
 
 
-def _filled(table: EmbeddingTable, saved: Saved) -> Filled:
+def _fill(table: EmbeddingTable, saved: Saved) -> Filled:
     assert isinstance(table.index, DetIndex)
     index, xp = table.index.emptied(), table.backend.xp
     index.make_room(_num_keys(saved))
@@ -70,14 +70,11 @@ def _filled(table: EmbeddingTable, saved: Saved) -> Filled:
         index.make_room(int(keys.size))
         index.insert(keys, xp.arange(first, first + keys.size, dtype=np.uint32), 1)
 
-    return _chosen(table, saved, index, insert)
+    return _choose(table, saved, index, insert)
 
 
-def _chosen(
-    table: EmbeddingTable,
-    saved: Saved,
-    index: AnyIndex,
-    insert: Callable[[Array, int], None],
+def _choose(
+    table: EmbeddingTable, saved: Saved, index: AnyIndex, insert: Callable[[Array, int], None]
 ) -> Filled:
     found = Index(lambda keys: index.find(keys).rows, insert)
     chooser = Chooser(table.backend, table.key_dtype, table.name, found)
@@ -103,7 +100,7 @@ def _filled_hybrid(table: HkvTable, saved: Saved) -> Filled:
         ) -> None:
             refused.append(index.insert_all(keys, first=first))
 
-        made = _chosen(table, saved, index, insert)
+        made = _choose(table, saved, index, insert)
         num_refused = sum(refused)
         if not num_refused:
             return made
@@ -147,7 +144,7 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
         put_in_slots(other, keys, at, first)
 
     try:
-        made = _chosen(table, saved, other, insert)
+        made = _choose(table, saved, other, insert)
     except _CannotUseSlotsError:
         return None
     other.begin_from(capacity)

@@ -11,11 +11,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.arguments import (
-    check_counts_repeats,
-    checked_keys,
-    checked_number,
-)
+from sok_lite.engine.table.arguments import check_counts_repeats, checked_keys, checked_number
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.index import CHUNK_SLOTS
 from sok_lite.engine.table.parts import TableParts

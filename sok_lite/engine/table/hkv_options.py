@@ -83,53 +83,10 @@ class HkvOptions:
                 f"A hybrid table got an unexpected option {unknown[0]!r}. "
                 f"Known options: {', '.join(sorted(cls.names()))}."
             )
-        chosen = {name: value for name, value in options.items() if value is not None}
-        for name in ("init_capacity", "max_capacity", "max_bucket_size"):
-            if name in chosen:
-                chosen[name] = _power_of_two(name, chosen[name])
-        for name, least in (("enter_threshold", 0), ("block_size", 0), ("device_id", -1)):
-            if name in chosen:
-                chosen[name] = _integer(name, chosen[name], least)
-        if chosen.get("enter_threshold", 0) > _MAX_THRESHOLD:
-            raise ValueError(
-                f"`enter_threshold` must be at most {_MAX_THRESHOLD}. "
-                f"Received: enter_threshold={chosen['enter_threshold']}."
-            )
-        for name, low, high in (
-            ("max_hbm_for_vectors", 0.0, float("inf")),
-            ("filter_ratio", 0.0, 1.0),
-            ("max_load_factor", 0.0, 1.0),
-        ):
-            if name in chosen:
-                chosen[name] = _number(name, chosen[name], low, high)
-        if chosen.get("max_load_factor") == 0.0:
-            raise ValueError("`max_load_factor` must be above 0. Received: max_load_factor=0.")
-        if chosen.get("block_size", 0) % 32 or chosen.get("block_size", 0) > 1024:
-            raise ValueError(
-                "`block_size` must be a multiple of 32 up to 1024. "
-                f"Received: block_size={chosen['block_size']}."
-            )
-        for name, words in (("evict_strategy", STRATEGIES), ("on_refused", _ON_REFUSED)):
-            if name in chosen and chosen[name] not in words:
-                raise ValueError(
-                    f"`{name}` must be one of {', '.join(words)}. "
-                    f"Received: {name}={chosen[name]!r}."
-                )
-        for name in ("count_repeats", "io_by_cpu"):
-            if chosen.get(name, False) not in (False, True):
-                raise TypeError(
-                    f"`{name}` must be True or False. Received: {name}={chosen[name]!r}."
-                )
-        if chosen.get("count_repeats", False) and chosen.get("evict_strategy") != "kLfu":
-            raise ValueError(
-                "`count_repeats` is for scores that count: use evict_strategy='kLfu'. Received: "
-                f"evict_strategy={chosen.get('evict_strategy', cls.evict_strategy)!r}."
-            )
-        if not isinstance(chosen.get("far_path", ""), (str, os.PathLike)):
-            raise TypeError(
-                "`far_path` must be the name of a folder or of a new file. "
-                f"Received: far_path={chosen['far_path']!r}."
-            )
+        chosen = _with_numbers_checked(
+            {name: value for name, value in options.items() if value is not None}
+        )
+        _check_words(chosen)
         if "init_capacity" not in chosen:
             chosen["init_capacity"] = min(
                 cls.init_capacity, chosen.get("max_capacity", cls.max_capacity)
@@ -143,6 +100,59 @@ class HkvOptions:
                 f"init_capacity={checked.init_capacity}, max_capacity={checked.max_capacity}."
             )
         return checked
+
+
+def _with_numbers_checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns options whose numbers have the types that a table wants."""
+    chosen = dict(options)
+    for name in ("init_capacity", "max_capacity", "max_bucket_size"):
+        if name in chosen:
+            chosen[name] = _power_of_two(name, chosen[name])
+    for name, least in (("enter_threshold", 0), ("block_size", 0), ("device_id", -1)):
+        if name in chosen:
+            chosen[name] = _integer(name, chosen[name], least)
+    if chosen.get("enter_threshold", 0) > _MAX_THRESHOLD:
+        raise ValueError(
+            f"`enter_threshold` must be at most {_MAX_THRESHOLD}. "
+            f"Received: enter_threshold={chosen['enter_threshold']}."
+        )
+    for name, low, high in (
+        ("max_hbm_for_vectors", 0.0, float("inf")),
+        ("filter_ratio", 0.0, 1.0),
+        ("max_load_factor", 0.0, 1.0),
+    ):
+        if name in chosen:
+            chosen[name] = _number(name, chosen[name], low, high)
+    if chosen.get("max_load_factor") == 0.0:
+        raise ValueError("`max_load_factor` must be above 0. Received: max_load_factor=0.")
+    if chosen.get("block_size", 0) % 32 or chosen.get("block_size", 0) > 1024:
+        raise ValueError(
+            "`block_size` must be a multiple of 32 up to 1024. "
+            f"Received: block_size={chosen['block_size']}."
+        )
+    return chosen
+
+
+def _check_words(chosen: dict[str, Any]) -> None:
+    """Raises where names, flags and the path among some options do not fit."""
+    for name, words in (("evict_strategy", STRATEGIES), ("on_refused", _ON_REFUSED)):
+        if name in chosen and chosen[name] not in words:
+            raise ValueError(
+                f"`{name}` must be one of {', '.join(words)}. Received: {name}={chosen[name]!r}."
+            )
+    for name in ("count_repeats", "io_by_cpu"):
+        if chosen.get(name, False) not in (False, True):
+            raise TypeError(f"`{name}` must be True or False. Received: {name}={chosen[name]!r}.")
+    if chosen.get("count_repeats", False) and chosen.get("evict_strategy") != "kLfu":
+        raise ValueError(
+            "`count_repeats` is for scores that count: use evict_strategy='kLfu'. Received: "
+            f"evict_strategy={chosen.get('evict_strategy', HkvOptions.evict_strategy)!r}."
+        )
+    if not isinstance(chosen.get("far_path", ""), (str, os.PathLike)):
+        raise TypeError(
+            "`far_path` must be the name of a folder or of a new file. "
+            f"Received: far_path={chosen['far_path']!r}."
+        )
 
 
 def _integer(name: str, value: Any, least: int) -> int:

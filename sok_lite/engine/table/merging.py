@@ -122,9 +122,7 @@ class _Own(SavedPart):
 
 
 def _states(
-    numbered: Sequence[tuple[int | None, str, Column]],
-    last: int,
-    saved: Sequence[JoinedState],
+    numbered: Sequence[tuple[int | None, str, Column]], last: int, saved: Sequence[JoinedState]
 ) -> list[JoinedState]:
     """Returns all states of the table, then those of groups that it does not have.
 

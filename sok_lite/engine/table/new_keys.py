@@ -143,7 +143,9 @@ class _New:
         if not request.insert:
             return _at_once(self._after(None))
         new = NewKeys(
-            *(self.admitted, table.clock.now, self.caller_scores),
+            self.admitted,
+            table.clock.now,
+            scores=self.caller_scores,
             values=self.values,
             source=self.source,
             are_updated=request.then is not None,
@@ -197,7 +199,7 @@ def complete(
     rows: Array,
     requests: Sequence[LookupRequest],
     found: Incomplete,
-    extra_actions: Sequence[Sequence[Action]] = (),
+    extra_actions: Sequence[Sequence[Action]],
 ) -> list[int]:
     """Inserts what is missing, or not, and writes what it belongs to.
 

@@ -87,10 +87,7 @@ def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:
 def facts_of(table: EmbeddingTable) -> dict[str, Any]:
     """Returns the facts that files have of a table, values that JSON knows: number and times of
     lookups and, of a "hybrid" table, what its index needs."""
-    facts: dict[str, Any] = {
-        "num_lookups": table.num_lookups,
-        "spans": table.clock.spans._asdict(),
-    }
+    facts: dict[str, Any] = {"num_lookups": table.num_lookups, "spans": table.clock.spans._asdict()}
     if isinstance(table, HkvTable):
         index = table.index
         facts |= {

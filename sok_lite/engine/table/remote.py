@@ -24,7 +24,7 @@ Change = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[Any, Any]]
 
 
 class RemoteStore(Protocol):
-    """Where the rows are: values of bytes by int64 key, a row and then its optimizer states."""
+    """A store of values of bytes by int64 key: a row, then its optimizer states."""
 
     def get(self, keys: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns ((n,) bool which keys there are, values; new ones where there is none)."""

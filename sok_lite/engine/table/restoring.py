@@ -82,7 +82,7 @@ def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
     """
     times = _times(table, saved.facts)
     try:
-        actions = _prepared(table, saved)
+        actions = _prepare(table, saved)
     except MemoryError as error:
         n = sum(part.num_keys for part in saved.parts)
         size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
@@ -106,7 +106,7 @@ def _times(table: EmbeddingTable, facts: dict[str, Any]) -> tuple[int, Spans | N
         raise ValueError(f"What was saved of table {table.name!r} is corrupt: {error}.") from error
 
 
-def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
+def _prepare(table: EmbeddingTable, saved: Saved) -> list[Action]:
     """Makes what the table is to hold, and returns the actions that give it that."""
     made = filled(table, saved)
     index, chooser = made.new_index, made.chooser
@@ -133,7 +133,7 @@ def _prepared(table: EmbeddingTable, saved: Saved) -> list[Action]:
 
 
 class _Scoring:
-    """When the keys of a new index were last seen, and their scores."""
+    """Writes to a new index when its keys were last seen, and their scores."""
 
     def __init__(self, table: EmbeddingTable, index: AnyIndex, saved: Saved) -> None:
         self._table, self._index, self._has_scores = table, index, False
@@ -146,7 +146,7 @@ class _Scoring:
             index.epoch = int(saved.facts["epoch"]) if is_same else table.index.epoch
             self._has_scores = is_same and index.has_scores and saved.has_scores
 
-    def _read(self, part: SavedPart) -> Iterator[tuple[Array, Array | None]]:
+    def _read_seen(self, part: SavedPart) -> Iterator[tuple[Array, Array | None]]:
         """Yields when a piece's keys were last seen and their scores; None: the same numbers."""
         index = self._index
         scores = part.read("scores") if self._has_scores else None
@@ -161,19 +161,19 @@ class _Scoring:
 
     @property
     def bits(self) -> int:
-        """Of what `hottest` yields."""
+        """Bits of a number that `hottest` yields."""
         return 64 if isinstance(self._index, HkvIndex) and self._index.has_scores else 32
 
     def hottest(self, part: SavedPart) -> Iterator[Array]:
         """Yields what says which keys of a piece are to have near rows: the highest, unsigned."""
-        for last_seen, scores in self._read(part):
+        for last_seen, scores in self._read_seen(part):
             yield last_seen if scores is None else scores
 
     def write(self, chosen: Chosen, tiers: RowTiers) -> None:
         """Writes what is known of the keys of a part."""
         table, index, part = self._table, self._index, chosen.part
         for keys, numbers, (last_seen, scores) in zip(
-            part.read("keys"), chosen.numbers, self._read(part), strict=True
+            part.read("keys"), chosen.numbers, self._read_seen(part), strict=True
         ):
             if len(numbers.rows) == 0:
                 continue

@@ -1,7 +1,8 @@
 """Results and arguments of a table's methods that are more than one array."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from sok_lite.backend.base import I64, U32
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.pieces import addresses_of, shapes_of
-from sok_lite.engine.renamed import removed, renamed
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -64,7 +64,9 @@ class KnownRows(NamedTuple):
         """Returns them; None stands for False, and for 0, of each."""
         sizes = [size for (size,) in shapes_of(keys)]
         return KnownRows(
-            *(keys, rows, row_epochs),
+            keys,
+            rows,
+            row_epochs,
             [False] * len(sizes) if are_complete is None else are_complete,
             [0] * len(sizes) if lookup_numbers is None else lookup_numbers,
             sizes,
@@ -135,6 +137,33 @@ class _Numbers(NamedTuple):
     far_reserved_bytes: int
 
 
+# Attributes that have another name now, which warn, or are gone, which say why: for a version.
+
+
+def _renamed(old: str, new: str) -> Any:
+    """Returns a property that gives what `new` gives, with a DeprecationWarning that names it."""
+
+    def get(self: Any) -> Any:
+        warnings.warn(
+            f"`{type(self).__name__}.{old}` is called `{new}` now. The old name will go in the "
+            "next version.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(self, new)
+
+    return property(get, doc=f"The old name of `{new}`.")
+
+
+def _removed(why: str) -> Any:
+    """Returns a property that raises AttributeError, which says why there is no such thing."""
+
+    def get(self: Any) -> NoReturn:
+        raise AttributeError(f"`{type(self).__name__}` has it no more: {why}.")
+
+    return property(get, doc=f"Gone: {why}.")
+
+
 class Statistics(_Numbers):
     """Sizes of a table, and counts of what it has done, on this rank; each rank has its own.
 
@@ -152,7 +181,7 @@ class Statistics(_Numbers):
         memory rows are makes no difference.
       inserted_total: keys that got a row.
       evicted_total: keys that lost it to another key.
-      refused_total: keys that got none for want of room, each time they were refused.
+      refused_total: keys that got none since there was no room, each time they were refused.
       not_admitted_total: times that a key got none since it had not been seen often enough, or not
         drawn.
       not_updated_total: times that an update left a key out that had no row and got none.
@@ -167,18 +196,18 @@ class Statistics(_Numbers):
     """
 
     __slots__ = ()
-    found = renamed("found", "found_total")
-    missed = renamed("missed", "missed_total")
-    inserted = renamed("inserted", "inserted_total")
-    evicted = renamed("evicted", "evicted_total")
-    refused = renamed("refused", "refused_total")
-    not_admitted = renamed("not_admitted", "not_admitted_total")
-    not_updated = renamed("not_updated", "not_updated_total")
-    erased = renamed("erased", "erased_total")
-    num_rehashes = renamed("num_rehashes", "rehashes_total")
-    hot_keys = hot_asked = hot_asked_total = removed("tables have no hot keys any more")
+    found = _renamed("found", "found_total")
+    missed = _renamed("missed", "missed_total")
+    inserted = _renamed("inserted", "inserted_total")
+    evicted = _renamed("evicted", "evicted_total")
+    refused = _renamed("refused", "refused_total")
+    not_admitted = _renamed("not_admitted", "not_admitted_total")
+    not_updated = _renamed("not_updated", "not_updated_total")
+    erased = _renamed("erased", "erased_total")
+    num_rehashes = _renamed("num_rehashes", "rehashes_total")
+    hot_keys = hot_asked = hot_asked_total = _removed("tables have no hot keys any more")
     hot_refreshed = hot_refreshed_total = hot_bytes = hot_keys
-    residual_bytes = removed("rounding of gradients keeps nothing any more")
+    residual_bytes = _removed("rounding of gradients keeps nothing any more")
 
 
 class GivesFirstRows(Protocol):

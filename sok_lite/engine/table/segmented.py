@@ -11,14 +11,7 @@ from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.directory import (
-    Directory,
-    Segment,
-    Shape,
-    Sizes,
-    paired,
-    segment_bytes,
-)
+from sok_lite.engine.table.directory import Directory, Segment, Shape, Sizes, paired, segment_bytes
 
 
 class Segmented(ABC):
@@ -70,7 +63,7 @@ class Segmented(ABC):
 
     @property
     def seed(self) -> int:
-        """Of the hash of its keys; see engine/hashing.py."""
+        """Seed of the hash of its keys (engine/hashing.py)."""
         return self.directory.seed
 
     @property

@@ -76,7 +76,14 @@ def lookup(
     item_counts = None if counts is None else checked_counts(table, keys, counts)
     rows = _row_numbers(table, keys)
     request = LookupRequest(
-        *(table, whole.end, [whole], insert, missing, filter_ratio, unique_keys, item_counts),
+        table,
+        whole.end,
+        [whole],
+        insert=insert,
+        missing=missing,
+        filter_ratio=filter_ratio,
+        unique_keys=unique_keys,
+        caller_scores=item_counts,
     )
     num_without_row = look_up(table.backend, keys, rows, request)
     table.report_refused()

@@ -26,12 +26,12 @@ class RowBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Of both."""
+        """Bytes of the row and its states."""
         return self.row + self.states
 
     @staticmethod
     def of(dim: int, dtype: str, state_size: int) -> "RowBytes":
-        """Returns that of rows of `dim` elements whose states have `state_size` elements together.
+        """Returns it for rows of `dim` elements whose states have `state_size` together.
 
         Raises:
           ValueError: no such dtype.
@@ -61,13 +61,13 @@ class TableBytes(NamedTuple):
 
     @property
     def near(self) -> int:
-        """Of all that is near, spare included."""
+        """Bytes of all that is near, spare included."""
         kept = self.near_rows + self.near_states + self.slots + self.access_counts
         return kept + self.near_spare
 
     @property
     def far(self) -> int:
-        """Of all that is far, spare included."""
+        """Bytes of all that is far, spare included."""
         return self.far_rows + self.far_states + self.far_spare
 
 
@@ -109,7 +109,12 @@ def hybrid_bytes(
     far = num_keys - near
     access_counts = 0 if near_rows is None else num_keys * ACCESS_COUNT_BYTES
     return TableBytes(
-        *(near * row.row, near * row.states, far * row.row, far * row.states, index, access_counts),
-        near * row.total // NEAR_GROWTH + access_counts // ACCESS_COUNT_GROWTH,
-        far * row.total // FAR_GROWTH,
+        near_rows=near * row.row,
+        near_states=near * row.states,
+        far_rows=far * row.row,
+        far_states=far * row.states,
+        slots=index,
+        access_counts=access_counts,
+        near_spare=near * row.total // NEAR_GROWTH + access_counts // ACCESS_COUNT_GROWTH,
+        far_spare=far * row.total // FAR_GROWTH,
     )

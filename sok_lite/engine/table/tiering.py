@@ -19,10 +19,7 @@ def rebalance(table: TableParts) -> None:
     """Moves hot rows near. Row numbers handed out before are stale then."""
     assert table.tiers is not None
     table.tiers.rebalance(
-        lambda moved: [
-            *table.index.plan_update(moved.keys, rows=moved.rows),
-            *table.plan_renew(),
-        ]
+        lambda moved: [*table.index.plan_update(moved.keys, rows=moved.rows), *table.plan_renew()]
     )
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.backend import Array
+from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.dedup import dedup, last_of_each, unique
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import as_words, is_integer
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import segment_sum
+from sok_lite.engine.segments import group, segment_sum
 from sok_lite.engine.table.arguments import (
     check_assignable,
     check_rows,
@@ -24,7 +24,6 @@ from sok_lite.engine.table.finding import find_and_mark_seen, mark_seen_search
 from sok_lite.engine.table.insertion import insert
 from sok_lite.engine.table.parts import TableParts, checked_num_keys
 from sok_lite.engine.table.stages import NewKeys
-from sok_lite.engine.typed_sums import sum_of_each
 
 
 def insert_or_assign(
@@ -102,7 +101,7 @@ def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) ->
             f"Received: scale={scale}."
         )
     keys = checked_keys(table, keys)
-    distinct, summed = _summed(table, keys, checked_deltas(table, keys, deltas))
+    distinct, summed = _sum_repeated(table, keys, checked_deltas(table, keys, deltas))
     adding = table.store.plan_add(table.index.find(distinct).rows, summed, scale)
     publish([mark_seen_search(table, distinct).launch, adding])
 
@@ -128,7 +127,7 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
         publish([table.store.plan_add(found.rows, _sums(table, deltas, inverse, len(distinct)))])
         return
     add, put = xp.flatnonzero(flags & is_present), xp.flatnonzero(~flags & ~is_present)
-    add_keys, summed = _summed(table, keys[add], deltas[add])
+    add_keys, summed = _sum_repeated(table, keys[add], deltas[add])
     adding = table.store.plan_add(table.index.find(add_keys).rows, summed)
     if put.size == 0:
         publish([adding])
@@ -159,7 +158,7 @@ def reserve(table: TableParts, num_keys: int) -> None:
     table.index.reserve(checked_num_keys(table.name, "num_keys", num_keys))
 
 
-def _summed(table: TableParts, keys: Array, deltas: Array) -> tuple[Array, Array]:
+def _sum_repeated(table: TableParts, keys: Array, deltas: Array) -> tuple[Array, Array]:
     """Returns distinct keys and the sums of their deltas, of the dtype of these."""
     distinct, inverse = unique(table.backend, keys)
     return distinct, _sums(table, deltas, inverse, int(distinct.size))
@@ -169,5 +168,30 @@ def _sums(table: TableParts, deltas: Array, inverse: Array, num_distinct: int) -
     """Returns the sums of the deltas of each distinct key, in order of first occurrence."""
     if num_distinct == len(deltas):
         return deltas  # none repeats
-    sum_rows = segment_sum if deltas.dtype == np.float32 else sum_of_each
+    sum_rows = segment_sum if deltas.dtype == np.float32 else _sum_of_each
     return sum_rows(table.backend, deltas, inverse, num_distinct)
+
+
+def _sum_of_each(backend: Backend, rows: Array, inverse: Array, num_unique: int) -> Array:
+    """Sums `rows[j]` over the items j with `inverse[j] == u`, in ascending order, for every u.
+
+    For formats that float32 does not hold. Slower than `segment_sum` where one key has most items.
+
+    Args:
+      backend: where the arrays live.
+      rows: (n, dim) float64, int64, int32 or int8, C-contiguous.
+      inverse: (n,) int32, each in [0, num_unique).
+      num_unique: u.
+
+    Returns:
+      (u, dim) of the dtype of the rows. Integers wrap around, as NumPy's do.
+    """
+    out = backend.xp.empty((num_unique, rows.shape[1]), rows.dtype)
+    groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
+    suffix, source, target = "f64", rows, out
+    if rows.dtype != np.float64:
+        # Sums of two's complements have the same bits, and no overflow that is undefined in C++.
+        (suffix, source), (_, target) = as_words(rows), as_words(out)
+    arguments = (source, rows.shape[1], groups.offsets, groups.order, target, num_unique)
+    backend.launch(f"sum_groups_{suffix}", num_unique, *arguments)
+    return out

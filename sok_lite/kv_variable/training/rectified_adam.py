@@ -173,7 +173,13 @@ class RectifiedAdamOptimizer(tf.compat.v1.train.AdamOptimizer):
         rectifier = tf.where(is_known, tf.sqrt(known), tf.zeros_like(known))  # 0: it is left out
         return (
             self.learning_rate_after(step - 1),
-            *(beta_1, 1 - beta_1, beta_2, 1 - beta_2, correction_1, correction_2, rectifier),
+            beta_1,
+            1 - beta_1,
+            beta_2,
+            1 - beta_2,
+            correction_1,
+            correction_2,
+            rectifier,
             _float64(self._epsilon),
         )
 

@@ -106,7 +106,7 @@ def test_small_float32_numbers_count_as_0(xp):
 
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arithmetic(xp, name, dtype):
+def test_arithmetic_gives_what_numpy_gives(xp, name, dtype):
     work = getattr(operator, name)
     a, b = (RNG.integers(1, 50, 33).astype(dtype) for _ in range(2))
     same(work(xp.asarray(a), xp.asarray(b)), work(a, b))
@@ -116,7 +116,7 @@ def test_arithmetic(xp, name, dtype):
 
 
 @pytest.mark.parametrize("name", ["and_", "or_", "xor", "lshift", "rshift"])
-def test_bits(xp, name):
+def test_bitwise_operators_give_what_numpy_gives(xp, name):
     work = getattr(operator, name)
     a, b = (RNG.integers(0, 20, 33) for _ in range(2))
     same(work(xp.asarray(a), xp.asarray(b)), work(a, b))
@@ -259,7 +259,7 @@ def test_indices_that_are_arrays(xp):
         x[xp.zeros(6, bool)]
 
 
-def test_assignment(xp):
+def test_assignments_write_what_numpy_writes(xp):
     n = np.arange(28).reshape(7, 4)
     x = xp.asarray(n)
     at = np.array([5, 1, 3])
