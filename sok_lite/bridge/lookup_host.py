@@ -121,5 +121,6 @@ class LookupHost(PooledHost):
         header = unzigzag(numbers_of(packed[2:])) if self._num_headers else None
         if header is not None and not header.size:
             header = None  # the array has it
-        unpacking = unpacking._replace(at_hand=[*unpacking.at_hand, *rows], header=header)
+        if rows or header is not None:
+            unpacking = unpacking._replace(at_hand=[*unpacking.at_hand, *rows], header=header)
         return unpack(backend, self.comm, array, num_parts, unpacking)

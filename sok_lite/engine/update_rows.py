@@ -129,8 +129,10 @@ def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
     doubtful: list[int] = []
     if False in updates.of_gradients:
         doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
-    matched, is_any_without_row = _match_stored(updates, known, doubtful)
-    doubtful = [i for i in doubtful if i not in matched]
+    matched, is_any_without_row = dict[int, tuple[Array, bool]](), False
+    if doubtful:
+        matched, is_any_without_row = _match_stored(updates, known, doubtful)
+        doubtful = [i for i in doubtful if i not in matched]
     if doubtful:
         of_doubtful = summed(updates.some(doubtful))
         updates = _with(updates, doubtful, of_doubtful)
