@@ -21,6 +21,7 @@ MODULES = [
     "sok_lite.engine.rows.store",
     "sok_lite.engine.rows.tiers",
     "sok_lite.engine.table.clock",
+    "sok_lite.engine.table.filling",
     "sok_lite.engine.table.finding",
     "sok_lite.engine.table.new_keys",
     "sok_lite.engine.table.det_index",

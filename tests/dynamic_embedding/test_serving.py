@@ -139,6 +139,7 @@ def test_a_model_of_layers(fresh, keras, loader, tmp_path):
     model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.full_only("a process that serves; a lookup through a trainable is the smoke")
 def test_save_model_writes_a_saved_model_that_is_served_and_trained_on(fresh, keras, tmp_path):
     model = trained(keras, initializer="zeros")
     path = tmp_path / "saved"

@@ -62,6 +62,7 @@ def everything(model):
     return found | {f"dense {i}": tf.convert_to_tensor(v).numpy() for i, v in enumerate(dense)}
 
 
+@pytest.mark.full_only("fits three models on two ranks; that one rank goes on is the smoke")
 @pytest.mark.parametrize("options", [{"every": 1}, {"every": 2, "background": True}])
 def test_each_rank_goes_on_with_what_it_had(comm, folder, keras, sk, options):
     whole, broken, again = made(keras, sk), made(keras, sk), made(keras, sk, seed=2)

@@ -340,6 +340,7 @@ def on_labels(batch=BATCH):
     return tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(batch)
 
 
+@pytest.mark.full_only("fits twice on two ranks; ranks that train as one rank are the smoke")
 def test_metrics_are_those_of_one_rank_on_all_data(comm, once, keras, sk):
     model, _ = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
     model.compile("sgd", "mse", metrics=[keras.metrics.AUC(from_logits=True), "mae"])

@@ -5,7 +5,9 @@ import pytest
 from tests.support.own_process import run_limited
 
 
-@pytest.mark.parametrize("kind", ["hbm", "hybrid"])
+@pytest.mark.parametrize(
+    "kind", ["hbm", pytest.param("hybrid", marks=pytest.mark.full_only("a process more"))]
+)
 @pytest.mark.parametrize(
     ("count", "most"),
     [(100, 40), pytest.param(1000, 400, marks=pytest.mark.full_only("traces 1,000 tables"))],
