@@ -39,7 +39,16 @@ RANK_BLOCKS = [
 ]
 
 
-@pytest.mark.parametrize("page", PYTHON_PAGES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        if page.name == "README.md"
+        else pytest.param(page, marks=pytest.mark.full_only("5 to 20 s a page"))
+        for page in PYTHON_PAGES
+    ],
+    ids=name_of,
+)
 def test_the_blocks_of_a_page_run_and_print_what_it_says(page, tmp_path):
     pytest.importorskip("tensorflow")
     blocks = [block for block in blocks_of(page.read_text()) if not block.ranks]
