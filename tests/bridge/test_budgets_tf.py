@@ -1,5 +1,6 @@
 """What a training step through TensorFlow asks of a GPU: counted on the simulated one."""
 
+import itertools
 from typing import NamedTuple
 
 import keras
@@ -129,7 +130,7 @@ def stops(play, monkeypatch):
     waits, looking, seen, made, read_back, copied = [], set(), [], [], [], []
     to_dlpack, py_function = tf.experimental.dlpack.to_dlpack, tf.py_function
     wait, enqueue, gpu_tensor = device.wait, device.enqueue, tensor._gpu_tensor
-    launched = []  # since the last wait
+    launched, numbers = [], itertools.count()  # since the last wait; of calls
 
     def enqueued(name, *arguments):
         if name not in ("free", "copy to the host"):
@@ -142,7 +143,8 @@ def stops(play, monkeypatch):
         wait(*arguments)
 
     def viewed(each):
-        looking.add(id(tensor._memory()))
+        # Not its id, which a later call's may have again.
+        looking.add(vars(tensor._memory()).setdefault("number", next(numbers)))
         seen.append(each)
         return to_dlpack(each)
 

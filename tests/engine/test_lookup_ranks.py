@@ -351,6 +351,9 @@ def count(backend, monkeypatch):
 # and how many were found.
 FORWARD = {1: Counts(10, 4, 2), 26: Counts(12, 4, 2), 40: Counts(12, 4, 2)}
 BACKWARD = {1: Counts(12, 2, 1), 26: Counts(14, 2, 1), 40: Counts(14, 2, 1)}
+# A GPU numbers the tables of the keys itself: for messages, for tables that are on one rank, and
+# once for each of the six other rules of owners and types of keys (owner.py).
+NUMBERING = 8
 
 
 @pytest.mark.parametrize("num_tables", [1, 26, 40])
@@ -372,11 +375,14 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
         lookup.backward(backend, ways, grads, context)
         return forward, count()
 
-    expected = [FORWARD[num_tables], BACKWARD[num_tables]]
+    forward, backward = FORWARD[num_tables], BACKWARD[num_tables]
+    if backend.name == "cuda" and num_tables > 1:
+        forward = forward._replace(launches=forward.launches + NUMBERING)
     if ranks.by_nccl:
         # Keys are packed and unpacked on the device; the host waits as often.
-        forward, backward = (counts._replace(collectives=0) for counts in expected)
-        expected = [forward._replace(launches=forward.launches + 2), backward]
+        forward, backward = (counts._replace(collectives=0) for counts in (forward, backward))
+        forward = forward._replace(launches=forward.launches + 2)
+    expected = [forward, backward]
     for told in ranks(2, program, backend):
         assert list(told) == expected
 
