@@ -168,4 +168,10 @@ def test_dumps_are_counted_with_their_bytes_and_age(tmp_path):
 
 
 def test_one_rank_sends_nothing():
-    assert numbers("sok_sent_bytes_total") == {("keys",): 0, ("rows",): 0, ("gradients",): 0}
+    table = looked_up("not sent")
+    before = numbers("sok_sent_bytes_total")  # of tests of ranks in this process
+    with tf.GradientTape() as tape:
+        rows = sok.lookup_sparse(table, tf.constant([KEY, KEY + 1000]), combiners="sum")
+    assert len(tape.gradient(rows, table).values) == 2
+    now = numbers("sok_sent_bytes_total")
+    assert now == before and now.keys() == {("keys",), ("rows",), ("gradients",)}
