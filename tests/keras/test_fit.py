@@ -233,9 +233,12 @@ def test_keras_takes_no_xla_on_a_machine_with_a_gpu(keras, sk, monkeypatch, hold
 
     model = Model()
     model.compile("sgd", "mse")
-    if holder == "the program" and keras.__name__ == "keras":
+    # Keras 3 decides for or against XLA before it builds the layers.
+    if holder in ("made when it is built", "the program") and keras.__name__ == "keras":
         with pytest.raises(NotImplementedError, match=r"compile\(jit_compile=False\)"):
             model.fit(X, Y, verbose=0)
+        model.compile("sgd", "mse", jit_compile=False)
+        model.fit(X, Y, verbose=0)
         return
     model.fit(X, Y, verbose=0)
     model.predict(X, verbose=0)
