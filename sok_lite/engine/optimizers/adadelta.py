@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import Positive, Scalars, UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,21 +21,12 @@ class Adadelta(UpdateRule):
       epsilon: keeps the roots away from 0.
     """
 
-    rho: float = 0.95
-    epsilon: float = 1e-7
+    rho: UpToOne = 0.95
+    epsilon: Positive = 1e-7
 
     kernel: ClassVar[str] = "update_adadelta"
     columns: ClassVar[tuple[str, ...]] = ("accumulator", "delta_accumulator")
     lazy: ClassVar[str] = "fading of both"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.rho <= 1, "rho", "in [0, 1]")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return {"accumulator": 0.0, "delta_accumulator": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return learning_rate, self.decay_at(learning_rate), self.rho, 1 - self.rho, self.epsilon

@@ -8,7 +8,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class Adagrad(UpdateRule):
       initial_accumulator: the accumulator of a new row. Not 0 where epsilon is: 0 / 0 is a NaN.
     """
 
-    epsilon: float = 1e-7
+    epsilon: NotNegative = 1e-7
     epsilon_inside_root: bool = True
-    initial_accumulator: float = 0.1
+    initial_accumulator: NotNegative = 0.1
 
     kernel: ClassVar[str] = "update_adagrad"
     columns: ClassVar[tuple[str, ...]] = ("accumulator",)
@@ -31,8 +31,6 @@ class Adagrad(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.epsilon >= 0, "epsilon", ">= 0")
-        self.require(self.initial_accumulator >= 0, "initial_accumulator", ">= 0")
         if self.epsilon == 0:
             self.require(
                 self.initial_accumulator > 0, "initial_accumulator", "> 0 where epsilon is 0"

@@ -4,9 +4,9 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Positive, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class AdagradDA(UpdateRule):
       global_step: T, which the program counts.
     """
 
-    l1: float = 0.0
-    l2: float = 0.0
-    initial_accumulator: float = 0.1
-    global_step: float = 1.0
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
+    initial_accumulator: Positive = 0.1
+    global_step: Annotated[float, ">= 1", lambda t: t >= 1] = 1.0
 
     kernel: ClassVar[str] = "update_adagrad_da"
     columns: ClassVar[tuple[str, ...]] = ("gradient_accumulator", "gradient_squared_accumulator")
@@ -34,10 +34,6 @@ class AdagradDA(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.l1 >= 0, "l1", ">= 0")
-        self.require(self.l2 >= 0, "l2", ">= 0")
-        self.require(self.initial_accumulator > 0, "initial_accumulator", "> 0")
-        self.require(self.global_step >= 1, "global_step", ">= 1")
         self.require(self.weight_decay == 0, "weight_decay", "0: a step does not read the row")
 
     @property

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, Scalars, UpdateRule
 
 
 def corrections(beta_1: float, beta_2: float, step: int) -> tuple[np.float32, np.float32]:
@@ -35,9 +35,9 @@ class Adam(UpdateRule):
       adaptive_epsilon: multiplies epsilon by sqrt(1 - beta_2^t), an option of tf_keras' Adam.
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.999
+    epsilon: Positive = 1e-7
     amsgrad: bool = False
     adaptive_epsilon: bool = False
 
@@ -45,11 +45,6 @@ class Adam(UpdateRule):
     columns: ClassVar[tuple[str, ...]] = ("m", "v", "vhat")
     counts_steps: ClassVar[bool] = True
     lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_below_one("beta_1", "beta_2")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
 
     @property
     def states(self) -> dict[str, float]:
@@ -75,4 +70,4 @@ class Adam(UpdateRule):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2017)."""
 
-    weight_decay: float = 0.004
+    weight_decay: NotNegative = 0.004

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, Positive, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,23 +22,14 @@ class Adamax(UpdateRule):
       epsilon: keeps the norm away from 0.
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.999
+    epsilon: Positive = 1e-7
 
     kernel: ClassVar[str] = "update_adamax"
     columns: ClassVar[tuple[str, ...]] = ("m", "v")
     counts_steps: ClassVar[bool] = True
     lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_below_one("beta_1", "beta_2")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return {"m": 0.0, "v": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         # In float32 as TensorFlow has it; see Adam.

@@ -4,9 +4,9 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,22 +23,16 @@ class Ftrl(UpdateRule):
       beta: of the paper.
     """
 
-    learning_rate_power: float = -0.5
-    initial_accumulator: float = 0.1
-    l1: float = 0.0
-    l2: float = 0.0
-    l2_shrinkage: float = 0.0
-    beta: float = 0.0
+    learning_rate_power: Annotated[float, "<= 0", lambda power: power <= 0] = -0.5
+    initial_accumulator: NotNegative = 0.1
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
+    l2_shrinkage: NotNegative = 0.0
+    beta: NotNegative = 0.0
 
     kernel: ClassVar[str] = "update_ftrl"
     columns: ClassVar[tuple[str, ...]] = ("accumulator", "linear")
     lazy: ClassVar[str] = "value to 0; l2 shrinkage"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.learning_rate_power <= 0, "learning_rate_power", "<= 0")
-        for name in ("initial_accumulator", "l1", "l2", "l2_shrinkage", "beta"):
-            self.require(getattr(self, name) >= 0, name, ">= 0")
 
     @property
     def states(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ A row at 0 keeps its states and is updated like any other.
 
 from dataclasses import dataclass
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +40,9 @@ class GroupRule(UpdateRule):
       l21: of the norm of a row, times the root of its dimension: sets whole rows to 0.
     """
 
-    l1: float = 0.0
-    l2: float = 0.0
-    l21: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("l1", "l2", "l21"):
-            self.require(getattr(self, name) >= 0, name, ">= 0")
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
+    l21: NotNegative = 0.0
 
     def penalties_at(self, learning_rate: float) -> Scalars:
         """Returns the penalties of a step, as its kernel takes them.

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from sok_lite.engine.optimizers.adam import corrections
 from sok_lite.engine.optimizers.group import GroupRule
-from sok_lite.engine.optimizers.rule import Scalars
+from sok_lite.engine.optimizers.rule import BelowOne, Positive, Scalars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,23 +24,14 @@ class GroupAdam(GroupRule):
       epsilon: "epsilon hat", as of Adam.
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.999
+    epsilon: Positive = 1e-7
 
     kernel: ClassVar[str] = "update_group_adam"
     columns: ClassVar[tuple[str, ...]] = ("linear", "m", "v")
     lazy: ClassVar[str] = "steps by `m`; fading; penalties"
     counts_steps: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_below_one("beta_1", "beta_2")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return dict.fromkeys(self.columns, 0.0)
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         correction_1, correction_2 = corrections(self.beta_1, self.beta_2, step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sok_lite.engine.optimizers.group import GroupRule
-from sok_lite.engine.optimizers.rule import Scalars
+from sok_lite.engine.optimizers.rule import Scalars, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,20 +21,12 @@ class GroupMomentum(GroupRule):
       nesterov: Nesterov's momentum.
     """
 
-    momentum: float = 0.9
+    momentum: UpToOne = 0.9
     nesterov: bool = False
 
     kernel: ClassVar[str] = "update_group_momentum"
     columns: ClassVar[tuple[str, ...]] = ("linear", "momentum")
     lazy: ClassVar[str] = "steps by momentum, which fades; penalties"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return {"linear": 0.0, "momentum": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return (

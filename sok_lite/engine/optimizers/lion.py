@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,21 +18,12 @@ class Lion(UpdateRule):
       beta_1, beta_2: in [0, 1].
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.99
+    beta_1: UpToOne = 0.9
+    beta_2: UpToOne = 0.99
 
     kernel: ClassVar[str] = "update_lion"
     columns: ClassVar[tuple[str, ...]] = ("m",)
     lazy: ClassVar[str] = "steps by `m`, which fades"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.beta_1 <= 1, "beta_1", "in [0, 1]")
-        self.require(0 <= self.beta_2 <= 1, "beta_2", "in [0, 1]")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return {"m": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         decay = self.decay_at(learning_rate)

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import Scalars, UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,21 +21,13 @@ class Momentum(UpdateRule):
         `m = momentum * m + g; w -= lr * m`. They differ when the learning rate changes.
     """
 
-    momentum: float = 0.9
+    momentum: UpToOne = 0.9
     nesterov: bool = False
     lr_in_state: bool = True
 
     kernel: ClassVar[str] = "update_momentum"
     columns: ClassVar[tuple[str, ...]] = ("momentum",)
     lazy: ClassVar[str] = "steps by momentum, which fades"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return {"momentum": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         decay = self.decay_at(learning_rate)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, Scalars, UpdateRule
 
 # (beta_1, schedule_decay) -> (step, product of the momenta up to it): the next step goes on there.
 _products: dict[tuple[float, float], tuple[int, float]] = {}
@@ -29,25 +29,15 @@ class Nadam(UpdateRule):
       schedule_decay: how fast the momentum grows.
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
-    schedule_decay: float = 1.0
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.999
+    epsilon: Positive = 1e-7
+    schedule_decay: NotNegative = 1.0
 
     kernel: ClassVar[str] = "update_nadam"
     columns: ClassVar[tuple[str, ...]] = ("m", "v")
     counts_steps: ClassVar[bool] = True
     lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_below_one("beta_1", "beta_2")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
-        self.require(self.schedule_decay >= 0, "schedule_decay", ">= 0")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return {"m": 0.0, "v": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         momentum, coming = self._momentum(step), self._momentum(step + 1)

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Positive, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +19,13 @@ class ProximalAdagrad(UpdateRule):
       initial_accumulator: the accumulator of a new row, > 0.
     """
 
-    l1: float = 0.0
-    l2: float = 0.0
-    initial_accumulator: float = 0.1
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
+    initial_accumulator: Positive = 0.1
 
     kernel: ClassVar[str] = "update_proximal_adagrad"
     columns: ClassVar[tuple[str, ...]] = ("accumulator",)
     lazy: ClassVar[str] = "l1 and l2"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.l1 >= 0, "l1", ">= 0")
-        self.require(self.l2 >= 0, "l2", ">= 0")
-        self.require(self.initial_accumulator > 0, "initial_accumulator", "> 0")
 
     @property
     def states(self) -> dict[str, float]:

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +18,11 @@ class ProximalSGD(UpdateRule):
       l1, l2: regularization strengths, of the touched rows.
     """
 
-    l1: float = 0.0
-    l2: float = 0.0
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
 
     kernel: ClassVar[str] = "update_proximal_sgd"
     lazy: ClassVar[str] = "l1 and l2"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.l1 >= 0, "l1", ">= 0")
-        self.require(self.l2 >= 0, "l2", ">= 0")
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return learning_rate, self.decay_at(learning_rate), self.l1, self.l2

@@ -5,9 +5,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, Positive, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class RectifiedAdam(UpdateRule):
       nesterov: steps by `beta_1 m + (1 - beta_1) g` in place of m.
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
-    sma_threshold: float = 5.0
+    beta_1: BelowOne = 0.9
+    beta_2: BelowOne = 0.999
+    epsilon: Positive = 1e-7
+    sma_threshold: Annotated[float, ">= 4", lambda length: length >= 4] = 5.0
     amsgrad: bool = False
     nesterov: bool = False
 
@@ -42,10 +42,7 @@ class RectifiedAdam(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_below_one("beta_1", "beta_2")
         self.require(self.beta_2 > 0.6, "beta_2", "> 0.6")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
-        self.require(self.sma_threshold >= 4, "sma_threshold", ">= 4")
 
     @property
     def states(self) -> dict[str, float]:

@@ -8,7 +8,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Positive, Scalars, UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,23 +25,16 @@ class RMSprop(UpdateRule):
       initial_rms: the `rms` of a new row: 0 in Keras, 1 in TF1.
     """
 
-    rho: float = 0.9
-    momentum: float = 0.0
-    epsilon: float = 1e-7
+    rho: UpToOne = 0.9
+    momentum: UpToOne = 0.0
+    epsilon: Positive = 1e-7
     centered: bool = False
     epsilon_inside_root: bool = True
-    initial_rms: float = 0.0
+    initial_rms: NotNegative = 0.0
 
     kernel: ClassVar[str] = "update_rmsprop"
     columns: ClassVar[tuple[str, ...]] = ("rms", "mean_grad", "momentum")
     lazy: ClassVar[str] = "fading; momentum steps"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.rho <= 1, "rho", "in [0, 1]")
-        self.require(0 <= self.momentum <= 1, "momentum", "in [0, 1]")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
-        self.require(self.initial_rms >= 0, "initial_rms", ">= 0")
 
     @property
     def states(self) -> dict[str, float]:

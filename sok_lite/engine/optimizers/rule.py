@@ -6,7 +6,7 @@ its momentum as it is.
 
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,12 @@ from sok_lite.engine.rows.state_owner import Kinds
 
 Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats where f32
 _MOST = float(np.finfo(np.float32).max)
+
+# The numbers of a rule: what a number must be, in the words of the error, and whether it is so.
+NotNegative: TypeAlias = Annotated[float, ">= 0", lambda x: x >= 0]
+Positive: TypeAlias = Annotated[float, "> 0", lambda x: x > 0]
+BelowOne: TypeAlias = Annotated[float, "in [0, 1)", lambda x: 0 <= x < 1]
+UpToOne: TypeAlias = Annotated[float, "in [0, 1]", lambda x: 0 <= x <= 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,7 @@ class UpdateRule:
         then the step, as in Keras 3.
     """
 
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
 
     # Its name without what says the row format; it is in kernels/update/<rule>.cu.
     kernel: ClassVar[str]
@@ -55,12 +61,17 @@ class UpdateRule:
                 )
             self.require(math.isfinite(value), field.name, "finite")
             object.__setattr__(self, field.name, float(value))
-        self.require(self.weight_decay >= 0, "weight_decay", ">= 0")
+        for field in fields(self):
+            limit = getattr(field.type, "__metadata__", None)
+            if limit is not None:
+                expected, holds = limit
+                self.require(holds(getattr(self, field.name)), field.name, expected)
 
     @property
     def states(self) -> dict[str, float]:
-        """Returns the state columns beside the values, and what a new row has in them."""
-        return {}
+        """Returns the state columns beside the values, and what a new row has in them: 0, where a
+        rule does not say otherwise."""
+        return dict.fromkeys(self.columns, 0.0)
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         """Returns the numbers the kernel takes, in its order.
@@ -78,11 +89,6 @@ class UpdateRule:
                 f"`{name}` of {type(self).__name__} must be {expected}. "
                 f"Received: {name}={getattr(self, name)!r}."
             )
-
-    def require_below_one(self, *names: str) -> None:
-        """Raises ValueError where a number is not in [0, 1)."""
-        for name in names:
-            self.require(0 <= getattr(self, name) < 1, name, "in [0, 1)")
 
     def decay_at(self, learning_rate: float) -> float:
         """Returns the part of a row that decays in a step."""

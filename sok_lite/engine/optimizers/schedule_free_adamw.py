@@ -4,11 +4,11 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, Scalars, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +30,15 @@ class ScheduleFreeAdamW(UpdateRule):
       warmup_steps: the learning rate of z rises to its full height in so many steps.
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-8
-    warmup_steps: float = 0.0
+    beta_1: Annotated[float, "in (0, 1)", lambda beta: 0 < beta < 1] = 0.9
+    beta_2: BelowOne = 0.999
+    epsilon: Positive = 1e-8
+    warmup_steps: NotNegative = 0.0
 
     kernel: ClassVar[str] = "update_schedule_free_adamw"
     columns: ClassVar[tuple[str, ...]] = ("ahead", "v")
     counts_steps: ClassVar[bool] = True
     lazy: ClassVar[str] = "the way of the mean to `z`; fading of `v`"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 < self.beta_1 < 1, "beta_1", "in (0, 1)")
-        self.require_below_one("beta_2")
-        self.require(self.epsilon > 0, "epsilon", "> 0")
-        self.require(self.warmup_steps >= 0, "warmup_steps", ">= 0")
-
-    @property
-    def states(self) -> dict[str, float]:
-        return {"ahead": 0.0, "v": 0.0}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         warm = min(step / self.warmup_steps, 1.0) if self.warmup_steps else 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sok_lite.engine.optimizers.ftrl import Ftrl
-from sok_lite.engine.optimizers.rule import Scalars
+from sok_lite.engine.optimizers.rule import NotNegative, Scalars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +26,10 @@ class SparseGroupFtrl(Ftrl):
       l21: of the norm of a row, times the root of its dimension: sets whole rows to 0.
     """
 
-    l21: float = 0.0
+    l21: NotNegative = 0.0
 
     kernel: ClassVar[str] = "update_sparse_group_ftrl"
     columns: ClassVar[tuple[str, ...]] = ("linear", "accumulator")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.l21 >= 0, "l21", ">= 0")
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         return *super().scalars(learning_rate, step), self.l21
