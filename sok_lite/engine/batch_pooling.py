@@ -41,7 +41,7 @@ def pool(
     actions = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
         pooling = (its_inverse, splits[i], batch.weights[i], batch.combiners[i])
-        actions.append([plan_combine(backend, source, *pooling, pooled[i], starts[i])[1]])
+        actions.append([plan_combine(backend, source, *pooling, pooled[i], starts[i])])
     publish(*actions)
     return pooled
 

@@ -13,7 +13,6 @@ nothing is sent.
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,8 +26,6 @@ from sok_lite.engine.owner import OwnerRule, owners
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import Groups, cut, group, numbers_of_tables
 from sok_lite.engine.work_done import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS, WorkDone
-
-_MAX_KEYS = 2**31 - 1
 
 
 def send_keys(
@@ -63,13 +60,12 @@ def send_keys(
       which rows return and gradients follow.
 
     Raises:
-      ValueError, TypeError: keys that are no such array, or a rule that returns no rank; or
-        whatever the check raises. A bad rule and the check make this raise on all ranks.
+      ValueError: a rule returns no rank; or whatever the check raises. Both make this raise on all
+        ranks.
       CommunicatorError: another rank sends other tables or another tag, failed before it could
         send (`shared_failure`), or has died.
     """
     sizes = np.asarray(sizes, np.int64)
-    _check_keys(keys, sizes, key_dtypes, rules)
     num_tables = len(sizes)
     if comm.size == 1 or num_tables == 0:
         if check is not None and backend.to_host(check.count).any():
@@ -161,11 +157,9 @@ def return_rows(route: Route, rows: Sequence[Array]) -> list[Array]:
       One (u_t, dim_t) array per table: row i belongs to the i-th key passed to `send_keys`.
 
     Raises:
-      ValueError: rows that do not fit the route.
       CommunicatorError: a rank has died, or is in another call or lookup, or has rows of other
         formats; on every rank.
     """
-    _check_rows("return_rows", rows, route.num_received)
     at_owner = (route.recv_counts, None)
     return _exchanged("return_rows", route, rows, at_owner, (route.send_counts, route.order))
 
@@ -182,11 +176,9 @@ def send_grads(route: Route, grads: Sequence[Array]) -> list[Array]:
       One (m_t, dim_t) array per table, one row per received key; not summed.
 
     Raises:
-      ValueError: gradients that do not fit the route.
       CommunicatorError: a rank has died, or is in another call or lookup, or has gradients of
         other formats; on every rank.
     """
-    _check_rows("send_grads", grads, route.num_sent)
     at_sender = (route.send_counts, route.order)
     return _exchanged("send_grads", route, grads, at_sender, (route.recv_counts, None))
 
@@ -240,44 +232,3 @@ def _note_sent(
     """
     num_rows = int(splits.sum()) - int(splits[comm.rank])
     work.add(num_bytes=num_rows * bytes_of_row)
-
-
-# ---- checks: before a collective, for one rank that fails alone leaves the others waiting -------
-
-
-def _check_keys(
-    keys: Array, sizes: np.ndarray, key_dtypes: Sequence[Any], rules: Sequence[OwnerRule]
-) -> None:
-    if not len(sizes) == len(key_dtypes) == len(rules):
-        raise ValueError(
-            f"`send_keys` takes one key type and one owner rule per table. Received: sizes of "
-            f"{len(sizes)} tables, {len(key_dtypes)} key types, {len(rules)} owner rules."
-        )
-    if keys.ndim != 1 or keys.dtype != np.int64:
-        raise TypeError(
-            "`send_keys` takes keys of shape (n,) and dtype int64 (uint64 keys as their bit "
-            f"pattern). Received: shape {keys.shape}, dtype {keys.dtype}."
-        )
-    if sizes.sum() != len(keys) or (sizes < 0).any():
-        raise ValueError(
-            f"`sizes` must say how many of the {len(keys)} keys each table has. "
-            f"Received: {sizes.tolist()}, which sum to {sizes.sum()}."
-        )
-    if len(keys) > _MAX_KEYS:
-        raise ValueError(
-            f"`send_keys` takes at most {_MAX_KEYS} keys at once. Received: {len(keys)}."
-        )
-
-
-def _check_rows(caller: str, rows: Sequence[Array], expected: np.ndarray) -> None:
-    if len(rows) != len(expected):
-        raise ValueError(
-            f"`{caller}` takes one array per table of the route, {len(expected)}. "
-            f"Received: {len(rows)}."
-        )
-    for t, array in enumerate(rows):
-        if array.ndim != 2 or len(array) != expected[t]:
-            raise ValueError(
-                f"`{caller}` takes {expected[t]} rows for table {t}, shape ({expected[t]}, dim). "
-                f"Received: shape {array.shape}."
-            )

@@ -15,7 +15,6 @@ from sok_lite.backend.base import F32, I32, I64, Work
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.rows import split_offsets
 from sok_lite.engine.pieces import Pieces, addresses_of
-from sok_lite.engine.segments import checked_labels, checked_rows
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
@@ -48,13 +47,13 @@ def plan_combine(
     row_splits: Array,
     weights: Array | None,
     combiner: str,
-    out: Array | None = None,
+    out: Array,
     first: int = 0,
-) -> tuple[Array, Action]:
+) -> Action:
     """Prepares to pool rows: `out[b]` sums `weights[j] * source[inverse[j]]` over the items j of b.
 
     The sum is divided by 1 ("sum"), by the sum of the weights ("mean") or by the root of the sum of
-    their squares ("sqrtn").
+    their squares ("sqrtn"). A row with no items, or whose divisor is 0, is zeros.
 
     Args:
       backend: where the arrays live.
@@ -63,23 +62,14 @@ def plan_combine(
       inverse: (n,) int32, each in [first, first + u).
       row_splits: (batch + 1,) int64, from 0 to n, ascending. That is not checked: a GPU would wait.
       weights: (n,) float32; None: all 1.
-      combiner: any spelling `normalise_combiner` takes.
-      out: (batch, dim) float32, C-contiguous, to write into; None: a new array.
-
-    Returns:
-      ((batch, dim) float32, the action). A row with no items, or whose divisor is 0, is zeros.
-
-    Raises:
-      ValueError: an unknown combiner, or shapes that do not fit.
-      TypeError: a dtype.
+      combiner: "sum", "mean" or "sqrtn".
+      out: (batch, dim) float32, C-contiguous, to write into.
     """
-    code = COMBINERS[normalise_combiner(combiner)]
     source, suffix = _kernel_source(backend, source)
-    inverse, row_splits, weights = _checked_items(backend, inverse, row_splits, weights)
-    batch, dim = len(row_splits) - 1, source.shape[1]
-    out = _result_rows(backend, out, (batch, dim))
-    items = (inverse, first, row_splits, weights, code)
-    return out, backend.prepared(f"combine_{suffix}", batch, source, dim, *items, out, batch)
+    batch = len(row_splits) - 1
+    items = (inverse, first, row_splits, weights, COMBINERS[combiner])
+    arguments = (source, source.shape[1], *items, out, batch)
+    return backend.prepared(f"combine_{suffix}", batch, *arguments)
 
 
 def coefficients_of(
@@ -141,33 +131,17 @@ def plan_combine_weight_grad(
     """Prepares the gradient of `plan_combine` by its weights.
 
     Args:
-      out_grads: (batch, dim) float32.
+      out_grads: (batch, dim) float32, C-contiguous.
       inverse: (n,) int32, each in [first, first + u); None: item j is source[j], and `first` 0.
       The others: the arguments of `plan_combine`.
 
     Returns:
       ((n,) float32, the action).
-
-    Raises:
-      ValueError: an unknown combiner, or shapes that do not fit.
-      TypeError: a dtype.
     """
-    code = COMBINERS[normalise_combiner(combiner)]
-    out_grads = checked_rows(backend, "out_grads", out_grads)
     source, suffix = _kernel_source(backend, source)
-    if weights is None:
-        raise TypeError("`weights` must be given: there is no gradient by weights that are not.")
-    row_splits, weights = _checked_rows(backend, row_splits, weights, weights.shape)
-    if inverse is not None:
-        inverse = checked_labels(backend, inverse)
     batch = len(row_splits) - 1
-    if out_grads.shape != (batch, source.shape[1]):
-        raise ValueError(
-            f"`out_grads` must have shape ({batch}, {source.shape[1]}). "
-            f"Received: shape {out_grads.shape}."
-        )
     weight_grads = backend.xp.empty(len(weights), dtype=np.float32)  # each item is of some row
-    items = (inverse, first, row_splits, weights, code)
+    items = (inverse, first, row_splits, weights, COMBINERS[combiner])
     arguments = (out_grads, source, source.shape[1], *items, weight_grads, batch)
     return weight_grads, backend.prepared(f"combine_weight_grad_{suffix}", batch, *arguments)
 
@@ -193,59 +167,8 @@ def wrong_splits(
     return count
 
 
-def _result_rows(backend: Backend, out: Array | None, shape: tuple[int, int]) -> Array:
-    """Returns `out`, or a new array if it is None, for float32 rows.
-
-    Raises:
-      ValueError: it is no C-contiguous float32 array of this shape.
-    """
-    if out is None:
-        return backend.xp.empty(shape, dtype=np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ValueError(
-            f"`out` must be a C-contiguous float32 array of shape {shape}. "
-            f"Received: {out.dtype}, shape {out.shape}, strides {out.strides}."
-        )
-    return out
-
-
 def _kernel_source(backend: Backend, source: Array) -> tuple[Array, str]:
-    suffix = _SOURCE_SUFFIXES.get(source.dtype.name)
-    if suffix is None:
-        raise TypeError(
-            "`source` must be float32, float16, uint16 (bits of bfloat16) or float64. "
-            f"Received: {source.dtype}."
-        )
-    if source.ndim != 2:
-        raise ValueError(f"`source` must have two dimensions. Received: shape {source.shape}.")
+    """Returns rows as kernels take them, and what ends the names of the kernels for their dtype."""
+    suffix = _SOURCE_SUFFIXES[source.dtype.name]
     source = backend.xp.ascontiguousarray(source)
     return (source.view(np.uint16) if suffix == "f16" else source), suffix
-
-
-def _checked_items(
-    backend: Backend, inverse: Array, row_splits: Array, weights: Array | None
-) -> tuple[Array, Array, Array | None]:
-    inverse = checked_labels(backend, inverse)
-    return inverse, *_checked_rows(backend, row_splits, weights, inverse.shape)
-
-
-def _checked_rows(
-    backend: Backend, row_splits: Array, weights: Array | None, shape: tuple[int, ...]
-) -> tuple[Array, Array | None]:
-    if row_splits.dtype != np.int64:
-        raise TypeError(f"`row_splits` must be int64. Received: {row_splits.dtype}.")
-    if row_splits.ndim != 1 or len(row_splits) == 0:
-        raise ValueError(
-            f"`row_splits` must have shape (batch + 1,). Received: shape {row_splits.shape}."
-        )
-    row_splits = backend.xp.ascontiguousarray(row_splits)
-    if weights is not None:
-        if weights.dtype != np.float32:
-            raise TypeError(f"`weights` must be float32. Received: {weights.dtype}.")
-        if weights.shape != shape:
-            raise ValueError(
-                f"`weights` must have one number per item, shape {shape}. "
-                f"Received: shape {weights.shape}."
-            )
-        weights = backend.xp.ascontiguousarray(weights)
-    return row_splits, weights

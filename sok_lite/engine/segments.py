@@ -147,16 +147,11 @@ def segment_sums(
 
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
-
-    Raises:
-      ValueError: a table without `rows` has weights, or other than one source row for each item.
     """
     sources, rows, weights = terms
     num_items = groups.begin[1:] - groups.begin[:-1]
     num_groups = groups.starts[1:] - groups.starts[:-1]
     shapes = shapes_of(sources)
-    if not isinstance(rows, Pieces):
-        _check_one_each(terms, num_items.tolist())
     dims = np.array([dim for _, dim in shapes], np.int64)
     outs = Pieces.new(backend, places_of(num_groups, dims), buffer)
     # Rounded up: each table's pieces begin where four columns can be moved at a time.
@@ -180,22 +175,6 @@ def segment_sums(
     return outs
 
 
-def _check_one_each(terms: Terms, num_items: Sequence[int]) -> None:
-    """Raises ValueError for a table without `rows` that has weights or not a row for each item."""
-    shapes, nothing = shapes_of(terms.sources), [None] * len(num_items)
-    tables = zip(shapes, num_items, terms.rows or nothing, terms.weights or nothing, strict=True)
-    wrong = [
-        (t, shape[0], n, "" if weights is None else " and weights")
-        for t, (shape, n, rows, weights) in enumerate(tables)
-        if rows is None and (weights is not None or shape[0] != n)
-    ]
-    for t, num_rows, n, and_weights in wrong:
-        raise ValueError(
-            f"Without `rows` a table sums one row for each of its {n} items, without weights. "
-            f"Received: table {t} with {num_rows} rows{and_weights}. Give `rows`."
-        )
-
-
 def segment_sum(
     backend: Backend,
     rows: Array,
@@ -206,44 +185,15 @@ def segment_sum(
 
     Args:
       backend: where the arrays live.
-      rows: (n, dim) float32.
+      rows: (n, dim) float32, C-contiguous.
       inverse: (n,) int32, each in [0, num_unique).
       num_unique: u.
 
     Returns:
       (u, dim) float32; a row that no item belongs to is zeros.
-
-    Raises:
-      ValueError: shapes that do not fit.
-      TypeError: a dtype.
     """
-    rows = checked_rows(backend, "rows", rows)
-    inverse = checked_labels(backend, inverse)
-    if len(rows) != len(inverse):
-        raise ValueError(
-            "`rows` and `inverse` must be equally long. "
-            f"Received: rows {rows.shape}, inverse {inverse.shape}."
-        )
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     return segment_sums(backend, groups, Terms([rows]))[0]
-
-
-def checked_rows(backend: Backend, name: str, array: Array) -> Array:
-    """Returns float32 rows as a C-contiguous array. Raises TypeError, ValueError: they are none."""
-    if array.dtype != np.float32:
-        raise TypeError(f"`{name}` must be float32. Received: {array.dtype}.")
-    if array.ndim != 2:
-        raise ValueError(f"`{name}` must have two dimensions. Received: shape {array.shape}.")
-    return backend.xp.ascontiguousarray(array)
-
-
-def checked_labels(backend: Backend, inverse: Array) -> Array:
-    """Returns int32 labels as a C-contiguous array. Raises TypeError, ValueError: they are none."""
-    if inverse.dtype != np.int32:
-        raise TypeError(f"`inverse` must be int32. Received: {inverse.dtype}.")
-    if inverse.ndim != 1:
-        raise ValueError(f"`inverse` must have one dimension. Received: shape {inverse.shape}.")
-    return backend.xp.ascontiguousarray(inverse)
 
 
 def cut(array: Array, sizes: Sequence[int] | np.ndarray) -> list[Array]:
@@ -253,23 +203,16 @@ def cut(array: Array, sizes: Sequence[int] | np.ndarray) -> list[Array]:
     return [array[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def gather_rows(backend: Backend, x: Array, index: Array) -> Array:
-    """Returns `x[index]` for rows of 16- or 32-bit elements.
+def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
+    """Prepares to copy rows of 16- or 32-bit elements.
 
     Args:
       x: (m, dim), C-contiguous.
       index: (n,) int32, each in [0, m).
 
     Returns:
-      (n, dim) of x's dtype.
+      (`x[index]`, (n, dim) of x's dtype, which the action writes; the action).
     """
-    out, action = plan_gather(backend, x, index)
-    action()
-    return out
-
-
-def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
-    """Prepares `gather_rows`; returns its result, not written yet, and the action."""
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
     suffix, words = as_words(x)
     where = (words, x.shape[1], index, as_words(out)[1], index.size)

@@ -28,11 +28,6 @@ class SentKeys(NamedTuple):
     received: Array
 
 
-def wrong_splits_of(backend: Backend, batch: Batch) -> Array:
-    """Returns (1,) int64, 0 where all row splits of a batch fit its keys. It waits for nothing."""
-    return wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
-
-
 def send(
     backend: Backend, comm: Communicator, batch: Batch, tag: int, check: Check | None = None
 ) -> SentKeys:
@@ -48,7 +43,8 @@ def send(
     """
     with shared_failure(comm):
         if check is None:
-            check = Check(wrong_splits_of(backend, batch), batch.check_splits)
+            count = wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
+            check = Check(count, batch.check_splits)
         distinct = dedup(backend, batch.keys, batch.layout.begin)
     received, route = send_keys(
         backend,

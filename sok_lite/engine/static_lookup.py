@@ -35,10 +35,11 @@ from sok_lite.engine.packed import (
     unpack_arrays,
 )
 from sok_lite.engine.pieces import OutputBuffer, Pieces
+from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import cut, group, numbers_of_tables, plan_gather, segment_sums
-from sok_lite.engine.sent_keys import SentKeys, send, wrong_splits_of
+from sok_lite.engine.sent_keys import SentKeys, send
 from sok_lite.engine.static_table import StaticTable
 
 
@@ -92,7 +93,7 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
     tables = cast(list[StaticTable], batch.tables)
     with shared_failure(comm):
         keys = cut(batch.keys, batch.sizes)
-        count = wrong_splits_of(backend, batch)
+        count = wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
         _count_outside(tables, keys, count)
         check = Check(count, partial(_refuse, batch, tables, keys))
     if comm.size == 1:

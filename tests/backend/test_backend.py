@@ -12,7 +12,8 @@ from sok_lite.backend import build, get_backend, local_ranks
 from sok_lite.backend.base import Work
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
 from sok_lite.backend.publish import publish
-from sok_lite.engine.segments import gather_rows, segment_sum
+from sok_lite.engine.segments import segment_sum
+from tests.support.pooled import gather_rows
 
 
 def gather(backend, n, dim=5):

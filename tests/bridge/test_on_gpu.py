@@ -12,8 +12,8 @@ from sok_lite.backend import get_backend
 from sok_lite.bridge import tensor
 from sok_lite.bridge.host_call import host_call, on_device
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
-from sok_lite.engine.segments import gather_rows
 from tests.support.gpu_play import play_gpu
+from tests.support.pooled import gather_rows
 from tests.support.public_calls import EAGER_ONLY, IN_GRAPHS, Calls
 from tests.support.simt import device
 from tests.support.simt.runtime import SimtError

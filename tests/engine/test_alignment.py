@@ -12,10 +12,9 @@ from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
 from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.pieces import up_to_line
-from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
 from tests.support.helpers import on
-from tests.support.pooled import combine, combine_grad, combine_weight_grad
+from tests.support.pooled import combine, combine_grad, combine_weight_grad, gather_rows
 
 N, UNIQUE = 50, 20
 DIMS = (4, 8, 36, 132)  # rows of whole words of 16 bytes, up to more than a warp has lanes

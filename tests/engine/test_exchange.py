@@ -226,40 +226,6 @@ def test_a_run_repeats_bit_for_bit():
     assert run_ranks(3, program) == run_ranks(3, program)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_inputs_that_do_not_fit_raise_before_anything_is_sent(ranks, size):
-    backend = get_backend("cpu")
-
-    def program(comm):
-        keys = np.arange(4, dtype=np.int64)
-        if comm.rank == 0:
-            with pytest.raises(TypeError, match=r"shape \(4,\), dtype int32"):
-                send_keys(backend, comm, keys.astype(np.int32), [4], ["int64"], [MOD])
-            with pytest.raises(TypeError, match=r"shape \(2, 2\), dtype int64"):
-                send_keys(backend, comm, keys.reshape(2, 2), [4], ["int64"], [MOD])
-            with pytest.raises(ValueError, match="sizes of 1 tables, 2 key types"):
-                send_keys(backend, comm, keys, [4], ["int64"] * 2, [MOD])
-            for sizes in ([1, 2], [5, -1]):
-                with pytest.raises(ValueError, match="how many of the 4 keys each table has"):
-                    send_keys(backend, comm, keys, sizes, ["int64"] * 2, [MOD] * 2)
-        recv_keys, route = send(backend, comm, [keys], ["int64"])
-        rows = np.zeros((len(recv_keys[0]), 2), np.float32)
-        if comm.rank == 0:
-            with pytest.raises(ValueError, match=r"`return_rows` takes \d rows for table 0"):
-                return_rows(route, [rows[1:]])
-            with pytest.raises(ValueError, match=r"Received: shape \(\d,\)"):
-                return_rows(route, [rows[:, 0]])
-            with pytest.raises(
-                ValueError, match="one array per table of the route, 1. Received: 2"
-            ):
-                send_grads(route, [rows, rows])
-            with pytest.raises(ValueError, match=r"`send_grads` takes 4 rows for table 0"):
-                send_grads(route, [np.zeros((3, 2), np.float32)])
-        return_rows(route, [rows])
-
-    ranks(size, program)
-
-
 def test_ranks_with_other_tables_raise_on_all_ranks(ranks):
     errors = []
 

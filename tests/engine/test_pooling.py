@@ -295,18 +295,17 @@ def test_twenty_million_ones_are_twenty_million(backend):
         assert float(sums[0, 0]) == pytest.approx(total, rel=PIECE_ERROR)
 
 
-def test_arrays_need_not_be_contiguous(backend):
+def test_rows_need_not_be_contiguous(backend):
     source, inverse, row_splits, weights = a_batch(20, 4, 9, 6)
     wide = np.zeros((9, 18), np.float32)
     wide[:, ::3] = source
-    given = on(backend, np.repeat(inverse, 2), np.repeat(row_splits, 2), np.repeat(weights, 2))
-    items = [array[::2] for array in given]
-    out = combine(backend, backend.from_host(wide)[:, ::3], *items, "mean")
+    rows, items = backend.from_host(wide)[:, ::3], on(backend, inverse, row_splits, weights)
+    out = combine(backend, rows, *items, "mean")
     expected, _, _ = combined(source, inverse, row_splits, weights, "mean")
     np.testing.assert_allclose(backend.to_host(out), expected, rtol=1e-5, atol=1e-5)
-    grads = combine_grad(backend, *on(backend, np.ones((20, 6), np.float32)), *items, "mean", 9)
-    repeated = backend.from_host(np.ones((20, 12), np.float32))[:, ::2]
-    again = combine_grad(backend, repeated, *items, "mean", 9)
+    out_grads = backend.from_host(np.ones((20, 6), np.float32))
+    grads = combine_weight_grad(backend, out_grads, *on(backend, source), *items, "mean")
+    again = combine_weight_grad(backend, out_grads, rows, *items, "mean")
     np.testing.assert_array_equal(backend.to_host(grads), backend.to_host(again))
 
 
@@ -316,9 +315,6 @@ def test_results_go_into_memory_that_is_given(backend):
     out = backend.xp.full((20, 6), np.nan, np.float32)
     assert combine(backend, *items, out) is out
     np.testing.assert_array_equal(backend.to_host(out), backend.to_host(combine(backend, *items)))
-    for wrong in (out[:-1], out.astype(np.float64), out[:, ::-1]):
-        with pytest.raises(ValueError, match="`out` must be a C-contiguous float32"):
-            combine(backend, *items, wrong)
 
 
 @pytest.mark.parametrize(
@@ -334,64 +330,6 @@ def test_combiners_have_many_spellings(name, spellings):
 
 
 @pytest.mark.parametrize("combiner", ["concat", "", "sUm", None, 0, ["sum"]])
-def test_unknown_combiners_are_refused(backend, combiner):
+def test_unknown_combiners_are_refused(combiner):
     with pytest.raises(ValueError, match="`combiner` must be 'sum', 'mean'"):
         normalise_combiner(combiner)
-    source, inverse, row_splits, _ = on(backend, *a_batch(3, 2, 2, 4))
-    with pytest.raises(ValueError, match="`combiner` must be"):
-        combine(backend, source, inverse, row_splits, None, combiner)
-    with pytest.raises(ValueError, match="`combiner` must be"):
-        combine_grad(backend, source, inverse, row_splits, None, combiner, 2)
-
-
-def test_arrays_that_do_not_fit_are_refused(backend):
-    source, inverse, row_splits, weights = on(backend, *a_batch(8, 4, 5, 4))
-    out_grads = backend.xp.zeros((8, 4), np.float32)
-    for error, call, message in [
-        (
-            TypeError,
-            lambda: combine(backend, source.astype("int32"), inverse, row_splits, None, "sum"),
-            "`source` must be float32",
-        ),
-        (
-            TypeError,
-            lambda: combine(backend, source, inverse.astype("int64"), row_splits, None, "sum"),
-            "`inverse` must be int32",
-        ),
-        (
-            TypeError,
-            lambda: combine(backend, source, inverse, row_splits.astype("int32"), None, "sum"),
-            "`row_splits` must be int64",
-        ),
-        (
-            TypeError,
-            lambda: combine(backend, source, inverse, row_splits, weights.astype("f8"), "sum"),
-            "`weights` must be float32",
-        ),
-        (
-            ValueError,
-            lambda: combine(backend, source, inverse, row_splits, weights[:-1], "sum"),
-            "`weights` must have one number per item",
-        ),
-        (
-            ValueError,
-            lambda: combine_weight_grad(
-                backend, out_grads[:, :3], source, inverse, row_splits, weights, "sum"
-            ),
-            r"`out_grads` must have shape \(8, 4\)",
-        ),
-        (
-            TypeError,
-            lambda: combine_weight_grad(
-                backend, out_grads, source, inverse, row_splits, None, "sum"
-            ),
-            "`weights` must be given",
-        ),
-        (
-            ValueError,
-            lambda: segment_sum(backend, out_grads, inverse, 5),
-            "equally long",
-        ),
-    ]:
-        with pytest.raises(error, match=message):
-            call()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.segments import gather_rows
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.table.tiering import rebalance
 from tests.engine.test_alignment import placed
 from tests.support.helpers import sized
+from tests.support.pooled import gather_rows
 
 DTYPES = ["float64", "int32", "int64", "int8"]
 INTEGERS = DTYPES[1:]
