@@ -12,7 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
-from sok_lite.engine.dtypes import RowDtype, is_integer, row_dtype
+from sok_lite.engine.dtypes import RowDtype, is_integer
 from sok_lite.engine.row_initializer import RowInitializer, as_i64
 
 # Parameters (a, b) of each distribution; a constant has no b.
@@ -103,18 +103,6 @@ class Initializer:
         source = () if self.kind == "constant" else (keys, as_i64(table_seed))
         return backend.prepared(name, len(rows), *place, *source, *self._scalars(), len(rows))
 
-    def fill(self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int) -> None:
-        """Writes the initial values of rows into the `value` column.
-
-        Args:
-          backend: where the arrays live.
-          store: the row store.
-          rows: (n,) uint32, distinct; NO_ROW is skipped.
-          keys: (n,) int64, the key of each row.
-          table_seed: 64 bits that stand for the seed and the table's name.
-        """
-        self.plan_fill(backend, store, rows, keys, table_seed)()
-
     def plan_draw(
         self,
         backend: Backend,
@@ -141,12 +129,6 @@ class Initializer:
         words = out.reshape(-1).view(np.uint8)
         name = f"draw_{self.kind}_{row_dtype.suffix}"
         return backend.prepared(name, n, words, dim, rows, *source, *self._scalars(), n)
-
-    def values(self, backend: Backend, keys: Array, dim: int, table_seed: int) -> Array:
-        """Returns the initial values of keys (n,) int64 of a table seed, (n, dim) float32."""
-        out = backend.xp.empty((len(keys), dim), dtype=np.float32)
-        self.plan_draw(backend, row_dtype("float32"), out, keys, table_seed)()
-        return out
 
     def _is_row(self, row_dtype: RowDtype) -> bool:
         """Whether it is a constant for a format whose numbers float32, as kernels take them, may

@@ -42,10 +42,6 @@ class Route:
         return Route(backend, comm, counts, counts, nothing, comm.turn)
 
     @property
-    def num_tables(self) -> int:
-        return self.send_counts.shape[1]
-
-    @property
     def num_sent(self) -> np.ndarray:
         """(num_tables,) int64, the number of keys of each table that this rank sent."""
         counts = self.send_counts

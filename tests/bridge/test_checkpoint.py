@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.backend.publish import publish
 from sok_lite.bridge import checkpoint
 from sok_lite.engine.table import clock
 
@@ -315,7 +316,8 @@ def test_times_are_kept(tmp_path, monkeypatch, old):
     source, target = table(), table()
     now = [1e9]
     monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: now[0]))
-    source.table.clock.restart(2**31 + 5)  # half of the numbers are below 0 where they are signed
+    # Half of the numbers are below 0 where they are signed.
+    publish(source.table.clock.plan_restart(2**31 + 5))
     for keys in ([1, 2, 3], [1], [2], [4]):
         tf.nn.embedding_lookup(source, keys)
         now[0] += 100

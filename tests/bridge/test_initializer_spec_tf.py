@@ -9,6 +9,7 @@ from sok_lite.backend import get_backend
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.row_initializer import RowInitializer
+from tests.support.helpers import initial_values
 
 tf_keras = pytest.importorskip("tf_keras")
 PACKAGES = {
@@ -75,7 +76,7 @@ def same_distribution(spec):
     backend = get_backend("cpu")
     initializer = make_initializer(spec, SHAPE[1], row_shape=SHAPE)
     keys = np.arange(SHAPE[0], dtype=np.int64)
-    ours = np.sort(initializer.values(backend, keys, SHAPE[1], 1).reshape(-1))
+    ours = np.sort(initial_values(initializer, backend, keys, SHAPE[1], 1).reshape(-1))
     theirs = np.sort(np.asarray(spec(SHAPE), np.float32).reshape(-1))
     # 120,000 values: a decile of either sample is good to 0.005 standard deviations or so.
     deciles = np.linspace(0, len(ours) - 1, 11).astype(int)[1:-1]

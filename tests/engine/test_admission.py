@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
+from sok_lite.backend.publish import publish
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.admission import PendingCounts, plan_draw
 from tests.support import reference
@@ -165,7 +166,10 @@ def test_a_count_stays_below_what_marks_a_missing_row(backend):
     key = backend.from_host(np.array([5], np.int64))
     counter.restore(key, *(backend.from_host(np.uint32([n])) for n in ((1 << 30) - 1, 0)))
     for lookup in range(5):
-        counter.count(key, lookup)
+        admitted, counts = backend.xp.ones(1, np.uint8), backend.xp.zeros(2, np.int64)
+        counted, counting_actions = counter.plan_count(key, lookup, admitted, counts)
+        publish(counting_actions)
+        publish(counter.plan_note(counted, int(counts[1])))
     assert backend.to_host(counter.export()[1]).tolist() == [(1 << 30) + 1]
 
 

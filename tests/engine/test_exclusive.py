@@ -291,8 +291,9 @@ def test_a_full_index_is_reported_and_not_searched_for_ever(backend):
         index.check()
     found = backend.to_host(index.find(backend.from_host(np.arange(5000))).rows)
     assert (found != 0xFFFFFFFF).sum() == 64
+    publish(index.plan_erase(index.entries().keys))
     with pytest.raises(RuntimeError, match="is corrupt"):
-        index.erase(keys)
+        index.clean()
 
 
 # -------------------------------------------------------------------- a far file that was cut

@@ -13,6 +13,7 @@ from sok_lite.engine.row_initializer import MatrixInitializer, RowInitializer
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.table import make_table
 from tests.support import reference_initializer
+from tests.support.helpers import initial_values
 
 SEED = -0x123456789ABCDEF
 KINDS = [
@@ -36,7 +37,7 @@ def some_keys(n):
 
 
 def draw(backend, initializer, keys, dim, seed=SEED):
-    return backend.to_host(initializer.values(backend, backend.from_host(keys), dim, seed))
+    return backend.to_host(initial_values(initializer, backend, backend.from_host(keys), dim, seed))
 
 
 def expected(initializer, keys, dim, seed=SEED):
@@ -81,7 +82,8 @@ def test_rows_of_a_table_get_the_same_values_rounded(backend, initializer, dtype
     rows = backend.to_host(store.allocate(1500))[np.random.default_rng(1).permutation(1500)[:1000]]
     given = rows.copy()
     given[::7] = NO_ROW  # skipped
-    initializer.fill(backend, store, backend.from_host(given), backend.from_host(keys), SEED)
+    places, of_rows = backend.from_host(given), backend.from_host(keys)
+    initializer.plan_fill(backend, store, places, of_rows, SEED)()
     values = draw(backend, initializer, keys, 33)
     values[::7] = 0
     stored = backend.to_host(store.read(backend.from_host(rows)))
@@ -266,7 +268,6 @@ def check_given_rows(backend, initializer, dtype, dim, n, expected):
 def test_constants_of_wide_formats_are_exact(backend, dtype, constant):
     initializer = make_initializer(constant, 5)
     check_given_rows(backend, initializer, dtype, 5, 33, np.full((33, 5), constant, dtype))
-    assert initializer.values(backend, backend.from_host(some_keys(2)), 3, 0).dtype == np.float32
 
 
 @pytest.mark.parametrize("dim", [3, 4, 33])

@@ -6,6 +6,7 @@ import pytest
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.row_initializer import RowInitializer
+from tests.support.helpers import initial_values
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_fan_based_initializers_count_with_the_row_shape():
 def test_a_cut_normal_of_variance_scaling_has_the_asked_variance(backend):
     initializer = make_initializer(keras_like("LecunNormal"), 4, row_shape=(25, 4))
     keys = backend.from_host(np.arange(100_003, dtype=np.int64))
-    values = backend.to_host(initializer.values(backend, keys, 4, 5))
+    values = backend.to_host(initial_values(initializer, backend, keys, 4, 5))
     # 5 standard deviations of the standard deviation of 400,012 numbers.
     assert abs(values.std() - 0.2) < 5 * 0.2 / np.sqrt(2 * 400_012)
 

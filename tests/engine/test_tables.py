@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
@@ -286,7 +287,7 @@ def test_erased_rows_are_used_again_with_fresh_values_and_states(backend, var_ty
     keys = np.arange(1000)
     rows = table.find_or_insert(keys)
     table.accumulate(keys, np.ones((1000, 4), np.float32))
-    table.store.fill("m", rows)
+    table.store.plan_fill("m", rows)()
     table.store.write(rows, backend.xp.full((1000, 4), 9, np.float32), column="m")
     assert table.erase(keys[::2]) == 500
     found = table.lookup(keys[::2] + 5000)
@@ -900,6 +901,6 @@ def test_rows_that_find_no_memory_to_be_given_back_stay_taken(backend, var_type,
     rows = table.find([3])
     monkeypatch.setattr(backend.xp, "concatenate", no_memory)
     with pytest.raises(MemoryError):
-        table.store.release(rows)
+        publish(table.store.plan_release(rows))
     monkeypatch.undo()
     assert table.store.numbers.num_free == 0

@@ -32,6 +32,7 @@ import numpy as np
 
 from scripts.bench.common.measuring import backends, note, result
 from sok_lite.backend import Backend
+from sok_lite.backend.publish import publish
 from sok_lite.engine.hashing import fix_seed
 from sok_lite.engine.table import make_table
 from sok_lite.engine.table.hkv import RefusedError
@@ -161,7 +162,7 @@ def run_round(
     for _ in range(dice.randrange(5, 40)):
         before = State.of(table)
         if dice.random() < 0.02:
-            table.clock.restart(max(table.num_lookups, 2**32 - 1 - dice.randrange(3)))
+            publish(table.clock.plan_restart(max(table.num_lookups, 2**32 - 1 - dice.randrange(3))))
             before = State.of(table)
         step = new_step(dice, table, rows_of(before))
         before = before._replace(counts=State.of(table).counts)

@@ -13,7 +13,7 @@ import pytest
 
 from sok_lite.backend.nvrtc import Nvrtc
 from sok_lite.comm import CommunicatorError
-from sok_lite.engine.dtypes import as_words
+from sok_lite.engine.dtypes import as_words, row_dtype
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
 from sok_lite.engine.update_rows import Update
@@ -181,3 +181,10 @@ def check_interrupts_at_lines(run, stride):
             break
     assert number > 100
     assert outcomes == {True, False}  # before and after the rows travelled; in the middle
+
+
+def initial_values(initializer, backend, keys, dim, table_seed):
+    """Returns the initial values of keys (n,) int64, (n, dim) float32."""
+    out = backend.xp.empty((len(keys), dim), np.float32)
+    initializer.plan_draw(backend, row_dtype("float32"), out, keys, table_seed)()
+    return out

@@ -1,7 +1,7 @@
 """Reads and writes rows of a column by row number: the kernels over rows.
 
-A change of rows that keys have comes in two forms: `plan_swap` prepares it, for a table that
-changes its index at the same time, and `swap` does it at once.
+A change of rows that keys have is prepared only, for a table that changes its index at the same
+time.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype, as_words
 from sok_lite.engine.rows.column import Column
 
@@ -206,18 +206,10 @@ class RowAccess:
             return deltas * np.float64(scale)
         return deltas * np.array(int(scale) % (1 << 64), np.uint64).astype(deltas.dtype)[()]
 
-    def add(self, rows: Array, deltas: Array, scale: float = 1.0) -> None:
-        """Adds `scale * deltas` (n, dim) to the value rows (n,) uint32, distinct; skips NO_ROW."""
-        self.plan_add(rows, deltas, scale)()
-
     def plan_fill(self, state: str, rows: Array) -> Action:
         """Prepares to set rows of a state column to its initial value; NO_ROW is skipped."""
         col = self.column(state)
         return self._plan_rows("rows_fill", col, int(rows.size), rows, float(col.initial))
-
-    def fill(self, state: str, rows: Array) -> None:
-        """Sets rows of a state column to its initial value; NO_ROW is skipped."""
-        self.plan_fill(state, rows)()
 
     def plan_swap(self, rows: Array, others: Array) -> list[Action]:
         """Prepares to exchange rows[i] and others[i] in every column.
@@ -231,10 +223,6 @@ class RowAccess:
             )
             for column in self.columns.values()
         ]
-
-    def swap(self, rows: Array, others: Array) -> None:
-        """Exchanges rows[i] and others[i] in every column: (n,) uint32, distinct, none NO_ROW."""
-        publish(self.plan_swap(rows, others))
 
     def to_storage(self, values: Any) -> Array:
         """Returns an array-like of rows in the format of the value rows, as RowDtype says."""

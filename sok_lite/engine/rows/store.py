@@ -8,7 +8,7 @@ then needs no pass over state columns.
 A store may have two tiers. Rows below `near_rows` are near: in the memory of the backend's device.
 The others are far: on a GPU in pinned memory of the host, which kernels read and write in place; on
 a CPU in ordinary memory or in a file. A kernel sees chunks and cannot tell. Rows do not move by
-themselves: `swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
+themselves: `plan_swap` exchanges two of them in all columns, and engine/rows/tiers.py says which.
 
 Reading and writing rows is in engine/rows/access.py; this module allocates and frees them.
 """
@@ -290,10 +290,6 @@ class RowStore(RowAccess):
             *(self.plan_fill(name, rows) for name in self.state_names),
             *plan_set(self, numbers=self.numbers.releasing(self.backend.xp, rows)),
         ]
-
-    def release(self, rows: Array) -> None:
-        """Frees rows, distinct and none NO_ROW, and resets their states."""
-        publish(self.plan_release(rows))
 
     give_back = give_back
 

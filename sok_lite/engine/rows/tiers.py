@@ -77,14 +77,10 @@ class RowTiers:
         self._counts: Array
         self._keys: Array
         self._calm_passes = self._lookups = self._looked_up = self._rest = 0
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets all rows, after the store did."""
         publish(self.plan_clear())
 
     def plan_clear(self) -> list[Action]:
-        """Prepares to forget all rows."""
+        """Prepares to forget all rows, as the store does."""
         xp = self._backend.xp
         return plan_set(
             self,
@@ -170,20 +166,12 @@ class RowTiers:
             *plan_set(self, _lookups=self._lookups + 1, _looked_up=self._looked_up + num_rows + n),
         ]
 
-    def touched(self, rows: Array) -> None:
-        """Counts an access of rows (n,) uint32, distinct, by one lookup."""
-        publish(self.plan_score_update(0, rows))
-
     def plan_release(self, rows: Array) -> list[Action]:
         """Prepares to note that rows (n,), none NO_ROW, are free."""
         if self._store.near_rows is None:
             return []
         n = int(rows.size)
         return [self._backend.prepared("rows_assign", n, self._counts, self._keys, rows, None, n)]
-
-    def released(self, rows: Array) -> None:
-        """Notes that rows (n,), none NO_ROW, are free."""
-        publish(self.plan_release(rows))
 
     # ---------------------------------------------------------------- rebalancing
 

@@ -146,19 +146,6 @@ class PendingCounts:
             *self._index.plan_insert(keys, first, lookup_number, num_first),
         ]
 
-    def count(self, keys: Array, lookup_number: int) -> Array:
-        """Counts distinct keys (n,) int64 without a row once more.
-
-        Returns:
-          (n,) bool, whether each has been seen often enough.
-        """
-        xp = self._backend.xp
-        admitted, counts = xp.ones(int(keys.size), np.uint8), xp.zeros(2, np.int64)
-        counted, actions = self.plan_count(keys, lookup_number, admitted, counts)
-        publish(actions)
-        publish(self.plan_note(counted, int(counts[1])))
-        return admitted.view(bool)
-
     def of(self, keys: Array) -> Array:
         """Returns the counts of keys, (n,) uint32; 0 for one that is not counted."""
         xp, n = self._backend.xp, int(keys.size)

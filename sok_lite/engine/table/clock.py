@@ -138,11 +138,6 @@ class Clock:
         ]
         return actions if len(actions) == len(clocks) else None
 
-    def tick(self) -> int:
-        """Begins a lookup and returns its number."""
-        publish(self.plan_tick())
-        return self.now
-
     def _all_ends(self) -> list[float]:
         """Returns when the last lookup of each span was."""
         return [*self._ends, self._last_time] if self._times else []
@@ -210,14 +205,6 @@ class Clock:
         last = {"_last_time": ends[-1], "_ends": ends[:-1]}
         return plan_set(self, now=now, _numbers=numbers, _times=times, **last)
 
-    def restart(self, now: int) -> None:
-        """Goes on counting after another number; what was before counts as of this time."""
-        publish(self.plan_restart(now))
-
     def plan_halve(self) -> list[Action]:
         """Prepares to halve the number of every lookup, as the index halves those of its keys."""
         return plan_set(self, now=self.now >> 1, _numbers=[number >> 1 for number in self._numbers])
-
-    def halve(self) -> None:
-        """Halves the number of every lookup, at once."""
-        publish(self.plan_halve())

@@ -9,7 +9,6 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.index_entries import IndexEntries
@@ -195,12 +194,6 @@ class DetIndex(Index):
         """
         size = self.size - count + num_inserted
         return plan_set(self, size=size, _num_erased=self._num_erased + count)
-
-    def erase(self, keys: Array) -> None:
-        """Erases distinct keys; a missing one is skipped."""
-        is_present = self.find(keys).rows != np.uint32(NO_ROW)
-        publish(self.plan_erase(keys[is_present]))
-        self.clean()
 
     def clean(self) -> None:
         """Gives back slots that few keys need, and erased ones where there are many."""

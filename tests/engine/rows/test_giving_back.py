@@ -7,6 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule
 
+from sok_lite.backend.publish import publish
 from tests.conftest import QUICK
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
@@ -36,7 +37,7 @@ def test_whole_blocks_go_back_and_states_begin_anew():
     rows = store.allocate(16)
     store.write(rows, np.full((16, 4), 7, np.float32), column="m")
     store.write(rows, np.full((16, 4), 8, np.float32))
-    store.release(np.array([4, 5, 6, 7, 9, 10, 11, 12], np.uint32))
+    publish(store.plan_release(np.array([4, 5, 6, 7, 9, 10, 11, 12], np.uint32)))
     store.give_back()
     # Rows 9 to 12 are of blocks that are in use; 0 to 3 and 13 to 15 are held.
     assert returned(store) == [4, 5, 6, 7]
@@ -59,7 +60,7 @@ def test_a_state_that_comes_later_has_its_initial_value_everywhere():
     backend = forgetful_backend()
     store = new_store(backend, 4)
     store.allocate(12)
-    store.release(np.arange(8, dtype=np.uint32))
+    publish(store.plan_release(np.arange(8, dtype=np.uint32)))
     store.give_back()
     assert returned(store) == list(range(8))
     forgotten = backend.num_forgotten
@@ -76,10 +77,10 @@ def test_an_eighth_of_the_rows_that_are_held_stays_for_new_ones():
     backend = forgetful_backend()
     store = new_store(backend, 4)
     store.allocate(1000)
-    store.release(np.arange(100, dtype=np.uint32))
+    publish(store.plan_release(np.arange(100, dtype=np.uint32)))
     store.give_back()
     assert returned(store) == []
-    store.release(np.arange(100, 200, dtype=np.uint32))
+    publish(store.plan_release(np.arange(100, 200, dtype=np.uint32)))
     store.give_back()
     assert len(returned(store)) == 100
 
@@ -87,14 +88,14 @@ def test_an_eighth_of_the_rows_that_are_held_stays_for_new_ones():
 def test_a_few_rows_are_not_looked_for(monkeypatch):
     store = new_store(forgetful_backend(), 4)
     store.allocate(4000)
-    store.release(np.arange(2000, dtype=np.uint32))
+    publish(store.plan_release(np.arange(2000, dtype=np.uint32)))
     store.give_back()
     looks = []
     monkeypatch.setattr(
         "sok_lite.engine.rows.allocator.np.bincount", lambda rows: looks.append(rows.size)
     )
     for row in range(2000, 2020):
-        store.release(np.array([row], np.uint32))
+        publish(store.plan_release(np.array([row], np.uint32)))
         store.give_back()
     assert looks == []
 
@@ -107,7 +108,7 @@ def test_rows_of_both_tiers_go_back(near_rows):
     store.allocate(41)
     before = store.tier_bytes()
     assert store.near_rows == near_rows
-    store.release(np.arange(40, dtype=np.uint32))
+    publish(store.plan_release(np.arange(40, dtype=np.uint32)))
     store.give_back()
     # 12 to 15 are a block of near and far rows where 13 are near; the last block has one row.
     assert sorted(returned(store)) == list(range(40))
@@ -123,7 +124,7 @@ def test_rows_of_both_tiers_go_back(near_rows):
 def test_far_rows_in_a_file_keep_their_place(tmp_path):
     store = new_store(forgetful_backend(), 4, near_rows=8, far_path=tmp_path)
     store.allocate(41)
-    store.release(np.arange(40, dtype=np.uint32))
+    publish(store.plan_release(np.arange(40, dtype=np.uint32)))
     store.give_back()
     assert sorted(returned(store)) == list(range(8))
 
@@ -133,7 +134,7 @@ def test_all_memory_goes_back_if_no_row_is_held(backend, monkeypatch, tmp_path):
     file = {"far_path": tmp_path / "rows"} if backend.name == "cpu" else {}
     store = new_store(backend, 4, near_rows=8, **file)
     store.ensure_state("m", 0.5)
-    store.release(store.allocate(41))
+    publish(store.plan_release(store.allocate(41)))
     assert store.num_bytes > 41 * 32
     store.give_back()
     assert (store.num_rows, store.num_bytes) == (0, 0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sok_lite.backend import cuda_unavailable, get_backend
+from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
@@ -62,8 +63,8 @@ class DictTable:
 
     def erase(self, keys):
         rows = self.rows(keys)
-        self.tiers.released(rows)
-        self.store.release(rows)
+        publish(self.tiers.plan_release(rows))
+        publish(self.store.plan_release(rows))
         for key in keys:
             del self.row_of[key]
             for content in self.contents.values():
@@ -100,7 +101,7 @@ class DictTable:
 
 def lookup(table, keys, times=1):
     for _ in range(times):
-        table.tiers.touched(table.rows(keys))
+        publish(table.tiers.plan_score_update(0, table.rows(keys)))
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000, 100_000])
@@ -230,7 +231,7 @@ def test_a_store_without_tiers_counts_no_accesses(backend):
     table = DictTable(backend, None)
     table.insert(range(100))
     lookup(table, range(100), 20)
-    table.tiers.released(table.rows([1]))
+    publish(table.tiers.plan_release(table.rows([1])))
     assert not table.tiers.is_due
     assert table.rebalance() == {}
     assert table.tiers.num_bytes == 0
@@ -294,7 +295,7 @@ def test_a_cleared_table_begins_again(backend):
     table.insert(range(6))
     lookup(table, [5], 100)
     table.store.clear()
-    table.tiers.clear()
+    publish(table.tiers.plan_clear())
     table.row_of, table.contents = {}, {"value": {}}
     table.insert(range(10, 16))
     assert table.rebalance() == {}
