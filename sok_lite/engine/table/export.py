@@ -1,7 +1,6 @@
 """Reads a table as arrays: in pieces, all of it, or the entries that a predicate chooses.
 
-The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised. They
-change nothing.
+All but `is_below` and `chosen` are methods of `EmbeddingTable`. They change nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,18 +31,30 @@ def chunks(table: TableParts, num_slots: int = CHUNK_SLOTS) -> Iterator[Entries]
         first += num_slots
 
 
+@exclusive
 def export_rows(table: TableParts) -> tuple[Array, Array]:
     """Returns all keys, ascending, and their row numbers: (size,) key type, (size,) uint32."""
     return _sort(table, export_chunk(table, 0, table.index.num_slots))
 
 
+@exclusive
 def export(
     table: TableParts,
     column: str = "value",
     out: Callable[[int], Array] | None = None,
     cutoff: float | None = None,
 ) -> tuple[Array, Array]:
-    """Returns all keys, ascending, and their rows: (n,) key type, (n, dim) storage."""
+    """Returns all keys, ascending, and their rows: (n,) key type, (n, dim) storage.
+
+    Args:
+      column: "value", or the name of an optimizer state, whose rows are float32.
+      out: gives memory for a number of rows; None: the backend's.
+      cutoff: leaves out the keys whose row, whatever the column, has nothing but
+        |element| < cutoff now; None: none.
+
+    Raises:
+      ValueError: the cutoff is not above 0.
+    """
     if cutoff is None:
         keys, rows = export_rows(table)
     else:
@@ -54,12 +65,18 @@ def export(
     return keys, table.store.read(rows, column, memory)
 
 
+@exclusive
 def export_if(table: TableParts, predicate: Predicate) -> tuple[Array, Array]:
-    """Returns the entries that a predicate chooses, as `export` does all."""
+    """Returns the entries that a predicate chooses, as `export` does all.
+
+    Args:
+      predicate: such as `lambda entries: entries.scores >= 100`; called with some at a time.
+    """
     keys, rows = _sorted_of(table, chosen(table, predicate))
     return keys, table.store.read(rows)
 
 
+@exclusive
 def num_zero_rows(table: TableParts) -> int:
     """Returns how many keys have a row of nothing but 0 now. It looks at every row."""
     return sum(
@@ -68,8 +85,13 @@ def num_zero_rows(table: TableParts) -> int:
     )
 
 
+@exclusive
 def shrunk_keys(table: TableParts) -> Array:
-    """Returns the keys that an optimizer has set to zero, (n,) of the key type, ascending."""
+    """Returns the keys that an optimizer has set to zero, (n,) of the key type, ascending.
+
+    Their rows are nothing but 0 now, and an optimizer state is not what it began with: those of
+    group lasso, among others. It looks at every row, some at a time.
+    """
     keys, _ = _sorted_of(table, chosen(table, partial(_is_shrunk, table)))
     return keys
 

@@ -1,6 +1,6 @@
 """Finding keys in a table, and counting the lookups that do.
 
-The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+`find`, `contains`, `scores`, `read_state` and `mark_seen_search` are methods of `EmbeddingTable`.
 """
 
 from typing import Any
@@ -12,26 +12,48 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import checked_keys
 from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.exclusive import exclusive
 from sok_lite.engine.table.index import Found, Search
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.tiering import access_counts
 
 
+@exclusive
 def find(table: TableParts, keys: Any) -> Array:
-    """Returns the row number of every key, (n,) uint32; NO_ROW where it has none."""
+    """Returns the row number of every key, (n,) uint32; NO_ROW where it has none.
+
+    It changes nothing but the counters: no key is inserted and none counts as seen.
+    """
     keys = checked_keys(table, keys)
     found = table.index.find(keys)
     count_found(table, int(keys.size), found.num_missing)
     return found.rows
 
 
+@exclusive
 def contains(table: TableParts, keys: Any) -> Array:
     """Returns whether each key has a row, (n,) bool. It changes nothing."""
     return table.index.find(checked_keys(table, keys)).rows != np.uint32(NO_ROW)
 
 
+@exclusive
+def scores(table: TableParts, keys: Any) -> Array:
+    """Returns the score of every key, (n,) uint64; 0 where it has no row.
+
+    An "hbm" table keeps that of kLru: the number of the lookup that last saw the key.
+    """
+    return table.scores_of(checked_keys(table, keys))
+
+
+@exclusive
 def read_state(table: TableParts, name: str, keys: Any) -> Array:
-    """Returns an optimizer state of keys, (n, dim) float32. It changes nothing."""
+    """Returns an optimizer state of keys, (n, dim) float32. It changes nothing.
+
+    A key without a row gives what the state begins with.
+
+    Raises:
+      KeyError: there is no such state.
+    """
     rows = table.index.find(checked_keys(table, keys)).rows
     column = table.store.column(name)
     state = table.store.read(rows, name)

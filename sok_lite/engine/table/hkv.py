@@ -21,7 +21,7 @@ from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.insertion import claim_rows, gather_evicted
 from sok_lite.engine.table.results import Evicted, GivesFirstRows
 from sok_lite.engine.table.stages import Admission
-from sok_lite.engine.table.writes import insert_or_assign
+from sok_lite.engine.table.writes import assign_and_evict
 
 
 class RefusedError(RuntimeError):
@@ -151,7 +151,7 @@ class HkvTable(EmbeddingTable):
     def insert_and_evict(self, keys: Any, values: Any, scores: Any = None) -> Evicted:
         """Does what `insert_or_assign` does and returns what was evicted for new keys."""
         evicted: list[Evicted] = []
-        insert_or_assign(self, keys, values, scores, evicted)
+        assign_and_evict(self, keys, values, scores, evicted)
         self.report_refused(evicted)
         return gather_evicted(self, evicted)
 

@@ -1,6 +1,6 @@
 """Lookups in one table, as its users make them.
 
-The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+These are methods of `EmbeddingTable`.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dedup import last_of_each, unique
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
+from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.insertion import gather_evicted
 from sok_lite.engine.table.lookups import look_up
 from sok_lite.engine.table.new_keys import LookupRequest, Output
@@ -18,6 +19,7 @@ from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted, Lookup
 
 
+@changing
 def find_or_insert(
     table: TableParts,
     keys: Any,
@@ -26,7 +28,22 @@ def find_or_insert(
     scores: Any = None,
     filter_ratio: float = 1.0,
 ) -> Array:
-    """Returns the row number of every key; keys without one get a row and its initial value."""
+    """Returns the row number of every key; keys without one get a row and its initial value.
+
+    Args:
+      keys: (n,).
+      unique_keys: a promise that no key repeats, which saves a pass when keys are new.
+      scores: (n,) uint64, for a "hybrid" table whose strategy takes scores from the caller.
+      filter_ratio: chance of a key without a row to get one this time.
+
+    Returns:
+      (n,) uint32; NO_ROW for a key that was refused or not admitted.
+
+    Raises:
+      MemoryError: no memory for the new keys; the table is as it was.
+      RuntimeError: they are chosen against the hash, and fill some of its places; the table is
+        as it was.
+    """
     keys = checked_keys(table, keys)
     result = _row_numbers(table, keys)
     if scores is None:
@@ -57,6 +74,7 @@ def _find_or_insert_with_scores(
     publish([spread])
 
 
+@changing
 def lookup(
     table: TableParts,
     keys: Any,
@@ -68,7 +86,26 @@ def lookup(
     filter_ratio: float = 1.0,
     counts: Any = None,
 ) -> Lookup:
-    """Returns the row of every key and its number; new keys are inserted."""
+    """Returns the row of every key and its number; new keys are inserted.
+
+    Args:
+      keys: (n,).
+      unique_keys: a promise that no key repeats, which saves a pass when keys are new.
+      out: (n, dim) of the storage dtype, C-contiguous, to write into; None: a new array.
+      insert: whether keys without a row get one; if not, nothing but the counters changes.
+      missing: what a key gives that has no row afterwards: "initial", the value it would start
+        with, or "zeros".
+      filter_ratio: chance of a key without a row to get one this time.
+      counts: (n,) integers from 1 to 2**32 - 1, how often each key counts in a table with
+        `count_repeats`, for who has deduplicated them; those of a repeated key add up. None:
+        once. A lookup that inserts nothing counts nothing.
+
+    Raises:
+      ValueError: `out` or `counts` are not such arrays, or the table does not count.
+      MemoryError: no memory for the result or the new keys.
+      RuntimeError: new keys find no slot: they are chosen against the hash.
+      The table is as it was.
+    """
     if missing not in ("initial", "zeros"):
         raise ValueError(f"`missing` must be 'initial' or 'zeros'. Received: {missing!r}.")
     keys = checked_keys(table, keys)
@@ -90,10 +127,15 @@ def lookup(
     return Lookup(whole.out, rows, num_without_row)
 
 
+@changing
 def lookup_and_evict(
     table: TableParts, keys: Any, *, unique_keys: bool = False, out: Array | None = None
 ) -> tuple[Array, Evicted]:
-    """Does what `lookup` does and returns, beside the rows, what was evicted for new keys."""
+    """Does what `lookup` does and returns, beside the rows, what was evicted for new keys.
+
+    Returns:
+      ((n, dim) of the storage dtype, the evicted entries in no order).
+    """
     keys = checked_keys(table, keys)
     out = table.store.output(int(keys.size), out=out)
     evicted: list[Evicted] = []

@@ -1,6 +1,6 @@
 """Writing rows, optimizer states and scores of keys.
 
-The methods of `EmbeddingTable` of the same names say what arguments are, and what is raised.
+All but `assign_and_evict` are methods of `EmbeddingTable`.
 """
 
 from typing import Any
@@ -20,16 +20,34 @@ from sok_lite.engine.table.arguments import (
     checked_keys,
     checked_scores,
 )
+from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.finding import find_and_mark_seen, mark_seen_search
 from sok_lite.engine.table.insertion import insert
 from sok_lite.engine.table.parts import TableParts, checked_num_keys
 from sok_lite.engine.table.stages import NewKeys
 
 
-def insert_or_assign(
-    table: TableParts, keys: Any, values: Any, scores: Any, evicted: list[Any] | None = None
-) -> None:
+@changing
+def insert_or_assign(table: TableParts, keys: Any, values: Any, scores: Any = None) -> None:
     """Sets the rows of keys, inserting those that have none. A repeated key: the last wins.
+
+    Args:
+      values: (n, dim).
+      scores: (n,) uint64, as `assign_scores` takes them; None: as a lookup would.
+
+    Raises:
+      ValueError, TypeError: shape, dtype or scores do not fit. MemoryError: no memory for new
+        keys. RuntimeError: new keys find no slot: they are chosen against the hash. The table
+        is as it was.
+    """
+    assign_and_evict(table, keys, values, scores, None)
+    table.report_refused()
+
+
+def assign_and_evict(
+    table: TableParts, keys: Any, values: Any, scores: Any, evicted: list[Any] | None
+) -> None:
+    """Does what `insert_or_assign` does, in a change, but for the report of refused keys.
 
     Args:
       evicted: grows by what was evicted; None: it is not wanted.
@@ -61,8 +79,13 @@ def insert_or_assign(
     insert(table, new, actions, scoring, evicted)
 
 
+@changing
 def assign(table: TableParts, keys: Any, values: Any) -> None:
-    """Sets the rows of the keys that have one and skips the others. The last of a key wins."""
+    """Sets the rows of the keys that have one and skips the others. The last of a key wins.
+
+    As of every write, they count as seen by the last lookup, and their scores stay where these
+    are not numbers of lookups.
+    """
     keys, values = checked_keys(table, keys), table.store.to_storage(values)
     check_rows(table, keys, values)
     distinct, inverse = unique(table.backend, keys)
@@ -71,8 +94,18 @@ def assign(table: TableParts, keys: Any, values: Any) -> None:
     publish([search.launch, table.store.plan_write(search.rows, values, source=last)])
 
 
+@changing
 def assign_state(table: TableParts, name: str, keys: Any, values: Any) -> None:
-    """Sets an optimizer state of keys that have a row. The last of a repeated key wins."""
+    """Sets an optimizer state of keys that have a row. The last of a repeated key wins.
+
+    Args:
+      name: of the state.
+      values: (n, dim) float32.
+
+    Raises:
+      KeyError: there is no such state. ValueError: a key has no row, or shapes do not fit.
+        Nothing has changed.
+    """
     keys = checked_keys(table, keys)
     xp, column = table.backend.xp, table.store.column(name)
     values = xp.ascontiguousarray(xp.asarray(values, np.float32))
@@ -93,8 +126,18 @@ def assign_state(table: TableParts, name: str, keys: Any, values: Any) -> None:
     publish([mark_seen_search(table, distinct).launch, writing])
 
 
+@changing
 def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) -> None:
-    """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums."""
+    """Adds `scale * deltas` to the rows of the keys that have one; a repeated key sums.
+
+    Args:
+      deltas: (n, dim) of a real floating dtype, summed in float32, for rows of float64 in
+        float64; for rows of integers integers that fit, whose sums wrap around.
+      scale: for rows of integers a whole number.
+
+    Raises:
+      ValueError, TypeError: shape, dtype or scale do not fit; the table is as it was.
+    """
     if table.row_dtype.is_integer and not float(scale).is_integer():
         raise ValueError(
             f"`scale` must be a whole number for rows of {table.row_dtype.name}. "
@@ -106,8 +149,24 @@ def accumulate(table: TableParts, keys: Any, deltas: Any, scale: float = 1.0) ->
     publish([mark_seen_search(table, distinct).launch, adding])
 
 
+@changing
 def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) -> None:
-    """Adds to rows that the caller found before and inserts those that it did not."""
+    """Adds to rows that the caller found before and inserts those that it did not.
+
+    A key whose flag no longer says what the table holds is skipped: another caller has
+    inserted or removed it since. So is a repeated key that is to be inserted, but for its first
+    one: as if they came one after the other. All of it counts as one lookup.
+
+    Args:
+      values: (n, dim), what to add to a row, of the dtypes that `accumulate` takes, or the new
+        row.
+      is_found: (n,) bool.
+
+    Raises:
+      ValueError, TypeError: shape or dtype do not fit. MemoryError: no memory for new keys.
+        RuntimeError: new keys find no slot: they are chosen against the hash. The table is
+        as it was.
+    """
     keys = checked_keys(table, keys)
     xp = table.backend.xp
     values = xp.asarray(values)
@@ -139,8 +198,18 @@ def accum_or_assign(table: TableParts, keys: Any, values: Any, is_found: Any) ->
     table.report_refused()
 
 
+@changing
 def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
-    """Sets the scores of the keys that have a row. The last of a repeated key wins."""
+    """Sets the scores of the keys that have a row. The last of a repeated key wins.
+
+    Args:
+      scores: (n,) non-negative integers. Of an "hbm" table and of kLru they are numbers of
+        lookups, at most `num_lookups`.
+
+    Raises:
+      ValueError: shapes do not fit, a score is negative, or above `num_lookups` where that is
+        the most. Nothing has changed.
+    """
     keys = checked_keys(table, keys)
     scores = checked_scores(table, keys, scores)
     distinct, inverse = unique(table.backend, keys)
@@ -149,8 +218,14 @@ def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
     publish(table.plan_scores(distinct, table.backend.xp.take(scores, last)))
 
 
+@changing
 def reserve(table: TableParts, num_keys: int) -> None:
-    """Makes the index large enough for `num_keys` keys, so that it need not grow later."""
+    """Makes the index large enough for `num_keys` keys, so that it need not grow later.
+
+    Raises:
+      TypeError, ValueError: `num_keys` is no integer from 0 on. MemoryError: no memory; the
+        table is as it was.
+    """
     if not is_integer(num_keys):
         raise TypeError(f"`num_keys` must be an integer. Received: num_keys={num_keys!r}.")
     if num_keys < 0:
