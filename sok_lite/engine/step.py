@@ -13,7 +13,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action
 from sok_lite.engine.foreign_keys import RankInfo
-from sok_lite.engine.optimizers.row_step import check_on_nonfinite
 from sok_lite.engine.table.exclusive import holding, holding_since, last_change
 from sok_lite.engine.update_rows import Update, Updates
 
@@ -74,8 +73,10 @@ class HeldStep(ABC, Generic[Ready]):
     """
 
     def __init__(self, updates: Sequence[Update] | Updates, options: StepOptions) -> None:
-        if options.on_nonfinite != "allow":
-            check_on_nonfinite(options.on_nonfinite)
+        if options.on_nonfinite not in ("allow", "error"):
+            raise ValueError(
+                f"`on_nonfinite` must be 'allow' or 'error'. Received: {options.on_nonfinite!r}."
+            )
         self.updates, self.options = Updates.of(updates), options
         self._prepared: tuple[object, Ready] | None = None
 

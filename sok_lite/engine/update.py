@@ -17,12 +17,7 @@ from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.row_step import (
-    RowSteps,
-    check_trained,
-    counting_nonfinite,
-    plan_update,
-)
+from sok_lite.engine.optimizers.row_step import RowSteps, counting_nonfinite, plan_update
 from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
 from sok_lite.engine.pieces import chosen, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.rows.state_owner import Kinds, States
@@ -273,7 +268,8 @@ def _checked_updates(updates: Updates) -> Updates:
     """Returns updates with keys as int64 and C-contiguous gradients, or raises."""
     tables, _, keys, grads, _, of_gradients = updates
     for table in [table for table in tables if not table.row_dtype.suffix]:
-        check_trained(table.row_dtype, table.name)
+        instead = "Make it of float32, or assign its rows."
+        table.row_dtype.require_floats(table.name, "trained", instead)
     if False in of_gradients:
         keys = [
             its_keys

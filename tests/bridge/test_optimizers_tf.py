@@ -29,8 +29,8 @@ from sok_lite.engine.optimizers import (
     ProximalSGD,
     RMSprop,
 )
-from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.rows.store import RowStore
+from tests.support.row_steps import apply_rule
 
 tf_keras = pytest.importorskip("tf_keras")
 legacy = tf_keras.optimizers.legacy

@@ -39,6 +39,16 @@ def test_repeated_keys_are_summed(backend, n):
         np.testing.assert_allclose(row, expected[key], rtol=1e-5, atol=1e-5)
 
 
+def test_gradients_need_not_be_contiguous(backend):
+    table, other = new_table(backend, dim=6), new_table(backend, dim=6)
+    keys = backend.from_host(np.arange(9))
+    wide = backend.from_host(np.random.default_rng(0).normal(size=(9, 18)).astype(np.float32))
+    apply_updates([Update(table, SGD(), keys, wide[:, 6:12])], 1.0, 1)
+    apply_updates([Update(other, SGD(), keys, backend.xp.ascontiguousarray(wide[:, 6:12]))], 1.0, 1)
+    for key, row in rows_of(table).items():
+        np.testing.assert_array_equal(row, rows_of(other)[key])
+
+
 def test_a_table_that_comes_twice_is_updated_once(backend):
     once, twice = new_table(backend, dim=2), new_table(backend, dim=2)
     for table in (once, twice):

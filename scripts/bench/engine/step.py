@@ -32,7 +32,6 @@ from sok_lite.engine import lookup
 from sok_lite.engine.dedup import unique
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam
-from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.segments import group
 from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import make_table
@@ -40,6 +39,7 @@ from sok_lite.engine.update import UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.parts import Part, batch_of
 from tests.support.pooled import combine, combine_grad
+from tests.support.row_steps import apply_rule
 
 
 class Step:

@@ -28,8 +28,8 @@ from sok_lite.backend import Backend
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.optimizers import Adam, RMSprop, UpdateRule
-from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.rows.store import RowStore
+from tests.support.row_steps import apply_rule
 
 
 def all_rules() -> Iterator[UpdateRule]:

@@ -41,8 +41,8 @@ from scripts.bench.tables.peer import parse_hkv, peer_of
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dedup import unique
 from sok_lite.engine.optimizers import Adam
-from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.segments import segment_sum
+from tests.support.row_steps import apply_rule
 
 HIT_SHARE = 0.6
 MakeTable = Callable[..., Any]

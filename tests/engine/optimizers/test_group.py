@@ -16,10 +16,10 @@ from sok_lite.engine.optimizers import (
     Momentum,
     SparseGroupFtrl,
 )
-from sok_lite.engine.optimizers.row_step import apply_rule
 from tests.engine.optimizers.helpers import new_table, read
 from tests.support import reference_updates
 from tests.support.helpers import sized
+from tests.support.row_steps import apply_rule
 
 GROUP_RULES = [GroupAdam, GroupAMSGrad, GroupMomentum, SparseGroupFtrl, GroupLamb]
 # Each with the rule that it is without penalties.

@@ -6,10 +6,11 @@ import pytest
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.optimizers.row_step import StochasticRounding, apply_rule
+from sok_lite.engine.optimizers.row_step import StochasticRounding
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 from tests.support import reference_rounding
+from tests.support.row_steps import apply_rule
 
 HALF = ["float16", "bfloat16"]
 
@@ -179,16 +180,3 @@ def test_absent_rows_are_skipped_where_rounding_is_stochastic(backend):
     grads = backend.from_host(np.ones((3, 5), np.float32))
     apply_rule(table, SGD(), backend.from_host(numbers), grads, 1.0, 1, rounding=rounding)
     np.testing.assert_array_equal(read(table, rows)[:, 0], [-1, 0, -1])
-
-
-def test_bad_keys_of_a_rounding_are_refused(backend):
-    table, rows = new_table(backend, np.ones((2, 3), np.float32), "bfloat16")
-    arguments = (SGD(), backend.from_host(rows), backend.from_host(np.ones((2, 3), np.float32)))
-    for error, keys, message in [
-        (TypeError, np.zeros(2, np.int32), "must be int64. Received: int32"),
-        (ValueError, np.zeros(3, np.int64), r"one key for each of 2 rows. Received: \(3,\)"),
-    ]:
-        rounding = StochasticRounding(backend.from_host(keys), 0)
-        with pytest.raises(error, match=message):
-            apply_rule(table, *arguments, 0.1, 1, rounding=rounding)
-    np.testing.assert_array_equal(read(table, rows), np.ones((2, 3)))

@@ -17,7 +17,6 @@ from sok_lite.engine import optimizers
 from sok_lite.engine.dedup import Missing, dedup, unique
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
-from sok_lite.engine.optimizers.row_step import apply_rule
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.segments import Terms, group, segment_sum, segment_sums
 from sok_lite.engine.table import make_table
@@ -27,6 +26,7 @@ from tests.support.helpers import first_row, new_table, run_threads
 from tests.support.parts import Part, forward_parts
 from tests.support.pooled import combine, combine_grad
 from tests.support.reference import DictTable
+from tests.support.row_steps import apply_rule
 
 THREADS = 4
 RULES = [getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"]

@@ -1,0 +1,38 @@
+"""Steps of a rule for rows whose numbers are known, without keys and updates of a table."""
+
+import numpy as np
+
+from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite
+from sok_lite.engine.optimizers.rule import rule_step
+
+
+def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
+    """Takes a step in place. State columns that the table lacks are made.
+
+    Args:
+      table: a table, or anything with `backend` and `store`.
+      rows: (u,) uint32, distinct; NO_ROW is skipped.
+      grads: (u, dim) float32, C-contiguous, one per row.
+      step: 1 for the first update.
+      rounding: of float16 and bfloat16 rows; None: to nearest even.
+
+    Returns:
+      The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the
+      backend: `int()` of it waits for the GPU.
+    """
+    backend, store = table.backend, table.store
+    taken = rule_step(rule, learning_rate, step)
+    states = {name: store.ensure_state(name, initial) for name, initial in taken.states.items()}
+    step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
+    count = backend.xp.zeros(1, np.int64)
+    part = step_of_rows.part(count)
+    backend.launch(step_of_rows.kernel, part.num_items, *part.arguments)
+    return count[0]
+
+
+def count_nonfinite(backend, grads, rows=None):
+    """Counts the gradient rows that have a NaN or an infinity, as `apply_rule` does."""
+    count = backend.xp.zeros(1, np.int64)
+    kernel, part = counting_nonfinite(grads, rows, count)
+    backend.launch(kernel, part.num_items, *part.arguments)
+    return count[0]
