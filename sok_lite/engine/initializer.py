@@ -6,14 +6,14 @@ and rounds the same way everywhere.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype, is_integer
-from sok_lite.engine.row_initializer import RowInitializer, as_i64
+from sok_lite.engine.row_initializer import GivesFirstRows, RowInitializer, as_i64
+from sok_lite.engine.rows.store import RowStore
 
 # Parameters (a, b) of each distribution; a constant has no b.
 _PARAMETERS = {
@@ -25,7 +25,7 @@ _PARAMETERS = {
 
 
 @dataclass(frozen=True)
-class Initializer:
+class Initializer(GivesFirstRows):
     """The distribution of the initial values of rows.
 
     Random values are drawn as float32, whatever the row format: rows of float64 start with float32
@@ -69,7 +69,6 @@ class Initializer:
         object.__setattr__(self, "b", float(self.b))
 
     def check(self, row_dtype: RowDtype, dim: int) -> None:
-        """Raises ValueError if rows of that format and length cannot begin as it says."""
         if row_dtype.is_integer and self.kind != "constant":
             raise ValueError(
                 f"Rows of {row_dtype.name} begin with a constant, or a row of numbers. "
@@ -83,18 +82,8 @@ class Initializer:
         return (self.a,) * dim if self.kind == "constant" else None
 
     def plan_fill(
-        self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
+        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
     ) -> Action:
-        """Prepares to write the initial values of rows into the `value` column.
-
-        Args:
-          backend: where the arrays live.
-          store: the row store.
-          rows: (n,) uint32, distinct; NO_ROW is skipped. They are read when the action is
-            taken.
-          keys: (n,) int64, the key of each row.
-          table_seed: 64 bits that stand for the seed and the table's name.
-        """
         if self._is_row(store.row_dtype):
             return self._as_row(store.dim).plan_fill(backend, store, rows, keys, table_seed)
         name = f"init_{self.kind}_{store.row_dtype.suffix}"
@@ -112,16 +101,6 @@ class Initializer:
         table_seed: int,
         rows: Array | None = None,
     ) -> Action:
-        """Prepares to write the initial values of keys, without a table.
-
-        Args:
-          backend: where the arrays live.
-          row_dtype: format of the values.
-          out: (n, dim) storage, C-contiguous.
-          keys: (n,) int64.
-          table_seed: 64 bits that stand for the seed and the table's name.
-          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
-        """
         n, dim = out.shape
         if self._is_row(row_dtype):
             return self._as_row(dim).plan_draw(backend, row_dtype, out, keys, table_seed, rows)

@@ -3,17 +3,58 @@
 import math
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype, as_words
+from sok_lite.engine.rows.store import RowStore
+
+
+class GivesFirstRows(Protocol):
+    """An initializer, as a table calls it."""
+
+    def check(self, row_dtype: RowDtype, dim: int) -> None:
+        """Raises ValueError if rows of that format and length cannot begin as it says."""
+
+    def plan_fill(
+        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
+    ) -> Action:
+        """Prepares to write the initial values of rows into the `value` column.
+
+        Args:
+          backend: where the arrays live.
+          store: the row store.
+          rows: (n,) uint32, distinct; NO_ROW is skipped. They are read when the action is taken.
+          keys: (n,) int64, the key of each row.
+          table_seed: 64 bits that stand for the seed and the table's name.
+        """
+
+    def plan_draw(
+        self,
+        backend: Backend,
+        row_dtype: RowDtype,
+        out: Array,
+        keys: Array,
+        table_seed: int,
+        rows: Array | None = None,
+    ) -> Action:
+        """Prepares to write the initial values of keys, without a table.
+
+        Args:
+          backend: where the arrays live.
+          row_dtype: format of the values.
+          out: (n, dim) storage, C-contiguous.
+          keys: (n,) int64.
+          table_seed: 64 bits that stand for the seed and the table's name.
+          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
+        """
 
 
 @dataclass(frozen=True)
-class RowInitializer:
+class RowInitializer(GivesFirstRows):
     """The rows of new keys start as one row, whatever the key, in tables of every row format.
 
     Attributes:
@@ -28,7 +69,6 @@ class RowInitializer:
                 raise ValueError(f"A row of initial values must be finite. Received: {value}.")
 
     def check(self, row_dtype: RowDtype, dim: int) -> None:
-        """Raises ValueError if rows of that format and length cannot begin as it says."""
         if len(self.values) != dim:
             raise ValueError(
                 f"A row of initial values must have {dim} numbers, as the table's rows. "
@@ -54,17 +94,8 @@ class RowInitializer:
         return self.values
 
     def plan_fill(
-        self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
+        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
     ) -> Action:
-        """Prepares to write the row into the `value` column.
-
-        Args:
-          backend: where the arrays live.
-          store: the row store.
-          rows: (n,) uint32, distinct; NO_ROW is skipped.
-          keys: (n,) int64, the key of each row.
-          table_seed: 64 bits that stand for the seed and the table's name.
-        """
         source = backend.xp.zeros(rows.size, np.int32)
         return store.plan_write(rows, self._in_format(backend, store.row_dtype), source=source)
 
@@ -77,16 +108,6 @@ class RowInitializer:
         table_seed: int,
         rows: Array | None = None,
     ) -> Action:
-        """Prepares to write the row for every key, without a table.
-
-        Args:
-          backend: where the arrays live.
-          row_dtype: format of the values.
-          out: (n, dim) storage, C-contiguous.
-          keys: (n,) int64.
-          table_seed: 64 bits that stand for the seed and the table's name.
-          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
-        """
         n, dim = out.shape
         suffix, words = as_words(out)
         row = as_words(self._in_format(backend, row_dtype))[1]
@@ -99,7 +120,7 @@ class RowInitializer:
         return backend.from_host(row_dtype.to_storage(np, row))
 
 
-class MatrixInitializer:
+class MatrixInitializer(GivesFirstRows):
     """The rows of new keys start as rows of a matrix: which one, is a function of seed and key.
 
     Args:
@@ -126,7 +147,6 @@ class MatrixInitializer:
         return f"MatrixInitializer(shape={self._matrix.shape}, crc32={self._digest})"
 
     def check(self, row_dtype: RowDtype, dim: int) -> None:
-        """Raises ValueError if rows of that format and length cannot begin as it says."""
         if self._matrix.shape[1] != dim:
             raise ValueError(
                 f"A matrix of initial values must have rows of {dim} numbers, as the table. "
@@ -139,17 +159,8 @@ class MatrixInitializer:
             )
 
     def plan_fill(
-        self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
+        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
     ) -> Action:
-        """Prepares to write a row of the matrix for each key into the `value` column.
-
-        Args:
-          backend: where the arrays live.
-          store: the row store.
-          rows: (n,) uint32, distinct; NO_ROW is skipped.
-          keys: (n,) int64, the key of each row.
-          table_seed: 64 bits that stand for the seed and the table's name.
-        """
         suffix, matrix = as_words(self._in_format(backend, store.row_dtype))
         column = store.column("value").pointers
         place = (column, store.chunk_shift, store.dim, rows)
@@ -165,16 +176,6 @@ class MatrixInitializer:
         table_seed: int,
         rows: Array | None = None,
     ) -> Action:
-        """Prepares to write a row of the matrix for each key, without a table.
-
-        Args:
-          backend: where the arrays live.
-          row_dtype: format of the values.
-          out: (n, dim) storage, C-contiguous.
-          keys: (n,) int64.
-          table_seed: 64 bits that stand for the seed and the table's name.
-          rows: (n,) uint32; a key whose row is not NO_ROW is skipped; None: none is.
-        """
         n, dim = out.shape
         suffix, words = as_words(out)
         matrix = as_words(self._in_format(backend, row_dtype))[1]

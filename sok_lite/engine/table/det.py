@@ -8,6 +8,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.owner import MOD, OwnerRule
+from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
@@ -15,7 +16,6 @@ from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.dumped import plan_forget
 from sok_lite.engine.table.insertion import claim_rows, plan_content
 from sok_lite.engine.table.parts import checked_num_keys
-from sok_lite.engine.table.results import GivesFirstRows
 from sok_lite.engine.table.stages import COMMIT, RESERVE, NewKeys, Stage, Stages, WithRows
 
 

@@ -8,6 +8,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
+from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table import hkv_insertion
@@ -19,7 +20,7 @@ from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.insertion import claim_rows, gather_evicted
-from sok_lite.engine.table.results import Evicted, GivesFirstRows
+from sok_lite.engine.table.results import Evicted
 from sok_lite.engine.table.stages import Admission
 from sok_lite.engine.table.writes import assign_and_evict
 

@@ -9,6 +9,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
+from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
@@ -18,7 +19,7 @@ from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.removal_log import RemovalLog
-from sok_lite.engine.table.results import GivesFirstRows, KnownRows
+from sok_lite.engine.table.results import KnownRows
 from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
 from sok_lite.engine.texts import TextStore
 

@@ -2,14 +2,12 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64, U32
-from sok_lite.backend.publish import Action
-from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.pieces import addresses_of, shapes_of
 from sok_lite.engine.rows.store import RowStore
 
@@ -208,32 +206,3 @@ class Statistics(_Numbers):
     hot_keys = hot_asked = hot_asked_total = _removed("tables have no hot keys any more")
     hot_refreshed = hot_refreshed_total = hot_bytes = hot_keys
     residual_bytes = _removed("rounding of gradients keeps nothing any more")
-
-
-class GivesFirstRows(Protocol):
-    """The methods of an initializer that a table calls."""
-
-    def check(self, row_dtype: RowDtype, dim: int) -> None:
-        """Raises ValueError if rows of that format and length cannot begin as it says."""
-
-    def plan_fill(
-        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
-    ) -> Action:
-        """Prepares to write the initial values of rows (n,) of keys (n,) int64.
-
-        The row numbers are read when the action is taken; NO_ROW is skipped.
-        """
-
-    def plan_draw(
-        self,
-        backend: Backend,
-        row_dtype: RowDtype,
-        out: Array,
-        keys: Array,
-        table_seed: int,
-        rows: Array | None = None,
-    ) -> Action:
-        """Prepares to write the initial values of keys (n,) int64 into `out`, (n, dim) storage.
-
-        A key whose row (n,) uint32 is not NO_ROW is skipped.
-        """
