@@ -11,7 +11,7 @@ to the old one.
 import gc
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sok_lite.backend.publish import publish
 from sok_lite.engine.rows.state_owner import (
@@ -28,20 +28,6 @@ from sok_lite.engine.rows.states import copy_states, drop_states, plan_give
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import plan_forget
-
-
-class StateRequest(NamedTuple):
-    """The states of one table that a step needs.
-
-    Attributes:
-      table: that the optimizer trains.
-      kinds: by name, length and initial value of each state.
-      optimizer: the owner of the states; None: they stay free.
-    """
-
-    table: EmbeddingTable
-    kinds: Kinds
-    optimizer: Any
 
 
 def acquire_states(
@@ -74,26 +60,27 @@ def acquire_states(
     ]
     if len(usual) == len(tables):
         return usual
-    return _acquire(list(map(StateRequest, tables, kinds, optimizers)))
+    return _acquire(tables, kinds, optimizers)
 
 
-def _acquire(requests: Sequence[StateRequest]) -> list[States]:
-    taken: list[States | None] = []
-    for request in requests:
-        store = request.table.store
-        states = owned(store.state_groups, request.optimizer)
+def _acquire(
+    tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizers: Sequence[Any]
+) -> list[States]:
+    requests, taken = list(zip(tables, kinds, optimizers, strict=True)), list[States | None]()
+    for table, its_kinds, optimizer in requests:
+        states = owned(table.store.state_groups, optimizer)
         if states is not None:
-            _keep(store, states)
-        if states is None or not request.kinds.keys() <= states.keys():
-            states = _taken_over(request)
+            _keep(table.store, states)
+        if states is None or not its_kinds.keys() <= states.keys():
+            states = _taken_over(table, its_kinds, optimizer)
         taken.append(states)
-    missing = [request for request, states in zip(requests, taken, strict=True) if states is None]
-    if any(_num_optimizers(request.table.store) for request in missing):
+    missing = [table for table, states in zip(tables, taken, strict=True) if states is None]
+    if any(_num_optimizers(table.store) for table in missing):
         _collect()
-    for request in requests:
-        _drop_orphaned_states(request.table.store)
+    for table in tables:
+        _drop_orphaned_states(table.store)
     return [
-        _make(request) if states is None else states
+        _make(*request) if states is None else states
         for request, states in zip(requests, taken, strict=True)
     ]
 
@@ -123,8 +110,7 @@ def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:
     return own if kinds.keys() <= own.keys() else None
 
 
-def _taken_over(request: StateRequest) -> States | None:
-    table, kinds, optimizer = request
+def _taken_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States | None:
     store = table.store
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
@@ -133,14 +119,13 @@ def _taken_over(request: StateRequest) -> States | None:
     return states
 
 
-def _make(request: StateRequest) -> States:
-    table, kinds, optimizer = request
+def _make(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States:
     store = table.store
     # An optimizer may come to need one more: RMSprop does where its momentum is no longer 0.
     own = owned(store.state_groups, optimizer) or {}
     others = [] if own or optimizer is None else restored(store.state_groups, kinds)
     if others:
-        return _copy(request, others[0])
+        return _copy(table, kinds, optimizer, others[0])
     owner = next((column.owner for column in own.values()), None) or StateOwner.of(optimizer)
     new = store.add_states({name: kinds[name] for name in kinds if name not in own}, owner)
     return {**own, **{column.state: column for column in new}}
@@ -150,8 +135,7 @@ class _Nobody:
     """An optimizer that is gone."""
 
 
-def _copy(request: StateRequest, others: States) -> States:
-    table, kinds, optimizer = request
+def _copy(table: EmbeddingTable, kinds: Kinds, optimizer: Any, others: States) -> States:
     store = table.store
     # Nobody's until it is whole: of what fails nothing stays.
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))

@@ -45,7 +45,7 @@ def make(backend, kind, **options):
 
 
 def segments_of(table):
-    return table.index.segments
+    return table.index.directory.segments
 
 
 def assert_holds(table, oracle):

@@ -70,7 +70,7 @@ def test_growth_writes_the_bytes_anew(backend, bucket, strategy):
         index.make_room(60)
         index.insert_all(keys, index.capacity)
         np.testing.assert_array_equal(overflows_of(index), lines_with_keys_elsewhere(index))
-    assert len(index.segments) > 4 and overflows_of(index).any()
+    assert len(index.directory.segments) > 4 and overflows_of(index).any()
 
 
 @each_bucket

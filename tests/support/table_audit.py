@@ -100,7 +100,7 @@ def overflows_of(index):
 
 def audit_overflows(index, held):
     """Raises AssertionError if a search would give up before it comes to a key's slot."""
-    if not index.has_overflows:
+    if not index.bucket:
         return
     in_slots = held.slots < index.num_slots - 2
     keys, slots = held.keys[in_slots], held.slots[in_slots]

@@ -4,34 +4,26 @@ import atexit
 import os
 import sys
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sok_lite.comm.protocol import Communicator
 
-
-class Pending(Protocol):
-    """A dump that goes on in the background."""
-
-    def wait(self) -> None:
-        """Waits until it is finished, on all ranks."""
-
-    def why_unfinished(self) -> str:
-        """Returns why it is not complete, for a warning when the process ends."""
-
+if TYPE_CHECKING:
+    from sok_lite.engine.files.background import BackgroundDump
 
 # By folder, of a connection of ranks. They make and finish them together, so that they have the
 # same ones; ranks that were connected anew have none.
-_pending: "weakref.WeakKeyDictionary[Communicator, dict[str, Pending]]" = (
+_pending: "weakref.WeakKeyDictionary[Communicator, dict[str, BackgroundDump]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
-def add_pending(comm: Communicator, folder: str, dump: Pending) -> None:
+def add_pending(comm: Communicator, folder: str, dump: "BackgroundDump") -> None:
     """Registers a dump that has begun."""
     _pending.setdefault(comm.connection, {})[os.path.realpath(folder)] = dump
 
 
-def remove_pending(comm: Communicator, folder: str, dump: Pending) -> None:
+def remove_pending(comm: Communicator, folder: str, dump: "BackgroundDump") -> None:
     """Removes a dump that has ended; another one may be registered by then."""
     dumps, path = _pending.get(comm.connection, {}), os.path.realpath(folder)
     if dumps.get(path) is dump:

@@ -22,7 +22,7 @@ from sok_lite.engine.files.shard_content import ShardContent
 from sok_lite.engine.files.table_file import tensors_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.static_table import StaticTable
-from sok_lite.engine.table.choosing import Chooser, Chosen, Index, pieces_with
+from sok_lite.engine.table.choosing import Chooser, Chosen, pieces_with
 
 # Takes the name of a column, "value" or that of a state, and [first, last) of this rank's rows.
 ReadRows: TypeAlias = Callable[[str, int, int], np.ndarray]
@@ -83,7 +83,8 @@ class StaticPart(Item):
         numbers = table.row_numbers(comm.rank, comm.size)
         saved = saved_in(table, facts, folder, comm, progress)
         rows = _RowNumbers(table, numbers)
-        chooser = Chooser(table.backend, table.key_dtype, table.name, Index(rows.find, rows.insert))
+        of_table = (table.backend, table.key_dtype, table.name)
+        chooser = Chooser(*of_table, rows.find, rows.insert)
         parts = [chooser.choose(part) for part in saved.parts]
         if rows.has_others or chooser.num_rows < len(numbers):
             raise ValueError(

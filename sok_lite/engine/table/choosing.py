@@ -47,18 +47,6 @@ class Numbers(NamedTuple):
         return numbers
 
 
-class Index(NamedTuple):
-    """The index of the table, by which keys get row numbers.
-
-    Attributes:
-      find: returns those of keys (k,) int64, which may repeat: (k,) uint32, NO_ROW for others.
-      insert: gives keys (k,) int64 the rows from `first` on. They are distinct and not there.
-    """
-
-    find: Callable[[Array], Array]
-    insert: Callable[[Array, int], None]
-
-
 class Chosen(NamedTuple):
     """The keys of a part that count, each with its row number.
 
@@ -83,16 +71,26 @@ class Chooser:
 
     Args:
       backend, key_dtype, name: of the table.
-      index: gets the keys that count.
+      find: returns the row numbers of keys (k,) int64, which may repeat: (k,) uint32, NO_ROW for
+        others than those that count.
+      insert: gives keys (k,) int64 that count the rows from `first` on. They are distinct and not
+        there.
 
     Attributes:
       num_rows: how many keys count.
       num_repeated: how many have come again that should not.
     """
 
-    def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, index: Index) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        key_dtype: KeyDtype,
+        name: str,
+        find: Callable[[Array], Array],
+        insert: Callable[[Array, int], None],
+    ) -> None:
         self._backend, self._key_dtype, self._name = backend, key_dtype, name
-        self._index = index
+        self._find, self._insert = find, insert
         self.num_rows = self.num_repeated = 0
 
     def keys(self, keys: Array) -> Array:
@@ -110,7 +108,7 @@ class Chooser:
         if part.owns is not None:
             is_own = self._backend.from_host(part.owns(self._backend.to_host(keys)))
         keys, first = self.keys(keys), self.num_rows
-        counts = are_first(xp, keys) & (self._index.find(keys) == np.uint32(NO_ROW))
+        counts = are_first(xp, keys) & (self._find(keys) == np.uint32(NO_ROW))
         num_new = int(xp.count_nonzero(counts))
         if num_new < keys.size and not part.may_repeat:
             is_repeat = ~counts if is_own is None else ~counts & is_own
@@ -119,7 +117,7 @@ class Chooser:
             counts &= is_own
             num_new = int(xp.count_nonzero(counts))
         self.num_rows += num_new
-        self._index.insert(keys if num_new == keys.size else keys[counts], first)
+        self._insert(keys if num_new == keys.size else keys[counts], first)
         return Numbers.of(self._backend, counts, range(first, self.num_rows))
 
     def choose_older(self, chosen: Chosen) -> None:
@@ -139,7 +137,7 @@ class Chooser:
             chosen.older.append([])
             for keys in file.read("keys"):
                 keys = self.keys(keys)
-                numbers = self._index.find(keys)
+                numbers = self._find(keys)
                 is_present = numbers != np.uint32(NO_ROW)
                 at = xp.where(is_present, numbers, np.uint32(0)).astype(np.int64)
                 is_wanted = is_present & xp.take(is_left, at) if self.num_rows else is_present

@@ -8,12 +8,15 @@ seen earlier than they were.
 
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.rows.column import Column
 
-# Of so many folders.
+if TYPE_CHECKING:
+    from sok_lite.engine.table.parts import TableParts
+
+# Of so many folders, one each, the newest first.
 _MOST = 16
 
 
@@ -33,27 +36,13 @@ class Dumped(NamedTuple):
     states: "tuple[weakref.ref[Column], ...]"
 
 
-class Remembers(Protocol):
-    """A table as this module sees it: it keeps the list of its dumps.
-
-    Attributes:
-      dumps: of several folders, one each, the newest first.
-    """
-
-    dumps: tuple[Dumped, ...]
-
-    @property
-    def num_lookups(self) -> int:
-        """Number of the last lookup."""
-
-
-def recalled(table: Remembers, file: str) -> Dumped | None:
+def recalled(table: "TableParts", file: str) -> Dumped | None:
     """Returns what a table remembers of a file; None: nothing, so it may be of another process."""
     return next((dumped for dumped in table.dumps if dumped.file == file), None)
 
 
 def plan_remember(
-    table: Remembers,
+    table: "TableParts",
     folder: str,
     file: str,
     columns: Sequence[Column],
@@ -73,6 +62,6 @@ def plan_remember(
     return plan_set(table, dumps=(new, *kept)[:_MOST])
 
 
-def plan_forget(table: Remembers) -> list[Action]:
+def plan_forget(table: "TableParts") -> list[Action]:
     """Prepares to forget all of it."""
     return plan_set(table, dumps=())

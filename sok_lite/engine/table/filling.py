@@ -14,7 +14,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.hashing import is_seed, new_seed, seed_after
 from sok_lite.engine.table.base import EmbeddingTable
-from sok_lite.engine.table.choosing import Chooser, Chosen, Index
+from sok_lite.engine.table.choosing import Chooser, Chosen
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv import HkvTable
@@ -76,8 +76,8 @@ def _fill(table: EmbeddingTable, saved: Saved) -> Filled:
 def _choose(
     table: EmbeddingTable, saved: Saved, index: AnyIndex, insert: Callable[[Array, int], None]
 ) -> Filled:
-    found = Index(lambda keys: index.find(keys).rows, insert)
-    chooser = Chooser(table.backend, table.key_dtype, table.name, found)
+    of_table = (table.backend, table.key_dtype, table.name)
+    chooser = Chooser(*of_table, lambda keys: index.find(keys).rows, insert)
     return Filled(index, chooser, [chooser.choose(part) for part in saved.parts])
 
 

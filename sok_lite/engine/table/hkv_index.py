@@ -38,8 +38,6 @@ class HkvIndex(Index):
       epoch: the current one, for kEpochLru and kEpochLfu.
     """
 
-    has_overflows = True
-
     def __init__(
         self,
         backend: Backend,

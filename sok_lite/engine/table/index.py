@@ -104,11 +104,9 @@ class Index(Segmented):
     """Slots that keys are looked for in.
 
     Attributes:
-      bucket: slots of a bucket; 0: it has none.
       last_place: what `place` gave last; None: it is to be made anew.
     """
 
-    bucket = 0
     last_place: IndexAddress | None = None
     _place_words: list[int] | None = None  # the same as words of a kernel's arguments; None: stale
 

@@ -22,7 +22,8 @@ class Segmented(ABC):
       key_dtype: key type of the table; it names the two reserved keys.
       name: of the table, for errors.
       has_scores: whether scores are kept beside `last_seen`.
-      has_overflows: whether there is a byte for each line; see kernels/hkv/hkv.cuh.
+      bucket: slots of a bucket; 0: it has none. With buckets there is a byte for each line; see
+        kernels/hkv/hkv.cuh.
       directory: the segments, in the order of the hashes of their keys, as kernels find them.
       sizes: which sizes segments may have.
       side: (4 or 6,) int64, the slots of the reserved keys, and their scores.
@@ -32,7 +33,7 @@ class Segmented(ABC):
       num_rehashes: how many segments were written anew.
     """
 
-    has_overflows = False
+    bucket = 0
 
     def __init__(
         self,
@@ -70,11 +71,6 @@ class Segmented(ABC):
     def num_bytes(self) -> int:
         """Memory of the index."""
         return self.directory.num_bytes + int(self.side.nbytes)
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """Those that it is made of, in the order of the hashes of their keys."""
-        return self.directory.segments
 
     def reserved_keys(self) -> tuple[int, int]:
         """The two reserved keys, for kernels."""
@@ -171,7 +167,7 @@ class Segmented(ABC):
         return Directory(self.backend, segments, self.sizes.granule, self.seed)
 
     def _new_segments(self, shapes: Sequence[Shape], num_slots: int) -> list[Segment]:
-        empty_key, kind = self.key_dtype.empty_key, (self.has_scores, self.has_overflows)
+        empty_key, kind = self.key_dtype.empty_key, (self.has_scores, self.bucket > 0)
         try:
             return [Segment.new(self.backend, shape, empty_key, *kind) for shape in shapes]
         except MemoryError as error:
