@@ -28,7 +28,7 @@ import numpy as np
 
 from sok_lite.engine.files.growing_file import GrowingFile
 from sok_lite.engine.files.key_value_layout import Layout, make_layout
-from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
+from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.manifest import sync_path
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
@@ -143,30 +143,22 @@ def write_shard(
     return count
 
 
-def open_shards(
-    folder: str,
-    layout: Layout,
-    *,
-    size: int | None = None,
-    file_name_list: Iterable[str] | None = None,
-) -> list[StoredShard]:
-    """Finds and checks the files of a variable, all of them before anybody reads one.
+def open_shards(folder: str, layout: Layout, *, file_name_list: Iterable[str]) -> list[StoredShard]:
+    """Checks files of a variable, all of them before anybody reads one.
 
     Args:
       folder: where they are.
       layout: what they must hold.
-      size: of the group that is meant, its number of ranks; None: there is one group only.
-      file_name_list: names of the files, without their endings, instead of those that are found.
+      file_name_list: names of the files, without their endings.
 
     Returns:
-      The shards, by rank and then by index, or in the order of the list.
+      The shards, in the order of the list.
 
     Raises:
       FileNotFoundError: files are missing.
-      ValueError: files hold something else, are corrupt, or it is not clear which are meant.
+      ValueError: files hold something else, or are corrupt.
     """
-    bases = find_shards(folder, layout.name, size) if file_name_list is None else file_name_list
-    shards = [_open_shard(os.path.join(folder, base), layout) for base in bases]
+    shards = [_open_shard(os.path.join(folder, base), layout) for base in file_name_list]
     for shard in shards:
         if shard.meta is not None:
             for what in ("keys", "values"):

@@ -34,9 +34,18 @@ def write(folder, keys, layout=LAYOUT, place=None, **options):
     return write_shard(str(folder), layout, place or ShardPlace(), pieces, **options)
 
 
-def read(folder, layout=LAYOUT, buffer_size=1000, **options):
+def opened(folder, layout=LAYOUT, size=None):
+    """The shards that are found in a folder."""
+    bases = find_shards(str(folder), layout.name, size)
+    return open_shards(str(folder), layout, file_name_list=bases)
+
+
+def read(folder, layout=LAYOUT, buffer_size=1000, size=None, file_name_list=None):
     """All keys and rows, each shard's behind the other's."""
-    shards = open_shards(str(folder), layout, **options)
+    if file_name_list is None:
+        shards = opened(folder, layout, size)
+    else:
+        shards = open_shards(str(folder), layout, file_name_list=file_name_list)
     pieces = [piece for shard in shards for piece in shard.pieces(buffer_size)]
     keys = [np.empty(0, layout.key_dtype), *(keys for keys, _ in pieces)]
     rows = [np.empty((0, layout.dim), layout.value_storage), *(rows for _, rows in pieces)]
@@ -127,7 +136,7 @@ def test_what_was_written_is_read(tmp_path_factory, data):
 
 def test_pieces_have_at_most_the_asked_number_of_keys(tmp_path):
     write(tmp_path, range(10))
-    (shard,) = open_shards(str(tmp_path), LAYOUT)
+    (shard,) = opened(tmp_path)
     assert shard.count == 10
     assert [len(keys) for keys, _ in shard.pieces(4)] == [4, 4, 2]
     for call in (lambda: list(shard.pieces(0)), lambda: write(tmp_path, [1], buffer_size=0)):
@@ -225,7 +234,7 @@ def test_a_changed_byte_is_found_before_anything_is_read(tmp_path, ending):
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(ValueError, match=f"rank1_size2-{ending}' is corrupt"):
-        open_shards(str(tmp_path), LAYOUT)
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("with_meta", [True, False])
@@ -257,7 +266,7 @@ def test_files_that_were_both_cut_are_refused(tmp_path):
 
 def test_a_file_cut_after_the_check_is_refused(tmp_path):
     write(tmp_path, [1, 2])
-    (shard,) = open_shards(str(tmp_path), LAYOUT)
+    (shard,) = opened(tmp_path)
     os.truncate(tmp_path / f"{BASE}-values", 8)
     with pytest.raises(ValueError, match="cut while they were read"):
         list(shard.pieces())
