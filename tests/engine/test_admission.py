@@ -101,7 +101,7 @@ def test_what_was_assigned_is_no_longer_counted(backend):
     table.find_or_insert([1, 2])
     table.find_or_insert([1, 2])
     table.insert_or_assign([1], np.ones((1, 2), np.float32))
-    assert backend.to_host(table.pending.export()[0]).tolist() == [2]
+    assert backend.to_host(table.pending.entries().keys).tolist() == [2]
     table.erase([1])
     table.find_or_insert([1])
     assert table.size == 0
@@ -160,17 +160,23 @@ def test_clear_forgets_the_counts(backend):
     assert table.size == 0
 
 
+def count(counter, keys, lookup):
+    """Counts distinct keys (n,) int64 once more."""
+    xp = counter.backend.xp
+    admitted, counts = xp.ones(int(keys.size), np.uint8), xp.zeros(2, np.int64)
+    counted, actions = counter.plan_count(keys, lookup, admitted, counts)
+    publish(actions)
+    publish(counter.plan_note(counted, int(counts[1])))
+
+
 def test_a_count_stays_below_what_marks_a_missing_row(backend):
     # No table has such a threshold; the counter must not depend on that.
     counter = PendingCounts(backend, counting(backend, 2).key_dtype, "t", 2**31)
     key = backend.from_host(np.array([5], np.int64))
     counter.restore(key, *(backend.from_host(np.uint32([n])) for n in ((1 << 30) - 1, 0)))
     for lookup in range(5):
-        admitted, counts = backend.xp.ones(1, np.uint8), backend.xp.zeros(2, np.int64)
-        counted, counting_actions = counter.plan_count(key, lookup, admitted, counts)
-        publish(counting_actions)
-        publish(counter.plan_note(counted, int(counts[1])))
-    assert backend.to_host(counter.export()[1]).tolist() == [(1 << 30) + 1]
+        count(counter, key, lookup)
+    assert backend.to_host(counter.entries().rows).tolist() == [(1 << 30) + 1]
 
 
 def test_erasing_a_key_forgets_its_sightings(backend):
@@ -190,21 +196,21 @@ def test_counts_can_be_moved_to_another_counter(backend, n):
     rng = np.random.default_rng(n)
     for _ in range(4):
         keys = np.unique(rng.integers(-n, n + 1, n))
-        one.count(backend.from_host(keys), 1)
+        count(one, backend.from_host(keys), 1)
         expected.update(keys.tolist())
-    other.count(backend.from_host(np.array([10**9])), 1)
-    saved = one.export()
+    count(other, backend.from_host(np.array([10**9])), 1)
+    saved = one.entries()[:3]
     for piece in (slice(0, n // 3), slice(n // 3, None)):
         other.restore(*(part[piece] for part in saved))
     for counter, more in ((one, {}), (other, {10**9: 1})):
-        keys, counts, _ = (backend.to_host(part).tolist() for part in counter.export())
+        keys, counts, _ = (backend.to_host(part).tolist() for part in counter.entries()[:3])
         assert dict(zip(keys, counts, strict=True)) == expected | more
 
 
 def test_no_memory_for_counters_leaves_them_whole(backend, monkeypatch):
     table = counting(backend, 3)
     table.find_or_insert(np.arange(40))
-    before = sorted(zip(*map(list, map(backend.to_host, table.pending.export())), strict=True))
+    before = sorted(zip(*map(list, map(backend.to_host, table.pending.entries()[:3])), strict=True))
 
     def none_left(num_bytes):
         raise MemoryError("none left")
@@ -213,7 +219,7 @@ def test_no_memory_for_counters_leaves_them_whole(backend, monkeypatch):
         patch.setattr(backend, "zeros_chunk", none_left)
         with pytest.raises(MemoryError):
             table.find_or_insert(np.arange(100_000))
-    after = sorted(zip(*map(list, map(backend.to_host, table.pending.export())), strict=True))
+    after = sorted(zip(*map(list, map(backend.to_host, table.pending.entries()[:3])), strict=True))
     assert before == after
 
 
@@ -323,10 +329,10 @@ def test_expiry_forgets_sightings_too(backend):
         table.find_or_insert([2_000])
     table.find_or_insert([2])
     table.expire(num_lookups=5)
-    assert backend.to_host(table.pending.export()[0]).tolist() == [2]
+    assert backend.to_host(table.pending.entries().keys).tolist() == [2]
     table.find_or_insert([1, 2])
     assert backend.to_host(table.contains([1, 2])).tolist() == [False, True]
     table.clock.now = 2**32 - 1
     table.find_or_insert([3])
     assert table.expire(num_lookups=1) == 2  # keys 2 and 2000
-    assert backend.to_host(table.pending.export()[0]).tolist() == [3]
+    assert backend.to_host(table.pending.entries().keys).tolist() == [3]

@@ -120,13 +120,12 @@ def found_in(index, keys):
 
 def pending_index(table):
     """The index of keys without a row that were seen; None where none is kept."""
-    pending = getattr(table, "pending", None)
-    return None if pending is None else pending._index
+    return getattr(table, "pending", None)
 
 
 def log_index(table):
     """The index of keys that were removed; None where there is no log."""
-    return None if table.removals is None else table.removals._index
+    return table.removals
 
 
 def clock_spans(table):

@@ -11,7 +11,6 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
-from sok_lite.engine.table.index_entries import IndexEntries
 
 
 def plan_draw(
@@ -59,9 +58,9 @@ class CountedKeys(NamedTuple):
     last_seen: Array
 
 
-class PendingCounts:
-    """Pending counts: how often keys without a row were seen. They have an index of their own, so
-    that such keys take no row.
+class PendingCounts(DetIndex):
+    """Pending counts: how often keys without a row were seen. They stand where a table's index has
+    row numbers, so that such keys take no row.
 
     A lookup counts each key once, or as often as the caller says.
 
@@ -71,20 +70,7 @@ class PendingCounts:
 
     def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, threshold: int) -> None:
         self.threshold = threshold
-        self._name = name
-        self._backend = backend
-        # The counts stand where a table's index has row numbers.
-        self._index = DetIndex(backend, key_dtype, f"{name} (pending counts)")
-
-    @property
-    def size(self) -> int:
-        """Keys that were seen, but not often enough."""
-        return self._index.size
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the counters."""
-        return self._index.num_bytes
+        super().__init__(backend, key_dtype, name)
 
     def plan_count(
         self,
@@ -109,11 +95,11 @@ class PendingCounts:
         Returns:
           (the new counts, which `plan_note` stores; the actions that compute them).
         """
-        xp, n = self._backend.xp, int(keys.size)
-        self._index.clean()
-        search = self._index.plan_search(keys, into=(xp.empty(n, np.uint32), None))
+        xp, n = self.backend.xp, int(keys.size)
+        self.clean()
+        search = self.plan_search(keys, into=(xp.empty(n, np.uint32), None))
         counted = CountedKeys(keys, lookup_number, *(xp.empty(n, np.uint32) for _ in range(3)))
-        count = self._backend.prepared(
+        count = self.backend.prepared(
             "admission_count",
             n,
             search.rows,
@@ -140,70 +126,31 @@ class PendingCounts:
           MemoryError: no memory for new counters; the counts are as they were.
         """
         keys, lookup_number, known, first, last_seen = counted
-        self._index.make_room(num_first)
+        self.make_room(num_first)
         return [
-            *self._index.plan_update(keys, rows=known, last_seen=last_seen),
-            *self._index.plan_insert(keys, first, lookup_number, num_first),
+            *self.plan_update(keys, rows=known, last_seen=last_seen),
+            *self.plan_insert(keys, first, lookup_number, num_first),
         ]
 
     def of(self, keys: Array) -> Array:
         """Returns the counts of keys, (n,) uint32; 0 for one that is not counted."""
-        xp, n = self._backend.xp, int(keys.size)
-        search = self._index.plan_search(keys, into=(xp.empty(n, np.uint32), None))
+        xp, n = self.backend.xp, int(keys.size)
+        search = self.plan_search(keys, into=(xp.empty(n, np.uint32), None))
         publish([search.launch])
         return xp.where(search.rows == np.uint32(NO_ROW), np.uint32(0), search.rows)
 
-    def last_seen(self, keys: Array) -> Array:
-        """Returns the number of the lookup that last saw each key, (n,) uint32; 0 for one that is
-        not counted."""
-        return self._index.last_seen(keys)
-
-    def plan_forget_those(self, keys: Array, rows: Array, num_forgotten: Array) -> Action:
-        """Prepares to forget the counts of keys that have a row now. `forgot` must follow, when it
-        is known how many.
-
-        Args:
-          keys: (n,) int64, distinct.
-          rows: (n,) uint32; a key whose row is NO_ROW is not forgotten.
-          num_forgotten: (1,) int64, grows by those that are.
-        """
-        return self._index.plan_erase_found(keys, rows, num_forgotten)
-
-    def forgot(self, count: int) -> list[Action]:
-        """Returns the actions that note how many keys were forgotten."""
-        return self._index.erased(count)
-
     def plan_forget(self, keys: Array) -> list[Action]:
         """Prepares to forget the counts of distinct keys (n,) int64, such as have a row now."""
-        self._index.clean()
-        is_counted = self._index.find(keys).rows != np.uint32(NO_ROW)
-        return self._index.plan_erase(keys[is_counted])
+        self.clean()
+        is_counted = self.find(keys).rows != np.uint32(NO_ROW)
+        return self.plan_erase(keys[is_counted])
 
     def plan_forget_before(self, lookup_number: int) -> list[Action]:
         """Prepares to forget the counts of keys that no lookup from this number on has
         seen."""
-        self._index.clean()
-        entries = self._index.entries()
-        return self._index.plan_erase(entries.keys[entries.last_seen < lookup_number])
-
-    def plan_age(self) -> list[Action]:
-        """Prepares to halve the numbers of all lookups, as the table does."""
-        return self._index.plan_age()
-
-    def export(self) -> tuple[Array, Array, Array]:
-        """Returns the keys, (n,) int64 in no order, their counts and when they were last seen,
-        (n,) uint32 each."""
-        entries = self._index.entries()
-        return entries.keys, entries.rows, entries.last_seen
-
-    @property
-    def num_slots(self) -> int:
-        """Slots that `entries` can read."""
-        return self._index.num_slots
-
-    def entries(self, first: int, count: int) -> IndexEntries:
-        """Returns what the slots [first, first + count) hold; the counts stand for rows."""
-        return self._index.entries(first, count)
+        self.clean()
+        entries = self.entries()
+        return self.plan_erase(entries.keys[entries.last_seen < lookup_number])
 
     def restore(self, keys: Array, counts: Array, last_seen: Array) -> None:
         """Adds keys that were saved.
@@ -213,15 +160,10 @@ class PendingCounts:
           counts: (n,) uint32, each at least 1.
           last_seen: (n,) uint32, the number of the lookup that last saw each.
         """
-        self._index.make_room(int(keys.size))
-        self._index.insert(keys, counts, 0)
-        publish(self._index.plan_update(keys, last_seen=last_seen))
-
-    def plan_clear(self) -> list[Action]:
-        """Prepares to forget all counts."""
-        return self._index.plan_clear()
+        self.make_room(int(keys.size))
+        self.insert(keys, counts, 0)
+        publish(self.plan_update(keys, last_seen=last_seen))
 
     def emptied(self) -> "PendingCounts":
         """Returns a counter like this one that has seen nothing."""
-        index = self._index
-        return PendingCounts(index.backend, index.key_dtype, self._name, self.threshold)
+        return PendingCounts(self.backend, self.key_dtype, self.name, self.threshold)

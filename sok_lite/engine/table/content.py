@@ -77,7 +77,7 @@ def _taken(table: EmbeddingTable) -> Content:
     columns = {name: host(entries.column(name)[order]) for name in names}
     pending: list[Any] = [np.empty(0, dtype) for dtype in (np.int64, np.uint32, np.uint32)]
     if table.pending is not None:
-        pending = [host(array) for array in table.pending.export()]
+        pending = [host(array) for array in table.pending.entries()[:3]]
     pending_keys, counts, last_seen = (array[np.argsort(pending[0])] for array in pending)
     return Content(
         host(keys[order]),

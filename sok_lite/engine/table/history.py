@@ -60,7 +60,7 @@ def pending_keys(table: TableParts) -> Array:
     """
     if table.pending is None:
         return sorted_keys(table, table.backend.xp.empty(0, np.int64))
-    return sorted_keys(table, table.pending.export()[0])
+    return sorted_keys(table, table.pending.entries().keys)
 
 
 @exclusive
@@ -113,7 +113,8 @@ def log_removals(table: TableParts) -> None:
       MemoryError: no memory for it; there is none.
     """
     if table.removals is None:
-        log = RemovalLog(table.backend, table.key_dtype, table.name, table.num_lookups)
+        name = f"{table.name} (removals)"
+        log = RemovalLog(table.backend, table.key_dtype, name, table.num_lookups)
         publish(plan_set(table, removals=log))
 
 

@@ -106,8 +106,9 @@ class HkvTable(EmbeddingTable):
             strategy=self.options.evict_strategy,
         )
         if self.options.enter_threshold > 1:
+            counted = f"{name} (pending counts)"
             self.pending = PendingCounts(
-                backend, self.key_dtype, name, self.options.enter_threshold
+                backend, self.key_dtype, counted, self.options.enter_threshold
             )
         self.counts_repeats = self.options.count_repeats
         self._has_warned = False

@@ -148,7 +148,7 @@ def _giving_rows(
         yield Stage(COMMIT, [*actions, *plan_set(table, unfinished=None)])
     else:
         num_forgotten = counter(counters, Count.FORGOTTEN)
-        forget = table.pending.plan_forget_those(new.keys, rows, num_forgotten)
+        forget = table.pending.plan_erase_found(new.keys, rows, num_forgotten)
         settling = plan_set(table, unfinished=partial(_settle_pending, table, num_forgotten))
         counted = yield Stage(COMMIT, [*actions, forget, *settling], is_counted=True)
         publish(_forgot(table, counted[Count.FORGOTTEN]))
@@ -182,7 +182,7 @@ def _evicting(
         reading = [store.plan_read(placed.evicted_rows, last_values)]
     if table.pending is not None:
         num_forgotten = counter(counters, Count.FORGOTTEN)
-        forgetting = [table.pending.plan_forget_those(new.keys, rows, num_forgotten)]
+        forgetting = [table.pending.plan_erase_found(new.keys, rows, num_forgotten)]
     actions = [
         *plan_set(table, unfinished=partial(_settle, table, eviction)),
         *before,
@@ -236,7 +236,7 @@ def _settle(table: "HkvTable", eviction: _Eviction, counted: list[int] | None = 
             partial(table.counters.update, counts),
             *(table.plan_renew() if num_evicted else ()),
             *plan_set(table, refused=(num_refused, num_keys)),
-            *(table.removals.noted(num_evicted, counted[Count.LOGGED]) if table.removals else ()),
+            *(table.removals.erased(counted[Count.LOGGED], num_evicted) if table.removals else ()),
             *_forgot(table, counted[Count.FORGOTTEN]),
         ]
     )
@@ -248,5 +248,5 @@ def _settle_pending(table: "HkvTable", num_forgotten: Array) -> None:
 
 
 def _forgot(table: "HkvTable", count: int) -> list[Action]:
-    forgot = [] if table.pending is None else table.pending.forgot(count)
+    forgot = [] if table.pending is None else table.pending.erased(count)
     return [*forgot, *plan_set(table, unfinished=None)]

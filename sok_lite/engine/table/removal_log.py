@@ -9,8 +9,8 @@ from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
 
 
-class RemovalLog:
-    """Keys that were removed, each with the number of the last lookup by then.
+class RemovalLog(DetIndex):
+    """Keys that were removed, each last seen by the last lookup by then; row numbers say nothing.
 
     A key stays that gets a row again: whoever reads the log asks the table.
 
@@ -20,20 +20,7 @@ class RemovalLog:
 
     def __init__(self, backend: Backend, key_dtype: KeyDtype, name: str, since: int) -> None:
         self.since = since
-        self._name = name
-        self._backend = backend
-        # Only the keys and `last_seen`, the lookup after which each was removed, mean something.
-        self._index = DetIndex(backend, key_dtype, f"{name} (removals)")
-
-    @property
-    def size(self) -> int:
-        """Keys in the log."""
-        return self._index.size
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the log."""
-        return self._index.num_bytes
+        super().__init__(backend, key_dtype, name)
 
     def plan_note(self, keys: Array, lookup_number: int) -> list[Action]:
         """Prepares to note distinct keys (n,) int64 that are removed after a lookup.
@@ -41,21 +28,21 @@ class RemovalLog:
         Raises:
           MemoryError: no memory for them; the log is as it was.
         """
-        xp, index = self._backend.xp, self._index
-        is_new = index.find(keys).rows == np.uint32(NO_ROW)
+        xp = self.backend.xp
+        is_new = self.find(keys).rows == np.uint32(NO_ROW)
         new, again = keys[is_new], keys[~is_new]
-        index.make_room(int(new.size))
+        self.make_room(int(new.size))
         rows = xp.zeros(int(new.size), np.uint32)
         return [
-            *index.plan_update(again, last_seen=xp.full(int(again.size), lookup_number, np.uint32)),
-            *index.plan_insert(new, rows, lookup_number),
+            *self.plan_update(again, last_seen=xp.full(int(again.size), lookup_number, np.uint32)),
+            *self.plan_insert(new, rows, lookup_number),
         ]
 
     def plan_note_evicted(
         self, keys: Array, rows: Array, lookup_number: int, most: int, num_again: Array
     ) -> list[Action]:
-        """Prepares to note keys that a kernel will have evicted. `noted` must follow, when it is
-        known how many.
+        """Prepares to note keys that a kernel will have evicted. `erased` must follow, when it is
+        known how many the log had already, and how many were evicted.
 
         Args:
           keys: (n,) int64, distinct where they count.
@@ -67,30 +54,26 @@ class RemovalLog:
         Raises:
           MemoryError: no memory for them; the log is as it was.
         """
-        self._index.make_room(most)
-        again = self._index.plan_erase_found(keys, rows, num_again)
-        return [again, *self._index.plan_insert(keys, rows, lookup_number, 0)]
-
-    def noted(self, num_evicted: int, num_again: int) -> list[Action]:
-        """Returns the actions that note how many keys were evicted, and were in the log before."""
-        return self._index.erased(num_again, num_evicted)
+        self.make_room(most)
+        again = self.plan_erase_found(keys, rows, num_again)
+        return [again, *self.plan_insert(keys, rows, lookup_number, 0)]
 
     def keys_since(self, lookup_number: int) -> Array:
         """Returns the keys (n,) int64, in no order, that were removed since a lookup began."""
-        entries = self._index.entries()
+        entries = self.entries()
         return entries.keys[entries.last_seen >= lookup_number]
 
     def forget(self, before: int) -> None:
         """Forgets the keys that were removed before lookup `before` began, and not since."""
-        entries = self._index.entries()
-        erasing = self._index.plan_erase(entries.keys[entries.last_seen < before])
+        entries = self.entries()
+        erasing = self.plan_erase(entries.keys[entries.last_seen < before])
         publish([*erasing, *plan_set(self, since=max(self.since, before))])
-        self._index.clean()
+        self.clean()
 
     def plan_age(self) -> list[Action]:
         """Prepares to halve the numbers of all lookups, as the table does."""
-        return [*self._index.plan_age(), *plan_set(self, since=self.since >> 1)]
+        return [*super().plan_age(), *plan_set(self, since=self.since >> 1)]
 
-    def emptied(self, since: int) -> "RemovalLog":
+    def begun_anew(self, since: int) -> "RemovalLog":
         """Returns an empty log of the same table, from a lookup on."""
-        return RemovalLog(self._backend, self._index.key_dtype, self._name, since)
+        return RemovalLog(self.backend, self.key_dtype, self.name, since)

@@ -92,7 +92,7 @@ def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
         ) from error
     counts = dict.fromkeys(COUNTERS, 0)
     clock = table.clock.plan_restart(*times)
-    log = None if table.removals is None else table.removals.emptied(times[0])
+    log = None if table.removals is None else table.removals.begun_anew(times[0])
     renewed = plan_set(table, counters=counts, row_epoch=table.row_epoch + 1, removals=log)
     return [*actions, *clock, *renewed, *plan_forget(table)]
 
