@@ -53,24 +53,9 @@ class Batch(NamedTuple):
     missing: Sequence[str] = ()
     filter_ratios: Sequence[float] = ()
 
-    @property
-    def combiners(self) -> Sequence[str]:
-        """Combiner of each part."""
-        return self.layout.combiners
-
-    @property
-    def sizes(self) -> list[int]:
-        """Items of each part."""
-        return self.layout.sizes
-
-    @property
-    def num_rows(self) -> list[int]:
-        """Rows of each part."""
-        return self.layout.num_rows
-
     def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""
-        return cut(self.row_splits, [n + 1 for n in self.num_rows])
+        return cut(self.row_splits, [n + 1 for n in self.layout.num_rows])
 
     def check_splits(self) -> None:
         """Raises ValueError where row splits do not fit the keys. On a GPU it waits."""
@@ -79,13 +64,13 @@ class Batch(NamedTuple):
 
     def check_splits_of_no_rows(self) -> None:
         """Does `check_splits` for parts without rows, whose splits no kernel looks at."""
-        if 0 in self.num_rows:
+        if 0 in self.layout.num_rows:
             for i, splits in enumerate(self.splits_of_parts()):
                 if len(splits) == 1:
                     self._check_splits(i, splits)
 
     def _check_splits(self, number: int, splits: Array) -> None:
-        num_keys, ends = self.sizes[number], (int(splits[0]), int(splits[-1]))
+        num_keys, ends = self.layout.sizes[number], (int(splits[0]), int(splits[-1]))
         if ends != (0, num_keys) or bool((splits[1:] < splits[:-1]).any()):
             raise ValueError(
                 f"`row_splits` of table {self.tables[number].name!r} must rise from 0 to the "

@@ -36,11 +36,11 @@ def pool(
     Returns:
       (batch, dim) float32 per part.
     """
-    inverses, splits = cut(inverse, batch.sizes), batch.splits_of_parts()
+    inverses, splits = cut(inverse, batch.layout.sizes), batch.splits_of_parts()
     pooled = Pieces.new(backend, batch.layout.places, buffer)
     actions = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
-        pooling = (its_inverse, splits[i], batch.weights[i], batch.combiners[i])
+        pooling = (its_inverse, splits[i], batch.weights[i], batch.layout.combiners[i])
         actions.append([plan_combine(backend, source, *pooling, pooled[i], starts[i])])
     publish(*actions)
     return pooled

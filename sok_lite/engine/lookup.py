@@ -101,7 +101,7 @@ def _forward_alone(
 ) -> tuple[Pieces, BackwardContext]:
     """Does what `forward` does on one rank: no key is sent, so none is deduplicated."""
     batch.check_splits_of_no_rows()
-    owned = OwnerLookup(backend, batch, batch.keys, batch.sizes, None, new_rows)
+    owned = OwnerLookup(backend, batch, batch.keys, batch.layout.sizes, None, new_rows)
     outputs = Pieces.new(backend, batch.layout.places, buffer)
     try:
         owned.pool(outputs)

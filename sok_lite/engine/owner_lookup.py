@@ -122,7 +122,7 @@ class OwnerLookup:
         for numbers in self._numbers_of:
             ends = accumulate([self.sizes[i] for i in numbers], initial=0)
             outputs = [
-                Output(out[i], first, end, splits[i], batch.weights[i], batch.combiners[i])
+                Output(out[i], first, end, splits[i], batch.weights[i], batch.layout.combiners[i])
                 for i, (first, end) in zip(numbers, pairwise(ends), strict=True)
             ]
             requests.append(self._request(numbers, outputs))

@@ -37,7 +37,7 @@ class PoolingContext(NamedTuple):
         route: Route, batch: Batch, inverse: Array | None, sources: list[Array | None]
     ) -> "PoolingContext":
         """Returns the context of a batch."""
-        numbers = np.array([batch.sizes, batch.num_rows], np.int64)
+        numbers = np.array([batch.layout.sizes, batch.layout.num_rows], np.int64)
         return PoolingContext(route, numbers, batch.row_splits, inverse, sources)
 
     def splits_of_parts(self) -> Pieces:

@@ -43,7 +43,7 @@ def send(
     """
     with shared_failure(comm):
         if check is None:
-            count = wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
+            count = wrong_splits(backend, batch.splits_of_parts(), batch.layout.sizes)
             check = Check(count, batch.check_splits)
         distinct = dedup(backend, batch.keys, batch.layout.begin)
     received, route = send_keys(

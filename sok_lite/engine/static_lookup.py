@@ -92,14 +92,14 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
     """
     tables = cast(list[StaticTable], batch.tables)
     with shared_failure(comm):
-        keys = cut(batch.keys, batch.sizes)
-        count = wrong_splits(backend, batch.splits_of_parts(), batch.sizes)
+        keys = cut(batch.keys, batch.layout.sizes)
+        count = wrong_splits(backend, batch.splits_of_parts(), batch.layout.sizes)
         _count_outside(tables, keys, count)
         check = Check(count, partial(_refuse, batch, tables, keys))
     if comm.size == 1:
         if int(count[0]):
             check.refuse()
-        return _locate(backend, tables, batch.keys, batch.sizes, 1, None)
+        return _locate(backend, tables, batch.keys, batch.layout.sizes, 1, None)
     sent = send(backend, comm, batch, tag, check)
     with failure_known_to_all(comm):
         sizes = sent.route.num_received.tolist()
@@ -131,7 +131,7 @@ def forward(
     if sent is None:
         pooled = pool(backend, batch, rows, number, [0] * len(rows), buffer)
         are_weighted = [weights is not None for weights in batch.weights]
-        sources = _rows_of_keys(backend, rows, cut(number, batch.sizes), are_weighted)
+        sources = _rows_of_keys(backend, rows, cut(number, batch.layout.sizes), are_weighted)
         route = Route.alone(backend, comm, batch.layout.num_items)
         pooling = PoolingContext.of(route, batch, None, sources)
     else:
