@@ -10,7 +10,7 @@ from typing import Any
 
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dtypes import key_dtype, row_dtype
-from sok_lite.engine.owner import MOD, OneRank
+from sok_lite.engine.owner import MOD, KeyModRanks, OneRank
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -43,13 +43,8 @@ class StaticTable:
         *,
         dtype: str = "float32",
         name: str = "table",
-        owner: Any = MOD,
+        owner: KeyModRanks | OneRank = MOD,
     ) -> None:
-        if owner != MOD and not isinstance(owner, OneRank):
-            raise ValueError(
-                "The rows of a static table are spread by row mod ranks, or all on one rank. "
-                f"Received: {owner.name}."
-            )
         self.backend = backend
         self.num_rows, self.dim = num_rows, dim
         self.key_dtype, self.row_dtype = key_dtype("int64"), row_dtype(dtype)

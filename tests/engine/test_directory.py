@@ -31,11 +31,11 @@ def test_segments_grow_in_turn_by_a_unit(sizes):
             loads = [shape.slots << shape.depth for shape in shapes]
             assert max(loads) * sizes.first <= min(loads) * (sizes.first + 1)
         if before is not None:
-            changes = [pair for pair in paired(before, shapes) if len(pair.shapes) > 1]
+            changes = [pair for pair in paired(before, shapes) if len(pair[1]) > 1]
             changes += [
                 pair
                 for pair, shape in zip(paired(before, shapes), before, strict=False)
-                if pair.shapes != [shape] and pair not in changes
+                if pair[1] != [shape] and pair not in changes
             ]
             assert len(before) == 1 or len(changes) == 1, "more than one segment has changed"
         before, num_slots = shapes, num_slots + 1
@@ -96,9 +96,9 @@ def test_groups_have_the_same_hashes(seed):
 
     before, after = tree(0), tree(0)
     left, coming = iter(before), []
-    for pair in paired(before, after):
-        some = list(itertools.islice(left, pair.num_segments))
-        assert sum(hashes_of(some)) == sum(hashes_of(pair.shapes))
-        assert min(len(some), len(pair.shapes)) == 1
-        coming += pair.shapes
+    for num_segments, shapes in paired(before, after):
+        some = list(itertools.islice(left, num_segments))
+        assert sum(hashes_of(some)) == sum(hashes_of(shapes))
+        assert min(len(some), len(shapes)) == 1
+        coming += shapes
     assert coming == after and not list(left)

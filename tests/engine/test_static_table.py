@@ -7,7 +7,7 @@ import pytest
 
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.engine import lookup, static_lookup
-from sok_lite.engine.owner import HASH, MOD, OneRank
+from sok_lite.engine.owner import MOD, OneRank
 from sok_lite.engine.segments import cut
 from sok_lite.engine.static_table import StaticTable
 from tests.support.call_counts import can_count, counts_of, counts_of_ranks
@@ -213,11 +213,6 @@ def test_rows_are_numbers_of_any_type(backend, dtype):
         table.engine_keys(np.array([1.0]))
     with pytest.raises(ValueError, match="row numbers of table 'table' must fit int64"):
         table.engine_keys(np.array([2**63], np.uint64))
-
-
-def test_other_rules_of_owners_are_refused(backend):
-    with pytest.raises(ValueError, match="row mod ranks, or all on one rank. Received: hash"):
-        StaticTable(backend, 5, 2, owner=HASH)
 
 
 def test_row_splits_of_a_static_table_are_checked(backend):

@@ -1,5 +1,6 @@
 """A file that is unchanged if a write fails."""
 
+import contextlib
 import os
 import zlib
 from typing import BinaryIO
@@ -17,7 +18,8 @@ class GrowingFile:
       old_crc: CRC-32 of the bytes to append to; None: a new file.
 
     Attributes:
-      crc: CRC-32 of the whole file.
+      crc: CRC-32 of the whole file, where `write` alone has written it.
+      file: what is written to.
     """
 
     def __init__(self, path: str, old_crc: int | None) -> None:
@@ -25,8 +27,8 @@ class GrowingFile:
         self._path = path
         self._written = f"{path}.tmp" if old_crc is None else path
         self._is_published = False
-        self._file: BinaryIO = open(self._written, "wb" if old_crc is None else "ab")  # noqa: SIM115
-        self._old_length = self._file.tell()
+        self.file: BinaryIO = open(self._written, "wb" if old_crc is None else "ab")  # noqa: SIM115
+        self._old_length = self.file.tell()
 
     def __enter__(self) -> "GrowingFile":
         return self
@@ -34,13 +36,13 @@ class GrowingFile:
     def write(self, array: np.ndarray) -> None:
         """Writes the bytes of an array."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        self._file.write(data)
+        self.file.write(data)
         self.crc = zlib.crc32(data, self.crc)
 
     def sync(self) -> None:
         """Waits until what was written is on the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self.file.flush()
+        os.fsync(self.file.fileno())
 
     def publish(self) -> None:
         """Makes what was written the file of that name."""
@@ -50,9 +52,10 @@ class GrowingFile:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._file.close()
+            self.file.close()
         finally:
             if not self._is_published and self._written == self._path:
                 os.truncate(self._path, self._old_length)
             elif not self._is_published:
-                os.unlink(self._written)
+                with contextlib.suppress(FileNotFoundError):  # it has its name already
+                    os.unlink(self._written)

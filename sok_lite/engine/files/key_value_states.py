@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sok_lite.engine.files.growing_file import GrowingFile
 from sok_lite.engine.files.manifest import sync_path
 
 
@@ -31,17 +32,11 @@ def write_states(
       arrays: by name, numbers or a text's bytes.
       checksums: of the keys and values of each shard, as they are on the disk already.
     """
-    written = f"{path}.tmp"
-    try:
-        with open(written, "wb") as file:
-            np.savez(file, checksums=np.array(checksums, np.int64).reshape(-1, 2), **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(written, path)
-    except BaseException:
-        if os.path.exists(written):
-            os.unlink(written)
-        raise
+    pairs = np.array(checksums, np.int64).reshape(-1, 2)
+    with GrowingFile(path, None) as made:
+        np.savez(made.file, checksums=pairs, **arrays)  # type: ignore[arg-type]
+        made.sync()
+        made.publish()
     sync_path(os.path.dirname(path))
 
 

@@ -57,7 +57,7 @@ class RowStore(RowAccess):
       sole_states: the states, where all have one owner; good as long as `known_groups` is there.
 
     Raises:
-      ValueError: an argument is not as described here.
+      ValueError: a `far_path` with another backend, or without `near_rows`.
       OSError: the file cannot be made.
     """
 
@@ -70,10 +70,6 @@ class RowStore(RowAccess):
         near_rows: int | None = None,
         far_path: str | os.PathLike[str] | None = None,
     ) -> None:
-        if dim < 1:
-            raise ValueError(f"dimension must be at least 1. Received: {dim}.")
-        if near_rows is not None and near_rows < 0:
-            raise ValueError(f"near_rows must be at least 0. Received: {near_rows}.")
         if far_path is not None and (near_rows is None or backend.name != "cpu"):
             raise ValueError(
                 "far_path is where the cpu backend keeps rows that are not near. "

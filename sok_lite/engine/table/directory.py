@@ -76,15 +76,9 @@ class Sizes(NamedTuple):
         return [*num_grown * grown, *((1 << depth) - num_grown) * [Shape(depth, units * self.unit)]]
 
 
-class Pairing(NamedTuple):
-    """Segments that have the same keys before and after: how many there are, and those to come."""
-
-    num_segments: int
-    shapes: list[Shape]
-
-
-def paired(before: Sequence[Shape], after: Sequence[Shape]) -> Iterator[Pairing]:
-    """Yields the smallest groups of segments that take each other's place, in order."""
+def paired(before: Sequence[Shape], after: Sequence[Shape]) -> Iterator[tuple[int, list[Shape]]]:
+    """Yields the smallest groups of segments that take each other's place, in order: how many there
+    are before, and those to come, which have the same keys."""
     left, coming = list(reversed(before)), list(reversed(after))
     while left:
         count, shapes, ahead = 0, list[Shape](), 0
@@ -96,7 +90,7 @@ def paired(before: Sequence[Shape], after: Sequence[Shape]) -> Iterator[Pairing]
             else:
                 shapes.append(coming.pop())
                 ahead -= _width(shapes[-1])
-        yield Pairing(count, shapes)
+        yield count, shapes
 
 
 def _width(shape: Shape) -> int:

@@ -1,5 +1,6 @@
 """Joins what the parts of several ranks say of one table: optimizer states and facts."""
 
+import operator
 from collections.abc import KeysView, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -86,7 +87,7 @@ def _matches(own: Sequence[Mapping[_Kind, Any]], groups: list[_Group]) -> list[_
     """Returns which group of all parts each of a part is; new ones are appended."""
     found: dict[int, _Group] = {}
     free = list(groups)
-    for is_like in (_are_equal, _are_nested):
+    for is_like in (operator.eq, _are_nested):
         for i, kinds in enumerate(own):
             like = (k for k, each in enumerate(free) if is_like(each.keys(), kinds.keys()))
             at = None if i in found else next(like, None)
@@ -97,10 +98,6 @@ def _matches(own: Sequence[Mapping[_Kind, Any]], groups: list[_Group]) -> list[_
             groups.append({})
             found[i] = groups[-1]
     return [found[i] for i in range(len(own))]
-
-
-def _are_equal(one: KeysView[Any], other: KeysView[Any]) -> bool:
-    return one == other
 
 
 def _are_nested(one: KeysView[Any], other: KeysView[Any]) -> bool:
