@@ -57,7 +57,7 @@ def tiers_of(table):
 
 
 def marks_of(index):
-    segments = [index.backend.to_host(part.slots)[:, 0] for part in index.segments]
+    segments = [index.backend.to_host(part.slots)[:, 0] for part in index.directory.segments]
     keys = np.concatenate(segments)
     empty = int((keys == index.key_dtype.empty_key).sum())
     reclaimed = int((keys == index.key_dtype.reclaim_key).sum())
@@ -95,7 +95,9 @@ def audit_segments(index):
 
 def overflows_of(index):
     """The bytes of all lines of a "hybrid" index, in the order of the lines."""
-    return np.concatenate([index.backend.to_host(part.overflows) for part in index.segments])
+    return np.concatenate(
+        [index.backend.to_host(part.overflows) for part in index.directory.segments]
+    )
 
 
 def audit_overflows(index, held):

@@ -84,7 +84,7 @@ class Growth:
         self.times.setdefault(name, []).append((wall, process))
         twice = 0
         if self.table.index.num_rehashes > rehashes:
-            twice = max(segment.num_bytes for segment in self.table.index.segments)
+            twice = max(segment.num_bytes for segment in self.table.index.directory.segments)
         if name != "first":
             most = (self.table.index_bytes + twice) / self.table.size
             self.worst_bytes = max(self.worst_bytes, most)
@@ -166,7 +166,7 @@ def run(backend: Backend, kind: str, args: Any) -> None:
         mean_probe=held.mean_probe,
         near_gb=held.near_bytes / 2**30,
         **({"far_gb": held.far_bytes / 2**30} if held.far_bytes else {}),
-        segments=len(growth.table.index.segments),
+        segments=len(growth.table.index.directory.segments),
         **setting,
     )
     mark(f"{kind}: worst batch of new keys to the median", ratios["new"], WORST_RATIO)

@@ -135,7 +135,7 @@ def days_of_growing_tables(backend):
             np.testing.assert_array_equal(
                 backend.to_host(table.find(np.arange(len(rows)))), rows, kind
             )
-        assert len(set(rows.tolist())) == len(rows) and len(table.index.segments) > 2
+        assert len(set(rows.tolist())) == len(rows) and len(table.index.directory.segments) > 2
 
 
 def sums_of_rows(backend, dim, seed, lie_apart):
