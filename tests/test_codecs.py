@@ -25,6 +25,7 @@ from sok_lite.kv_variable import saved_files, saved_table
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import TRAIN
 from sok_lite.kv_variable.share import Share
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 DIM, REPEATED = 3, 7
@@ -43,7 +44,7 @@ def fill(table, rank, size, is_repeated):
         keys = np.append(keys, REPEATED)
     rows = np.array([row_of(key, rank) for key in keys.tolist()], np.float32)
     table.insert_or_assign(keys, rows)
-    table.store.ensure_state("m", 0.5)
+    ensure_state(table.store, "m", 0.5)
     table.assign_state("m", keys, -rows)
     return table
 
@@ -136,7 +137,7 @@ def by_tfra_files(folder, size, to, is_repeated):
         path = tf.train.Checkpoint(it=saved).write(str(folder / "c"))
     variables = [variable(rank, to) for rank in range(to)]
     for each in variables:
-        each.rows.table.store.ensure_state("m", 0.5)
+        ensure_state(each.rows.table.store, "m", 0.5)
         tf.train.Checkpoint(it=each).read(path).assert_consumed()
     return [each.rows.table for each in variables]
 

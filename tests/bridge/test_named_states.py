@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from tests.support.free_states import ensure_state
 
 tf_keras = pytest.importorskip("tf_keras")
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -84,7 +85,7 @@ def test_a_dropped_state_is_gone_until_the_next_step():
 def test_a_state_may_have_another_dimension_than_the_rows():
     table = sok.DynamicVariable(DIM, "ones")
     tf.nn.embedding_lookup(table, KEYS)
-    table.table.store.ensure_state("count", 0.5, 1)
+    ensure_state(table.table.store, "count", 0.5, 1)
     state = sok.optimizer_states(table)["count"]
     state.assign(KEYS[:2], [[1.0], [2.0]])
     np.testing.assert_array_equal(state.sparse_read(KEYS), [[1.0], [2.0], [0.5]])

@@ -9,6 +9,7 @@ from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
 from sok_lite.bridge.stored import part_of_rank
 from sok_lite.comm import run_ranks
 from tests.support.filled_tables import KINDS, rows_of, some_keys
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.table_state import State
 
@@ -46,7 +47,7 @@ def test_every_rank_gets_its_keys(kind, ranks, key_type):
         table.find_or_insert(keys[mine[:3]])
         table.find_or_insert(new)  # with admission they are only seen
         if comm.rank != 2:  # that rank has no state
-            table.store.ensure_state("m", 0.25)
+            ensure_state(table.store, "m", 0.25)
             table.assign_state("m", keys[mine], states[mine])
         return table
 

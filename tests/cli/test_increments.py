@@ -12,6 +12,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import columns_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
 from tests.support.filled_tables import KINDS, rows_of, some_keys
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 
@@ -26,7 +27,7 @@ def in_parts(path, ranks, kind="hbm", n=60):
             table.insert_or_assign(mine[5:], rows_of(mine.size - 5, 3))
         table.lookup([])
         dump(path / "parts", [table], comm, chunk_bytes=100, incremental=True)
-        table.store.ensure_state("m", 0.25)
+        ensure_state(table.store, "m", 0.25)
         table.assign_state("m", mine[9:12], np.full((3, 3), 7, np.float32))
         table.assign(mine[7:10], rows_of(3, 3, seed=1))
         table.lookup([])

@@ -18,6 +18,7 @@ from sok_lite.engine.table.content_parts import concatenate, in_order, owned_by,
 from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
 from sok_lite.engine.table.state_columns import State
 from tests.support.filled_tables import KINDS, rows_of, some_keys
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.table_state import State as TableState
 
@@ -217,8 +218,8 @@ def test_a_table_goes_on_from_what_was_taken(backend, monkeypatch, kind, key_typ
     table = new_table(backend, DIM, key_type=key_type, **KINDS[kind])
     table.insert_or_assign(backend.from_host(keys[:40]), backend.from_host(rows[:40]))
     table.find_or_insert(backend.from_host(keys[30:]))
-    table.store.ensure_state("m", 0.25)
-    table.store.ensure_state("w", 0.5, 1)
+    ensure_state(table.store, "m", 0.25)
+    ensure_state(table.store, "w", 0.5, 1)
     some_states = rows_of(20, DIM + 1, seed=1)
     table.assign_state("m", keys[:20], backend.from_host(some_states[:, 1:].copy()))
     table.assign_state("w", keys[:20], backend.from_host(some_states[:, :1].copy()))

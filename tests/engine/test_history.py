@@ -16,6 +16,7 @@ from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import clock
 from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.update_rows import Update
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.parts import Part, by_part, forward_parts
 from tests.support.steps import apply_updates
@@ -332,7 +333,7 @@ def test_a_table_tells_what_has_changed_and_gone(backend, kind, n):
         table.insert_or_assign(keys, rows(keys))
         oracle.look_up(keys)
         held = list(oracle.changed)[::5]
-        table.store.ensure_state("m", 0.0)
+        ensure_state(table.store, "m", 0.0)
         table.assign_state("m", held, np.ones((len(held), DIM), np.float32))
         oracle.write(held)
         held = list(oracle.changed)[::4]  # none without a row, which an update would insert

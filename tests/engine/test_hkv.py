@@ -19,6 +19,7 @@ from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from tests.conftest import QUICK
 from tests.support.eviction_facts import Watched
+from tests.support.free_states import ensure_state
 from tests.support.helpers import KeyInitializer, first_row, new_table, sized, with_segments
 from tests.support.simt import backend as simt
 from tests.support.table_audit import audit_segments
@@ -204,7 +205,7 @@ def test_an_increment_refuses_nobody(backend, strategy):
 
 def test_evicted_rows_start_anew_with_their_states(backend):
     table = full_table(backend, slots=64)
-    table.store.ensure_state("m", 0.5)
+    ensure_state(table.store, "m", 0.5)
     rows = table.find_or_insert(np.arange(200))
     rows = rows[rows != np.uint32(NO_ROW)]
     table.store.write(rows, backend.xp.full((rows.size, 2), 9, np.float32), column="m")
@@ -369,7 +370,7 @@ def test_an_initializer_that_raises_gives_the_new_rows_back(backend):
 def test_whatever_fails_before_an_eviction_leaves_the_table_as_it_was(backend, monkeypatch, where):
     """No key is evicted, the new ones are not there, and no row is lost."""
     table = full_table(backend, slots=16, max_hbm_for_vectors=8 * 4 / 2**30)
-    table.store.ensure_state("m", 0.5)
+    ensure_state(table.store, "m", 0.5)
     table.find_or_insert(np.arange(16))
     before = [backend.to_host(part).tolist() for part in table.export()]
     owner = {"unplaced": hkv_insertion, "reserve": table.tiers, "plan_assign": table.tiers}

@@ -8,6 +8,7 @@ from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers import Adagrad, Adam, Momentum
 from sok_lite.engine.table.content import restore, take
 from tests.engine.test_optimizer_states import DIM, TIERS, Optimizer, some_grads, take_step
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 KEYS = np.array([3, -7, 2**62])
@@ -40,7 +41,7 @@ def all_states(table):
 @pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])
 def test_all_states_are_listed(backend, options):
     table, optimizers = trained(backend, Adam(), Adam(), Adagrad(), **options)
-    table.store.ensure_state("old", 0.25, 1)
+    ensure_state(table.store, "old", 0.25, 1)
     initial = Adagrad().initial_accumulator
     expected = [
         ("old", "old", None, 1, 0.25, 4 * 3, False),

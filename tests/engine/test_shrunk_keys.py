@@ -8,6 +8,7 @@ import pytest
 from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
 from sok_lite.engine.table import export
 from sok_lite.engine.table.content import restore, take
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates
 
@@ -29,8 +30,8 @@ def test_zero_rows_with_a_changed_state_are_shrunk(backend, monkeypatch, kind, n
     table = new_table(backend, DIM, dtype=dtype, **KINDS[kind])
     # So that there are several.
     monkeypatch.setattr(export, "chunks", partial(export.chunks, num_slots=64))
-    table.store.ensure_state("m", 0.0)
-    table.store.ensure_state("total", 0.25, 1)
+    ensure_state(table.store, "m", 0.0)
+    ensure_state(table.store, "total", 0.25, 1)
     rng = np.random.default_rng(n)
     keys = np.array([*rng.permutation(4 * n)[:n].tolist(), *[INT64.max, INT64.min][: n % 3]])
     keys = keys.astype(np.int64)

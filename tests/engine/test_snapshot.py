@@ -10,6 +10,7 @@ from sok_lite.engine.table import clock
 from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from sok_lite.engine.table.state_columns import State
+from tests.support.free_states import ensure_state
 from tests.support.helpers import first_row, new_table
 from tests.support.table_audit import audit
 
@@ -406,7 +407,7 @@ def test_a_snapshot_has_the_states_of_rows(backend, kind):
     table.erase([100, 101])
     expected = {}
     for name, dim, initial in (("m", 3, 0.0), ("total", 1, 0.25)):
-        table.store.ensure_state(name, initial, dim)
+        ensure_state(table.store, name, initial, dim)
         expected[name] = np.arange(keys.size * dim, dtype=np.float32).reshape(-1, dim)
         table.store.write(rows, backend.from_host(expected[name]), column=name)
     other.find_or_insert([5])

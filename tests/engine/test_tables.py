@@ -13,6 +13,7 @@ from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
 from tests.conftest import QUICK
+from tests.support.free_states import ensure_state
 from tests.support.helpers import KeyInitializer, first_row, new_table, run_threads, sized
 from tests.support.reference import DictTable
 
@@ -283,7 +284,7 @@ def test_erase_tells_stale_row_numbers_by_the_generation(backend, var_type):
 
 def test_erased_rows_are_used_again_with_fresh_values_and_states(backend, var_type):
     table = make(backend, var_type)
-    table.store.ensure_state("m", 0.5)
+    ensure_state(table.store, "m", 0.5)
     keys = np.arange(1000)
     rows = table.find_or_insert(keys)
     table.accumulate(keys, np.ones((1000, 4), np.float32))
@@ -367,7 +368,7 @@ def test_a_cutoff_leaves_out_rows_whose_every_element_is_below_it(backend, var_t
     table = make(backend, var_type)
     values = np.array([[0, 0, 0, 0.24], [0, -0.25, 0, 0], [0.1, 0.2, -0.2, 0], [np.nan, 0, 0, 0]])
     table.insert_or_assign(np.arange(4), values.astype(np.float32))
-    table.store.ensure_state("m", 7.0)
+    ensure_state(table.store, "m", 7.0)
     for column in ("value", "m"):  # of a state those whose rows are exported
         assert backend.to_host(table.export(column, cutoff=0.25)[0]).tolist() == [1, 3]
     assert (backend.to_host(table.export("m", cutoff=0.25)[1]) == 7).all()
@@ -440,7 +441,7 @@ def test_clear_empties_the_table(backend, var_type):
     table = make(backend, var_type)
     small = table.capacity
     rows = table.find_or_insert(np.arange(5000))
-    table.store.ensure_state("m", 0.0)
+    ensure_state(table.store, "m", 0.0)
     table.store.write(rows, backend.xp.ones((5000, 4), np.float32), column="m")
     table.clear()
     assert table.size == 0 and table.load_factor == 0.0 and table.capacity == small
@@ -514,7 +515,7 @@ def test_scores_can_be_set(backend, var_type):
 
 def test_statistics_count_what_happened(backend, var_type):
     table = make(backend, var_type)
-    table.store.ensure_state("m", 0.0)
+    ensure_state(table.store, "m", 0.0)
     table.find_or_insert(np.arange(100))
     table.lookup(np.arange(50, 200))
     table.find(np.arange(190, 210))
@@ -598,7 +599,7 @@ def test_no_memory_at_any_point_leaves_the_table_whole(backend, monkeypatch, kin
     failures = 0
     for at in itertools.count(1):
         table, oracle = pair(backend, kind, **options)
-        table.store.ensure_state("m", 0.5)
+        ensure_state(table.store, "m", 0.5)
         for each in (table, oracle):
             each.find_or_insert(keys)
             each.erase(keys[:7])
@@ -893,7 +894,7 @@ def test_an_output_that_does_not_fit_is_refused_before_a_key_comes(backend, var_
 def test_rows_that_find_no_memory_to_be_given_back_stay_taken(backend, var_type, monkeypatch):
     table = make(backend, var_type)
     table.find_or_insert(np.arange(10))
-    table.store.ensure_state("m", 0.5)
+    ensure_state(table.store, "m", 0.5)
 
     def no_memory(*args, **kwargs):
         raise MemoryError

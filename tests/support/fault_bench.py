@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.engine.table.hkv import RefusedError
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 INT64 = np.iinfo(np.int64)
@@ -60,7 +61,7 @@ class Bench:
 
     def empty(self):
         table = new_table(self.backend, DIM, name=self.kind, **self.options)
-        table.store.ensure_state("m", 0.5)
+        ensure_state(table.store, "m", 0.5)
         if self.kind.endswith(" log"):
             table.log_removals()
         return table

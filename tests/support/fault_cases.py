@@ -16,6 +16,7 @@ from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
 from tests.support.fault_bench import DIM, NEW
+from tests.support.free_states import ensure_state
 from tests.support.parts import Part, forward_parts
 from tests.support.steps import apply_updates
 
@@ -489,7 +490,7 @@ CASES = {
         _update(Adagrad(), known),
         _reread,
         _writes,
-        prepare=lambda bench, tables: tables[0].store.ensure_state("accumulator", 0.1),
+        prepare=lambda bench, tables: ensure_state(tables[0].store, "accumulator", 0.1),
     ),
     "update_two_tables": Case(
         ("hbm", "kLru"), _update(Adagrad(), known), _reread, _writes, others=("hbm",)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.index_entries import entries_of
 from tests.support.table_state import State
@@ -44,7 +45,7 @@ def filled(backend, n, dtype="float32", key_type="int64", seed=0, dim=3, **optio
     states = rows_of(n, dim, seed=seed + 7)
     for part in np.array_split(np.arange(n), 3):
         table.insert_or_assign(keys[part], backend.from_host(rows[part]))
-    table.store.ensure_state("m", 0.25)
+    ensure_state(table.store, "m", 0.25)
     table.assign_state("m", keys, backend.from_host(states))
     return table, held_by(keys, rows, states)
 

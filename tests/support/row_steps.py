@@ -4,6 +4,7 @@ import numpy as np
 
 from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite
 from sok_lite.engine.optimizers.rule import rule_step
+from tests.support.free_states import ensure_state
 
 
 def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
@@ -22,7 +23,7 @@ def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
     """
     backend, store = table.backend, table.store
     taken = rule_step(rule, learning_rate, step)
-    states = {name: store.ensure_state(name, initial) for name, initial in taken.states.items()}
+    states = {name: ensure_state(store, name, initial) for name, initial in taken.states.items()}
     step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
     count = backend.xp.zeros(1, np.int64)
     part = step_of_rows.part(count)

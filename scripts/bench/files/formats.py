@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from scripts.bench.common.measuring import result, status_bytes
+from tests.support.free_states import ensure_state
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -40,7 +41,7 @@ def filled(table: Any, num_keys: int, dim: int) -> Any:
     for part in np.array_split(rng.permutation(num_keys), max(1, num_keys // 500_000)):
         table.insert_or_assign(part * 7 - num_keys, rng.normal(size=(part.size, dim)).astype("f"))
     for name in STATES:
-        table.store.ensure_state(name, 0.0)
+        ensure_state(table.store, name, 0.0)
     return table
 
 

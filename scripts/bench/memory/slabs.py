@@ -18,6 +18,7 @@ from scripts.bench.common.measuring import result
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import RowStore
+from tests.support.free_states import ensure_state
 
 _GPU_CHUNK_BYTES = 1 << 16  # as in sok_lite/backend/cuda.py
 
@@ -46,7 +47,7 @@ def measure(num_rows: int, dim: int, batch: int) -> None:
     backend = CountingBackend()
     store = RowStore(backend, dim, row_dtype("float32"))
     for state in ("m", "v"):
-        store.ensure_state(state, 0.0)
+        ensure_state(store, state, 0.0)
     worst = spare = 0.0
     while store.num_rows < num_rows:
         store.allocate(min(batch, num_rows - store.num_rows))

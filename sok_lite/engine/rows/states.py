@@ -40,29 +40,6 @@ def add_states(store: "RowStore", kinds: Kinds, owner: StateOwner | None) -> lis
     return columns
 
 
-def ensure_state(store: "RowStore", name: str, initial: float, dim: int | None = None) -> Column:
-    """Returns a float32 state column of this name and makes it on first use. It is free.
-
-    Args:
-      name: of the state, such as "m".
-      initial: the value of every element before the first update.
-      dim: elements of a row; None: as many as a value row.
-
-    Raises:
-      ValueError: the column exists with another dim or initial value.
-    """
-    dim = store.dim if dim is None else dim
-    column = store.state_groups.get(None, {}).get(name)
-    if column is None:
-        (column,) = add_states(store, {name: (dim, initial)}, None)
-    elif (column.dim, column.initial) != (dim, initial):
-        raise ValueError(
-            f"State {name!r} exists with dim {column.dim} and initial value {column.initial}. "
-            f"Received: dim {dim}, initial value {initial}. Give it another name."
-        )
-    return column
-
-
 def plan_give(store: "RowStore", columns: Iterable[Column], owner: StateOwner) -> list[Action]:
     """Prepares to make an owner the owner of free states."""
     setting = [action for column in columns for action in plan_set(column, owner=owner)]

@@ -30,7 +30,7 @@ from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.memory import give_back, regain, return_blocks, tier_bytes
 from sok_lite.engine.rows.slabs import Chunks, Slabs
 from sok_lite.engine.rows.state_owner import SoleStates, StateGroups, StateOwner
-from sok_lite.engine.rows.states import add_states, ensure_state
+from sok_lite.engine.rows.states import add_states
 
 NO_ROW = 0xFFFFFFFF  # the row number of a key that has no row; SOK_NO_ROW in kernels/platform.cuh
 
@@ -144,7 +144,6 @@ class RowStore(RowAccess):
         return memory, self._far_file.num_bytes
 
     add_states = add_states
-    ensure_state = ensure_state
 
     @property
     def state_groups(self) -> StateGroups:

@@ -9,6 +9,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.owner import HASH
 from tests.support.filled_tables import HYBRID, all_of, held_by, rows_of, some_keys
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized
 
 KINDS = {
@@ -39,7 +40,7 @@ class Process:
             own = self.owners(table, keys, comm.size) == comm.rank
             from_host = table.backend.from_host
             table.insert_or_assign(keys[own], from_host(rows[own]))
-            table.store.ensure_state("m", 0.25)
+            ensure_state(table.store, "m", 0.25)
             table.assign_state("m", keys[own], from_host(states[own]))
             # Seen once, which is not enough for a row everywhere.
             others = keys[:15] ^ keys.dtype.type(1 << 20)

@@ -28,6 +28,7 @@ from tests.support.filled_tables import (
     rows_of,
     some_keys,
 )
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized
 from tests.support.own_process import run_limited
 from tests.support.table_audit import audit
@@ -262,7 +263,7 @@ def test_the_number_of_ranks_may_change(backend, tmp_path, kind, ranks):
         mine = table.owner.owners(keys, comm.size) == comm.rank
         table.insert_or_assign(keys[mine], backend.from_host(rows[mine]))
         if comm.rank != 2:  # that rank has no state
-            table.store.ensure_state("m", 0.25)
+            ensure_state(table.store, "m", 0.25)
             table.assign_state("m", keys[mine], backend.from_host(states[mine]))
         dump(tmp_path, [table], comm, {"rank": comm.rank}, chunk_bytes=64)
 
@@ -289,7 +290,7 @@ def test_a_merge_keeps_the_keys_that_were_not_saved(backend, tmp_path, kind):
     table, mine = filled(backend, 33, seed=5, **KINDS[kind])
     both, only_mine = oracle.keys() & mine.keys(), mine.keys() - oracle.keys()
     assert both and only_mine and oracle.keys() - mine.keys()
-    table.store.ensure_state("w", 0.5, 1)
+    ensure_state(table.store, "w", 0.5, 1)
     table.assign_state("w", list(mine), np.full((33, 1), 4, np.float32))
     for _ in range(3):
         table.lookup(list(mine)[::3])

@@ -21,6 +21,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
 from tests.conftest import QUICK
 from tests.support.failing_calls import FailingCalls
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.table_state import State
 
@@ -272,7 +273,7 @@ def test_no_flipped_or_missing_byte_is_loaded(tmp_path, options, chunk_bytes):
     def made(version):
         table = table_of(version, n=5, **options)
         table.lookup([100, 101, 3])
-        table.store.ensure_state("m", 0.5)
+        ensure_state(table.store, "m", 0.5)
         table.assign_state("m", [1, 2], np.ones((2, 2), np.float32))
         return table
 

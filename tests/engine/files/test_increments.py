@@ -24,6 +24,7 @@ from sok_lite.engine.table import content
 from sok_lite.engine.table.content import take
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
 from tests.conftest import QUICK
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.steps import apply_updates
 
@@ -131,7 +132,7 @@ class Changes:
 
     def assign_state(self, keys, n):
         keys = keys[self.table.contains(keys)]
-        self.table.store.ensure_state("free", 0.5, 1)
+        ensure_state(self.table.store, "free", 0.5, 1)
         self.table.assign_state("free", keys, self.rows(keys)[:, :1])
 
     def update(self, keys, n):
@@ -301,7 +302,7 @@ def test_states_that_are_made_anew_are_not_those_of_before(tmp_path):
 def test_a_state_that_was_renamed_goes_on(tmp_path, changes_row):
     table = new_table(get_backend("cpu"), 3)
     table.lookup(np.arange(9))
-    table.store.ensure_state("free", 0.5, 1)
+    ensure_state(table.store, "free", 0.5, 1)
     table.assign_state("free", [1, 2], np.array([[1], [2]], np.float32))
     dump(tmp_path, [table], ONE)
     table.lookup([])

@@ -18,6 +18,7 @@ from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from tests.support.filled_tables import KINDS, filled, held, rows_of, some_keys
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()
@@ -138,7 +139,7 @@ def test_states_of_ranks_are_joined_and_those_that_a_rank_lacks_begin(tmp_path):
         mine = keys[keys % 2 == comm.rank]
         table.insert_or_assign(mine, np.zeros((4, 3), np.float32))
         if comm.rank == 1:
-            table.store.ensure_state("m", 0.25)
+            ensure_state(table.store, "m", 0.25)
             table.assign_state("m", mine, np.full((4, 3), 9, np.float32))
         dump(tmp_path / "a", [table], comm)
 

@@ -7,6 +7,7 @@ from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.rows.helpers import new_store
+from tests.support.free_states import ensure_state
 
 
 @pytest.mark.parametrize("dim", [1, 3, 64, 4096])
@@ -24,9 +25,9 @@ def test_rows_read_back_what_was_written_across_chunks(backend, dim, n):
 @pytest.mark.parametrize("near_rows", [0, 1, 31, 33, 1000])
 def test_rows_of_both_tiers_read_back_what_was_written(backend, near_rows):
     store = new_store(backend, near_rows=near_rows)
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     rows = store.allocate(700)
-    store.ensure_state("v", 0.0, dim=1)
+    ensure_state(store, "v", 0.0, dim=1)
     rows = backend.xp.concatenate([rows, store.allocate(700)])
     rng = np.random.default_rng(near_rows)
     for name in ("value", "m", "v"):
@@ -86,7 +87,7 @@ def test_add_rounds_once_from_float32(backend, dtype):
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])
 def test_swapped_rows_exchange_values_and_states(backend, n, dtype):
     store = new_store(backend, 5, dtype, near_rows=n)
-    store.ensure_state("v", 0.0, dim=1)
+    ensure_state(store, "v", 0.0, dim=1)
     rows = store.allocate(2 * n)
     rng = np.random.default_rng(n)
     written = {}

@@ -7,6 +7,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from tests.engine.rows.helpers import new_store
+from tests.support.free_states import ensure_state
 from tests.support.own_process import run_limited
 
 
@@ -21,13 +22,13 @@ def test_far_rows_in_a_file_grow_with_their_states_and_the_file_goes_with_them(
 ):
     path = tmp_path if is_folder else tmp_path / "rows"
     store = new_store(cpu, 64, near_rows=100, far_path=path)
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     rng = np.random.default_rng(0)
     values = rng.random((200_000, 64), np.float32)
     for start in range(0, 200_000, 50_000):
         rows = store.allocate(50_000)
         store.write(rows, values[start : start + 50_000])
-    store.ensure_state("v", 0.0, dim=1)
+    ensure_state(store, "v", 0.0, dim=1)
     rows = np.arange(200_000, dtype=np.uint32)
     np.testing.assert_array_equal(store.read(rows), values)
     assert (store.read(rows, column="m") == 0.5).all()
@@ -85,17 +86,18 @@ def test_a_full_disk_leaves_the_store_whole(tmp_path):
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
         from sok_lite.engine.rows.store import RowStore
+        from tests.support.free_states import ensure_state
 
         backend = get_backend("cpu")
         backend.far_chunk_bytes = 1 << 22
         store = RowStore(backend, 64, row_dtype("float32"), near_rows=64, far_path=sys.argv[1])
-        store.ensure_state("m", 0.5)
+        ensure_state(store, "m", 0.5)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))
         rows = store.allocate(64 + (1 << 14))
         values = np.random.default_rng(0).random((rows.size, 64), np.float32)
         store.write(rows, values)
         before = store.tier_bytes(), os.stat(sys.argv[1]).st_size
-        for make in (lambda: store.allocate(1 << 15), lambda: store.ensure_state("v", 0.0, 200)):
+        for make in (lambda: store.allocate(1 << 15), lambda: ensure_state(store, "v", 0.0, 200)):
             try:
                 make()
             except MemoryError as error:
@@ -122,6 +124,7 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         from sok_lite.engine.dtypes import row_dtype
         from sok_lite.engine.optimizers import Adagrad
         from sok_lite.engine.rows.store import RowStore
+        from tests.support.free_states import ensure_state
         from tests.support.row_steps import apply_rule
 
         path = sys.argv[1] if len(sys.argv) > 1 else None
@@ -135,7 +138,7 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         table = SimpleNamespace(backend=backend, store=store)
         rule = Adagrad()
         initial = rule.states["accumulator"]
-        store.ensure_state("accumulator", initial)
+        ensure_state(store, "accumulator", initial)
         for start in range(0, n, batch):
             rows = store.allocate(batch)
             grads = np.repeat((1 + rows % 7).astype(np.float32)[:, None], dim, axis=1)

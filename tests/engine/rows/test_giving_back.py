@@ -12,6 +12,7 @@ from tests.conftest import QUICK
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
 from tests.support.forgetful import forgetful_backend
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.own_process import run_limited
 from tests.support.table_audit import audit
@@ -33,7 +34,7 @@ def returned(store):
 def test_whole_blocks_go_back_and_states_begin_anew():
     backend = forgetful_backend()
     store = new_store(backend, 4)  # blocks of 4 rows
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     rows = store.allocate(16)
     store.write(rows, np.full((16, 4), 7, np.float32), column="m")
     store.write(rows, np.full((16, 4), 8, np.float32))
@@ -64,9 +65,9 @@ def test_a_state_that_comes_later_has_its_initial_value_everywhere():
     store.give_back()
     assert returned(store) == list(range(8))
     forgotten = backend.num_forgotten
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     assert backend.num_forgotten - forgotten == 8 * 16  # its initial value was written there
-    store.ensure_state("v", 0.0, dim=1)
+    ensure_state(store, "v", 0.0, dim=1)
     rows = store.allocate(20)
     assert (store.read(rows, column="m") == 0.5).all()
     assert (store.read(np.arange(8, 12, dtype=np.uint32), column="m") == 0.5).all()
@@ -104,7 +105,7 @@ def test_a_few_rows_are_not_looked_for(monkeypatch):
 def test_rows_of_both_tiers_go_back(near_rows):
     backend = forgetful_backend()
     store = new_store(backend, 4, near_rows=near_rows)
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     store.allocate(41)
     before = store.tier_bytes()
     assert store.near_rows == near_rows
@@ -133,7 +134,7 @@ def test_all_memory_goes_back_if_no_row_is_held(backend, monkeypatch, tmp_path):
     monkeypatch.setattr(backend, "chunk_bytes", 64)
     file = {"far_path": tmp_path / "rows"} if backend.name == "cpu" else {}
     store = new_store(backend, 4, near_rows=8, **file)
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     publish(store.plan_release(store.allocate(41)))
     assert store.num_bytes > 41 * 32
     store.give_back()
@@ -192,7 +193,7 @@ def test_a_table_that_shrinks_and_grows_has_the_right_rows(var_type):
     two_tiers = {"max_capacity": 1 << 12, "max_hbm_for_vectors": 300 * 16 / 2**30}
     options = two_tiers if var_type == "hybrid" else {}
     table = new_table(backend, 4, var_type, **options)
-    table.store.ensure_state("m", 0.5)
+    ensure_state(table.store, "m", 0.5)
     rng = np.random.default_rng(0)
     expected = {}
     first, went = 0, 0
@@ -224,7 +225,7 @@ def test_a_table_that_shrinks_and_grows_has_the_right_rows(var_type):
 def two_tiers(backend):
     near = 20 * 16 / 2**30
     table = new_table(backend, 4, "hybrid", max_capacity=1 << 10, max_hbm_for_vectors=near)
-    table.store.ensure_state("m", 0.5)
+    ensure_state(table.store, "m", 0.5)
     table.find_or_insert(np.arange(100))
     return table
 
@@ -269,8 +270,8 @@ def test_memory_goes_back_to_the_system(how):
         from tests.support.helpers import new_table
 {RESIDENT}
         table, n = new_table(get_backend("cpu"), 16), 1_500_000
-        table.store.ensure_state("m", 0.0)
-        table.store.ensure_state("accumulator", 0.1)
+        ensure_state(table.store, "m", 0.0)
+        ensure_state(table.store, "accumulator", 0.1)
         half = np.arange(n // 2), np.arange(n // 2, n)
         empty = resident()
 

