@@ -15,7 +15,7 @@ def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
       rows: (u,) uint32, distinct; NO_ROW is skipped.
       grads: (u, dim) float32, C-contiguous, one per row.
       step: 1 for the first update.
-      rounding: of float16 and bfloat16 rows; None: to nearest even.
+      rounding: of float16 and bfloat16 rows, keys and a seed; None: to nearest even.
 
     Returns:
       The number of rows whose gradient had a NaN or an infinity, as a 0-d integer array of the

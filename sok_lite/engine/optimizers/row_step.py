@@ -1,7 +1,8 @@
 """How an update rule changes rows: its kernel of kernels/update/ is launched on them.
 
 Rows of 16 bits lose steps smaller than half a unit of their last place where they are rounded to
-nearest. `StochasticRounding` lets them move by the right amount on average.
+nearest. By random bits they are rounded up or down, exact in the mean. These bits depend on seed,
+key, column and step alone: not on the row number or the order of the rows.
 """
 
 from collections.abc import Sequence
@@ -19,20 +20,6 @@ from sok_lite.engine.rows.state_owner import States
 from sok_lite.engine.rows.store import RowStore
 
 
-class StochasticRounding(NamedTuple):
-    """Random bits by which float16 and bfloat16 rows are rounded, up or down, exact in the mean.
-
-    They depend on seed, key, column and step alone: not on the row number or the order of the rows.
-
-    Attributes:
-      keys: (u,) int64, C-contiguous; the key of each row.
-      seed: 64 bits that stand for the table.
-    """
-
-    keys: Array
-    seed: int
-
-
 class RowStep(NamedTuple):
     """A step of some rows of a table.
 
@@ -42,8 +29,9 @@ class RowStep(NamedTuple):
       step: what to do with them.
       rows: (u,) uint32, distinct; NO_ROW is skipped.
       grads: (u, dim) float32, C-contiguous, one per row, already summed over duplicates.
-      rounding: of float16 and bfloat16 rows; None: to nearest even. Rows of float32 and float64,
-        and states, are never rounded further.
+      rounding: of float16 and bfloat16 rows, by random bits: keys (u,) int64, C-contiguous, one of
+        each row, and a seed, 64 bits that stand for the table; None: to nearest even. Rows of
+        float32 and float64, and states, are never rounded further.
     """
 
     store: RowStore
@@ -51,7 +39,7 @@ class RowStep(NamedTuple):
     step: RuleStep
     rows: Array
     grads: Array
-    rounding: StochasticRounding | None = None
+    rounding: tuple[Array, int] | None = None
 
     @property
     def noise(self) -> tuple[Array | None, int]:
@@ -108,7 +96,7 @@ class RowSteps(NamedTuple):
         rounding = None
         if self.rounding is not None:
             keys, seeds = self.rounding
-            rounding = StochasticRounding(keys[number], seeds[number])
+            rounding = keys[number], seeds[number]
         of_rows = (self.rows[number], self.grads[number])
         return RowStep(
             self.stores[number], self.states[number], self.steps[number], *of_rows, rounding

@@ -6,7 +6,6 @@ import pytest
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.optimizers.row_step import StochasticRounding
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 from tests.support import reference_rounding
@@ -22,7 +21,7 @@ def some_keys(n, seed=0):
 def rounded_by_the_kernel(backend, x, keys, dtype, seed=5, step=1):
     """Rounds x (n, dim) float32: rows of 0 take a step of exactly x."""
     table, rows = new_table(backend, np.zeros(x.shape, np.float32), dtype)
-    rounding = StochasticRounding(backend.from_host(keys), seed)
+    rounding = (backend.from_host(keys), seed)
     grads = backend.from_host(x)
     apply_rule(table, SGD(), backend.from_host(rows), grads, -1.0, step, rounding=rounding)
     return read(table, rows)
@@ -56,7 +55,7 @@ def test_stochastic_rounding_is_of_the_float32_step(backend, rule, dtype):
     for step in (1, 2, 3):
         grads = backend.from_host(rng.normal(size=(n, dim)).astype(np.float32))
         apply_rule(exact, rule, numbers, grads, 0.1, step)
-        rounding = StochasticRounding(backend.from_host(keys), 9)
+        rounding = (backend.from_host(keys), 9)
         apply_rule(half, rule, numbers, grads, 0.1, step, rounding=rounding)
         words = reference_rounding.words(keys, dim, 9, step)
         expected = reference_rounding.rounded(read(exact, rows), words, dtype)
@@ -176,7 +175,7 @@ def test_stochastic_rounding_leaves_float32_rows_alone(backend):
 def test_absent_rows_are_skipped_where_rounding_is_stochastic(backend):
     table, rows = new_table(backend, np.zeros((3, 5), np.float32), "bfloat16")
     numbers = np.array([rows[0], NO_ROW, rows[2]], np.uint32)
-    rounding = StochasticRounding(backend.from_host(some_keys(3)), 1)
+    rounding = (backend.from_host(some_keys(3)), 1)
     grads = backend.from_host(np.ones((3, 5), np.float32))
     apply_rule(table, SGD(), backend.from_host(numbers), grads, 1.0, 1, rounding=rounding)
     np.testing.assert_array_equal(read(table, rows)[:, 0], [-1, 0, -1])
