@@ -23,7 +23,6 @@ from sok_lite.bridge.optimizers.host import (
     StepHost,
     checked_gradient,
     joined_gradients,
-    keys_kind,
 )
 from sok_lite.bridge.optimizers.step_lock import LockedStep, StepLock, dense_checks, keep_alive
 from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
@@ -193,8 +192,7 @@ class RowOptimizer(tf.Module):
         what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
         refuse_replicas(what)
         gradients = [checked_gradient(*pair) for pair in pairs]
-        kinds = [keys_kind(keys, var) for (keys, _), var in zip(gradients, variables, strict=True)]
-        host = _host(settings, self, optimizer, variables, kinds)
+        host = _host(settings, self, optimizer, variables, [keys for keys, _ in gradients])
         numbers = [learning_rate, *settings.numbers.values()]
         inputs = joined_gradients(gradients, backend)
         if not tf.executing_eagerly():
