@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.tf_private import graphs_around
+
 __all__ = ["inference_mode"]
 
 _MISSING = ("initial", "zeros")
@@ -125,14 +127,9 @@ def pipeline_of_trace() -> str | None:
     """
     if not tf.inside_function():
         return None
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        # As TensorFlow names the graphs of functions that it gives to a dataset.
-        name = getattr(graph, "name", "")
-        if name.startswith(_PIPELINES):
-            return name
-        graph = getattr(graph, "outer_graph", None)
-    return None
+    # As TensorFlow names the graphs of functions that it gives to a dataset.
+    names = (getattr(graph, "name", "") for graph in graphs_around())
+    return next((name for name in names if name.startswith(_PIPELINES)), None)
 
 
 def refuse_to_insert(pipeline: str, name: str) -> NoReturn:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
+from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph, graphs_around
 
 OUT_OF_A_LOOP = (
     "Look all keys up before the loop, or put the gradient, such as a GradientTape, inside it."
@@ -89,12 +89,7 @@ tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=
 
 def _leaves_a_loop() -> bool:
     """Whether this is the way back through a loop that the tape is outside of."""
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        if type(graph).__name__ == GRADIENT_OF_A_LOOP[1]:
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
+    return any(type(graph).__name__ == GRADIENT_OF_A_LOOP[1] for graph in graphs_around())
 
 
 def slices_only(name: str, gradient: Any) -> Any:

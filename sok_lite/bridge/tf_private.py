@@ -45,6 +45,14 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def graphs_around() -> Iterator[Any]:
+    """Yields the default graph and the graphs that it is in, the innermost first."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
 # ---- imported ------------------------------------------------------------------------------------
 
 _VARIABLES = "tensorflow.python.ops.resource_variable_ops"

@@ -10,7 +10,6 @@ from sok_lite.bridge.optimizers.clones import config_of, made_anew
 from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.engine import optimizers as rules
 
-
 _MOMENTS = ("beta_1", "beta_2", "epsilon")
 
 
