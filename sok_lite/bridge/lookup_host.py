@@ -16,7 +16,7 @@ from sok_lite.bridge.host_numbers import (
     with_shapes,
     zigzag,
 )
-from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace, reading, refuse_to_insert
+from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.joined import ResultBuffer
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.pooled_host import BackwardParts, PooledHost
@@ -70,11 +70,8 @@ class LookupHost(PooledHost):
         return lookup.forward(self.backend, self.comm, batch, self._tag_of_call, *where)[1]
 
     def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
-        training, missing, has_filter, reading_only = self._policy
-        usually = "zeros" if has_filter else "initial"
-        insert, missing = reading(training, missing, usually, reading_only)
-        if insert and self._pipeline:
-            refuse_to_insert(self._pipeline, ", ".join(spec.name for spec in self.tables))
+        insert, missing = self._policy.now(self.tables, self._pipeline)
+        has_filter = self._policy.has_filter
         items, n = self._items(tensors), len(tables)
         return Batch(
             tables,

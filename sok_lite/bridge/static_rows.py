@@ -20,7 +20,7 @@ import tensorflow as tf
 from sok_lite.backend.publish import plan_set, publish
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.inference import reading
+from sok_lite.bridge.inference import AS_USUAL
 from sok_lite.bridge.refusals import READS, WRITES, refuse_step
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
@@ -284,7 +284,7 @@ def _row_reader(dtype: tf.DType) -> Callable[..., Sequence[tf.Tensor]]:
             )
         rows = empty((n, table.dim), dtype, backend)
         # Never zeros: they would be written back.
-        table.lookup(keys, out=rows, unique_keys=True, insert=reading(None, None).insert)
+        table.lookup(keys, out=rows, unique_keys=True, insert=AS_USUAL.now()[0])
         return (to_tensor(rows, dtype, backend),)
 
     return run

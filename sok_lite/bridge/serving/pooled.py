@@ -52,10 +52,7 @@ def combined(
         if spec.is_static:
             rows = served.read_static(variable, keys)
         else:
-            usually = "zeros" if policy.has_filter else "initial"
-            missing = policy.missing or policy.reading_only
-            options = policy.training, missing, usually, of_all_ranks
-            rows, _ = served.read(variable, keys, *options)
+            rows, _ = served.read(variable, keys, policy, of_all_ranks)
         result = tf.cast(rows, tf.float32)
         if spec.width != 1 or weights is not None:  # else each id is a row by itself
             result = _segment(result, weights, segments, batch, spec.combiner)
