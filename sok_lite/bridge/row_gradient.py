@@ -43,7 +43,9 @@ def row_gradient(
     """
     shape = gradient_shape(dim)
     if not tf.executing_eagerly():
-        if _leaves_a_loop():
+        graphs = map(type, graphs_around())
+        if any(graph.__name__ == GRADIENT_OF_A_LOOP[1] for graph in graphs):
+            # This is the way back through a loop that the tape is outside of.
             keys = _refusing(name, keys)
             # TensorFlow makes it dense in any case, and asks for it only where it is wanted.
             shape = tf.compat.v1.placeholder_with_default(tf.constant([0, dim], tf.int32), [2])
@@ -85,11 +87,6 @@ def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
 
 # Before TensorFlow's own, which has 100.
 tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=90)
-
-
-def _leaves_a_loop() -> bool:
-    """Whether this is the way back through a loop that the tape is outside of."""
-    return any(type(graph).__name__ == GRADIENT_OF_A_LOOP[1] for graph in graphs_around())
 
 
 def slices_only(name: str, gradient: Any) -> Any:

@@ -16,8 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras import hooks, training
-from sok_lite.bridge.keras.called import note_calls
+from sok_lite.bridge.keras import called, hooks, training
 from sok_lite.bridge.keras.held import PACKAGES, know_layers
 from sok_lite.bridge.keras.hooks import is_cloning, know_functions
 from sok_lite.bridge.keras.ids import TAKING_ARRAYS, refuse_changed_ids
@@ -81,7 +80,7 @@ def _guard(name: str, package: Any) -> bool:
         know_functions(package.models)
         training.watch_steps(model)
         if name == "keras":
-            note_calls(model)
+            hooks.around(model, "__call__", called.noting, inherits=True)
         for method in TAKING_ARRAYS:
             hooks.around(model, method, hooks.checking, refuse_changed_ids)
         look_at_files(name, model)

@@ -185,17 +185,15 @@ def _clip_all(
 
 
 def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes) -> list[tf.Tensor]:
-    """Returns the squared norm of each part on this rank; those of tables are unscaled by now."""
-    return [
-        _square(grad, None if i < num_pairs else changes.unscale)
-        for i, (grad, _) in enumerate(parts)
-    ]
+    """Returns the squared norm of each part on this rank, float32; of slices, of their values.
 
-
-def _square(grad: Any, unscale: Any) -> tf.Tensor:
-    """Returns the squared norm of a gradient, float32; of slices, of their values as they are."""
-    values = tf.cast(_values(grad), tf.float32)
-    return tf.reduce_sum(tf.square(values if unscale is None else values / unscale))
+    Args:
+      parts: those of tables, `num_pairs`, are unscaled by now, and come first.
+    """
+    values = [tf.cast(_values(grad), tf.float32) for grad, _ in parts]
+    if changes.unscale is not None:
+        values[num_pairs:] = [each / changes.unscale for each in values[num_pairs:]]
+    return [tf.reduce_sum(tf.square(each)) for each in values]
 
 
 def _over_ranks(

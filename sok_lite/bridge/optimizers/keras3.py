@@ -22,13 +22,8 @@ def _by_names(rule: type[rules.UpdateRule], *names: str) -> Callable[[Any], Sett
     return lambda o: Settings(rule, _numbers(o, *names), {})
 
 
-def _is_zero(value: Any) -> bool:
-    """Whether a setting is the plain number 0, which selects a formula without momentum."""
-    return isinstance(value, (int, float)) and value == 0
-
-
 def _sgd(o: Any) -> Settings:
-    if _is_zero(o.momentum):
+    if isinstance(o.momentum, (int, float)) and o.momentum == 0:  # the plain number alone
         return Settings(rules.SGD, {}, {})
     return Settings(rules.Momentum, _numbers(o, "momentum"), {"nesterov": bool(o.nesterov)})
 

@@ -117,9 +117,8 @@ def trains_for(api: str, optimizer: Any) -> bool:
 def _wrap_keras(name: str, package: Any) -> None:
     model = package.Model
     hooks.around(model, COMPILES, _compiling, package)
-    if all(hooks.owner_of(model, each) is not None for each in (SAVES_COMPILED, COMPILES_SAVED)):
-        hooks.around(model, SAVES_COMPILED, _with_options)
-        hooks.around(model, COMPILES_SAVED, _taking_options)
+    hooks.around(model, SAVES_COMPILED, _with_options)
+    hooks.around(model, COMPILES_SAVED, _taking_options)
     if name == "keras":
         hooks.around(model, MAKES_STEPS, _making_steps)
     base = package.optimizers.Optimizer
@@ -153,8 +152,8 @@ def _wrap_class(cls: type, family: Family) -> None:
 def _wrap_of_keras(cls: type, package: str) -> None:
     """Has a class of optimizers of a Keras make no dense states of tables, and of Keras 3 train."""
     hooks.around(cls, MAKES_STATES, _building)
-    if package == "keras":
-        _wrap_lists(cls)
+    if package == "keras":  # it takes gradients and variables
+        _train(hooks.around(cls, UPDATES_LISTS, _applying_lists))
 
 
 def _wrap_pairs(cls: type) -> None:
@@ -162,11 +161,6 @@ def _wrap_pairs(cls: type) -> None:
     if hooks.owner_of(cls, UPDATES_PAIRS) is not None:
         names = tuple(inspect.signature(getattr(cls, UPDATES_PAIRS)).parameters)[2:]
         _train(hooks.around(cls, UPDATES_PAIRS, _applying_pairs, names))
-
-
-def _wrap_lists(cls: type) -> None:
-    """Has a class of optimizers, which takes gradients and variables, train tables."""
-    _train(hooks.around(cls, UPDATES_LISTS, _applying_lists))
 
 
 def _train(owner: type | None) -> None:
