@@ -158,10 +158,9 @@ def host_call(
         result = _in_order(lambda: place(run, crossing, dtypes))
     if not output_dtypes:
         return result
-    results = list(result) if isinstance(result, (list, tuple)) else [result]
     if num_shaped:
-        return [from_shapes(results[:num_shaped], counts), *results[num_shaped:]]
-    return results
+        return [from_shapes(result[:num_shaped], counts), *result[num_shaped:]]
+    return list(result)
 
 
 def _cpu_call(
@@ -196,7 +195,6 @@ def _gpu_call(
     results = tf.py_function(run, crossing, crossing_dtypes)
     if not output_dtypes:
         return results
-    results = results if isinstance(results, (list, tuple)) else [results]
     return [*map(_bits_as, results, output_dtypes)]
 
 
