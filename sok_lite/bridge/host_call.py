@@ -33,15 +33,6 @@ from sok_lite.bridge.tensor import memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
 from sok_lite.engine.work_done import WorkDone
 
-__all__ = [
-    "graph_of_function",
-    "host_call",
-    "make_turn",
-    "on_device",
-    "refuse_replicas",
-    "timed_on_device",
-]
-
 Result = TypeVar("Result")
 
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from sok_lite.bridge.tf_private import graphs_around
 
-__all__ = ["inference_mode"]
-
 _MISSING = ("initial", "zeros")
 _PIPELINES = ("Dataset_map_", "Dataset_flat_map_", "Dataset_interleave_", "Dataset_filter_")
 

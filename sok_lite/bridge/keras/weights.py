@@ -15,7 +15,6 @@ from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.held import is_kept, kept_tables, names_of, saves_itself, tables_in
 
 # Public: what a program calls on models and on layers.
-WEIGHTS = ("get_weights", "set_weights")
 STATE_TREES = ("get_state_tree", "set_state_tree")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
