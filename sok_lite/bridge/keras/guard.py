@@ -12,6 +12,7 @@ Keras 3 and tf_keras may both be there, or neither: this module imports none.
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -72,9 +73,9 @@ def _guard(name: str, package: Any) -> bool:
         model = getattr(package, "Model", None)
         if name in _guarded or model is None:  # None: while Keras is being imported
             return False
-        for method in CHECKPOINT:
-            check = hooks.checking_by_name
-            hooks.around(tf.train.Checkpoint, method, check, have_all_tracked, method)
+        for method in () if _guarded else CHECKPOINT:
+            check = partial(have_all_tracked, method)
+            hooks.around(tf.train.Checkpoint, method, hooks.checking, check)
         _guarded.add(name)
         know_layers(package.layers.Layer)
         know_functions(package.models)
