@@ -51,7 +51,8 @@ def serialized(variable: Any, part: tuple[int, int] | None = None) -> dict[str, 
     def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
         tensors = saved_tensors(table, key_type, dtype)
         if part is not None:
-            tensors["facts"] = _text({**_facts(tensors), _PART: part})
+            facts = {**_facts(tensors), _PART: part}
+            tensors["facts"] = tf.constant(json.dumps(facts))
         return [tensors[name] for name in dtypes]
 
     what, shapes = f"Saving {variable.name!r}", [None] * len(dtypes)
@@ -180,7 +181,3 @@ def _check_part(table: EmbeddingTable, facts: dict[str, Any], part: tuple[int, i
 
 def _facts(tensors: Mapping[str, tf.Tensor]) -> dict[str, Any]:
     return json.loads(bytes(tensors["facts"].numpy()))
-
-
-def _text(value: object) -> tf.Tensor:
-    return tf.constant(json.dumps(value))

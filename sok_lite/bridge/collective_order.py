@@ -185,8 +185,7 @@ def in_collective_order(
     def take(_: tf.Tensor, ticket: tf.Tensor) -> Sequence[tf.Tensor]:
         return _order.result(call, int(ticket), comm)
 
-    submitted = place(submit, inputs, [tf.int64])
-    submitted = submitted[0] if isinstance(submitted, (list, tuple)) else submitted
+    (submitted,) = place(submit, inputs, [tf.int64])
     submitted.set_shape([])
     submitted_by_all = comm.submitted_by_all(submitted, f"sok_lite.{call}")
     if submitted_by_all is submitted:

@@ -1,12 +1,12 @@
 """Tensors of a program that travel between ranks, through the communicator that tables use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend import get_backend
+from sok_lite.backend import Array, get_backend
 from sok_lite.bridge.collective_order import CollectiveCall
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.job import communicator
@@ -28,23 +28,12 @@ def alltoall(tensor: Any, splits: Any) -> tuple[tf.Tensor, tf.Tensor]:
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)
 
-    def run(rows: tf.Tensor, send_splits: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        received = comm.alltoallv(to_array(rows, backend), to_array(send_splits, backend))
-        return (
-            to_tensor(received.rows, rows.dtype, backend),
-            to_tensor(received.recv_splits, tf.int32, backend),
-        )
+    def run(rows: Array, send_splits: Array) -> Sequence[Array]:
+        received = comm.alltoallv(rows, send_splits)
+        return received.rows, received.recv_splits
 
-    inputs = [tensor, tf.convert_to_tensor(splits)]
-    rows, received_splits = host_call(
-        run,
-        inputs,
-        [tensor.dtype, tf.int32],
-        get_backend("cpu"),
-        "An alltoall",
-        CollectiveCall(comm),
-    )
+    inputs, dtypes = [tensor, tf.convert_to_tensor(splits)], [tensor.dtype, tf.int32]
+    rows, received_splits = _of_all_ranks(comm, "An alltoall", run, inputs, dtypes)
     rows.set_shape([None, *tensor.shape[1:]])
     # A traced function of an elastic job meets other numbers of ranks.
     is_elastic = isinstance(comm, ElasticCommunicator)
@@ -85,16 +74,11 @@ def allreduce(tensor: Any, op: str, call: str = "") -> tf.Tensor:
         # It travels as its bits, which cannot be added or compared.
         return tf.cast(allreduce(tf.cast(tensor, tf.float32), op, call), tf.bfloat16)
 
-    def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        total = comm.allreduce(to_array(x, backend), "sum" if op == "average" else op, call)
-        if op == "average":
-            total = total / np.array(comm.size, total.dtype)
-        return (to_tensor(np.asarray(total), x.dtype, backend),)
+    def run(x: Array) -> Sequence[Array]:
+        total = comm.allreduce(x, "sum" if op == "average" else op, call)
+        return (total / np.array(comm.size, total.dtype) if op == "average" else total,)
 
-    (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allreduce", CollectiveCall(comm)
-    )
+    (result,) = _of_all_ranks(comm, "An allreduce", run, [tensor], [tensor.dtype])
     result.set_shape(tensor.shape)
     return result
 
@@ -114,15 +98,11 @@ def agreed_sum(
       CommunicatorError: a rank has died, or is in another call.
     """
 
-    def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
+    def run(x: Array) -> Sequence[Array]:
         agree_on(comm, description, what)
-        total = comm.allreduce(to_array(x, backend), "sum")
-        return (to_tensor(np.asarray(total), x.dtype, backend),)
+        return (comm.allreduce(x, "sum"),)
 
-    (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), what, CollectiveCall(comm)
-    )
+    (result,) = _of_all_ranks(comm, what, run, [tensor], [tensor.dtype])
     return tf.ensure_shape(result, tensor.shape)
 
 
@@ -131,13 +111,10 @@ def allgather(tensor: Any) -> tf.Tensor:
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)
 
-    def run(rows: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        return (to_tensor(comm.allgatherv(to_array(rows, backend)).rows, rows.dtype, backend),)
+    def run(rows: Array) -> Sequence[Array]:
+        return (comm.allgatherv(rows).rows,)
 
-    (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "An allgather", CollectiveCall(comm)
-    )
+    (result,) = _of_all_ranks(comm, "An allgather", run, [tensor], [tensor.dtype])
     result.set_shape([None, *tensor.shape[1:]])
     return result
 
@@ -147,12 +124,27 @@ def broadcast(tensor: Any, root: int) -> tf.Tensor:
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)
 
-    def run(x: tf.Tensor) -> Sequence[tf.Tensor]:
-        backend = get_backend("cpu")
-        return (to_tensor(comm.broadcast(to_array(x, backend), root), x.dtype, backend),)
+    def run(x: Array) -> Sequence[Array]:
+        return (comm.broadcast(x, root),)
 
-    (result,) = host_call(
-        run, [tensor], [tensor.dtype], get_backend("cpu"), "A broadcast", CollectiveCall(comm)
-    )
+    (result,) = _of_all_ranks(comm, "A broadcast", run, [tensor], [tensor.dtype])
     result.set_shape(tensor.shape)
     return result
+
+
+def _of_all_ranks(
+    comm: Communicator,
+    what: str,
+    function: Callable[..., Sequence[Array]],
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+) -> Any:
+    """Returns what a function of the host's arrays gives, which every rank calls; see host_call."""
+    backend = get_backend("cpu")
+
+    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+        results = function(*(to_array(each, backend) for each in tensors))
+        pairs = zip(results, dtypes, strict=True)
+        return [to_tensor(np.asarray(result), dtype, backend) for result, dtype in pairs]
+
+    return host_call(run, inputs, dtypes, backend, what, CollectiveCall(comm))

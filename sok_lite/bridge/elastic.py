@@ -28,8 +28,6 @@ from sok_lite.comm import CommunicatorError
 from sok_lite.engine.failure import together
 from sok_lite.engine.files.commits import Commits, broadcast_bytes
 
-__all__ = ["TableState", "run"]
-
 T = TypeVar("T")
 _log = logging.getLogger("sok_lite")
 # A program whose ranks are in different calls fails in each attempt, with nobody gone.

@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend, default_backend, get_backend
 
-__all__ = ["check_local_rank", "device_name", "share_gpu", "share_gpu_of_rank"]
-
 # The GPU that `share_gpu` has seen to.
 _shared: int | None = None
 

@@ -117,10 +117,7 @@ def _register(graph: Any, name: str, gradient: Callable[..., Any]) -> None:
 
 
 def _gradients_of(graph: Any) -> dict[str, Any]:
-    if not hasattr(graph, _GRADIENTS):
-        setattr(graph, _GRADIENTS, {})
-    gradients: dict[str, Any] = getattr(graph, _GRADIENTS)
-    return gradients
+    return vars(graph).setdefault(_GRADIENTS, {})
 
 
 @tf.RegisterGradient(_NAME)

@@ -33,15 +33,6 @@ from sok_lite.bridge.tensor import memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
 from sok_lite.engine.work_done import WorkDone
 
-__all__ = [
-    "graph_of_function",
-    "host_call",
-    "make_turn",
-    "on_device",
-    "refuse_replicas",
-    "timed_on_device",
-]
-
 Result = TypeVar("Result")
 
 
@@ -158,10 +149,9 @@ def host_call(
         result = _in_order(lambda: place(run, crossing, dtypes))
     if not output_dtypes:
         return result
-    results = list(result) if isinstance(result, (list, tuple)) else [result]
     if num_shaped:
-        return [from_shapes(results[:num_shaped], counts), *results[num_shaped:]]
-    return results
+        return [from_shapes(result[:num_shaped], counts), *result[num_shaped:]]
+    return list(result)
 
 
 def _cpu_call(
@@ -196,7 +186,6 @@ def _gpu_call(
     results = tf.py_function(run, crossing, crossing_dtypes)
     if not output_dtypes:
         return results
-    results = results if isinstance(results, (list, tuple)) else [results]
     return [*map(_bits_as, results, output_dtypes)]
 
 

@@ -122,18 +122,14 @@ def with_shapes(numbers: np.ndarray, count: int, device: str | None) -> list[tf.
         with tf.device("CPU:0"):  # where a reshape takes its shape
             shape = tf.constant(np.append(_ZERO, numbers[begin : begin + _MOST]))
         with tf.device(device):
-            tensors.append(tf.raw_ops.Reshape(tensor=_no_elements(device), shape=shape))
+            tensors.append(tf.raw_ops.Reshape(tensor=no_elements(device), shape=shape))
     return tensors
 
 
+@functools.cache
 def no_elements(device: str | None) -> tf.Tensor:
     """Returns (0,) int64 on a device, the same each time; None: on the host."""
-    return _no_elements(device or "CPU:0")
-
-
-@functools.cache
-def _no_elements(device: str) -> tf.Tensor:
-    with tf.device(device):
+    with tf.device(device or "CPU:0"):
         return tf.zeros([0], tf.int64)
 
 

@@ -1,29 +1,17 @@
 """`inference_mode`: while it is open, lookups change no table."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["inference_mode"]
+from sok_lite.bridge.tf_private import graphs_around
 
 _MISSING = ("initial", "zeros")
 _PIPELINES = ("Dataset_map_", "Dataset_flat_map_", "Dataset_interleave_", "Dataset_filter_")
-
-
-class Reading(NamedTuple):
-    """How a lookup treats keys that have no row.
-
-    Attributes:
-      insert: whether they get one; if not, nothing changes at all.
-      missing: what a key gives that has none afterwards: "initial" or "zeros".
-    """
-
-    insert: bool
-    missing: str
 
 
 class MissingKeyPolicy(NamedTuple):
@@ -40,6 +28,30 @@ class MissingKeyPolicy(NamedTuple):
     missing: str | None = None
     has_filter: bool = False
     reading_only: str | None = None
+
+    def now(self, tables: Sequence[Any] = (), pipeline: str | None = None) -> tuple[bool, str]:
+        """Returns what holds now, in the host call of a lookup.
+
+        Args:
+          tables: those of the lookup, by whose `name` errors name them.
+          pipeline: what `pipeline_of_trace` gave when the lookup was built.
+
+        Returns:
+          (whether keys without a row get one: if not, nothing changes at all; what a key gives that
+          has none afterwards, "initial" or "zeros").
+
+        Raises:
+          RuntimeError: a function of tf.data would insert keys.
+        """
+        mode, missing = _open, self.missing
+        insert = not mode if self.training is None else self.training
+        if insert and pipeline:
+            _refuse_to_insert(pipeline, ", ".join(table.name for table in tables))
+        if missing is None and mode and not insert:
+            missing = mode[-1][1]
+        if missing is None and not insert:
+            missing = self.reading_only
+        return insert, missing or ("zeros" if self.has_filter else "initial")
 
 
 # Keys are inserted, unless `inference_mode` is open.
@@ -95,29 +107,6 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
             _open = tuple(other for other in _open if other is not entry)
 
 
-def reading(
-    training: bool | None,
-    missing: str | None,
-    usually: str = "initial",
-    reading_only: str | None = None,
-) -> Reading:
-    """Returns what holds now, in the host call of a lookup.
-
-    Args:
-      training: of the lookup; None: not within `inference_mode`.
-      missing: of the lookup; None: what an open `inference_mode` says.
-      usually: `missing` where nobody says anything.
-      reading_only: the same of a lookup that inserts nothing; None: no other.
-    """
-    mode = _open
-    insert = not mode if training is None else training
-    if missing is None:
-        missing = mode[-1][1] if mode and not insert else None
-    if missing is None:
-        missing = usually if insert or reading_only is None else reading_only
-    return Reading(insert, missing)
-
-
 def pipeline_of_trace() -> str | None:
     """Returns the function of tf.data that is being traced, such as "Dataset_map_parse"; else None.
 
@@ -125,18 +114,12 @@ def pipeline_of_trace() -> str | None:
     """
     if not tf.inside_function():
         return None
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        # As TensorFlow names the graphs of functions that it gives to a dataset.
-        name = getattr(graph, "name", "")
-        if name.startswith(_PIPELINES):
-            return name
-        graph = getattr(graph, "outer_graph", None)
-    return None
+    # As TensorFlow names the graphs of functions that it gives to a dataset.
+    names = (getattr(graph, "name", "") for graph in graphs_around())
+    return next((name for name in names if name.startswith(_PIPELINES)), None)
 
 
-def refuse_to_insert(pipeline: str, name: str) -> NoReturn:
-    """Raises RuntimeError for a lookup in tf.data that would insert keys into a table."""
+def _refuse_to_insert(pipeline: str, name: str) -> NoReturn:
     raise RuntimeError(
         f"A lookup in {name!r} cannot insert new keys in a function of tf.data ({pipeline}): no "
         "gradient comes back from there, so their rows would never be trained. Look up in the "

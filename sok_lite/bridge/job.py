@@ -13,18 +13,6 @@ from sok_lite.comm import (
 )
 from sok_lite.comm.launch import is_alone, launched_ranks
 
-__all__ = [
-    "JoinedBeforeError",
-    "NotJoinedError",
-    "communicator",
-    "disconnect",
-    "join",
-    "num_ranks",
-    "other_ranks",
-    "reconnect",
-    "transport",
-]
-
 
 class NotJoinedError(RuntimeError):
     """The ranks have not been connected yet."""

@@ -16,8 +16,6 @@ from sok_lite.bridge.inference import (
     checked_missing,
     checked_training,
     pipeline_of_trace,
-    reading,
-    refuse_to_insert,
 )
 from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.serving.mode import looked_up
@@ -48,18 +46,17 @@ def local_lookup(
       ValueError: a key does not fit the key type, or the variable is one of a list.
     """
     refuse_partitions(variable)
-    training, missing = checked_training(policy.training), checked_missing(policy.missing)
+    checked = checked_training(policy.training), checked_missing(policy.missing)
+    policy = MissingKeyPolicy(*checked, *policy[2:])
     dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
     pipeline = pipeline_of_trace()
 
     def look_up(table: Any, keys: Any, *counts: Any) -> Sequence[tf.Tensor]:
-        insert, if_missing = reading(training, missing, reading_only=policy.reading_only)
-        if insert and pipeline:
-            refuse_to_insert(pipeline, table.name)
+        insert, missing = policy.now([table], pipeline)
         rows = empty((*keys.shape, dim), dtype, backend)
         flat_rows = rows.reshape(-1, dim)
         counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
-        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=if_missing, **counted)
+        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=missing, **counted)
         return (to_tensor(rows, dtype, backend),)
 
     others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
@@ -70,7 +67,7 @@ def local_lookup(
     reference = weakref.ref(variable)
 
     def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        return tables.read(alive(reference), keys, training, missing or policy.reading_only)[:1]
+        return tables.read(alive(reference), keys, policy)[:1]
 
     keys = checked_keys(variable, keys)
     (rows,) = looked_up(f"A lookup in {variable.name!r}", live, plain, [keys])
@@ -87,15 +84,13 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
     backend, pipeline = variable.table.backend, pipeline_of_trace()
 
     def look_up(table: Any, keys: Any) -> Sequence[tf.Tensor]:
-        insert, if_missing = reading(None, None)
-        if insert and pipeline:
-            refuse_to_insert(pipeline, table.name)
+        insert, missing = AS_USUAL.now([table], pipeline)
         rows = empty((*keys.shape, dim), dtype, backend)
         flat, flat_rows = keys.reshape(-1), rows.reshape(-1, dim)
         if insert:
             _, (evicted_keys, evicted_rows, _) = table.lookup_and_evict(flat, out=flat_rows)
         else:
-            table.lookup(flat, out=flat_rows, insert=insert, missing=if_missing)
+            table.lookup(flat, out=flat_rows, insert=insert, missing=missing)
             evicted_keys = table.key_dtype.from_int64(backend.xp, backend.xp.empty(0, np.int64))
             evicted_rows = flat_rows[:0]
         return (

@@ -204,7 +204,9 @@ def _check_variable(param: Any, num_ranks: int) -> None:
 def _argument(
     number: int, variable: TableVariable | StaticVariable, ids: Any, weights: Any, combiner: Any
 ) -> Argument:
-    ids = _as_tensor(f"sp_ids[{number}]", ids)
+    if not isinstance(ids, _MATRICES):
+        expected = "ragged, sparse or dense: int64 or int32"
+        ids = integer_keys(ids, f"sp_ids[{number}]", expected)
     values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
     check_pooled(variable.table)
@@ -258,17 +260,6 @@ def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Ten
     return tf.cast(values, tf.float32), rows
 
 
-def _as_tensor(name: str, ids: Any) -> Any:
-    """Returns ids as the ragged or sparse matrix that they are, or as a dense tensor of integers.
-
-    Raises:
-      TypeError: they are neither.
-    """
-    if isinstance(ids, _MATRICES):
-        return ids
-    return integer_keys(ids, name, "ragged, sparse or dense: int64 or int32")
-
-
 def _are_alike(ids: Any, weights: Any, rows: RowBounds, weight_rows: RowBounds) -> bool:
     """Whether the rows of weights are known to be those of the ids, so that they need no look."""
     if rows.width is not None:  # of as many weights as ids, there are as many rows
@@ -287,9 +278,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | 
                 f"{name} must have rank 2 with one ragged dimension. Received: a RaggedTensor of "
                 f"shape {argument.shape}. Join its outer dimensions by merge_dims(0, -2)."
             )
-        length = None
-        if splits.shape.rank is not None:
-            length = tf.compat.dimension_value(splits.shape[0])
+        (length,) = splits.shape.with_rank(1).as_list()
         values = tf.ensure_shape(values, [None]) if values.shape.rank is None else values
         return values, RowBounds(splits, None), None if length is None else length - 1
     if isinstance(argument, tf.SparseTensor):
@@ -298,9 +287,7 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | 
                 f"{name} must have rank 2. Received: a SparseTensor of shape {argument.shape}. Use "
                 "tf.sparse.reshape."
             )
-        batch = None
-        if argument.shape.rank is not None:
-            batch = tf.compat.dimension_value(argument.shape[0])
+        batch, _ = argument.shape.with_rank(2).as_list()
         return argument.values, RowBounds(argument.indices, argument.dense_shape[:1]), batch
     if argument.shape.rank not in (1, 2):
         raise ValueError(

@@ -16,7 +16,7 @@ from sok_lite.bridge.host_numbers import (
     with_shapes,
     zigzag,
 )
-from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace, reading, refuse_to_insert
+from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.joined import ResultBuffer
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.pooled_host import BackwardParts, PooledHost
@@ -25,10 +25,8 @@ from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
 from sok_lite.engine.backward_context import BackwardContext, header_size, pack, unpack
-from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.packed import Empty, Packing, Unpacking
-from sok_lite.engine.table import EmbeddingTable
 
 
 class LookupHost(PooledHost):
@@ -62,30 +60,20 @@ class LookupHost(PooledHost):
             tables = self._live_tables()
         agree(self.comm, self._tag_of_call, tables, self._combiners)
         with shared_failure(self.comm):
-            batch = self._batch(tables, tensors)
+            insert, missing = self._policy.now(self.tables, self._pipeline)
+            has_filter, n = self._policy.has_filter, len(tables)
+            batch = self._batch(
+                tables,
+                tensors,
+                inserts=[insert] * n,
+                missing=[missing] * n,
+                filter_ratios=[table.filter_ratio if has_filter else 1.0 for table in tables],
+            )
         new_rows: Empty | None = None
         if in_graph and self._is_on_gpu:
             new_rows = partial(empty, dtype=tf.uint32, backend=self.backend)
         where = (buffer, new_rows)
         return lookup.forward(self.backend, self.comm, batch, self._tag_of_call, *where)[1]
-
-    def _batch(self, tables: list[EmbeddingTable], tensors: Sequence[tf.Tensor]) -> Batch:
-        training, missing, has_filter, reading_only = self._policy
-        usually = "zeros" if has_filter else "initial"
-        insert, missing = reading(training, missing, usually, reading_only)
-        if insert and self._pipeline:
-            refuse_to_insert(self._pipeline, ", ".join(spec.name for spec in self.tables))
-        items, n = self._items(tensors), len(tables)
-        return Batch(
-            tables,
-            self._layout_of(tables, items),
-            keys=items.keys,
-            row_splits=items.row_splits,
-            weights=items.weights,
-            inserts=[insert] * n,
-            missing=[missing] * n,
-            filter_ratios=[table.filter_ratio if has_filter else 1.0 for table in tables],
-        )
 
     def _backward(
         self,

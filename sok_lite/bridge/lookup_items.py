@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,23 +14,6 @@ from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.batch import row_splits_of
 from sok_lite.engine.segments import cut
-
-
-class Items(NamedTuple):
-    """The items of all tables of a call as arrays, from which the engine's `Batch` is made.
-
-    Attributes:
-      keys: (n,) int64, of all tables.
-      row_splits: (rows + num_tables,) int64, of all tables.
-      sizes, num_rows: items and rows of each table.
-      weights: of each table (its items,) float32, or None.
-    """
-
-    keys: Array
-    row_splits: Array
-    sizes: list[int]
-    num_rows: list[int]
-    weights: list[Array | None]
 
 
 def splits_of_dense(
@@ -59,8 +42,14 @@ def _splits_of_shapes(
     return backend.from_host(splits), [n for n, _ in shapes]
 
 
-def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backend) -> Items:
+def items_of(
+    tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backend
+) -> tuple[Array, Array, list[Array | None], list[int], list[int]]:
     """Returns the items of the eager tensors of `joined_inputs` and the joined weights.
+
+    Returns:
+      (keys (n,) int64 of all tables; row splits (rows + num_tables,) int64 of all; of each table
+      the weights (its items,) float32, or None; items of each; rows of each).
 
     Raises:
       ValueError: row numbers of a sparse matrix fall, or leave it; a key does not fit; weights and
@@ -101,7 +90,7 @@ def items_of(tables: Sequence[TableSpec], tensors: Sequence[Any], backend: Backe
             row_splits = backend.xp.concatenate(splits)
     if False in [spec.ids_fit for spec in tables]:
         _check_keys(tables, cut(keys, sizes))
-    return Items(keys, row_splits, sizes, num_rows, all_weights)
+    return keys, row_splits, all_weights, sizes, num_rows
 
 
 def _weights_of(

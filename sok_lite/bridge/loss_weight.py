@@ -57,10 +57,15 @@ def counted(rows: tf.Tensor) -> Iterator[None]:
 
 
 def weighed(gradient: tf.Tensor) -> tf.Tensor:
-    """Returns a gradient of this rank's loss times the weight of it."""
+    """Returns a gradient of this rank's loss times the weight of it.
+
+    The product of 16-bit floats is one of 32 bits. Times 0 even NaN, a mean of none, is 0.
+    """
     if _weight is None or other_ranks() is None:
         return gradient
-    return _times(gradient, _weight.read_value())
+    dtype = tf.float32 if gradient.dtype.size < tf.float32.size else gradient.dtype
+    weight = tf.cast(_weight.read_value(), dtype)
+    return tf.cast(tf.math.multiply_no_nan(tf.cast(gradient, dtype), weight), gradient.dtype)
 
 
 def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
@@ -76,10 +81,3 @@ def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
         return tf.identity(values), weighed
 
     return same(output)
-
-
-def _times(gradient: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Returns a product, of 16-bit floats in 32 bits. Times 0 even NaN, a mean of none, is 0."""
-    dtype = tf.float32 if gradient.dtype.size < tf.float32.size else gradient.dtype
-    product = tf.math.multiply_no_nan(tf.cast(gradient, dtype), tf.cast(weight, dtype))
-    return tf.cast(product, gradient.dtype)

@@ -104,7 +104,7 @@ class PooledCall(ABC):
             packed[0].set_shape([None])
             # An eager one would belong to no graph.
             at_hand = [tf.convert_to_tensor(tensor) for tensor in tensors[AT_HAND]]
-            backward, carried = host.unpacking(host.backward), [*packed, *at_hand]
+            backward, carried = host.backward_packed, [*packed, *at_hand]
         outputs = cut_rows(joined, self._batches, [table.dim for table in tables])
         if not tf.executing_eagerly():
             for table, output in zip(tables, outputs, strict=True):
@@ -132,7 +132,7 @@ class PooledCall(ABC):
         """Calls the way back of a lookup, now or in the graph.
 
         Args:
-          backward: `PooledHost.backward` of its context, or of `carried`.
+          backward: `PooledHost.backward` of its context, or `backward_packed`.
           carried: in a graph the packed context and what `AT_HAND` names; empty in eager mode.
           out_grads: (batch, dim) float32 of each table.
 

@@ -5,7 +5,7 @@ Here the joined tensors become what the engine takes, and its results lie in joi
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,11 @@ from sok_lite.backend import Array, Backend
 from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.joined import ResultBuffer, joined_tensor, rows_of
 from sok_lite.bridge.lookup_arguments import TableSpec
-from sok_lite.bridge.lookup_items import Items, items_of, splits_of_dense
+from sok_lite.bridge.lookup_items import items_of, splits_of_dense
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
+from sok_lite.engine.batch import Batch
 from sok_lite.engine.layout import Layout
 from sok_lite.engine.packed import Packing, Unpacking
 from sok_lite.engine.segments import cut
@@ -140,17 +141,13 @@ class PooledHost(ABC):
             results.append(joined_tensor(weight_grads, tf.float32, self.backend))
         return [*results, *more]
 
-    def unpacking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of the context's tensors, and of `AT_HAND`, that calls one of it."""
-
-        def run(*tensors: tf.Tensor) -> Any:
-            begin = len(self.context_dtypes)
-            end = begin + AT_HAND.stop - AT_HAND.start
-            at_hand = [to_array(each, self.backend) for each in tensors[begin:end]]
-            unpacking = Unpacking(at_hand, None if self._has_splits else self._splits_of)
-            return function(self._unpack(tensors[:begin], unpacking), *tensors[end:])
-
-        return run
+    def backward_packed(self, *tensors: tf.Tensor) -> list[Any]:
+        """Does what `backward` does, with the tensors of the context and of `AT_HAND` for it."""
+        begin = len(self.context_dtypes)
+        end = begin + AT_HAND.stop - AT_HAND.start
+        at_hand = [to_array(each, self.backend) for each in tensors[begin:end]]
+        unpacking = Unpacking(at_hand, None if self._has_splits else self._splits_of)
+        return self.backward(self._unpack(tensors[:begin], unpacking), *tensors[end:])
 
     def _tag(self, tables: Sequence[TableSpec]) -> int:
         """Returns a number that is equal on all ranks for one call, and tells it from most."""
@@ -166,12 +163,10 @@ class PooledHost(ABC):
     def _live_tables(self) -> list[Any]:
         return live_tables(self._references)
 
-    def _items(self, tensors: Sequence[tf.Tensor]) -> Items:
-        return items_of(self.tables, tensors, self.backend)
-
-    def _layout_of(self, tables: Sequence[Any], items: Items) -> Layout:
+    def _batch(self, tables: list[Any], tensors: Sequence[tf.Tensor], **treatment: Any) -> Batch:
+        """Returns the batch that tensors are; `treatment` says what becomes of missing keys."""
+        *items, sizes, num_rows = items_of(self.tables, tensors, self.backend)
         layout = self._layout
-        if layout is None or not layout.is_of(items.sizes, items.num_rows):
-            layout = Layout(tables, self._combiners, items.sizes, items.num_rows)
-            self._layout = layout
-        return layout
+        if layout is None or not layout.is_of(sizes, num_rows):
+            layout = self._layout = Layout(tables, self._combiners, sizes, num_rows)
+        return Batch(tables, layout, *items, **treatment)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
@@ -53,7 +54,7 @@ def read(
     reference = weakref.ref(variable)
 
     def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        return tables.read(alive(reference), keys, missing="initial")[:count]
+        return tables.read(alive(reference), keys, MissingKeyPolicy(missing="initial"))[:count]
 
     outputs = looked_up(what, live, plain, [keys])
     return (outputs[0], outputs[1]) if with_exists else outputs[0]

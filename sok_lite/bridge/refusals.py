@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER, callers
@@ -21,12 +21,13 @@ _STEPS = frozenset(
         *("create_slot_with_initializer", "_resource_apply_sparse_duplicate_indices"),
     }
 )
-# Methods of a tf.Variable that would read its dense tensor, and those that would write to it.
-_READS = (
+# Methods of a tf.Variable that would copy it, read its dense tensor, or write to it.
+_COPIES = ("to_proto", "_copy_trackable_to_cpu")
+READS = (
     *("value", "read_value", "_read_variable_op", "numpy", "__array__", "__bool__"),
     *("__int__", "__float__", "__complex__", "eval", "gather_nd", "initialized_value"),
 )
-_WRITES = (
+WRITES = (
     *("count_up_to", "load", "assign_add", "assign_sub", "scatter_max", "scatter_min"),
     *("scatter_mul", "scatter_div", "batch_scatter_update", "scatter_nd_add", "scatter_nd_sub"),
     *("scatter_nd_update", "scatter_nd_max", "scatter_nd_min", "_strided_slice_assign"),
@@ -43,23 +44,28 @@ def refuse_step(name: str, kind: str) -> None:
         )
 
 
+def _refuse_each(cls: type, names: Iterable[str], refuse: str) -> None:
+    """Gives a class methods that call another one, which raises, each with its own name."""
+    for name in names:
+        method = _refused(name, refuse)
+        method.__name__, method.__qualname__ = name, f"{cls.__name__}.{name}"
+        setattr(cls, name, method)
+
+
+def _refused(name: str, refuse: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: getattr(self, refuse)(name)
+
+
 class RefusesCopies:
     """Python's ways to copy a variable, each of which would give one that knows no table."""
 
     def _refuse_copy(self, method: str) -> NoReturn:
         raise NotImplementedError
 
-    def __copy__(self) -> NoReturn:
-        self._refuse_copy("__copy__")
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        self._refuse_copy("__deepcopy__")
-
-    def __reduce__(self) -> NoReturn:
-        self._refuse_copy("__reduce__")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._refuse_copy("__reduce_ex__")
+_refuse_each(
+    RefusesCopies, ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"), "_refuse_copy"
+)
 
 
 class RefusesDense(RefusesCopies):
@@ -87,10 +93,6 @@ class RefusesDense(RefusesCopies):
     instead_of_save: str
     instead_of_custom_step: str
     instead_of_partitions: str
-
-    def is_trained_by(self, optimizer: Any) -> bool:
-        """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
-        return False
 
     def _refuse(self, method: str, instead: str) -> NoReturn:
         raise NotImplementedError(
@@ -156,9 +158,6 @@ class RefusesDense(RefusesCopies):
     def set_shape(self, shape: Any) -> NoReturn:
         self._refuse("set_shape", "Its shape is [None, dimension]: leave the call out.")
 
-    def to_proto(self, export_scope: Any = None) -> NoReturn:
-        self._refuse_copy("to_proto")
-
     @staticmethod
     def from_proto(variable_def: Any, import_scope: Any = None) -> NoReturn:
         raise NotImplementedError(
@@ -168,24 +167,9 @@ class RefusesDense(RefusesCopies):
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("tf.saved_model.save", self.instead_of_save)
 
-    def _copy_trackable_to_cpu(self, object_map: Any) -> NoReturn:
-        self._refuse_copy("_copy_trackable_to_cpu")
-
-    def _write_object_proto(self, proto: Any, options: Any) -> NoReturn:
-        self._refuse("tf.saved_model.save", self.instead_of_save)
+    _write_object_proto = _export_to_saved_model_graph
 
 
-def _refused(name: str, refuse: str) -> Callable[..., Any]:
-    """Returns a method that calls another one, which raises, with the name of the first."""
-
-    def method(self: RefusesDense, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, refuse)(name)
-
-    method.__name__, method.__qualname__ = name, f"RefusesDense.{name}"
-    return method
-
-
-for _name in _READS:
-    setattr(RefusesDense, _name, _refused(_name, "_refuse_dense"))
-for _name in _WRITES:
-    setattr(RefusesDense, _name, _refused(_name, "_refuse_write"))
+_refuse_each(RefusesDense, _COPIES, "_refuse_copy")
+_refuse_each(RefusesDense, READS, "_refuse_dense")
+_refuse_each(RefusesDense, WRITES, "_refuse_write")

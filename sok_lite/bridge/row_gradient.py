@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph
+from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph, graphs_around
 
 OUT_OF_A_LOOP = (
     "Look all keys up before the loop, or put the gradient, such as a GradientTape, inside it."
@@ -43,7 +43,9 @@ def row_gradient(
     """
     shape = gradient_shape(dim)
     if not tf.executing_eagerly():
-        if _leaves_a_loop():
+        graphs = map(type, graphs_around())
+        if any(graph.__name__ == GRADIENT_OF_A_LOOP[1] for graph in graphs):
+            # This is the way back through a loop that the tape is outside of.
             keys = _refusing(name, keys)
             # TensorFlow makes it dense in any case, and asks for it only where it is wanted.
             shape = tf.compat.v1.placeholder_with_default(tf.constant([0, dim], tf.int32), [2])
@@ -85,16 +87,6 @@ def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
 
 # Before TensorFlow's own, which has 100.
 tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=90)
-
-
-def _leaves_a_loop() -> bool:
-    """Whether this is the way back through a loop that the tape is outside of."""
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        if type(graph).__name__ == GRADIENT_OF_A_LOOP[1]:
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
 
 
 def slices_only(name: str, gradient: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,7 @@ from sok_lite.backend import Array
 from sok_lite.bridge import table_ops
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
-from sok_lite.bridge.table_call import array_call, table_call
-from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.tf_private import OpDispatcher
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
@@ -123,22 +122,15 @@ class StateView(ABC):
           cutoff: leaves out the keys that an export of the variable with it does.
         """
         check_cutoff(cutoff)
-        key_type = self._key_type
 
-        def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-            keys, values = alone(
-                table, lambda: table.export(self._column(table).name, cutoff=cutoff)
-            )
-            return (
-                to_tensor(keys, key_type, table.backend),
-                to_tensor(values, tf.float32, table.backend),
-            )
+        def run(table: EmbeddingTable) -> tuple[Array, Array]:
+            return alone(table, lambda: table.export(self._column(table).name, cutoff=cutoff))
 
-        keys, values = table_call(
+        keys, values = array_call(
             alive(self._variable),
             f"The export of {self.name!r}",
             run,
-            dtypes=[key_type, tf.float32],
+            dtypes=[self._key_type, tf.float32],
             shapes=[[None], [None, self.dimension]],
         )
         return keys, values

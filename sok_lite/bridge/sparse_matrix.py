@@ -119,15 +119,29 @@ def combined_rows(rows: tf.Tensor, ids: Any, weights: Any, combiner: str) -> tf.
         segments, batch = ids.value_rowids(), ids.nrows()
     else:
         segments, batch = ids.indices[:, 0], ids.dense_shape[0]
-    number = tf.ones([tf.size(segments)], rows.dtype)
-    weight = number if weights is None else tf.cast(values_of(weights), rows.dtype)
-    total = tf.math.unsorted_segment_sum(rows * weight[:, None], segments, batch)
-    if combiner != "sum":
-        by = weight if combiner == "mean" else weight * weight
-        divisor = tf.math.unsorted_segment_sum(by, segments, batch)
-        divisor = tf.sqrt(divisor) if combiner == "sqrtn" else divisor
-        total = tf.math.divide_no_nan(total, divisor[:, None])
-    return tf.cast(total, dtype)
+    each_weight = None if weights is None else tf.cast(values_of(weights), rows.dtype)
+    return tf.cast(combined_segments(rows, each_weight, segments, batch, combiner), dtype)
+
+
+def combined_segments(
+    rows: tf.Tensor, weights: tf.Tensor | None, segments: tf.Tensor, batch: tf.Tensor, combiner: str
+) -> tf.Tensor:
+    """Returns rows (n, dim) combined by the row of the batch that each is of, (batch, dim).
+
+    Args:
+      weights: (n,) of the rows' dtype; None: all are 1.
+      segments: (n,), of which row of the batch each is.
+    """
+    if weights is not None:
+        rows *= weights[:, tf.newaxis]
+    total = tf.math.unsorted_segment_sum(rows, segments, batch)
+    if combiner == "sum":
+        return total
+    weights = tf.ones_like(segments, rows.dtype) if weights is None else weights
+    by = weights if combiner == "mean" else weights * weights
+    divisor = tf.math.unsorted_segment_sum(by, segments, batch)
+    divisor = tf.sqrt(divisor) if combiner == "sqrtn" else divisor
+    return tf.math.divide_no_nan(total, divisor[:, tf.newaxis])
 
 
 def _as_matrix(ids: Any, weights: Any) -> tuple[Any, Any, Any]:

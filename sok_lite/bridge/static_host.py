@@ -14,7 +14,6 @@ from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import static_lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.packed import Packing, Unpacking
 from sok_lite.engine.static_lookup import StaticContext
@@ -48,7 +47,7 @@ class StaticHost(PooledHost):
             of_call = live_tables([spec.variable for spec in self._of_call])
         agree(comm, tag, of_call, [spec.combiner for spec in self._of_call])
         with shared_failure(comm):
-            batch = self._batch(tensors)
+            batch = self._batch(self._live_tables(), tensors)
         located = static_lookup.locate(backend, comm, batch, tag)
         with failure_known_to_all(comm):
             packed = []
@@ -62,11 +61,6 @@ class StaticHost(PooledHost):
                 *packed,
             ]
 
-    def _batch(self, tensors: Sequence[tf.Tensor]) -> Batch:
-        tables, items = self._live_tables(), self._items(tensors)
-        layout = self._layout_of(tables, items)
-        return Batch(tables, layout, items.keys, items.row_splits, items.weights)
-
     def _forward(self, buffer: ResultBuffer, in_graph: bool, *tensors: tf.Tensor) -> StaticContext:
         """Takes what `items_of` does, what `locate` gave but for the places, and the rows read."""
         backend, comm, num_tables = self.backend, self.comm, len(self.tables)
@@ -78,7 +72,7 @@ class StaticHost(PooledHost):
                 *items, packed = items
                 array = to_array(packed, backend)
                 sent = static_lookup.unpack_sent(backend, comm, array, num_tables)
-            batch = self._batch(items)
+            batch = self._batch(self._live_tables(), items)
             numbers = to_array(number, backend)
         return static_lookup.forward(backend, comm, batch, numbers, rows, sent, buffer)[1]
 

@@ -63,7 +63,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     with known:
         pieces = zip(host.tables, cut(places, lengths, len(static)), strict=True)
         rows = [_read_rows(spec, piece) for spec, piece in pieces]
-    return _StaticLookup(host, static, inputs, batches, rows, told).outputs()
+    return _StaticLookup(rows, told, host, static, inputs, batches).outputs()
 
 
 def _read_rows(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
@@ -82,18 +82,11 @@ class _StaticLookup(PooledCall):
     Args:
       rows: of each table, those.
       told: what else the host's `locate` gave for its `forward`.
+      call: see PooledCall.
     """
 
-    def __init__(
-        self,
-        host: StaticHost,
-        arguments: Sequence[Argument],
-        inputs: Sequence[Any],
-        batches: Numbers,
-        rows: list[tf.Tensor],
-        told: Sequence[tf.Tensor],
-    ) -> None:
-        super().__init__(host, arguments, inputs, batches)
+    def __init__(self, rows: list[tf.Tensor], told: Sequence[tf.Tensor], *call: Any) -> None:
+        super().__init__(*call)
         self._rows, self._told = rows, told
 
     def sources(self) -> list[tf.Tensor]:

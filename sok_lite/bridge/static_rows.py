@@ -20,11 +20,11 @@ import tensorflow as tf
 from sok_lite.backend.publish import plan_set, publish
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.inference import reading
-from sok_lite.bridge.refusals import refuse_step
+from sok_lite.bridge.inference import AS_USUAL
+from sok_lite.bridge.refusals import READS, WRITES, refuse_step
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
-from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, ResourceVariable, callers
+from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, ResourceVariable, callers, graphs_around
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.dedup import unique
 from sok_lite.engine.table import EmbeddingTable
@@ -33,14 +33,10 @@ from sok_lite.engine.table import EmbeddingTable
 # The rows refer to tensors of the graph, so a variable that kept them would keep the graph.
 _STATIC = "_sok_lite_static"
 
-# What a dense variable does and a table refuses: in static mode the inner variable does it.
-DENSE = (
-    *("value", "read_value", "read_value_no_copy", "_read_variable_op", "_dense_var_to_tensor"),
-    *("numpy", "__array__", "__bool__", "__int__", "__float__", "__complex__", "eval"),
-    *("gather_nd", "assign_add", "assign_sub", "scatter_max", "scatter_min", "scatter_mul"),
-    *("scatter_div", "batch_scatter_update", "scatter_nd_add", "scatter_nd_sub"),
-    *("scatter_nd_update", "scatter_nd_max", "scatter_nd_min", "_strided_slice_assign"),
-)
+# What a dense variable does and a table refuses: in static mode the inner variable does it, but for
+# what is of TF1 alone.
+_OF_TF1 = {"count_up_to", "load", "initialized_value"}
+DENSE = {*READS, *WRITES, "read_value_no_copy", "_dense_var_to_tensor"} - _OF_TF1
 
 
 class _Static(NamedTuple):
@@ -127,10 +123,8 @@ class WithStaticRows(TableVariable):
             return None
         dense = self._rows_of_graph()
         assigned = dense.assign(rows, read_value=False)
-        graph = tf.compat.v1.get_default_graph()
-        if not hasattr(graph, _STATIC):
-            setattr(graph, _STATIC, {})
-        getattr(graph, _STATIC)[self._trace_id] = _Static(keys, dense)
+        of_graph = vars(tf.compat.v1.get_default_graph()).setdefault(_STATIC, {})
+        of_graph[self._trace_id] = _Static(keys, dense)
         return assigned
 
     def to_dynamic(self) -> Any:
@@ -207,12 +201,10 @@ class WithStaticRows(TableVariable):
         if not self._is_ever_static:
             return None
         if not tf.executing_eagerly():
-            graph: Any = tf.compat.v1.get_default_graph()
-            while graph is not None:
+            for graph in graphs_around():
                 found: _Static | None = getattr(graph, _STATIC, {}).get(self._trace_id)
                 if found is not None:
                     return found
-                graph = getattr(graph, "outer_graph", None)
         return self._eager_static
 
     @property
@@ -292,7 +284,7 @@ def _row_reader(dtype: tf.DType) -> Callable[..., Sequence[tf.Tensor]]:
             )
         rows = empty((n, table.dim), dtype, backend)
         # Never zeros: they would be written back.
-        table.lookup(keys, out=rows, unique_keys=True, insert=reading(None, None).insert)
+        table.lookup(keys, out=rows, unique_keys=True, insert=AS_USUAL.now()[0])
         return (to_tensor(rows, dtype, backend),)
 
     return run

@@ -7,8 +7,6 @@ import numpy as np
 
 from sok_lite.engine.fingerprint import fingerprints
 
-__all__ = ["hash_strings"]
-
 
 def hash_strings(strings: Any) -> Any:
     """Returns a key for each string, the same wherever and whenever it is asked for.

@@ -27,8 +27,6 @@ from sok_lite.backend.aligned import ALIGNMENT, aligned_empty
 from sok_lite.backend.arguments import address_of
 from sok_lite.bridge.gpu import device_name
 
-__all__ = ["empty", "memory_of_call", "to_array", "to_tensor", "wait_for_all"]
-
 # TensorFlow has one object for each dtype.
 _STORAGE: list[tuple[tf.DType, np.dtype]] = [
     (tf.int64, np.dtype(np.int64)),

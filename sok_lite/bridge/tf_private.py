@@ -1,7 +1,8 @@
 """Every private name of TensorFlow and Keras that this package relies on: a test looks at each.
 
 What TensorFlow does not promise may be gone in its next version. Then the import of this module
-fails and names it, or the test that goes through the lists below does, and nothing else.
+fails and names it, or the test does that goes through the lists below, and nothing else. Attributes
+of variables and optimizers stand in the code that uses them; the test has lists of them too.
 """
 
 import importlib
@@ -43,6 +44,14 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def graphs_around() -> Iterator[Any]:
+    """Yields the default graph and the graphs that it is in, the innermost first."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
 
 
 # ---- imported ------------------------------------------------------------------------------------
@@ -131,30 +140,6 @@ SAVER_FILENAME = "filename_tensor"
 SAVER_BUILDS = "_build_internal"
 SAVER_NAMES = "names_to_saveables"
 
-# Members of ResourceVariable that a table uses.
-USED = (
-    *("_handle", "_handle_name", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id"),
-    "_initializer_op",
-)
-# Methods of ResourceVariable and its bases that a table overrides: were they renamed, TensorFlow
-# would act on the empty tensor that stands for the rows.
-OVERRIDDEN = (
-    "_variable_call",
-    "_type_spec",
-    "__tf_tracing_type__",
-    "_serialize_to_tensors",
-    "_restore_from_tensors",
-    "_read_variable_op",
-    "_lazy_read",
-    "_dense_var_to_tensor",
-    "_strided_slice_assign",
-    "_copy_trackable_to_cpu",
-    "_write_object_proto",
-    "_export_to_saved_model_graph",
-)
-# The same of VariableSpec.
-OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
-
 # Of tf.train.Checkpoint: what a CheckpointManager calls, and what a checkpoint holds.
 CHECKPOINT = ("save", "write", "_write", "read", "restore")
 CHILDREN = "_trackable_children"
@@ -185,54 +170,7 @@ FUNCTIONAL_MODELS = {
     "tf_keras": "tf_keras.src.engine.functional",
 }
 
-# Where optimizers keep their settings, by family and class.
-KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
-# Of one that is built: the number that each variable has in lists of states, and its key in there.
+# Of an optimizer of Keras that is built: the number that each variable has in lists of states, and
+# its key in there.
 NUMBERS_OF_VARIABLES = {"keras": "_trainable_variables_indices", "tf_keras": "_index_dict"}
 KEY_OF_A_VARIABLE = "_var_key"
-LEGACY_OPTIMIZERS = {
-    "Optimizer": (
-        *("_create_hypers", "_get_hyper", "_hyper", "_initial_decay", "_slots", "_slot_names"),
-        "_create_all_weights",
-    ),
-    "SGD": ("_momentum",),
-    "Adagrad": ("_initial_accumulator_value",),
-    "RMSprop": ("_momentum",),
-    "Ftrl": ("_initial_accumulator_value", "_l2_shrinkage_regularization_strength"),
-    "Nadam": ("_initial_decay",),
-}
-V1_OPTIMIZERS = {
-    "GradientDescentOptimizer": ("_learning_rate", "_slots", "_create_slots", "_use_locking"),
-    "MomentumOptimizer": ("_learning_rate", "_momentum", "_use_nesterov"),
-    "AdamOptimizer": ("_lr", "_beta1", "_beta2", "_epsilon"),
-    "AdagradOptimizer": ("_learning_rate", "_initial_accumulator_value"),
-    "RMSPropOptimizer": ("_learning_rate", "_decay", "_momentum", "_epsilon", "_centered"),
-    "FtrlOptimizer": (
-        "_learning_rate",
-        "_learning_rate_power",
-        "_initial_accumulator_value",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-        "_l2_shrinkage_regularization_strength",
-        "_beta",
-    ),
-    "AdadeltaOptimizer": ("_lr", "_rho", "_epsilon"),
-    "ProximalGradientDescentOptimizer": (
-        "_learning_rate",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-    ),
-    "ProximalAdagradOptimizer": (
-        "_learning_rate",
-        "_initial_accumulator_value",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-    ),
-    "AdagradDAOptimizer": (
-        "_learning_rate",
-        "_initial_gradient_squared_accumulator_value",
-        "_l1_regularization_strength",
-        "_l2_regularization_strength",
-        "_global_step",
-    ),
-}

@@ -11,7 +11,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.backend.publish import publish
 from sok_lite.bridge import checkpoint
-from sok_lite.engine.table import clock
+from sok_lite.engine.table import clock, named_arrays
 
 
 def trained(seed, name="table", dtype=tf.float32):
@@ -124,14 +124,11 @@ def test_a_checkpoint_that_does_not_tell_what_belongs_together_is_restored(tmp_p
     other = adagrad(0.3)
     step(table, other, 1, 2)
 
-    def flat(value):
-        value = (
-            {k: v for group in value for k, v in group.items()} if type(value) is list else value
-        )
-        return text(value)
+    def flat(states):
+        return {name: facts for group in columns_of(states) for name, facts in group.items()}
 
-    text = checkpoint._text
-    monkeypatch.setattr(checkpoint, "_text", flat)
+    columns_of = named_arrays.columns_of
+    monkeypatch.setattr(named_arrays, "columns_of", flat)
     path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
     monkeypatch.undo()
     fresh = sok.DynamicVariable(3, name="table", initializer="uniform")
@@ -322,11 +319,11 @@ def test_times_are_kept(tmp_path, monkeypatch, old):
         tf.nn.embedding_lookup(source, keys)
         now[0] += 100
     if old:
-        named_arrays = checkpoint.named_arrays
+        arrays_of = checkpoint.named_arrays
 
         def without_spans(content):
             facts = {name: fact for name, fact in content.facts.items() if name != "spans"}
-            return named_arrays(content._replace(facts=facts))
+            return arrays_of(content._replace(facts=facts))
 
         monkeypatch.setattr(checkpoint, "named_arrays", without_spans)
     path = tf.train.Checkpoint(table=source).save(str(tmp_path / "c"))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge.inference import reading
+from sok_lite.bridge.inference import AS_USUAL, MissingKeyPolicy
 
 v1 = tf.compat.v1
 
@@ -80,7 +80,7 @@ def test_an_argument_outweighs_the_mode(mode, look_up):
         assert table.table.size == 2
         mode(lambda keys: look_up(table, keys, training=True))(tf.constant([8], tf.int64))
         # What such a lookup does not admit is no business of the mode.
-        assert reading(True, None) == (True, "initial")
+        assert MissingKeyPolicy(True).now() == (True, "initial")
     assert state(table)[0] == [1, 2, 8]
 
 
@@ -130,14 +130,14 @@ def test_threads_open_and_close_it_in_any_order():
     thread = threading.Thread(target=first)
     thread.start()
     assert first_is_open.wait(30)
-    seen.append(reading(None, None))
+    seen.append(AS_USUAL.now())
     with sok.inference_mode(missing="initial"):
-        seen.append(reading(None, None))
+        seen.append(AS_USUAL.now())
         second_is_open.set()
         assert first_is_closed.wait(30)
-        seen.append(reading(None, None))
+        seen.append(AS_USUAL.now())
     thread.join()
-    seen.append(reading(None, None))
+    seen.append(AS_USUAL.now())
     assert seen == [(False, "zeros"), (False, "initial"), (False, "initial"), (True, "initial")]
 
 
@@ -151,7 +151,7 @@ def test_it_cannot_be_opened_where_only_tracing_would_be_inside():
 
     with pytest.raises(RuntimeError, match="Open it around the call"):
         evaluate(tf.constant([9]))
-    assert reading(None, None) == (True, "initial")
+    assert AS_USUAL.now() == (True, "initial")
 
 
 @pytest.mark.parametrize("n", [0, 1, 31, 33, 1000])

@@ -20,6 +20,79 @@ from sok_lite.bridge.variable import TableVariable
 PACKAGE = Path(sok_lite.__file__).parent
 KERAS = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
 
+# Members of ResourceVariable that a table uses.
+USED = (
+    *("_handle", "_handle_name", "_in_graph_mode", "_graph_element", "_shared_name", "_unique_id"),
+    "_initializer_op",
+)
+# Methods of ResourceVariable and its bases that a table overrides: were they renamed, TensorFlow
+# would act on the empty tensor that stands for the rows.
+OVERRIDDEN = (
+    "_variable_call",
+    "_type_spec",
+    "__tf_tracing_type__",
+    "_serialize_to_tensors",
+    "_restore_from_tensors",
+    "_read_variable_op",
+    "_lazy_read",
+    "_dense_var_to_tensor",
+    "_strided_slice_assign",
+    "_copy_trackable_to_cpu",
+    "_write_object_proto",
+    "_export_to_saved_model_graph",
+)
+# The same of VariableSpec.
+OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
+
+# Where optimizers keep their settings, by family and class.
+KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
+LEGACY_OPTIMIZERS = {
+    "Optimizer": (
+        *("_create_hypers", "_get_hyper", "_hyper", "_initial_decay", "_slots", "_slot_names"),
+        "_create_all_weights",
+    ),
+    "SGD": ("_momentum",),
+    "Adagrad": ("_initial_accumulator_value",),
+    "RMSprop": ("_momentum",),
+    "Ftrl": ("_initial_accumulator_value", "_l2_shrinkage_regularization_strength"),
+    "Nadam": ("_initial_decay",),
+}
+V1_OPTIMIZERS = {
+    "GradientDescentOptimizer": ("_learning_rate", "_slots", "_create_slots", "_use_locking"),
+    "MomentumOptimizer": ("_learning_rate", "_momentum", "_use_nesterov"),
+    "AdamOptimizer": ("_lr", "_beta1", "_beta2", "_epsilon"),
+    "AdagradOptimizer": ("_learning_rate", "_initial_accumulator_value"),
+    "RMSPropOptimizer": ("_learning_rate", "_decay", "_momentum", "_epsilon", "_centered"),
+    "FtrlOptimizer": (
+        "_learning_rate",
+        "_learning_rate_power",
+        "_initial_accumulator_value",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+        "_l2_shrinkage_regularization_strength",
+        "_beta",
+    ),
+    "AdadeltaOptimizer": ("_lr", "_rho", "_epsilon"),
+    "ProximalGradientDescentOptimizer": (
+        "_learning_rate",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+    ),
+    "ProximalAdagradOptimizer": (
+        "_learning_rate",
+        "_initial_accumulator_value",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+    ),
+    "AdagradDAOptimizer": (
+        "_learning_rate",
+        "_initial_gradient_squared_accumulator_value",
+        "_l1_regularization_strength",
+        "_l2_regularization_strength",
+        "_global_step",
+    ),
+}
+
 
 def assert_has(owner, name):
     assert hasattr(owner, name), f"TensorFlow {tf.__version__}: {owner} has no {name}"
@@ -63,18 +136,18 @@ def test_methods_of_savers_that_are_known_by_their_frames(name, argument):
     assert argument in inspect.signature(getattr(builder, name)).parameters
 
 
-@pytest.mark.parametrize("name", tf_private.USED)
+@pytest.mark.parametrize("name", USED)
 def test_members_that_a_table_uses(name):
     assert_has(tf.Variable(1.0), name)
 
 
-@pytest.mark.parametrize("name", tf_private.OVERRIDDEN)
+@pytest.mark.parametrize("name", OVERRIDDEN)
 def test_methods_that_a_table_overrides(name):
     assert_has(tf_private.ResourceVariable, name)
     assert getattr(TableVariable, name) is not getattr(tf_private.ResourceVariable, name)
 
 
-@pytest.mark.parametrize("name", tf_private.OVERRIDDEN_OF_SPEC)
+@pytest.mark.parametrize("name", OVERRIDDEN_OF_SPEC)
 def test_methods_that_its_type_overrides(name):
     assert_has(tf_private.VariableSpec, name)
     assert getattr(TableSpec, name) is not getattr(tf_private.VariableSpec, name)
@@ -86,7 +159,7 @@ def test_every_private_method_that_is_overridden_is_listed(cls):
     base = tf_private.VariableSpec if cls is TableSpec else tf_private.ResourceVariable
     named = re.compile("_(?!abc_)[a-z].*|__tf_.*")  # not Python's own
     private = {name for name in vars(cls) if named.fullmatch(name) and hasattr(base, name)}
-    assert private <= {*tf_private.OVERRIDDEN, *tf_private.OVERRIDDEN_OF_SPEC}
+    assert private <= {*OVERRIDDEN, *OVERRIDDEN_OF_SPEC}
 
 
 def test_the_shape_of_an_eager_tensor():
@@ -167,7 +240,7 @@ def test_what_asks_for_slots_of_a_checkpoint(module):
 
 
 @pytest.mark.parametrize("package", KERAS)
-@pytest.mark.parametrize("name", tf_private.KERAS_OPTIMIZERS)
+@pytest.mark.parametrize("name", KERAS_OPTIMIZERS)
 def test_settings_of_keras_optimizers(package, name):
     assert_has(importlib.import_module(package).optimizers.Adam(), name)
 
@@ -189,21 +262,21 @@ def test_an_operation_is_called_as_generated_functions_do():
     assert variable.numpy() == [2.0]
 
 
-@pytest.mark.parametrize("cls", tf_private.LEGACY_OPTIMIZERS)
+@pytest.mark.parametrize("cls", LEGACY_OPTIMIZERS)
 def test_settings_of_legacy_optimizers(cls):
     legacy = pytest.importorskip("tf_keras").optimizers.legacy
     optimizer = legacy.SGD() if cls == "Optimizer" else getattr(legacy, cls)()
-    for name in tf_private.LEGACY_OPTIMIZERS[cls]:
+    for name in LEGACY_OPTIMIZERS[cls]:
         assert_has(optimizer, name)
 
 
-@pytest.mark.parametrize("cls", tf_private.V1_OPTIMIZERS)
+@pytest.mark.parametrize("cls", V1_OPTIMIZERS)
 def test_settings_of_v1_optimizers(cls):
     optimizer_class = getattr(tf.compat.v1.train, cls)
     needed = list(inspect.signature(optimizer_class.__init__).parameters)[2:3]
     second = {"momentum": 0.9, "global_step": tf.Variable(0, dtype=tf.int64)}
     optimizer = optimizer_class(0.1, *(second[name] for name in needed if name in second))
-    for name in tf_private.V1_OPTIMIZERS[cls]:
+    for name in V1_OPTIMIZERS[cls]:
         assert_has(optimizer, name)
 
 
@@ -224,9 +297,9 @@ def test_nobody_else_imports_a_private_module():
 def test_every_private_setting_of_an_optimizer_is_listed():
     """What the files of the families read of an optimizer, by its own name."""
     listed = {
-        *tf_private.KERAS_OPTIMIZERS,
-        *(name for names in tf_private.LEGACY_OPTIMIZERS.values() for name in names),
-        *(name for names in tf_private.V1_OPTIMIZERS.values() for name in names),
+        *KERAS_OPTIMIZERS,
+        *(name for names in LEGACY_OPTIMIZERS.values() for name in names),
+        *(name for names in V1_OPTIMIZERS.values() for name in names),
     }
     read = set()
     for path in (PACKAGE / "bridge" / "optimizers").glob("*.py"):

@@ -20,6 +20,7 @@ from sok_lite.bridge.keras.saving import check_path, refuse_several_ranks
 from sok_lite.bridge.keras.training import has_custom_step
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import refuse_unsupported
+from sok_lite.comm import Communicator
 
 # A row is a column of pixels; PNG has no more.
 _MOST_ROWS_OF_AN_IMAGE = 1_000_000
@@ -102,18 +103,17 @@ def _refusing_backups(call: Any, self: Any, logs: Any = None) -> Any:
 
 def _making_backup_folder(call: Any, self: Any, logs: Any = None) -> Any:
     """Keras 3 makes a folder where it finds none: two ranks that find none both would."""
-    if _is_of_all_ranks(self):
-        _check_backup_folder(self.backup_dir)
+    comm = _ranks_of(self)
+    if comm is not None:
+        _check_backup_folder(comm, self.backup_dir)
     done = call(self, logs)
-    if _is_of_all_ranks(self):
+    if comm is not None:
         tf.io.gfile.makedirs(self.backup_dir)
     return done
 
 
-def _check_backup_folder(folder: Any) -> None:
+def _check_backup_folder(comm: Communicator, folder: Any) -> None:
     """Raises, on all ranks, where some would restore what others do not find."""
-    comm = other_ranks()
-    assert comm is not None
     files = sorted(tf.io.gfile.listdir(folder)) if tf.io.gfile.isdir(folder) else []
     text = f"{str(folder)!r} with {', '.join(files) or 'no files'}"
     gathered = comm.allgatherv(np.frombuffer(text.encode(), np.uint8), call="BackupAndRestore")
@@ -126,10 +126,9 @@ def _check_backup_folder(folder: Any) -> None:
 
 
 def _deleting_backups_once(call: Any, self: Any, logs: Any = None) -> Any:
-    if not _is_of_all_ranks(self):
+    comm = _ranks_of(self)
+    if comm is None:
         return call(self, logs)
-    comm = other_ranks()
-    assert comm is not None
     comm.barrier()  # all have written what they write there
     if comm.rank == 0:
         call(self, logs)
@@ -145,5 +144,6 @@ def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs:
         tf.io.gfile.makedirs(folder)
 
 
-def _is_of_all_ranks(callback: Any) -> bool:
-    return other_ranks() is not None and bool(held.kept_tables(callback.model))
+def _ranks_of(callback: Any) -> Communicator | None:
+    """Returns the ranks that have tables of a callback's model; None: no others, or no tables."""
+    return other_ranks() if held.kept_tables(callback.model) else None

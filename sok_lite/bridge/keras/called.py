@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.tf_private import SCRATCH_GRAPHS
 
 _ROUTED = ("training", "mask")  # what Keras gives by itself
@@ -19,16 +18,8 @@ _ROUTED = ("training", "mask")  # what Keras gives by itself
 _called: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def note_calls(model: Any) -> None:
-    """Has the first call of each model noted.
-
-    Args:
-      model: the class of models of Keras 3.
-    """
-    hooks.around(model, "__call__", _noting, inherits=True)
-
-
-def _noting(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+def noting(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a model of Keras 3, and notes the first call of each."""
     if self not in _called and not is_built_by_shapes():
         # What is no structure of TensorFlow's, or no dtype, is for the model to take.
         with contextlib.suppress(TypeError, ValueError):

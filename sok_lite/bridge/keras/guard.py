@@ -12,12 +12,12 @@ Keras 3 and tf_keras may both be there, or neither: this module imports none.
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras import hooks, training
-from sok_lite.bridge.keras.called import note_calls
+from sok_lite.bridge.keras import called, hooks, training
 from sok_lite.bridge.keras.held import PACKAGES, know_layers
 from sok_lite.bridge.keras.hooks import is_cloning, know_functions
 from sok_lite.bridge.keras.ids import TAKING_ARRAYS, refuse_changed_ids
@@ -73,15 +73,15 @@ def _guard(name: str, package: Any) -> bool:
         model = getattr(package, "Model", None)
         if name in _guarded or model is None:  # None: while Keras is being imported
             return False
-        for method in CHECKPOINT:
-            check = hooks.checking_by_name
-            hooks.around(tf.train.Checkpoint, method, check, have_all_tracked, method)
+        for method in () if _guarded else CHECKPOINT:
+            check = partial(have_all_tracked, method)
+            hooks.around(tf.train.Checkpoint, method, hooks.checking, check)
         _guarded.add(name)
         know_layers(package.layers.Layer)
         know_functions(package.models)
         training.watch_steps(model)
         if name == "keras":
-            note_calls(model)
+            hooks.around(model, "__call__", called.noting, inherits=True)
         for method in TAKING_ARRAYS:
             hooks.around(model, method, hooks.checking, refuse_changed_ids)
         look_at_files(name, model)

@@ -70,20 +70,6 @@ def checking(check: Callable[..., None], call: Any, self: Any, /, *args: Any, **
     return call(self, *args, **kwargs)
 
 
-def checking_by_name(
-    check: Callable[[str, Any], None],
-    method: str,
-    call: Any,
-    self: Any,
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Does something around a method: a check, which takes its name and the object, and raises."""
-    check(method, self)
-    return call(self, *args, **kwargs)
-
-
 def owner_of(cls: type, name: str) -> type | None:
     """Returns the class of whose methods `cls.name` is one; None: there is no such method."""
     return next((base for base in cls.__mro__ if name in vars(base)), None)

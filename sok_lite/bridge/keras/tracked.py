@@ -7,7 +7,7 @@ from sok_lite.bridge.keras.held import CONTAINERS, is_layer, may_hold, names_of,
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
 
 
-def have_all_tracked(method: str, checkpoint: Any) -> None:
+def have_all_tracked(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
     """Has what a checkpoint holds track the tables that Keras 3 hides in its lists and dicts.
 
     A table then has the name of the attribute and its places in there, joined by "-".

@@ -73,12 +73,6 @@ def has_custom_step(model: Any) -> bool:
     return hooks.is_theirs(model.train_step)
 
 
-def _check_compiled(model: Any) -> None:
-    """Raises if a model was compiled to train, and its own step would leave a table untrained."""
-    if getattr(model, "optimizer", None) is not None and model.trainable:
-        check_training(model, force=True)
-
-
 def _is_known_to(model: Any, table: Any) -> bool:
     """Whether Keras' own step does with a table what it does with a weight.
 
@@ -118,7 +112,8 @@ def _refuse_training(tables: list[Any]) -> NoReturn:
 def _compiling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     _keep_from_xla(self)
     done = call(self, *args, **kwargs)
-    _check_compiled(self)
+    if getattr(self, "optimizer", None) is not None and self.trainable:
+        check_training(self, force=True)
     return done
 
 

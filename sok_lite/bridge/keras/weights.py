@@ -6,6 +6,7 @@ dense array, and would leave any other table out without a word: that is refused
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +16,6 @@ from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.held import is_kept, kept_tables, names_of, saves_itself, tables_in
 
 # Public: what a program calls on models and on layers.
-WEIGHTS = ("get_weights", "set_weights")
 STATE_TREES = ("get_state_tree", "set_state_tree")
 OWN_VARIABLES = ("save_own_variables", "load_own_variables")
 
@@ -30,9 +30,9 @@ def know_tables_among_weights(layer: Any, model: Any) -> None:
         hooks.around(cls, "get_weights", _getting)
         hooks.around(cls, "set_weights", _setting)
     for method in STATE_TREES:
-        hooks.around(model, method, hooks.checking_by_name, _check_state_tree, method)
+        hooks.around(model, method, hooks.checking, partial(_check_state_tree, method))
     for method in OWN_VARIABLES:
-        hooks.around(layer, method, hooks.checking_by_name, _check_own_variables, method)
+        hooks.around(layer, method, hooks.checking, partial(_check_own_variables, method))
 
 
 class TableWeights(np.ndarray):
@@ -95,7 +95,7 @@ def check_saving(method: str, holder: Any) -> None:
         _refuse_saving(method, tables)
 
 
-def _check_own_variables(method: str, layer: Any) -> None:
+def _check_own_variables(method: str, layer: Any, *_: Any, **__: Any) -> None:
     """Raises if the layer itself, not one within it, holds tables: Keras asks each in turn."""
     tables = [table for owner, table in _left_out(layer) if owner is layer]
     if tables:
@@ -128,7 +128,7 @@ def check_weights(method: str, layer: Any) -> None:
         _refuse_saving(method, tables)
 
 
-def _check_state_tree(method: str, model: Any) -> None:
+def _check_state_tree(method: str, model: Any, *_: Any, **__: Any) -> None:
     """Raises where a model holds tables: a tree of dense values would have an empty one of each."""
     check_weights(method, model)
     tables = kept_tables(model)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks
 from sok_lite.bridge.loss_weight import weighed
+from sok_lite.bridge.optimizers.gradients import map_values
 from sok_lite.bridge.variable import TableVariable
 
 Pairs = list[tuple[Any, Any]]
@@ -50,11 +51,4 @@ def averaged(pairs: Pairs) -> Pairs:
         for grad, var in pairs
     ]
     every = summed(weighed_pairs)
-    return [(None if grad is None else _divide(grad, count), var) for grad, var in every]
-
-
-def _divide(grad: Any, count: int) -> Any:
-    if isinstance(grad, tf.IndexedSlices):
-        rows = grad.values / tf.cast(count, grad.values.dtype)
-        return tf.IndexedSlices(rows, grad.indices, grad.dense_shape)
-    return grad / tf.cast(count, grad.dtype)
+    return map_values(lambda values: values / tf.cast(count, values.dtype), every)

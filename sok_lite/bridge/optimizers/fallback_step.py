@@ -23,7 +23,7 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set
 from sok_lite.bridge.optimizers.clones import CannotStepError, refuse_inner_optimizers
-from sok_lite.bridge.optimizers.family import Cloning, FallbackStep, Family
+from sok_lite.bridge.optimizers.family import FallbackStep, Family
 from sok_lite.bridge.optimizers.host import StepHost
 from sok_lite.bridge.optimizers.state_discovery import (
     Built,
@@ -137,8 +137,8 @@ class FallbackSteps:
     def __init__(self, optimizer: Any, family: Family) -> None:
         refuse_inner_optimizers(optimizer)
         self.carried = carried_by(optimizer)
-        self._cloning: Cloning = family.cloning
-        self._config = dict(family.cloning.config(optimizer))
+        self._family = family
+        self._config = dict(family.config(optimizer))
         # Replaced as a whole, with the lock: several wrappers may have one optimizer.
         self._known = _Known()
         self._lock = threading.Lock()
@@ -190,11 +190,11 @@ class FallbackSteps:
 
     def _trial(self, optimizer: Any, now: Now, shapes: Sequence[Shape]) -> Trial:
         make = partial(self._copy, optimizer, now)
-        return TrialSteps(optimizer, self._cloning, make).trial(shapes)
+        return TrialSteps(optimizer, self._family, make).trial(shapes)
 
     def _copy(self, optimizer: Any, now: Now, followed: Collection[str]) -> Any:
         rest = (now.learning_rate, now.numbers, followed)
-        return self._cloning.make(optimizer, self._config, *rest)
+        return self._family.make(optimizer, self._config, *rest)
 
     def step(
         self,
@@ -232,7 +232,7 @@ class FallbackSteps:
         values.update((name, tf.constant(value)) for name, value in self.carried.values.items())
         copy = self._copy(optimizer, now, known.trial.followed)
         without = list(map(known.number_of, undecayed))
-        built = Built(self._cloning, copy, known.shapes, rows, without)
+        built = Built(self._family, copy, known.shapes, rows, without)
         own = {role: v for role, (_, v) in zip(known.trial.roles, built.own, strict=True)}
         for role in own.keys() & values.keys():
             assign(own[role], values[role])

@@ -46,38 +46,11 @@ class Settings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cloning:
-    """How the optimizers of a family are copied, and a copy made to update variables.
-
-    Attributes:
-      numbers: what of the settings are tensors, variables or callables: read in every step.
-      config: of an optimizer, taken before its first step: what a copy is made from.
-      make: takes the optimizer, the config, the learning rate, the numbers, and names of attributes
-        that the copy is to have as they are by now; gives a copy that is not built.
-      variable: makes a variable that a copy can update, of a float32 tensor and a name.
-      build: takes a copy, all variables that it is to update, and those of them that weight decay
-        does not act on; makes its own variables.
-      not_states: attributes of a copy whose variables are neither states nor numbers that go on
-        from step to step.
-      slot_name: takes a copy, a variable of its own and the variable it was made for; gives what
-        the family calls it; None: its own name says it.
-      apply: takes a copy, pairs of gradients and variables, and the number of the step, 1 for the
-        first.
-    """
-
-    numbers: Callable[[Any], dict[str, Any]]
-    config: Callable[[Any], Mapping[str, Any]]
-    make: Callable[[Any, Mapping[str, Any], float, Mapping[str, float], Collection[str]], Any]
-    variable: Callable[[Any, str], Any]
-    build: Callable[[Any, Sequence[Any], Sequence[Any]], None]
-    not_states: tuple[str, ...]
-    slot_name: Callable[[Any, Any, Any], str | None]
-    apply: Callable[[Any, Sequence[tuple[Any, Any]], int], None]
-
-
-@dataclass(frozen=True)
 class Family:
     """The properties that the optimizers of one family share.
+
+    An optimizer that no rule follows is copied, and the copy updates variables: `config` to `apply`
+    say how.
 
     Attributes:
       name: for messages.
@@ -85,7 +58,20 @@ class Family:
       iterations: the optimizer's own step counter, or None.
       learning_rate: of the step after `iterations` steps.
       has_decay: whether the optimizers may have a `weight_decay`, and `_use_weight_decay`.
-      cloning: how copies of them are made, for those that no rule follows.
+      config: of an optimizer, taken before its first step: what a copy is made from.
+      make: takes the optimizer, the config, the learning rate, the numbers, and names of attributes
+        that the copy is to have as they are by now; gives a copy that is not built.
+      variable: makes a variable that a copy can update, of a float32 tensor and a name.
+      build: takes a copy, all variables that it is to update, and those of them that weight decay
+        does not act on; makes its own variables.
+      apply: takes a copy, pairs of gradients and variables, and the number of the step, 1 for the
+        first.
+      numbers: what of the settings of an optimizer that is copied are tensors, variables or
+        callables: read in every step.
+      not_states: attributes of a copy whose variables are neither states nor numbers that go on
+        from step to step.
+      name_of_slot: takes a copy, a variable of its own and the variable it was made for; gives what
+        the family calls it; None: its own name says it.
       slots: how the optimizers keep slots, "by variable" or "by name"; None: they have none.
       slot_names: of a rule, what the family calls a state by another name.
       clips_in_turn: whether the optimizers clip by value and then by norm, and 0 is a limit; others
@@ -97,7 +83,14 @@ class Family:
     iterations: Callable[[Any], Any]
     learning_rate: Callable[[Any, Any], Any]
     has_decay: bool
-    cloning: Cloning
+    config: Callable[[Any], Mapping[str, Any]]
+    make: Callable[[Any, Mapping[str, Any], float, Mapping[str, float], Collection[str]], Any]
+    variable: Callable[[Any, str], Any]
+    build: Callable[[Any, Sequence[Any], Sequence[Any]], None]
+    apply: Callable[[Any, Sequence[tuple[Any, Any]], int], None]
+    numbers: Callable[[Any], dict[str, Any]] = lambda optimizer: {}
+    not_states: tuple[str, ...] = ()
+    name_of_slot: Callable[[Any, Any, Any], str | None] = lambda copy, own, variable: None
     slots: str | None = None
     slot_names: Mapping[type[UpdateRule], Mapping[str, str]] = field(default_factory=dict)
     clips_in_turn: bool = False

@@ -11,7 +11,7 @@ that of tables they are scaled before it sees them: then it finds no norm that i
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ from sok_lite.bridge.joined import as_int64, from_int64
 from sok_lite.bridge.optimizers.changes import Changes, changes_of
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.host import checked_gradient
-from sok_lite.bridge.optimizers.loss_scale import LossScale, num_not_finite, spoilt
+from sok_lite.bridge.optimizers.loss_scale import LossScale
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import TableVariable
@@ -35,27 +35,13 @@ DensePairs = list[tuple[Any, Any]]
 _WHAT = "A step that looks at the gradients of all ranks"
 
 
-class Changed(NamedTuple):
-    """Gradients as they are for the step.
-
-    Attributes:
-      pairs: of tables, changed for good.
-      dense: of other variables, for the optimizer, which changes them itself.
-      go: scalar of booleans, whether the step is to be taken; None: it is.
-    """
-
-    pairs: Pairs
-    dense: DensePairs
-    go: tf.Tensor | None = None
-
-
 def changed(
     optimizer: Any,
     family: Family,
     pairs: Pairs,
     dense: DensePairs,
     loss_scale: LossScale | None = None,
-) -> Changed:
+) -> tuple[Pairs, DensePairs, tf.Tensor | None]:
     """Returns gradients as an optimizer would have changed them before its step.
 
     With several ranks, and where norms are clipped or steps skipped, every rank must call it, with
@@ -66,6 +52,11 @@ def changed(
       pairs: of tables that have a gradient; the same table may come several times.
       dense: of other variables; a gradient may be None.
       loss_scale: of the LossScaleOptimizer around the optimizer.
+
+    Returns:
+      (pairs of tables, changed for good; dense pairs for the optimizer, which changes them itself;
+      scalar of booleans, whether the step is to be taken, None: it is). Where it is not, dense
+      gradients are NaN.
 
     Raises:
       TypeError, ValueError: a gradient does not fit. No rank has been told anything.
@@ -78,16 +69,16 @@ def changed(
     if loss_scale is not None and loss_scale.unscale is not None:
         changes = changes._replace(unscale=loss_scale.unscale)
     if all(each is None for each in changes) and not skips:
-        return Changed(pairs, dense)
+        return pairs, dense, None
     if not pairs and not any(_is_part(*pair) for pair in dense):
-        return Changed(pairs, dense)  # the optimizer's own affair
+        return pairs, dense, None  # the optimizer's own affair
     refuse_replicas(_WHAT)
     comm = other_ranks() if changes.limit is not None or skips else None
     # Eagerly, the other ranks may wait for the norms already; in a graph nothing runs yet.
     with contextlib.ExitStack() as stack:
         if comm is not None and tf.executing_eagerly():
             stack.enter_context(failure_known_to_all(comm))
-        bad = [num_not_finite([*pairs, *dense])] if skips else []
+        bad = [_num_not_finite([*pairs, *dense])] if skips else []
         pairs, dense = _but_for_norms(changes, pairs, dense)
     parts = [*pairs, *(pair for pair in dense if _is_part(*pair))]
     squares = [] if changes.limit is None else _squares(parts, len(pairs), changes)
@@ -98,16 +89,28 @@ def changed(
     elif changes.global_norm is not None:
         pairs, dense = _clip_all(changes, pairs, dense, totals)
     if not skips:
-        return Changed(pairs, dense)
+        return pairs, dense, None
     go = tf.equal(summed[-1], 0.0)
-    return Changed(pairs, spoilt(dense, go), go)
+    return pairs, map_values(partial(_or_nan, go), dense), go
+
+
+def _or_nan(go: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    return tf.where(go, values, tf.constant(float("nan"), values.dtype))
+
+
+def _num_not_finite(pairs: DensePairs) -> tf.Tensor:
+    """Returns how many of some gradients have a NaN or an infinity, float32."""
+    values = [_values(grad) for grad, _ in pairs if grad is not None]
+    return tf.add_n(
+        [tf.cast(~tf.reduce_all(tf.math.is_finite(each)), tf.float32) for each in values]
+    )
 
 
 def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[Pairs, DensePairs]:
     """Returns gradients that are checked, unscaled, of one row a key and clipped by value."""
     pairs = [(_as_float32(*pair), pair[1]) for pair in pairs]
     if changes.unscale is not None:
-        pairs = _map_values(lambda values: values / changes.unscale, pairs)
+        pairs = map_values(lambda values: values / changes.unscale, pairs)
     if changes.value is None and changes.limit is None:
         return pairs, dense
     pairs = _one_row_a_key(pairs)
@@ -118,7 +121,7 @@ def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[P
     if changes.value is None:
         return pairs, dense
     clip = partial(tf.clip_by_value, clip_value_min=-changes.value, clip_value_max=changes.value)
-    return _map_values(clip, pairs), dense if changes.limit is None else _map_values(clip, dense)
+    return map_values(clip, pairs), dense if changes.limit is None else map_values(clip, dense)
 
 
 # ---- norms ---------------------------------------------------------------------------------------
@@ -178,21 +181,19 @@ def _clip_all(
     # Where nothing is clipped the optimizer alone is to round.
     scale_of_dense = tf.where(norm <= limit, 1.0, scale)
     scaled = partial(_scale, scale=scale)
-    return _map_values(scaled, pairs), _map_values(partial(_scale, scale=scale_of_dense), dense)
+    return map_values(scaled, pairs), map_values(partial(_scale, scale=scale_of_dense), dense)
 
 
 def _squares(parts: Sequence[tuple[Any, Any]], num_pairs: int, changes: Changes) -> list[tf.Tensor]:
-    """Returns the squared norm of each part on this rank; those of tables are unscaled by now."""
-    return [
-        _square(grad, None if i < num_pairs else changes.unscale)
-        for i, (grad, _) in enumerate(parts)
-    ]
+    """Returns the squared norm of each part on this rank, float32; of slices, of their values.
 
-
-def _square(grad: Any, unscale: Any) -> tf.Tensor:
-    """Returns the squared norm of a gradient, float32; of slices, of their values as they are."""
-    values = tf.cast(_values(grad), tf.float32)
-    return tf.reduce_sum(tf.square(values if unscale is None else values / unscale))
+    Args:
+      parts: those of tables, `num_pairs`, are unscaled by now, and come first.
+    """
+    values = [tf.cast(_values(grad), tf.float32) for grad, _ in parts]
+    if changes.unscale is not None:
+        values[num_pairs:] = [each / changes.unscale for each in values[num_pairs:]]
+    return [tf.reduce_sum(tf.square(each)) for each in values]
 
 
 def _over_ranks(
@@ -275,7 +276,7 @@ def _with_values(grad: Any, values: tf.Tensor) -> Any:
     return values
 
 
-def _map_values(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
+def map_values(function: Callable[[tf.Tensor], tf.Tensor], pairs: Any) -> Any:
     """Returns pairs with a function of the values of each gradient; of None, None."""
     return [
         (None if grad is None else _with_values(grad, function(_values(grad))), var)

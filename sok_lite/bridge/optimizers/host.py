@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -36,24 +36,6 @@ from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.step import Step, StepOptions
 from sok_lite.engine.update import step_of
 from sok_lite.engine.update_rows import Updates
-
-
-class KeysKind(NamedTuple):
-    """Facts about the keys of a gradient.
-
-    Attributes:
-      are_uint64: whether their bits are those of uint64.
-      of_gradient: whether they are int64 as a lookup gave them; others are checked by the engine.
-    """
-
-    are_uint64: bool
-    of_gradient: bool
-
-
-def keys_kind(keys: tf.Tensor, variable: TableVariable) -> KeysKind:
-    """Returns what is known of the keys of a gradient."""
-    of_gradient = are_distinct(keys) and keys.dtype == variable.key_type
-    return KeysKind(keys.dtype == tf.uint64, of_gradient)
 
 
 def checked_gradient(
@@ -123,7 +105,7 @@ class StepHost:
       owner: has `on_nonfinite`, `stochastic_rounding` and `nonfinite`, which counts on.
       optimizer: whose states the rows have.
       variables: one for each gradient.
-      kinds: what is known of the keys of each gradient.
+      keys: of each gradient; what is known of them while a graph is made is kept.
 
     Attributes:
       waits: whether TensorFlow gets to read what kernels of the step write.
@@ -137,14 +119,21 @@ class StepHost:
         owner: Any,
         optimizer: Any,
         variables: Sequence[TableVariable],
-        kinds: Sequence[KeysKind],
+        keys: Sequence[tf.Tensor],
     ) -> None:
         self._owner = weakref.ref(owner)
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._variables = [weakref.ref(variable) for variable in variables]
-        self._of_gradients = [kind.of_gradient for kind in kinds]
+        pairs = zip(keys, variables, strict=True)
+        # Those that are int64 as a lookup gave them; others are checked by the engine.
+        self._of_gradients = [
+            are_distinct(each) and each.dtype == variable.key_type for each, variable in pairs
+        ]
         # Of uint64 keys; those of a gradient are taken as they are.
-        self._are_bits = [kind.are_uint64 and not kind.of_gradient for kind in kinds]
+        self._are_bits = [
+            each.dtype == tf.uint64 and not of_gradient
+            for each, of_gradient in zip(keys, self._of_gradients, strict=True)
+        ]
         self._names = list(settings.numbers)
         self._decays = [settings.decays(variable) for variable in variables]
         self._on_nonfinite = owner.on_nonfinite

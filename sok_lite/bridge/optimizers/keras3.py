@@ -1,27 +1,29 @@
 """The optimizers of Keras 3 and of tf_keras, with the same settings under the same names."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import config_of, made_anew
-from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
+from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.engine import optimizers as rules
+
+_MOMENTS = ("beta_1", "beta_2", "epsilon")
 
 
 def _numbers(optimizer: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(optimizer, name) for name in names}
 
 
-def _is_zero(value: Any) -> bool:
-    """Whether a setting is the plain number 0, which selects a formula without momentum."""
-    return isinstance(value, (int, float)) and value == 0
+def _by_names(rule: type[rules.UpdateRule], *names: str) -> Callable[[Any], Settings]:
+    """Returns the settings of optimizers whose numbers have the names that they have in a rule."""
+    return lambda o: Settings(rule, _numbers(o, *names), {})
 
 
 def _sgd(o: Any) -> Settings:
-    if _is_zero(o.momentum):
+    if isinstance(o.momentum, (int, float)) and o.momentum == 0:  # the plain number alone
         return Settings(rules.SGD, {}, {})
     return Settings(rules.Momentum, _numbers(o, "momentum"), {"nesterov": bool(o.nesterov)})
 
@@ -31,7 +33,7 @@ def _adam(o: Any) -> Settings:
         "amsgrad": bool(o.amsgrad),
         "adaptive_epsilon": bool(getattr(o, "adaptive_epsilon", False)),
     }
-    return Settings(rules.Adam, _numbers(o, "beta_1", "beta_2", "epsilon"), flags)
+    return Settings(rules.Adam, _numbers(o, *_MOMENTS), flags)
 
 
 def _adagrad(o: Any) -> Settings:
@@ -56,27 +58,6 @@ def _ftrl(o: Any) -> Settings:
     return Settings(rules.Ftrl, numbers, flags)
 
 
-def _adamax(o: Any) -> Settings:
-    return Settings(rules.Adamax, _numbers(o, "beta_1", "beta_2", "epsilon"), {})
-
-
-def _adadelta(o: Any) -> Settings:
-    return Settings(rules.Adadelta, _numbers(o, "rho", "epsilon"), {})
-
-
-def _nadam(o: Any) -> Settings:
-    return Settings(rules.Nadam, _numbers(o, "beta_1", "beta_2", "epsilon"), {})
-
-
-def _lion(o: Any) -> Settings:
-    return Settings(rules.Lion, _numbers(o, "beta_1", "beta_2"), {})
-
-
-def _schedule_free_adamw(o: Any) -> Settings:
-    numbers = _numbers(o, "beta_1", "beta_2", "epsilon", "warmup_steps")
-    return Settings(rules.ScheduleFreeAdamW, numbers, {})
-
-
 def _penalties(o: Any) -> dict[str, Any]:
     return {
         "l1": o.l1_regularization_strength,
@@ -87,11 +68,11 @@ def _penalties(o: Any) -> dict[str, Any]:
 
 def _group_adam(o: Any) -> Settings:
     rule = rules.GroupAMSGrad if o.amsgrad else rules.GroupAdam
-    return Settings(rule, _numbers(o, "beta_1", "beta_2", "epsilon") | _penalties(o), {})
+    return Settings(rule, _numbers(o, *_MOMENTS) | _penalties(o), {})
 
 
 def _group_lamb(o: Any) -> Settings:
-    return Settings(rules.GroupLamb, _numbers(o, "beta_1", "beta_2", "epsilon") | _penalties(o), {})
+    return Settings(rules.GroupLamb, _numbers(o, *_MOMENTS) | _penalties(o), {})
 
 
 def _group_momentum(o: Any) -> Settings:
@@ -111,11 +92,11 @@ _KERAS_SETTINGS = {
     "Adagrad": _adagrad,
     "RMSprop": _rmsprop,
     "Ftrl": _ftrl,
-    "Adamax": _adamax,
-    "Adadelta": _adadelta,
-    "Nadam": _nadam,
-    "Lion": _lion,
-    "ScheduleFreeAdamW": _schedule_free_adamw,
+    "Adamax": _by_names(rules.Adamax, *_MOMENTS),
+    "Adadelta": _by_names(rules.Adadelta, "rho", "epsilon"),
+    "Nadam": _by_names(rules.Nadam, *_MOMENTS),
+    "Lion": _by_names(rules.Lion, "beta_1", "beta_2"),
+    "ScheduleFreeAdamW": _by_names(rules.ScheduleFreeAdamW, *_MOMENTS, "warmup_steps"),
     # Our own, see group.py.
     "GroupAdam": _group_adam,
     "GroupAMSGrad": _group_adam,
@@ -158,21 +139,11 @@ def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> Non
     copy.build(list(variables))
 
 
-def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
+def apply_of_keras(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
+    """Has a copy of any optimizer of Keras take a step, the first of which has number 1."""
     copy.iterations.assign(step - 1)
     copy.apply_gradients(pairs)
 
-
-_CLONING = Cloning(
-    numbers=lambda o: {},
-    config=config_of,
-    make=_make,
-    variable=_variable,
-    build=_build,
-    not_states=("_iterations", "_learning_rate", "_current_learning_rate"),
-    slot_name=lambda copy, own, variable: None,
-    apply=_apply,
-)
 
 KERAS3 = Family(
     "Keras 3",
@@ -180,7 +151,12 @@ KERAS3 = Family(
     lambda o: o.iterations,
     _learning_rate,
     has_decay=True,
-    cloning=_CLONING,
+    config=config_of,
+    make=_make,
+    variable=_variable,
+    build=_build,
+    apply=apply_of_keras,
+    not_states=("_iterations", "_learning_rate", "_current_learning_rate"),
 )
 
 
@@ -190,4 +166,4 @@ def tf_variable(rows: Any, name: str) -> tf.Variable:
 
 
 # The optimizers of tf_keras that are not its legacy ones.
-TF_KERAS = replace(KERAS3, name="tf_keras", cloning=replace(KERAS3.cloning, variable=tf_variable))
+TF_KERAS = replace(KERAS3, name="tf_keras", variable=tf_variable)

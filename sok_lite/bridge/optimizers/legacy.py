@@ -6,25 +6,28 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import config_of, made_anew
-from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
-from sok_lite.bridge.optimizers.keras3 import tf_variable
+from sok_lite.bridge.optimizers.family import Family, Settings
+from sok_lite.bridge.optimizers.keras3 import apply_of_keras, tf_variable
 from sok_lite.engine import optimizers as rules
 
 
-def _hypers(optimizer: Any, **names: str) -> dict[str, Any]:
-    return {ours: optimizer._get_hyper(theirs) for ours, theirs in names.items()}
+def _hypers(optimizer: Any, *names: str) -> dict[str, Any]:
+    return {name: optimizer._get_hyper(name) for name in names}
+
+
+def _moments(o: Any) -> dict[str, Any]:
+    """Returns what Adam and its like have."""
+    return _hypers(o, "beta_1", "beta_2") | {"epsilon": o.epsilon}
 
 
 def _sgd(o: Any) -> Settings:
     if not o._momentum:
         return Settings(rules.SGD, {}, {})
-    flags = {"nesterov": bool(o.nesterov)}
-    return Settings(rules.Momentum, _hypers(o, momentum="momentum"), flags)
+    return Settings(rules.Momentum, _hypers(o, "momentum"), {"nesterov": bool(o.nesterov)})
 
 
 def _adam(o: Any) -> Settings:
-    numbers = _hypers(o, beta_1="beta_1", beta_2="beta_2") | {"epsilon": o.epsilon}
-    return Settings(rules.Adam, numbers, {"amsgrad": bool(o.amsgrad)})
+    return Settings(rules.Adam, _moments(o), {"amsgrad": bool(o.amsgrad)})
 
 
 def _adagrad(o: Any) -> Settings:
@@ -36,38 +39,33 @@ def _adagrad(o: Any) -> Settings:
 
 
 def _rmsprop(o: Any) -> Settings:
-    numbers = _hypers(o, rho="rho") | {"epsilon": o.epsilon}
+    numbers = _hypers(o, "rho") | {"epsilon": o.epsilon}
     if o._momentum:
-        numbers |= _hypers(o, momentum="momentum")
+        numbers |= _hypers(o, "momentum")
     flags = {"centered": bool(o.centered), "epsilon_inside_root": bool(o._momentum)}
     return Settings(rules.RMSprop, numbers, flags)
 
 
 def _ftrl(o: Any) -> Settings:
-    numbers = _hypers(
-        o,
-        learning_rate_power="learning_rate_power",
-        l1="l1_regularization_strength",
-        l2="l2_regularization_strength",
-        beta="beta",
-    )
-    numbers["l2_shrinkage"] = o._l2_shrinkage_regularization_strength
+    numbers = _hypers(o, "learning_rate_power", "beta") | {
+        "l1": o._get_hyper("l1_regularization_strength"),
+        "l2": o._get_hyper("l2_regularization_strength"),
+        "l2_shrinkage": o._l2_shrinkage_regularization_strength,
+    }
     flags = {"initial_accumulator": float(o._initial_accumulator_value)}
     return Settings(rules.Ftrl, numbers, flags)
 
 
 def _adamax(o: Any) -> Settings:
-    numbers = _hypers(o, beta_1="beta_1", beta_2="beta_2") | {"epsilon": o.epsilon}
-    return Settings(rules.Adamax, numbers, {})
+    return Settings(rules.Adamax, _moments(o), {})
 
 
 def _adadelta(o: Any) -> Settings:
-    return Settings(rules.Adadelta, _hypers(o, rho="rho") | {"epsilon": o.epsilon}, {})
+    return Settings(rules.Adadelta, _hypers(o, "rho") | {"epsilon": o.epsilon}, {})
 
 
 def _nadam(o: Any) -> Settings:
-    numbers = _hypers(o, beta_1="beta_1", beta_2="beta_2") | {"epsilon": o.epsilon}
-    return Settings(rules.Nadam, numbers, {"schedule_decay": float(o._initial_decay)})
+    return Settings(rules.Nadam, _moments(o), {"schedule_decay": float(o._initial_decay)})
 
 
 _LEGACY_SETTINGS = {
@@ -128,27 +126,11 @@ def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> Non
     copy._create_all_weights(list(variables))
 
 
-def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
+def _name_of_slot(copy: Any, own: Any, variable: Any) -> str | None:
     names = copy.get_slot_names()
     slots = copy._slots.get(variable._unique_id, {})
     return next((name for name in names if slots.get(name) is own), None)
 
-
-def _apply(copy: Any, pairs: Sequence[tuple[Any, Any]], step: int) -> None:
-    copy.iterations.assign(step - 1)
-    copy.apply_gradients(pairs)
-
-
-_CLONING = Cloning(
-    numbers=_numbers,
-    config=config_of,
-    make=_make,
-    variable=tf_variable,
-    build=_build,
-    not_states=("_iterations", "_hyper"),
-    slot_name=_slot_name,
-    apply=_apply,
-)
 
 LEGACY = Family(
     "tf_keras.optimizers.legacy",
@@ -156,7 +138,14 @@ LEGACY = Family(
     _iterations,
     _learning_rate,
     has_decay=False,
-    cloning=_CLONING,
+    config=config_of,
+    make=_make,
+    variable=tf_variable,
+    build=_build,
+    apply=apply_of_keras,
+    numbers=_numbers,
+    not_states=("_iterations", "_hyper"),
+    name_of_slot=_name_of_slot,
     slots="by variable",
     slot_names={
         rules.RMSprop: {"mean_grad": "mg"},

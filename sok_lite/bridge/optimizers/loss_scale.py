@@ -101,34 +101,6 @@ def loss_scale_of(
     return scale
 
 
-def spoilt(pairs: Iterable[tuple[Any, Any]], go: tf.Tensor) -> list[tuple[Any, Any]]:
-    """Returns pairs whose gradients are NaN unless a step is to be taken."""
-
-    def either(values: tf.Tensor) -> tf.Tensor:
-        return tf.where(go, values, tf.constant(float("nan"), values.dtype))
-
-    result: list[tuple[Any, Any]] = []
-    for grad, var in pairs:
-        if isinstance(grad, tf.IndexedSlices):
-            grad = tf.IndexedSlices(either(grad.values), grad.indices, grad.dense_shape)
-        elif grad is not None:
-            grad = either(tf.convert_to_tensor(grad))
-        result.append((grad, var))
-    return result
-
-
-def num_not_finite(pairs: Iterable[tuple[Any, Any]]) -> tf.Tensor:
-    """Returns how many of some gradients have a NaN or an infinity, float32."""
-    values = [
-        grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)
-        for grad, _ in pairs
-        if grad is not None
-    ]
-    return tf.add_n(
-        [tf.cast(~tf.reduce_all(tf.math.is_finite(each)), tf.float32) for each in values]
-    )
-
-
 def _shows_nan(grad: Any, variable: Any) -> bool:
     """Whether a gradient has elements on every rank, in every step."""
     is_sparse = isinstance(grad, tf.IndexedSlices) or isinstance(variable, StaticVariable)

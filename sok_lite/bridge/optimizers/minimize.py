@@ -3,6 +3,7 @@
 Keras 3 has no `minimize`; the others have it, each with other arguments.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -155,10 +156,4 @@ def optimizer_of(config: Mapping[str, Any], custom_objects: Any = None) -> Any:
 
 
 def _module(family: str) -> Any:
-    if family == KERAS3.name:
-        import keras
-
-        return keras.optimizers
-    import tf_keras
-
-    return tf_keras.optimizers
+    return importlib.import_module("keras" if family == KERAS3.name else "tf_keras").optimizers

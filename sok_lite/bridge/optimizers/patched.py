@@ -43,17 +43,6 @@ from sok_lite.bridge.optimizers.settings import family_of, settings_of
 from sok_lite.bridge.optimizers.slots import begin
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 
-# ---- the public names of other packages that this module relies on; a test looks at each ---------
-
-UPDATES_PAIRS = "apply_gradients"  # of tf.compat.v1.train and tf_keras
-UPDATES_LISTS = "apply"  # of Keras 3, whose `apply_gradients` comes to it
-MAKES_STATES = "build"  # of Keras 3 and tf_keras, for all weights of a model
-
-COMPILES = "compile"  # of models
-SAVES_COMPILED = "get_compile_config"
-COMPILES_SAVED = "compile_from_config"
-MAKES_STEPS = "make_train_function"  # of models of Keras 3
-
 # In what Keras saves of how a model was compiled: the options of the wrapped optimizer, and under
 # `_SAVED_APIS` what each API has said of it.
 _SAVED, _SAVED_APIS = "sok_lite", "apis"
@@ -116,12 +105,11 @@ def trains_for(api: str, optimizer: Any) -> bool:
 
 def _wrap_keras(name: str, package: Any) -> None:
     model = package.Model
-    hooks.around(model, COMPILES, _compiling, package)
-    if all(hooks.owner_of(model, each) is not None for each in (SAVES_COMPILED, COMPILES_SAVED)):
-        hooks.around(model, SAVES_COMPILED, _with_options)
-        hooks.around(model, COMPILES_SAVED, _taking_options)
+    hooks.around(model, "compile", _compiling, package)
+    hooks.around(model, "get_compile_config", _with_options)
+    hooks.around(model, "compile_from_config", _taking_options)
     if name == "keras":
-        hooks.around(model, MAKES_STEPS, _making_steps)
+        hooks.around(model, "make_train_function", _making_steps)
     base = package.optimizers.Optimizer
     for cls in vars(package.optimizers).values():
         if inspect.isclass(cls) and issubclass(cls, base):
@@ -152,21 +140,16 @@ def _wrap_class(cls: type, family: Family) -> None:
 
 def _wrap_of_keras(cls: type, package: str) -> None:
     """Has a class of optimizers of a Keras make no dense states of tables, and of Keras 3 train."""
-    hooks.around(cls, MAKES_STATES, _building)
-    if package == "keras":
-        _wrap_lists(cls)
+    hooks.around(cls, "build", _building)
+    if package == "keras":  # whose `apply_gradients` comes to `apply`, with lists
+        _train(hooks.around(cls, "apply", _applying_lists))
 
 
-def _wrap_pairs(cls: type) -> None:
+def _wrap_pairs(cls: Any) -> None:
     """Has a class of optimizers, which takes pairs, train tables."""
-    if hooks.owner_of(cls, UPDATES_PAIRS) is not None:
-        names = tuple(inspect.signature(getattr(cls, UPDATES_PAIRS)).parameters)[2:]
-        _train(hooks.around(cls, UPDATES_PAIRS, _applying_pairs, names))
-
-
-def _wrap_lists(cls: type) -> None:
-    """Has a class of optimizers, which takes gradients and variables, train tables."""
-    _train(hooks.around(cls, UPDATES_LISTS, _applying_lists))
+    if hooks.owner_of(cls, "apply_gradients") is not None:
+        names = tuple(inspect.signature(cls.apply_gradients).parameters)[2:]
+        _train(hooks.around(cls, "apply_gradients", _applying_pairs, names))
 
 
 def _train(owner: type | None) -> None:

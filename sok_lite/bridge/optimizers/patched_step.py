@@ -90,16 +90,15 @@ def take_step(
     ours = [pair for pair in pairs if pair[0] is not None and is_ours(pair[1], optimizer)]
     if not ours and not counts_all(optimizer):
         return dense_step(optimizer, over_ranks(optimizer, dense), **options)
-    pairs = [(grad, _trained_as(variable)) for grad, variable in over_ranks(optimizer, pairs)]
+    pairs = [
+        (grad, variable.trained_as if isinstance(variable, TableVariable) else variable)
+        for grad, variable in over_ranks(optimizer, pairs)
+    ]
     steps = vars(optimizer).get(_STEPS)
     if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
         more = vars(inner_of(optimizer)).get(OPTIONS, {})
         steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **more)
     return _tell_trained(ours, steps.take(pairs, **options))
-
-
-def _trained_as(variable: Any) -> Any:
-    return variable.trained_as if isinstance(variable, TableVariable) else variable
 
 
 def _tell_trained(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:

@@ -44,8 +44,7 @@ class PerGraphOptimizer(WrappedOptimizer):
             return settings
         # What else a method of the optimizer's class does to gradients is done by now.
         apply = partial(_apply_copy, self._step_of_dense, self._family is not V1)
-        cloning = replace(self._family.cloning, apply=apply)
-        return settings._replace(family=replace(self._family, cloning=cloning))
+        return settings._replace(family=replace(self._family, apply=apply))
 
     def _first_step(self, inner: Any, settings: Settings | FallbackStep) -> int | None:
         # Else a graph has the variables that it has without tables, and so have its checkpoints.

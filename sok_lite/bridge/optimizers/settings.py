@@ -25,9 +25,9 @@ def family_of(optimizer: Any) -> Family:
         return V1
     if ("keras", "BaseOptimizer") in modules:
         return KERAS3
-    if modules & {("tf_keras", "OptimizerV2"), ("keras", "OptimizerV2")}:
+    if ("tf_keras", "OptimizerV2") in modules:
         return LEGACY
-    if modules & {("tf_keras", "_BaseOptimizer"), ("keras", "_BaseOptimizer")}:
+    if ("tf_keras", "_BaseOptimizer") in modules:
         return TF_KERAS
     raise TypeError(
         "`optimizer` must be a Keras 3, tf_keras or tf.compat.v1.train optimizer. "
@@ -51,7 +51,7 @@ def settings_of(optimizer: Any, family: Family) -> Settings | FallbackStep:
     has_decay = decay is not None and decay is not False
     if name is None:
         _refuse_own_clipping(optimizer)
-        own = FallbackStep(optimizer, family, family.cloning.numbers(optimizer))
+        own = FallbackStep(optimizer, family, family.numbers(optimizer))
         return own._replace(decays=optimizer._use_weight_decay) if has_decay else own
     settings = family.settings[name](optimizer)
     if not has_decay:

@@ -51,7 +51,8 @@ def show_slots(
     for variable in variables:
         views = {name: _view(optimizer, variable, name) for name in names}
         if family.slots == "by variable":
-            optimizer._slots[_legacy_key(variable)] = _Views(views)
+            key = variable._shared_name if variable._in_graph_mode else variable._unique_id
+            optimizer._slots[key] = _Views(views)
             optimizer._slot_names += [name for name in names if name not in optimizer._slot_names]
             continue
         for name, view in views.items():
@@ -64,10 +65,6 @@ def show_slots(
 def _view(optimizer: Any, variable: TableVariable, name: str) -> _View:
     optimizer_of, variable_of = weakref.ref(optimizer), weakref.ref(variable)
     return lambda: view_of(alive(optimizer_of), alive(variable_of), name)
-
-
-def _legacy_key(variable: TableVariable) -> Any:
-    return variable._shared_name if variable._in_graph_mode else variable._unique_id
 
 
 def _v1_key(variable: TableVariable) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.optimizers.fallback_step import CarriedState, Now, fallback_steps
+from sok_lite.bridge.optimizers.fallback_step import Now, fallback_steps
 from sok_lite.bridge.optimizers.family import FallbackStep, Family, Settings
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine import optimizers as rules
@@ -69,11 +69,8 @@ def kinds_of(settings: Settings | FallbackStep, table: EmbeddingTable) -> Kinds:
     return steps.kinds(table)
 
 
-def begin(settings: FallbackStep, stochastic_rounding: bool) -> CarriedState:
+def begin(settings: FallbackStep, stochastic_rounding: bool) -> None:
     """Tries an optimizer out that takes its steps itself, unless a TF1 graph is outside.
-
-    Returns:
-      What goes on from step to step beside the states of rows, for a checkpoint.
 
     Raises:
       NotImplementedError: it cannot, or not with random rounding.
@@ -88,7 +85,6 @@ def begin(settings: FallbackStep, stochastic_rounding: bool) -> CarriedState:
     with tf.init_scope():
         if tf.executing_eagerly():
             steps.try_out(settings.optimizer, now_of(settings))
-    return steps.carried
 
 
 @tf.autograph.experimental.do_not_convert

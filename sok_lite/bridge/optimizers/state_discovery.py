@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import CannotStepError, refusing, settings_in, variables_in
-from sok_lite.bridge.optimizers.family import Cloning
+from sok_lite.bridge.optimizers.family import Family
 
 
 class State(NamedTuple):
@@ -62,7 +62,7 @@ class Built:
     """A copy of an optimizer that is built for rows.
 
     Args:
-      cloning: of its family.
+      family: of it.
       copy: the copy.
       tables: what the optimizer is told of them.
       rows: of each table.
@@ -76,27 +76,27 @@ class Built:
 
     def __init__(
         self,
-        cloning: Cloning,
+        family: Family,
         copy: Any,
         tables: Sequence[Shape],
         rows: Sequence[tf.Tensor],
         undecayed: Iterable[int] = (),
     ) -> None:
-        self._cloning, self.copy = cloning, copy
+        self._family, self.copy = family, copy
         names = [_variable_name(table.name) for table in tables]
-        self.rows = [cloning.variable(*each) for each in zip(rows, names, strict=True)]
-        cloning.build(copy, self.rows, [self.rows[i] for i in undecayed])
+        self.rows = [family.variable(*each) for each in zip(rows, names, strict=True)]
+        family.build(copy, self.rows, [self.rows[i] for i in undecayed])
         self.own = self._found()
 
     def _found(self) -> list[tuple[str, Any]]:
         rows = set(map(id, self.rows))
-        found = variables_in(self.copy, self._cloning.not_states)
+        found = variables_in(self.copy, self._family.not_states)
         return [(name, variable) for name, variable in found if id(variable) not in rows]
 
     def step(self, numbers: Iterable[int], grads: Iterable[tf.Tensor], step: int) -> None:
         """Takes a step on tables by their numbers; `step` is 1 for the first."""
         updated = [self.rows[number] for number in numbers]
-        self._cloning.apply(self.copy, list(zip(grads, updated, strict=True)), step)
+        self._family.apply(self.copy, list(zip(grads, updated, strict=True)), step)
 
     def late(self) -> list[str]:
         """Returns the attributes with variables that have come since it was built."""
@@ -110,7 +110,7 @@ class Built:
         chose, which counts all variables there are, is left out.
         """
         rows = self.rows[table]
-        if slot := self._cloning.slot_name(self.copy, variable, rows):
+        if slot := self._family.name_of_slot(self.copy, variable, rows):
             return slot
         of_rows, name = (getattr(v, "path", v.name).split(":")[0] for v in (rows, variable))
         parts = [part for part in name.split("/") if part != of_rows]
@@ -139,14 +139,14 @@ class TrialSteps:
 
     Args:
       optimizer: it.
-      cloning: of its family.
+      family: of it.
       make: takes the attributes that are followed; gives a copy of the optimizer.
     """
 
     def __init__(
-        self, optimizer: Any, cloning: Cloning, make: Callable[[Collection[str]], Any]
+        self, optimizer: Any, family: Family, make: Callable[[Collection[str]], Any]
     ) -> None:
-        self._optimizer, self._cloning, self._make = optimizer, cloning, make
+        self._optimizer, self._family, self._make = optimizer, family, make
 
     def trial(self, tables: Sequence[Shape]) -> Trial:
         """Returns what steps on tables like these show.
@@ -190,7 +190,7 @@ class TrialSteps:
 
     def _built(self, copy: Any, tables: Sequence[Shape], rows: Sequence[tf.Tensor]) -> Built:
         with refusing(self._optimizer, "build"):
-            return Built(self._cloning, copy, tables, rows)
+            return Built(self._family, copy, tables, rows)
 
     def _step(self, built: Built, tables: Sequence[Shape], sizes: Sequence[int], step: int) -> None:
         with refusing(self._optimizer, "step"):

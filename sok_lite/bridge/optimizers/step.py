@@ -23,7 +23,6 @@ from sok_lite.bridge.optimizers.host import (
     StepHost,
     checked_gradient,
     joined_gradients,
-    keys_kind,
 )
 from sok_lite.bridge.optimizers.step_lock import LockedStep, StepLock, dense_checks, keep_alive
 from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
@@ -142,7 +141,7 @@ class RowOptimizer(tf.Module):
             if so_far is None:  # nothing in the step depends on its number
                 so_far = tf.constant(0, tf.int64)
             # Read now: the counter of the dense variables goes on when they are updated.
-            step = next_step(so_far)
+            step = tf.cast(tf.convert_to_tensor(so_far), tf.int64) + 1
             update, done = None, None
             if pairs:
                 checks = [] if tf.executing_eagerly() else dense_checks(dense)
@@ -193,8 +192,8 @@ class RowOptimizer(tf.Module):
         what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
         refuse_replicas(what)
         gradients = [checked_gradient(*pair) for pair in pairs]
-        kinds = [keys_kind(keys, var) for (keys, _), var in zip(gradients, variables, strict=True)]
-        host = _host(settings, self, optimizer, variables, kinds)
+        kind: type[StepHost] = RuleHost if isinstance(settings, Settings) else FallbackStepHost
+        host = kind(settings, self, optimizer, variables, [keys for keys, _ in gradients])
         numbers = [learning_rate, *settings.numbers.values()]
         inputs = joined_gradients(gradients, backend)
         if not tf.executing_eagerly():
@@ -283,20 +282,9 @@ def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tu
     return pairs, dense
 
 
-def _host(settings: Settings | FallbackStep, *arguments: Any) -> StepHost:
-    if isinstance(settings, Settings):
-        return RuleHost(settings, *arguments)
-    return FallbackStepHost(settings, *arguments)
-
-
 def operations(*results: Any) -> list[Any]:
     """Returns what a graph can wait for; nothing in eager mode."""
     return [] if tf.executing_eagerly() else [result for result in results if result is not None]
-
-
-def next_step(count: Any) -> tf.Tensor:
-    """Returns the number of the coming step, int64, 1 for the first."""
-    return tf.cast(tf.convert_to_tensor(count), tf.int64) + 1
 
 
 def _plain(numbers: Sequence[Any]) -> list[Any]:

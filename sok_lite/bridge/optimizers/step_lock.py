@@ -1,11 +1,14 @@
 """One optimizer step at a time, and what of its dense part can fail before its rows move."""
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+
+from sok_lite.bridge.tf_private import graphs_around
 
 # One for all optimizers: TensorFlow starts a thread for each mutex and keeps it for good.
 _MUTEX = "sok_lite_optimizer_step"
@@ -103,10 +106,7 @@ def _shape_check(grad: tf.Tensor, row_dims: int, expected: list[int], variable: 
 
 def keep_alive(optimizer: Any) -> None:
     """Keeps an optimizer, whose states rows have, as long as the graph that is being made."""
-    graph: Any = tf.compat.v1.get_default_graph()
     with tf.init_scope():
         outermost = tf.compat.v1.get_default_graph() if tf.executing_eagerly() else None
-    while graph is not None and graph is not outermost:
-        kept = getattr(graph, "_sok_lite_optimizers", [])
-        graph._sok_lite_optimizers = [*kept, optimizer]
-        graph = getattr(graph, "outer_graph", None)
+    for graph in itertools.takewhile(lambda graph: graph is not outermost, graphs_around()):
+        vars(graph).setdefault("_sok_lite_optimizers", []).append(optimizer)

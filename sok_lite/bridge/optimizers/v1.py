@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.clones import CannotStepError, variables_in
-from sok_lite.bridge.optimizers.family import Cloning, Family, Settings
+from sok_lite.bridge.optimizers.family import Family, Settings
 from sok_lite.bridge.optimizers.keras3 import tf_variable
 from sok_lite.engine import optimizers as rules
 
@@ -17,19 +17,23 @@ def _value_of(value: Any) -> Any:
     return value() if callable(value) else value
 
 
+def _values(**numbers: Any) -> dict[str, Any]:
+    return {name: _value_of(value) for name, value in numbers.items()}
+
+
 def _momentum(o: Any) -> Settings:
     flags = {"nesterov": bool(o._use_nesterov), "lr_in_state": False}
-    return Settings(rules.Momentum, {"momentum": _value_of(o._momentum)}, flags)
+    return Settings(rules.Momentum, _values(momentum=o._momentum), flags)
 
 
 def _moments(o: Any) -> dict[str, Any]:
     """Returns what Adam and its like have."""
-    betas = {"beta_1": _value_of(o._beta1), "beta_2": _value_of(o._beta2)}
+    betas = _values(beta_1=o._beta1, beta_2=o._beta2)
     # Its 1 - beta is that of float32.
     numbers = {
         name: float(np.float32(v)) if isinstance(v, float) else v for name, v in betas.items()
     }
-    return numbers | {"epsilon": _value_of(o._epsilon)}
+    return numbers | _values(epsilon=o._epsilon)
 
 
 def _adam(o: Any) -> Settings:
@@ -41,10 +45,10 @@ def _group_adam(o: Any) -> Settings:
 
 
 def _rectified_adam(o: Any) -> Settings:
-    numbers = {"beta_1": o._beta1, "beta_2": o._beta2, "epsilon": o._epsilon}
-    numbers |= {"weight_decay": o.weight_decay, "sma_threshold": o.sma_threshold}
+    numbers = _values(beta_1=o._beta1, beta_2=o._beta2, epsilon=o._epsilon)
+    numbers |= _values(weight_decay=o.weight_decay, sma_threshold=o.sma_threshold)
     flags = {"amsgrad": o.amsgrad, "nesterov": o._use_nesterov}
-    return Settings(rules.RectifiedAdam, {k: _value_of(v) for k, v in numbers.items()}, flags)
+    return Settings(rules.RectifiedAdam, numbers, flags)
 
 
 def _adagrad(o: Any) -> Settings:
@@ -53,21 +57,20 @@ def _adagrad(o: Any) -> Settings:
 
 
 def _rmsprop(o: Any) -> Settings:
-    numbers = {"rho": o._decay, "momentum": o._momentum, "epsilon": o._epsilon}
-    flags = {"centered": bool(o._centered), "initial_rms": 1.0}
-    return Settings(rules.RMSprop, {k: _value_of(v) for k, v in numbers.items()}, flags)
+    numbers = _values(rho=o._decay, momentum=o._momentum, epsilon=o._epsilon)
+    return Settings(rules.RMSprop, numbers, {"centered": bool(o._centered), "initial_rms": 1.0})
 
 
 def _ftrl(o: Any) -> Settings:
-    numbers = {
-        "learning_rate_power": o._learning_rate_power,
-        "l1": o._l1_regularization_strength,
-        "l2": o._l2_regularization_strength,
-        "l2_shrinkage": o._l2_shrinkage_regularization_strength,
-        "beta": o._beta,
-    }
+    numbers = _values(
+        learning_rate_power=o._learning_rate_power,
+        l1=o._l1_regularization_strength,
+        l2=o._l2_regularization_strength,
+        l2_shrinkage=o._l2_shrinkage_regularization_strength,
+        beta=o._beta,
+    )
     flags = {"initial_accumulator": float(o._initial_accumulator_value)}
-    return Settings(rules.Ftrl, {k: _value_of(v) for k, v in numbers.items()}, flags)
+    return Settings(rules.Ftrl, numbers, flags)
 
 
 def _sparse_group_ftrl(o: Any) -> Settings:
@@ -76,8 +79,7 @@ def _sparse_group_ftrl(o: Any) -> Settings:
 
 
 def _adadelta(o: Any) -> Settings:
-    numbers = {"rho": o._rho, "epsilon": o._epsilon}
-    return Settings(rules.Adadelta, {k: _value_of(v) for k, v in numbers.items()}, {})
+    return Settings(rules.Adadelta, _values(rho=o._rho, epsilon=o._epsilon), {})
 
 
 def _regularization(o: Any) -> dict[str, Any]:
@@ -177,22 +179,10 @@ def _build(copy: Any, variables: Sequence[Any], undecayed: Sequence[Any]) -> Non
     copy._create_slots(list(variables))
 
 
-def _slot_name(copy: Any, own: Any, variable: Any) -> str | None:
+def _name_of_slot(copy: Any, own: Any, variable: Any) -> str | None:
     names = copy.get_slot_names()
     return next((name for name in names if copy.get_slot(variable, name) is own), None)
 
-
-_CLONING = Cloning(
-    numbers=_numbers,
-    config=lambda o: {},
-    make=_make,
-    variable=tf_variable,
-    build=_build,
-    not_states=(),
-    slot_name=_slot_name,
-    # The method of its class: a copy has what a program has put in its place on the optimizer.
-    apply=lambda copy, pairs, step: type(copy).apply_gradients(copy, pairs),
-)
 
 V1 = Family(
     "tf.compat.v1.train",
@@ -200,7 +190,14 @@ V1 = Family(
     lambda o: None,
     _learning_rate,
     has_decay=False,
-    cloning=_CLONING,
+    config=lambda o: {},
+    make=_make,
+    variable=tf_variable,
+    build=_build,
+    # The method of its class: a copy has what a program has put in its place on the optimizer.
+    apply=lambda copy, pairs, step: type(copy).apply_gradients(copy, pairs),
+    numbers=_numbers,
+    name_of_slot=_name_of_slot,
     slots="by name",
     slot_names={
         rules.RMSprop: {"mean_grad": "mg"},

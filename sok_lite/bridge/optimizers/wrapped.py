@@ -57,7 +57,8 @@ class WrappedOptimizer(RowOptimizer):
         self.optimizer = optimizer
         settings = self._settings()  # refuses what it cannot follow
         if isinstance(settings, FallbackStep):
-            self._carried = begin(settings, stochastic_rounding)
+            begin(settings, stochastic_rounding)
+            self._carried = carried_by(inner)
         super().__init__(on_nonfinite, stochastic_rounding, self._first_step(inner, settings))
         self.optimizer = optimizer
         self._shown = Shown()

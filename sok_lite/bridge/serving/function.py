@@ -19,8 +19,6 @@ from sok_lite.bridge.serving.tables import ServedTables
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.tf_private import ResourceVariable, save_context
 
-__all__ = ["export_functions", "export_serving"]
-
 
 def export_serving(
     model_or_fn: Any,

@@ -17,8 +17,6 @@ from sok_lite.bridge.serving.tables import ServedTables
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.variable import TableVariable
 
-__all__ = ["export_serving_graph"]
-
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
 _SCOPE = "sok_serving"
 

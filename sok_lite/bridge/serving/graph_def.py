@@ -57,9 +57,7 @@ class Nodes:
 
     def resolved(self, name: str) -> str:
         """Returns the name of the tensor that stands where one did."""
-        edge = _edge(name)
-        while edge in self._replaced:
-            edge = self._replaced[edge]
+        edge = self._replacement(_edge(name))
         return edge if ":" in edge else f"{edge}:0"
 
     def is_in_a_loop(self, name: str) -> bool:

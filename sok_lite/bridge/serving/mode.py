@@ -87,10 +87,8 @@ def looked_up(
         return plain(tables, *inputs)
     outputs = live(*inputs)
     if not tf.executing_eagerly() and not tf.inside_function():
-        graph: Any = tf.compat.v1.get_default_graph()
-        if not hasattr(graph, _LOOKUPS):
-            setattr(graph, _LOOKUPS, [])
-        getattr(graph, _LOOKUPS).append(Lookup(what, list(inputs), list(outputs), plain))
+        built = vars(tf.compat.v1.get_default_graph()).setdefault(_LOOKUPS, [])
+        built.append(Lookup(what, list(inputs), list(outputs), plain))
     return outputs
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.lookup_arguments import Argument, TableSpec
+from sok_lite.bridge.sparse_matrix import combined_segments
 from sok_lite.bridge.type_spec import alive
 
 
@@ -52,28 +53,9 @@ def combined(
         if spec.is_static:
             rows = served.read_static(variable, keys)
         else:
-            usually = "zeros" if policy.has_filter else "initial"
-            missing = policy.missing or policy.reading_only
-            options = policy.training, missing, usually, of_all_ranks
-            rows, _ = served.read(variable, keys, *options)
+            rows, _ = served.read(variable, keys, policy, of_all_ranks)
         result = tf.cast(rows, tf.float32)
         if spec.width != 1 or weights is not None:  # else each id is a row by itself
-            result = _segment(result, weights, segments, batch, spec.combiner)
+            result = combined_segments(result, weights, segments, batch, spec.combiner)
         outputs.append(tf.ensure_shape(tf.cast(result, spec.dtype), [spec.batch, spec.dim]))
     return outputs
-
-
-def _segment(
-    rows: tf.Tensor, weights: tf.Tensor | None, segments: tf.Tensor, batch: tf.Tensor, combiner: str
-) -> tf.Tensor:
-    """Returns rows (n, dim) combined by the row of the batch that each is of, (batch, dim)."""
-    if weights is not None:
-        rows *= weights[:, tf.newaxis]
-    total = tf.math.unsorted_segment_sum(rows, segments, batch)
-    if combiner == "sum":
-        return total
-    weights = tf.ones_like(segments, tf.float32) if weights is None else weights
-    by = weights if combiner == "mean" else weights * weights
-    divisor = tf.math.unsorted_segment_sum(by, segments, batch)
-    divisor = tf.sqrt(divisor) if combiner == "sqrtn" else divisor
-    return tf.math.divide_no_nan(total, divisor[:, tf.newaxis])

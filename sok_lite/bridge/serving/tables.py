@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.inference import reading
+from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.joined import as_int64
 from sok_lite.bridge.serving.index import KeyIndex
 from sok_lite.bridge.serving.rows import ServedRows
@@ -75,9 +75,7 @@ class ServedTables:
         self,
         variable: Any,
         keys: tf.Tensor,
-        training: bool | None = None,
-        missing: str | None = None,
-        usually: str = "initial",
+        policy: MissingKeyPolicy,
         of_all_ranks: bool = False,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Looks keys up.
@@ -85,23 +83,23 @@ class ServedTables:
         Args:
           variable: the table.
           keys: integers of any shape.
-          training, missing: the arguments of the lookup.
-          usually: `missing` where nobody says anything. A key without a row whose initial value is
-            wanted gives it where it is the same for all keys, else zeros.
+          policy: of the lookup. A key without a row whose initial value is wanted gives it where it
+            is the same for all keys, else zeros.
           of_all_ranks: whether it is a lookup in the tables of all ranks, not in this one's.
 
         Returns:
           (keys.shape + [dimension] rows; bool of the keys' shape, which have a row).
 
         Raises:
-          NotImplementedError: `training` is True.
+          NotImplementedError: the policy says that keys are inserted.
         """
-        if training:
+        if policy.training:
             raise NotImplementedError(
                 f"A lookup in {variable.name!r} with training=True inserts keys, which a model for "
                 "serving cannot. Leave `training` out, or give False."
             )
-        missing = reading(False, missing, usually).missing
+        policy = policy._replace(training=False, missing=policy.missing or policy.reading_only)
+        _, missing = policy.now()
         served = self._served_table(variable.table, of_all_ranks and self._comm is not None)
         places, is_found = served.keys.find(as_int64(keys))
         # Equal bits are equal keys only where both types have the number.
