@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.table.hkv_options import HkvOptions
 
 TEXTS = "str"
@@ -35,13 +35,8 @@ def checked_arguments(
             f"`name` must be a string. Received: name={name!r}. A table has a name and a "
             'dimension, and no size: Table("item", 16).'
         )
-    for argument, number, least in (("dim", dim, 1), ("seed", seed, None)):
-        if not is_integer(number):
-            raise TypeError(f"`{argument}` must be an integer. Received: {argument}={number!r}.")
-        if least is not None and number < least:
-            raise ValueError(
-                f"`{argument}` must be at least {least}. Received: {argument}={number}."
-            )
+    check_integer("dim", dim, 1)
+    check_integer("seed", seed)
     key_type = TEXTS if key_type in (str, TEXTS, tf.string) else _name_of(key_type)
     row_dtype = _name_of(row_dtype)
     _check_among("key_type", key_type, _KEY_TYPES)
