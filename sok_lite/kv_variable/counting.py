@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys
+from sok_lite.bridge.table_call import method_call, of_each_key
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.calls import call, of_keys
 
 if TYPE_CHECKING:
     from sok_lite.kv_variable.kv_variable_ops import KvVariable
@@ -22,7 +22,7 @@ def total_count(variable: "KvVariable") -> tf.Tensor:
         count = int(share.keys(table).size) - int(share.shrunk(table).size)
         return np.array(count, np.int64)
 
-    (count,) = call(variable, "total_count", run, [], [tf.int64], [[]])
+    (count,) = method_call(variable, "total_count", run, [], [tf.int64], [[]])
     return count
 
 
@@ -34,7 +34,7 @@ def total_freq(variable: "KvVariable") -> tf.Tensor:
         counts = table.counts(share.keys(table)).sum()
         return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
 
-    (count,) = call(variable, "total_freq", run, [], [tf.int64], [[]])
+    (count,) = method_call(variable, "total_freq", run, [], [tf.int64], [[]])
     return count
 
 
@@ -46,13 +46,15 @@ def storage_size_count(variable: "KvVariable") -> tf.Tensor:
         far = store.num_far_rows
         return table.backend.from_host(np.array([store.num_rows - far, far], np.int64))
 
-    (counts,) = call(variable, "storage_size_count", run, [], [tf.int64], [[2]])
+    (counts,) = method_call(variable, "storage_size_count", run, [], [tf.int64], [[2]])
     return counts
 
 
 def get_counting(variable: "KvVariable", indices: Any, name: str | None = None) -> tf.Tensor:
     """Returns how often training lookups and writes have seen keys, int64 of their shape."""
-    return of_keys(variable, "get_counting", indices, lambda table, keys: table.counts(keys))
+    return of_each_key(
+        variable, "get_counting", indices, lambda table, keys: table.counts(keys), tf.int64
+    )
 
 
 def get_timestamp(variable: "KvVariable", indices: Any, name: str | None = None) -> tf.Tensor:
@@ -60,9 +62,11 @@ def get_timestamp(variable: "KvVariable", indices: Any, name: str | None = None)
 
     In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire` is.
     """
-    return of_keys(
-        variable, "get_timestamp", indices, lambda table, keys: table.times(keys).astype(np.int64)
-    )
+
+    def run(table: EmbeddingTable, keys: Array) -> Array:
+        return table.times(keys).astype(np.int64)
+
+    return of_each_key(variable, "get_timestamp", indices, run, tf.int64)
 
 
 def increase_counting(
@@ -79,4 +83,4 @@ def increase_counting(
         table.lookup(keys, counts=counts)
 
     keys = checked_keys(variable, indices)
-    return call(variable, "increase_counting", run, [keys, tf.cast(counts, tf.int64)])
+    return method_call(variable, "increase_counting", run, [keys, tf.cast(counts, tf.int64)])

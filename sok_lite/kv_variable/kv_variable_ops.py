@@ -11,11 +11,12 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.inference import checked_training
+from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable import counting, reading, removing, scatter
-from sok_lite.kv_variable.calls import call, done
+from sok_lite.kv_variable.calls import done, ready_inputs
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
@@ -160,6 +161,8 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     def _element_of_graph(self) -> tf.Tensor:
         with tf.control_dependencies(None):
             return self.value()
+
+    ready_inputs = ready_inputs
 
     def readable_source(self) -> tf.Tensor:
         """Returns the empty tensor whose gradient is the variable's, and records the access."""
@@ -311,7 +314,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             removing.remove_all(table, share)
             table.insert_or_assign(keys[mine], rows[mine])
 
-        return done(self, call(self, "assign", run, [keys, rows]))
+        return done(self, method_call(self, "assign", run, [keys, rows]))
 
     insert = scatter.insert
     scatter_add = scatter.scatter_method("add")

@@ -11,10 +11,9 @@ from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.row_gradient import gradient_shape
-from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.table_call import method_call, table_call
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.calls import call, initialized
 from sok_lite.kv_variable.saved_tensors import CUTOFF
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def value(variable: "KvVariable") -> tf.Tensor:
         backend = table.backend
         return to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)
 
-    ready = initialized(variable)
+    ready = variable.ready_inputs()
 
     @custom_gradient
     def read(source: tf.Tensor) -> Any:
@@ -122,7 +121,7 @@ def export(
     """
     check_cutoff(cutoff)
     share = variable.share
-    keys, rows = call(
+    keys, rows = method_call(
         variable,
         "export",
         lambda table: share.exported(table, cutoff),

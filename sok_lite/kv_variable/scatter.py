@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows
+from sok_lite.bridge.table_call import method_call
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.calls import call, done
+from sok_lite.kv_variable.calls import done
 
 if TYPE_CHECKING:
     from sok_lite.kv_variable.kv_variable_ops import KvVariable
@@ -72,7 +73,7 @@ def _scatter(variable: "KvVariable", operation: str, sparse_delta: Any) -> Any:
     def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
         _scattered(table, operation, keys, rows)
 
-    return done(variable, call(variable, what, run, [keys, rows]))
+    return done(variable, method_call(variable, what, run, [keys, rows]))
 
 
 def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
@@ -87,15 +88,11 @@ def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
     """
     keys = checked_keys(variable, indices)
     rows = tf.cast(checked_rows(variable, keys, values, "insert"), variable.dtype)
-    return done(
-        variable,
-        call(
-            variable,
-            "insert",
-            lambda table, keys, rows: table.insert_or_assign(keys, rows),
-            [keys, rows],
-        ),
-    )
+
+    def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        table.insert_or_assign(keys, rows)
+
+    return done(variable, method_call(variable, "insert", run, [keys, rows]))
 
 
 def _scattered(table: EmbeddingTable, operation: str, keys: Array, values: Array) -> None:
