@@ -1,5 +1,6 @@
 """How many keys a KvVariable has, and how often and when they were seen: its methods."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,31 +16,31 @@ if TYPE_CHECKING:
 
 
 def total_count(variable: "KvVariable") -> tf.Tensor:
-    """Returns `KvVariable.total_count`."""
-    share = variable.share
-
-    def run(table: EmbeddingTable) -> Array:
-        count = int(share.keys(table).size) - int(share.shrunk(table).size)
-        return np.array(count, np.int64)
-
-    (count,) = method_call(variable, "total_count", run, [], [tf.int64], [[]])
-    return count
+    """How many keys have a row that training has not set to zeros, scalar int64."""
+    return _total(variable, "total_count", lambda table, keys: keys.size)
 
 
 def total_freq(variable: "KvVariable") -> tf.Tensor:
-    """Returns `KvVariable.total_freq`."""
+    """How often the keys that `total_count` counts were seen, scalar int64."""
+    return _total(variable, "total_freq", lambda table, keys: table.counts(keys).sum())
+
+
+def _total(
+    variable: "KvVariable", method: str, of_keys: Callable[[EmbeddingTable, Array], Any]
+) -> tf.Tensor:
+    """Returns a number of all keys with a row, less that of those set to zeros."""
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
-        counts = table.counts(share.keys(table)).sum()
-        return np.array(int(counts - table.counts(share.shrunk(table)).sum()), np.int64)
+        total = of_keys(table, share.keys(table)) - of_keys(table, share.shrunk(table))
+        return np.array(int(total), np.int64)
 
-    (count,) = method_call(variable, "total_freq", run, [], [tf.int64], [[]])
-    return count
+    (total,) = method_call(variable, method, run, [], [tf.int64], [[]])
+    return total
 
 
 def storage_size_count(variable: "KvVariable") -> tf.Tensor:
-    """Returns `KvVariable.storage_size_count`."""
+    """Rows in the first memory and beside it, (2,) int64, of all partitions."""
 
     def run(table: EmbeddingTable) -> Array:
         store = table.store

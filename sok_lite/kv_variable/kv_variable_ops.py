@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.inference import checked_training
+from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked_training
 from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
@@ -221,21 +221,9 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         is_first = storage_type in (StorageCombination.MEM, StorageType.MEM_STORAGE)
         return is_first or self.table.store.near_rows is not None
 
-    @property
-    def total_count(self) -> tf.Tensor:
-        """How many keys have a row that training has not set to zeros, scalar int64."""
-        return counting.total_count(self)
-
-    @property
-    def total_freq(self) -> tf.Tensor:
-        """How often the keys that `total_count` counts were seen, scalar int64."""
-        return counting.total_freq(self)
-
-    @property
-    def storage_size_count(self) -> tf.Tensor:
-        """Rows in the first memory and beside it, (2,) int64, of all partitions."""
-        return counting.storage_size_count(self)
-
+    total_count = property(counting.total_count)
+    total_freq = property(counting.total_freq)
+    storage_size_count = property(counting.storage_size_count)
     get_counting = counting.get_counting
     get_timestamp = counting.get_timestamp
     increase_counting = counting.increase_counting
@@ -247,12 +235,13 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     value = read_value = reading.value
     export = reading.export
 
-    def resolved(self, training: bool | None) -> bool | None:
-        """Returns the `training` of a lookup as the bridge takes it."""
+    def policy(self, training: bool | None, missing: str | None = None) -> MissingKeyPolicy:
+        """Returns how a lookup with these arguments treats keys without a row."""
         training = checked_training(self.training if training is None else training)
         if training is None and not IS_TRAINING:
             training = False
-        return training
+        # Where nothing is inserted such keys give zeros.
+        return MissingKeyPolicy(training, checked_missing(missing), False, "zeros")
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         return self.value()

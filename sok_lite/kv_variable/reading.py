@@ -8,7 +8,6 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.row_gradient import gradient_shape
 from sok_lite.bridge.table_call import method_call, table_call
@@ -18,9 +17,6 @@ from sok_lite.kv_variable.saved_tensors import CUTOFF
 
 if TYPE_CHECKING:
     from sok_lite.kv_variable.kv_variable_ops import KvVariable
-
-# Keys without a row give zeros where nothing is inserted.
-READING_ONLY = "zeros"
 
 
 def sparse_read(
@@ -38,7 +34,7 @@ def sparse_read(
       missing: what a key without a row gives, "initial" or "zeros"; None: where keys are
         inserted "initial", else "zeros".
     """
-    return _rows(variable, indices, training, missing)
+    return look_up_each(job.other_ranks(), variable, indices, variable.policy(training, missing))
 
 
 def sparse_read_with_counts(
@@ -62,20 +58,8 @@ def sparse_read_with_counts(
             f"sparse_read_with_counts of {variable.name!r} works on one rank: counts do not travel "
             "with keys. Use sparse_read, which counts a key once for each rank that has it."
         )
-    return _rows(variable, indices, training, None, tf.cast(counts, tf.int64))
-
-
-def _rows(
-    variable: "KvVariable",
-    keys: Any,
-    training: bool | None,
-    missing: str | None,
-    counts: Any = None,
-) -> tf.Tensor:
-    policy = MissingKeyPolicy(
-        variable.resolved(training), checked_missing(missing), False, READING_ONLY
-    )
-    return look_up_each(job.other_ranks(), variable, keys, policy, counts)
+    counts = tf.cast(counts, tf.int64)
+    return look_up_each(None, variable, indices, variable.policy(training), counts)
 
 
 def value(variable: "KvVariable") -> tf.Tensor:
