@@ -16,9 +16,10 @@ from sok_lite.bridge import checkpoint
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import restore
 from sok_lite.engine.table.content_parts import select
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.content import changed, put, taken
+from sok_lite.kv_variable.content import as_of_table, changed, taken
 from sok_lite.kv_variable.saved_files import PartPlace, Read, check_forms, places_of, ranks, read
 from sok_lite.kv_variable.saved_tensors import Facts, encoded
 from sok_lite.kv_variable.share import Share
@@ -230,7 +231,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     def _restore(self, what: Read, path: str, is_logged: bool) -> None:
         num_ranks = max(len(what.saves), 1)
         if not what.is_delta:
-            put(self.table, what.content)
+            restore(self.table, as_of_table(what.content))
             self.base = None
             if what.saves:
                 saves = {rank: save for rank, (save, _) in what.saves.items()}
@@ -238,7 +239,8 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             return
         last = self.base
         self._check_base(what, path)
-        put(self.table, changed(taken(self.table), what.content, what.deleted, repr(self.name)))
+        known = changed(taken(self.table), what.content, what.deleted, repr(self.name))
+        restore(self.table, as_of_table(known))
         self.base = None
         if last is not None and what.saves:
             self._begin(last.saves, num_ranks, is_logged, what.content.keys, what.deleted)
