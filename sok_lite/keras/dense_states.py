@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,9 @@ from sok_lite.engine.files import manifest
 
 _OF_ALL = "of_all_ranks.npz"
 _CARRIED = "carried_"  # and the number of the optimizer; files of before have none
+
+# What was read: tensors of the variables, and of each optimizer what is carried.
+Values: TypeAlias = tuple[list[tf.Tensor], list[dict[str, np.ndarray]]]
 
 
 class DenseStates(NamedTuple):
@@ -77,7 +80,7 @@ class DenseStates(NamedTuple):
             _write(os.path.join(folder, _OF_ALL), self.of_all)
         manifest.sync_path(folder)
 
-    def read(self, folder: str, rank: int, size: int) -> "DenseValues":
+    def read(self, folder: str, rank: int, size: int) -> Values:
         """Returns what `write` wrote, with another number of ranks what rank 0 had.
 
         Raises:
@@ -91,23 +94,16 @@ class DenseStates(NamedTuple):
                 if name.startswith("of_rank_0_of_")
             )
         of_all = _read_file(os.path.join(folder, _OF_ALL), self.of_all)
-        return DenseValues(of_all, _read_file(own, self.of_rank), _read_carried(own, self.carried))
+        of_rank = _read_file(own, self.of_rank)
+        return [*of_all, *of_rank], _read_carried(own, self.carried)
 
-    def assign(self, values: "DenseValues") -> None:
+    def assign(self, values: Values) -> None:
         """Gives the variables what was read."""
-        variables = [*self.of_all, *self.of_rank]
-        for variable, value in zip(variables, [*values.of_all, *values.of_rank], strict=True):
-            variable.assign(value)
-        for state, numbers in zip(self.carried, values.carried, strict=True):
+        tensors, carried = values
+        for variable, tensor in zip([*self.of_all, *self.of_rank], tensors, strict=True):
+            variable.assign(tensor)
+        for state, numbers in zip(self.carried, carried, strict=True):
             state.values = numbers
-
-
-class DenseValues(NamedTuple):
-    """The values that were read for `DenseStates`, in the same order."""
-
-    of_all: list[tf.Tensor]
-    of_rank: list[tf.Tensor]
-    carried: list[dict[str, np.ndarray]]
 
 
 def _of_rank(rank: int, size: int) -> str:

@@ -74,16 +74,15 @@ def _name_of(dtype: Any) -> str:
         return str(dtype)
 
 
-def check_names_differ(name: str, inputs: tuple[Any, ...]) -> None:
+def check_names_differ(name: str, ids: Any) -> None:
     """Raises ValueError where a keras.Input that a table is called with has the table's name."""
-    for each in inputs:
-        history = getattr(each, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
-        origin = getattr(history, "operation", getattr(history, "layer", None))
-        if origin is not None and origin.name == name:
-            raise ValueError(
-                f"The table and its keras.Input have the same name, {name!r}, but names in a model "
-                f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
-            )
+    history = getattr(ids, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
+    origin = getattr(history, "operation", getattr(history, "layer", None))
+    if origin is not None and origin.name == name:
+        raise ValueError(
+            f"The table and its keras.Input have the same name, {name!r}, but names in a model "
+            f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
+        )
 
 
 def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
