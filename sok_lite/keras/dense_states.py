@@ -121,8 +121,7 @@ def _variables_of(optimizer: Any, model: Any) -> list[Any]:
         return [optimizer.iterations, *_variables_of(optimizer.optimizer, model)]
     if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
+    return held.variables_of(optimizer)
 
 
 def _dense(variables: Sequence[Any], without: Sequence[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from sok_lite.keras.features import Feature, rows_of
 
 CALLS = "call"  # of functional models, whose class has no public name
 
-# Weak references to what stands for the ids of each feature, where a graph of a model calls a layer.
+# Where the graph of a model calls a layer, weak references to what stands for its ids.
 _Inputs: TypeAlias = Sequence[weakref.ref[Any]]
 # Of layers by id, the ids and the rows of each feature.
 _Prepared: TypeAlias = dict[int, tuple[Sequence[Any], Sequence[Any]]]
