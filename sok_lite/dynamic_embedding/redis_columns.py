@@ -104,8 +104,3 @@ def checked_keys(keys: Any) -> np.ndarray:
     if keys.ndim != 1 or keys.dtype != np.int64:
         raise ValueError(f"keys must be (n,) of int64. Received: {keys.shape} of {keys.dtype}.")
     return keys
-
-
-def as_list(objects: np.ndarray, at: np.ndarray) -> list[Any]:
-    """Returns those objects that are at some places."""
-    return objects[at].tolist()

@@ -22,7 +22,6 @@ import numpy as np
 from sok_lite.dynamic_embedding.redis_columns import (
     Column,
     Layout,
-    as_list,
     checked_keys,
     checked_rows,
     fields_of,
@@ -132,6 +131,10 @@ class RedisStore:
                 self._note(self._client.hget(self._form, field))
             return self._layout.places[column]
 
+    def place_of_state(self, name: str, dim: int, initial: float) -> slice:
+        """Returns where in a value a state is, `dim` float32 that begin with a number."""
+        return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
+
     def get(self, keys: Any) -> tuple[np.ndarray, np.ndarray]:
         """Reads rows.
 
@@ -150,7 +153,7 @@ class RedisStore:
         values, fields = np.empty(len(keys), object), fields_of(keys)
         for parts in self._batches(keys):
             replies = self._send(
-                parts, lambda pipe, bucket, at: pipe.hmget(bucket, as_list(fields, at))
+                parts, lambda pipe, bucket, at: pipe.hmget(bucket, fields[at].tolist())
             )
             for (_, at), reply in zip(parts, replies, strict=True):
                 values[at] = reply
@@ -215,7 +218,7 @@ class RedisStore:
         keys = checked_keys(keys)
         fields = fields_of(keys)
         return sum(
-            sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *as_list(fields, at))))
+            sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *fields[at].tolist())))
             for parts in self._batches(keys)
         )
 

@@ -178,7 +178,7 @@ class TrainableWrapper(TableVariable):
         return {}  # the variable is saved, once
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return tf.no_op() if not tf.executing_eagerly() else None
+        return tf.no_op()
 
 
 @unconverted

@@ -16,17 +16,6 @@ from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.engine.files.key_value_names import file_prefix
 
 
-def several_ranks(what: str) -> Communicator | None:
-    """Returns the communicator of a job of several ranks, which are connected if need be.
-
-    Args:
-      what: needs it, for errors.
-    """
-    if launched_ranks() > 1:
-        communicator(what)
-    return job.other_ranks()
-
-
 def write_together(
     what: str,
     prefix: str,
@@ -54,7 +43,9 @@ def write_together(
     """
     tables = list(tables)
     _check_names(what, tables)
-    comm = several_ranks(what)
+    if launched_ranks() > 1:
+        communicator(what)  # connects them if nobody has
+    comm = job.other_ranks()
     with opened(folder_beside(prefix)):
         if comm is None:
             result = write()
