@@ -210,7 +210,7 @@ def epoch(variable: TableVariable) -> int:
     Raises:
       NotImplementedError: the table is "hbm", which evicts nothing.
     """
-    _check_evicts(variable, "epoch")
+    _check_evicts(variable)
     return variable.table.epoch
 
 
@@ -221,7 +221,7 @@ def set_epoch(variable: TableVariable, epoch: int) -> None:
             f"The epoch of {variable.name!r} would be set once, while the tf.function is traced. "
             "Set it outside of the function."
         )
-    _check_evicts(variable, "epoch")
+    _check_evicts(variable)
     on_device(variable.table.backend, setattr, variable.table, "epoch", epoch)
 
 
@@ -236,10 +236,10 @@ def _refuse_in_function(variable: TableVariable, what: str, instead: str) -> Non
         )
 
 
-def _check_evicts(variable: TableVariable, what: str) -> None:
+def _check_evicts(variable: TableVariable) -> None:
     if variable.table.keeps_every_key:
         raise NotImplementedError(
-            f"{variable.name!r} has var_type={variable.table.var_type!r} and no {what}: such a "
+            f"{variable.name!r} has var_type={variable.table.var_type!r} and no epoch: such a "
             "table keeps every key. Make it with var_type='hybrid'."
         )
 
