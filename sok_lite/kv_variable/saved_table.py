@@ -58,7 +58,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
       count: number of partitions, 1 where there are none.
       base: the full save that the table goes on from; None: none.
       handles: in a TF1 graph the resources of its variables.
-      made: what was made for the last saver; its file name, and a `saveable.Made`.
+      made: what was made for the last saver: a weak reference to its file name, and that by name.
     """
 
     def __init__(self, table: EmbeddingTable, name: str, num_partitions: int | None = None) -> None:
@@ -69,7 +69,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         self._is_partitioned = num_partitions is not None
         self.base: Base | None = None
         self.handles: list[tf.Tensor] = []
-        self.made: tuple[Any, Any] | None = None
+        self.made: tuple[Any, dict[Any, Any]] | None = None
 
     @property
     def dimension(self) -> int:
