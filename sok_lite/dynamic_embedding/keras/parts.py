@@ -12,7 +12,7 @@ from sok_lite.bridge.keras.classes import made_so_far, object_of, of_one_config,
 from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.keras import config as configs
-from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
+from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.partition import default_partition_fn
 from sok_lite.dynamic_embedding.shadow_ops import (
     HvdVariable,
@@ -300,7 +300,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
         Raises:
           NotImplementedError: there are several ranks, and the others do not save theirs.
         """
-        if self.hvd_variable.mpi_size > 1 and not do_all_ranks_save():
+        if self.hvd_variable.mpi_size > 1 and not all_ranks_save.get():
             raise NotImplementedError(
                 f"{self.name!r} has its rows on {self.hvd_variable.mpi_size} ranks; this would "
                 "save those of one. Have every rank call "
