@@ -1,17 +1,16 @@
 """Rows of a KvVariable are read: its methods."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from sok_lite.backend import Array
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.row_gradient import gradient_shape
-from sok_lite.bridge.table_call import method_call, table_call
-from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.table_call import array_call, method_call
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.saved_tensors import CUTOFF
 
@@ -64,27 +63,16 @@ def sparse_read_with_counts(
 
 def value(variable: "KvVariable") -> tf.Tensor:
     """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
-    key_type, dtype, share = variable.key_type, variable.dtype, variable.share
     dim = variable.dimension  # no closure holds the variable: a graph would keep it
-    shapes = [[None], [None, dim]]
+    dtypes, shapes = [variable.key_type, variable.dtype], [[None], [None, dim]]
+    what, share, ready = f"The value of {variable.name!r}", variable.share, variable.ready_inputs()
 
-    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-        keys, rows = share.exported(table, None)
-        backend = table.backend
-        return to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)
-
-    ready = variable.ready_inputs()
+    def run(table: EmbeddingTable, *_: Array) -> tuple[Array, Array]:
+        return share.exported(table, None)
 
     @custom_gradient
     def read(source: tf.Tensor) -> Any:
-        keys, rows = table_call(
-            variable,
-            f"The value of {variable.name!r}",
-            lambda table, *_: run(table),
-            ready,
-            [key_type, dtype],
-            shapes,
-        )
+        keys, rows = array_call(variable, what, run, ready, dtypes, shapes)
 
         def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
             values = tf.cast(row_grads, tf.float32)

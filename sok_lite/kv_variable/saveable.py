@@ -20,6 +20,7 @@ from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tf_private import SaveableObject, SaveSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.saved_files import check_path
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import saved_dtypes
@@ -139,7 +140,8 @@ def _saved(
         table: EmbeddingTable, is_full: tf.Tensor, path: tf.Tensor, *_: tf.Tensor
     ) -> list[tf.Tensor]:
         check_path(tf.compat.as_str(path.numpy()), name)
-        parts = alive(whole).saved(shares, mode, bool(is_full), has_deltas)
+        save = partial(alive(whole).saved, shares, mode, bool(is_full), has_deltas)
+        parts = alone(table, save)
         with tf.device(_DEVICE):
             return [
                 tensors[name]

@@ -105,7 +105,9 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     def saved(
         self, shares: Sequence[Share], mode: int, is_full: bool, is_logged: bool
     ) -> list[dict[str, Any]]:
-        """Returns what is saved of parts of the table, of one moment: of each part tensors by name.
+        """Returns what is saved of parts of the table: of each tensors by name.
+
+        The caller has the table's lock: they are of one moment.
 
         Args:
           mode: 1 for training, 0 for serving.
@@ -115,11 +117,6 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         Raises:
           ValueError: a delta, and there is no full save that it could change.
         """
-        return alone(self.table, lambda: self._saved(shares, mode, is_full, is_logged))
-
-    def _saved(
-        self, shares: Sequence[Share], mode: int, is_full: bool, is_logged: bool
-    ) -> list[dict[str, Any]]:
         table, (rank, num_ranks) = self.table, ranks()
         content, save, base, deleted = taken(table), secrets.randbits(64), None, _no_keys(table)
         if is_full:
