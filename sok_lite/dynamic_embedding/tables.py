@@ -137,11 +137,6 @@ class HashTable(TableVariable, SaveableObject):
         """Returns the table that has the rows: one of this process, but in subclasses."""
         return make()
 
-    @property
-    def is_pooled(self) -> bool:
-        """Whether the table combines rows itself."""
-        return self.table.all_ranks_refusal is None
-
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
         """Returns the rows of keys, as `lookup`: nothing is inserted."""
         return self.lookup(indices)

@@ -240,7 +240,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     @property
     def is_pooled(self) -> bool:
         """Whether the table combines rows itself."""
-        return self.is_differentiable and self.rows.is_pooled
+        return self.is_differentiable and self.rows.table.all_ranks_refusal is None
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
         """Returns keys of any shape as the integers that the table knows them by.

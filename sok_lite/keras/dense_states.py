@@ -95,7 +95,7 @@ class DenseStates(NamedTuple):
             )
         of_all = _read_file(os.path.join(folder, _OF_ALL), self.of_all)
         of_rank = _read_file(own, self.of_rank)
-        return [*of_all, *of_rank], _read_carried(own, self.carried)
+        return [*of_all, *of_rank], _read_carried(own, len(self.carried))
 
     def assign(self, values: Values) -> None:
         """Gives the variables what was read."""
@@ -141,9 +141,9 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
     arrays: dict[str, np.ndarray] = {}
     tensors = {str(i): tf.convert_to_tensor(variable) for i, variable in enumerate(variables)}
     stored.write_tensors(arrays, tensors)
-    for name, state in _named_carried(carried):
+    for i, state in enumerate(carried):
         if state.values:
-            arrays[name] = np.frombuffer(state.serialize(), np.uint8)
+            arrays[f"{_CARRIED}{i}"] = np.frombuffer(state.serialize(), np.uint8)
     with open(path, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
         file.flush()
@@ -152,11 +152,11 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
 
 def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
     with np.load(path) as arrays:
-        names = {name: _dtype(variable) for name, variable in _named(variables)}
-        if {name for name in arrays.files if not name.startswith(_CARRIED)} == set(names):
-            found = stored.read_tensors(arrays, names, path)
-            if all(found[name].shape == each.shape for name, each in _named(variables)):
-                return [found[name] for name in names]
+        dtypes = {str(i): _dtype(variable) for i, variable in enumerate(variables)}
+        if {name for name in arrays.files if not name.startswith(_CARRIED)} == set(dtypes):
+            found = list(stored.read_tensors(arrays, dtypes, path).values())
+            if all(each.shape == v.shape for each, v in zip(found, variables, strict=True)):
+                return found
         shapes = [list(arrays[name].shape) for name in arrays.files]
     raise ValueError(
         f"The model must be as it was when {path} was written: {len(shapes)} variables of shapes "
@@ -165,18 +165,11 @@ def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
     )
 
 
-def _read_carried(path: str, carried: Sequence[CarriedState]) -> list[dict[str, np.ndarray]]:
-    """Returns the values of each; none: the optimizer had taken no such step."""
+def _read_carried(path: str, count: int) -> list[dict[str, np.ndarray]]:
+    """Returns the values of so many; none: the optimizer had taken no such step."""
     with np.load(path) as arrays:
+        names = [f"{_CARRIED}{i}" for i in range(count)]
         return [
             CarriedState.read(arrays[name].tobytes()) if name in arrays.files else {}
-            for name, _ in _named_carried(carried)
+            for name in names
         ]
-
-
-def _named_carried(carried: Sequence[CarriedState]) -> list[tuple[str, CarriedState]]:
-    return [(f"{_CARRIED}{i}", state) for i, state in enumerate(carried)]
-
-
-def _named(variables: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(str(i), variable) for i, variable in enumerate(variables)]

@@ -20,8 +20,6 @@ from sok_lite.bridge import tf_private
 from sok_lite.bridge.keras import hooks
 from sok_lite.keras.features import Feature, rows_of
 
-CALLS = "call"  # of functional models, whose class has no public name
-
 # Where the graph of a model calls a layer, weak references to what stands for its ids.
 _Inputs: TypeAlias = Sequence[weakref.ref[Any]]
 # Of layers by id, the ids and the rows of each feature.
@@ -29,20 +27,16 @@ _Prepared: TypeAlias = dict[int, tuple[Sequence[Any], Sequence[Any]]]
 
 # Of each layer, where it is called; None: with more than ids. Keras has no public name for that.
 _places: "weakref.WeakKeyDictionary[Any, list[_Inputs | None]]" = weakref.WeakKeyDictionary()
-# Layers that look up what they are called with, and nothing else.
-_plain: set[type] = set()
+# Classes of layers that look up what they are called with, and nothing else; no subclasses.
+plain: set[type] = set()
 _calling = threading.local()
 
 
 def look_up_together(name: str, package: Any) -> None:
     """Has functional models of a Keras look up together."""
+    # Their class has no public name.
     functional = tf_private.private(tf_private.FUNCTIONAL_MODELS[name], "Functional")
-    hooks.around(functional, CALLS, _looking_up)
-
-
-def know_plain(cls: type) -> None:
-    """Has layers of a class share lookups; those of its subclasses do not."""
-    _plain.add(cls)
+    hooks.around(functional, "call", _looking_up)
 
 
 def is_made_of(inputs: Any) -> bool:
@@ -99,7 +93,7 @@ def _shared(model: Any) -> list[tuple[Any, _Inputs]]:
     inputs = {id(each) for each in model.inputs}
     found = []
     for layer in model.layers:
-        if type(layer) in _plain and len(_places.get(layer, ())) == 1:
+        if type(layer) in plain and len(_places.get(layer, ())) == 1:
             (place,) = _places[layer]
             if place is not None and all(id(each()) in inputs for each in place):
                 found.append((layer, place))
