@@ -32,8 +32,8 @@ def _total(
     share = variable.share
 
     def run(table: EmbeddingTable) -> Array:
-        total = of_keys(table, share.keys(table)) - of_keys(table, share.shrunk(table))
-        return np.array(int(total), np.int64)
+        keys, shrunk = share.of(table.export_rows()[0]), share.of(table.shrunk_keys())
+        return np.array(int(of_keys(table, keys) - of_keys(table, shrunk)), np.int64)
 
     (total,) = method_call(variable, method, run, [], [tf.int64], [[]])
     return total

@@ -79,4 +79,5 @@ def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Arra
 
 def _known_keys(table: EmbeddingTable, share: Share) -> Array:
     """Returns the keys of a share that have a row or were seen."""
-    return table.backend.xp.concatenate([share.keys(table), share.pending(table)])
+    keys = [table.export_rows()[0], table.pending_keys()]
+    return share.of(table.backend.xp.concatenate(keys))

@@ -1,6 +1,7 @@
 """`insert`, `scatter_add` and the like: methods of a KvVariable that write rows."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,8 +63,13 @@ def _scatter(variable: "KvVariable", operation: str, sparse_delta: Any) -> Any:
     what = f"scatter_{operation}"
     rows = tf.cast(checked_rows(variable, keys, sparse_delta.values, what), variable.dtype)
 
+    _, function = OPERATIONS[operation]
+
     def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
-        _scattered(table, operation, keys, rows)
+        if function is None:
+            table.insert_or_assign(keys, rows)
+        else:
+            alone(table, partial(_combine, table, function, keys, rows))
 
     return done(variable, method_call(variable, what, run, [keys, rows]))
 
@@ -87,24 +93,16 @@ def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
     return done(variable, method_call(variable, "insert", run, [keys, rows]))
 
 
-def _scattered(table: EmbeddingTable, operation: str, keys: Array, values: Array) -> None:
-    """Changes the rows of keys, inserting those that have none with their initial value.
-
-    Args:
-      operation: one of OPERATIONS.
-      keys: (n,) of the key type; what a repeated one has is taken in order.
-      values: (n, dim) of the rows' storage dtype.
-    """
-    _, function = OPERATIONS[operation]
-    if function is None:
-        table.insert_or_assign(keys, values)
-    else:
-        alone(table, lambda: _combine(table, function, keys, values))
-
-
 def _combine(
     table: EmbeddingTable, function: Callable[..., np.ndarray], keys: Array, values: Array
 ) -> None:
+    """Changes the rows of keys, inserting those that have none with their initial value.
+
+    Args:
+      function: of OPERATIONS.
+      keys: (n,) of the key type; what a repeated one has is taken in order.
+      values: (n, dim) of the rows' storage dtype.
+    """
     backend = table.backend
     distinct, inverse = np.unique(backend.to_host(keys), return_inverse=True)
     if not distinct.size:
