@@ -65,7 +65,10 @@ def _on_all(
         if comm.rank == 0:
             result = write()
         else:
-            _write_files(tables)
+            # In a graph of TF1 as well tensors are numbers here.
+            with tf.__internal__.eager_context.eager_mode():
+                for table in tables:
+                    table.files.write()
     except Exception as error:  # the others wait for this rank
         failure = error
     failed = comm.allgatherv(np.array([failure is not None])).rows
@@ -98,10 +101,3 @@ def _check_have_files(what: str, tables: Iterable[HashTable]) -> None:
             f"has rows of its own. Received: {', '.join(map(repr, without))} without one. Make it "
             "with kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver())."
         )
-
-
-def _write_files(tables: Iterable[HashTable]) -> None:
-    # In a graph of TF1 as well tensors are numbers here.
-    with tf.__internal__.eager_context.eager_mode():
-        for table in tables:
-            table.files.write()
