@@ -16,7 +16,6 @@ from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable import counting, reading, removing, scatter
-from sok_lite.kv_variable.calls import done, ready_inputs
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
@@ -162,7 +161,19 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         with tf.control_dependencies(None):
             return self.value()
 
-    ready_inputs = ready_inputs
+    def ready_inputs(self) -> list[tf.Tensor]:
+        """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized
+        the variable; none elsewhere.
+
+        A control dependency would not do: TensorFlow may leave out a read whose value nobody has.
+        """
+        inputs = []
+        for part in self.parts if self._in_graph_mode else ():
+            is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in part.collections
+            with tf.control_dependencies([] if is_global else [part._initializer_op]):
+                read = tf.raw_ops.ReadVariableOp(resource=part._true_handle, dtype=part.dtype)
+            inputs.append(read)
+        return inputs
 
     def readable_source(self) -> tf.Tensor:
         """Returns the empty tensor whose gradient is the variable's, and records the access."""
@@ -303,7 +314,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             removing.remove_all(table, share)
             table.insert_or_assign(keys[mine], rows[mine])
 
-        return done(self, method_call(self, "assign", run, [keys, rows]))
+        return scatter.done(self, method_call(self, "assign", run, [keys, rows]))
 
     insert = scatter.insert
     scatter_add = scatter.scatter_method("add")

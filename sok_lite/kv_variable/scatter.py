@@ -12,7 +12,6 @@ from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.bridge.table_call import method_call
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.calls import done
 
 if TYPE_CHECKING:
     from sok_lite.kv_variable.kv_variable_ops import KvVariable
@@ -91,6 +90,11 @@ def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
         table.insert_or_assign(keys, rows)
 
     return done(variable, method_call(variable, "insert", run, [keys, rows]))
+
+
+def done(variable: "KvVariable", operation: Any) -> Any:
+    """Returns what a write returns: the variable in eager mode, the operation in a graph."""
+    return variable if tf.executing_eagerly() else operation
 
 
 def _combine(
