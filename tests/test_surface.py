@@ -29,7 +29,7 @@ OWNERS = {"heading", "names_of", "arguments_of", "keywords_of"}
 INTERNAL = {
     *("Variable.is_differentiable", "Variable.is_pooled", "Variable.keys_of", "Variable.shards_of"),
     *("Variable.tables_held", "Variable.trainable_named"),
-    *("KvVariable.readable_source", "KvVariable.resolved"),
+    *("KvVariable.readable_source", "KvVariable.ready_inputs", "KvVariable.policy"),
 }
 
 

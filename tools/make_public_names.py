@@ -33,8 +33,8 @@ INTERNAL = {
         "gradient_source",
         "has_texts",
     ),
-    *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "spec_shape", "static_keys"),
-    *("static_rows", "table", "take", "trained_as"),
+    *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "ready_inputs", "spec_shape"),
+    *("static_keys", "static_rows", "table", "take", "trained_as"),
 }
 
 

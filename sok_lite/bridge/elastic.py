@@ -20,6 +20,7 @@ from horovod.tensorflow.elastic import run as run_of_horovod
 
 from sok_lite.bridge import job
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.keras import held
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.static_variable import StaticVariable
@@ -252,8 +253,7 @@ class TableState(ObjectState):
                 "of Keras that is not: it would make its states later, and a commit lacks them. "
                 "Call its build() with all variables that are no tables."
             )
-        own = inner.variables() if callable(inner.variables) else inner.variables
-        counters = [self._optimizer.iterations, *own]
+        counters = [self._optimizer.iterations, *held.variables_of(inner)]
         return {"variables": self._others, "variables of the optimizer": counters}
 
     def _on_device(self, function: Callable[[], T]) -> T:

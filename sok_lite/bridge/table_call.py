@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.backend import Array
+from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
@@ -80,6 +81,51 @@ def array_call(
         return [made(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
 
     return table_call(variable, what, run, inputs, dtypes, shapes)
+
+
+def method_call(
+    variable: Any,
+    method: str,
+    function: Callable[..., Any],
+    inputs: Sequence[Any] = (),
+    dtypes: Sequence[tf.DType] = (),
+    shapes: Sequence[Any] = (),
+) -> Any:
+    """Does what `array_call` does for a method of a variable, once the variable is ready.
+
+    Args:
+      method: its name, for errors.
+    """
+    count = len(inputs)
+
+    def run(table: EmbeddingTable, *arrays: Array) -> Any:
+        return function(table, *arrays[:count])
+
+    what = f"{method} of {variable.name!r}"
+    return array_call(variable, what, run, [*inputs, *variable.ready_inputs()], dtypes, shapes)
+
+
+def of_each_key(
+    variable: Any,
+    method: str,
+    keys: Any,
+    function: Callable[[EmbeddingTable, Array], Array],
+    dtype: tf.DType,
+) -> tf.Tensor:
+    """Returns what a function of the table and of keys (n,) gives, in the keys' shape.
+
+    Args:
+      method: that a program calls, for errors.
+      keys: integers of any shape.
+      dtype: of what the function gives.
+    """
+    keys = checked_keys(variable, keys)
+
+    def run(table: EmbeddingTable, keys: Array) -> Array:
+        return function(table, keys.reshape(-1)).reshape(keys.shape)
+
+    (found,) = method_call(variable, method, run, [keys], [dtype], [keys.shape])
+    return found
 
 
 def to_rows(values: tf.Tensor, table: EmbeddingTable) -> Array:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.table_call import array_call, table_call
+from sok_lite.bridge.table_call import method_call, table_call
 from sok_lite.bridge.tensor import empty, to_tensor
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable, Entries
@@ -78,9 +78,9 @@ def export_if(
         return entries.scores >= np.uint64(min_score or 0)
 
     choose = has_score if predicate is None else on_host(variable, predicate)
-    indices, values = array_call(
+    indices, values = method_call(
         variable,
-        f"export_if of {variable.name!r}",
+        "export_if",
         lambda table: table.export_if(choose),
         [],
         [variable.key_type, variable.dtype],

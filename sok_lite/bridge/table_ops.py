@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_scores
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.table_call import array_call, table_call
+from sok_lite.bridge.table_call import method_call, of_each_key, table_call
 from sok_lite.bridge.table_exports import Predicate, on_host
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.dtypes import is_integer, number_in
@@ -92,13 +92,9 @@ def contains(variable: TableVariable, keys: Any) -> tf.Tensor:
 
     def run(table: EmbeddingTable, keys: Array) -> Array:
         # As numbers: not every TensorFlow takes bits of bool from outside.
-        return table.contains(keys.reshape(-1)).view(np.uint8).reshape(keys.shape)
+        return table.contains(keys).view(np.uint8)
 
-    keys = checked_keys(variable, keys)
-    (found,) = array_call(
-        variable, _what(variable, "contains"), run, [keys], [tf.uint8], [keys.shape]
-    )
-    return tf.cast(found, tf.bool)
+    return tf.cast(of_each_key(variable, "contains", keys, run, tf.uint8), tf.bool)
 
 
 def scores(variable: TableVariable, keys: Any) -> tf.Tensor:
@@ -111,15 +107,7 @@ def scores(variable: TableVariable, keys: Any) -> tf.Tensor:
       uint64, of the keys' shape; 0 for a key that has no row. Of kLru, and of an "hbm" table,
       it is the number of the lookup that last saw the key.
     """
-
-    def run(table: EmbeddingTable, keys: Array) -> Array:
-        return table.scores(keys.reshape(-1)).reshape(keys.shape)
-
-    keys = checked_keys(variable, keys)
-    (scores,) = array_call(
-        variable, _what(variable, "scores"), run, [keys], [tf.uint64], [keys.shape]
-    )
-    return scores
+    return of_each_key(variable, "scores", keys, lambda table, keys: table.scores(keys), tf.uint64)
 
 
 def num_zero_rows(variable: TableVariable) -> tf.Tensor:
@@ -189,12 +177,12 @@ def erase_below(variable: TableVariable, cutoff: float) -> tf.Tensor:
 
 def clear(variable: TableVariable) -> Any:
     """Removes every key and gives the memory back. Returns the operation in a graph."""
-    return _do(variable, "clear", lambda table: table.clear(), [])
+    return method_call(variable, "clear", lambda table: table.clear())
 
 
 def reserve(variable: TableVariable, num_keys: int) -> Any:
     """Makes the index large enough for `num_keys` keys. Returns the operation in a graph."""
-    return _do(variable, "reserve", lambda table: table.reserve(num_keys), [])
+    return method_call(variable, "reserve", lambda table: table.reserve(num_keys))
 
 
 # ---------------------------------------------------------------- scores and epochs
@@ -211,7 +199,7 @@ def assign_scores(variable: TableVariable, keys: Any, scores: Any) -> Any:
       TypeError, ValueError: types or shapes do not fit, or a score is negative.
     """
     keys, scores = checked_keys(variable, keys), checked_scores(variable.name, scores)
-    return _do(
+    return method_call(
         variable, "assign_scores", lambda table, k, s: table.assign_scores(k, s), [keys, scores]
     )
 
@@ -222,7 +210,7 @@ def epoch(variable: TableVariable) -> int:
     Raises:
       NotImplementedError: the table is "hbm", which evicts nothing.
     """
-    _check_evicts(variable, "epoch")
+    _check_evicts(variable)
     return variable.table.epoch
 
 
@@ -233,7 +221,7 @@ def set_epoch(variable: TableVariable, epoch: int) -> None:
             f"The epoch of {variable.name!r} would be set once, while the tf.function is traced. "
             "Set it outside of the function."
         )
-    _check_evicts(variable, "epoch")
+    _check_evicts(variable)
     on_device(variable.table.backend, setattr, variable.table, "epoch", epoch)
 
 
@@ -248,14 +236,10 @@ def _refuse_in_function(variable: TableVariable, what: str, instead: str) -> Non
         )
 
 
-def _what(variable: TableVariable, method: str) -> str:
-    return f"{method} of {variable.name!r}"
-
-
-def _check_evicts(variable: TableVariable, what: str) -> None:
+def _check_evicts(variable: TableVariable) -> None:
     if variable.table.keeps_every_key:
         raise NotImplementedError(
-            f"{variable.name!r} has var_type={variable.table.var_type!r} and no {what}: such a "
+            f"{variable.name!r} has var_type={variable.table.var_type!r} and no epoch: such a "
             "table keeps every key. Make it with var_type='hybrid'."
         )
 
@@ -266,11 +250,5 @@ def _count(
     def count(table: EmbeddingTable, *arrays: Array) -> np.ndarray:
         return np.array(function(table, *arrays), np.int64)
 
-    (counted,) = array_call(variable, _what(variable, method), count, inputs, [tf.int64], [[]])
+    (counted,) = method_call(variable, method, count, inputs, [tf.int64], [[]])
     return counted
-
-
-def _do(
-    variable: TableVariable, method: str, function: Callable[..., None], inputs: Sequence[Any]
-) -> Any:
-    return array_call(variable, _what(variable, method), function, inputs)

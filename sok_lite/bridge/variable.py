@@ -6,7 +6,7 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from html import escape
 from typing import Any, TypeVar
@@ -238,6 +238,10 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
           In a graph, operations that belong to the step.
         """
         return []
+
+    def ready_inputs(self) -> Sequence[tf.Tensor]:
+        """Returns inputs for a call of the table that fail where the variable is not ready."""
+        return ()
 
     # ---------------------------------------------------------------- facts
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.bridge.table_call import array_call
+from sok_lite.bridge.table_call import method_call
 from sok_lite.dynamic_embedding.arguments import ShapeError, checked_values
 from sok_lite.engine.table import EmbeddingTable
 
@@ -53,7 +53,7 @@ def accumulated(table: Any, keys: tf.Tensor, exists: Any, *values: tf.Tensor) ->
     """Does what `accum` does; tables that count steps do more."""
     flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
     inputs = [tf.reshape(keys, [-1]), flags, *values]
-    return array_call(table, f"accum of {table.name!r}", _accumulate, inputs)
+    return method_call(table, "accum", _accumulate, inputs)
 
 
 def _accumulate(

@@ -162,9 +162,12 @@ def _by_name(name: str, arguments: dict[str, Any], joins: bool) -> Variable:
     with _naming:
         names = _names(joins) if is_eager else {}
         found = names.get(full_name) if is_eager else of_graph(full_name)
-        if not is_eager:
-            _check_reuse(scope, full_name, found)
         if found is not None:
+            if not is_eager and scope.reuse is False:
+                raise ValueError(
+                    f"Variable {full_name} already exists, disallowed. Did you mean to set "
+                    "reuse=True or reuse=tf.AUTO_REUSE in VarScope?"
+                )
             _check_agrees(found, arguments)
             return found
         made = Variable(name=full_name, **arguments)
@@ -189,14 +192,6 @@ def _names(joins: bool) -> dict[str, Variable]:
         _session.names = _latest = {}
     _session.graph = weakref.ref(graph)
     return _session.names
-
-
-def _check_reuse(scope: Any, name: str, found: Variable | None) -> None:
-    if found is not None and scope.reuse is False:
-        raise ValueError(
-            f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
-            "reuse=tf.AUTO_REUSE in VarScope?"
-        )
 
 
 def _check_agrees(found: Variable, arguments: dict[str, Any]) -> None:

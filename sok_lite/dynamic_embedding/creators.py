@@ -1,6 +1,7 @@
 """Creators, which make the tables of variables, and their settings."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -102,29 +103,20 @@ class CuckooHashTableCreator(_OwnCreator):
         return {"init_size": init_size}
 
 
+@dataclass(eq=False, repr=False)
 class HkvHashTableConfig:
     """Settings of a `HkvHashTable`: its options, by the same names.
 
     Attributes: the arguments.
     """
 
-    def __init__(
-        self,
-        init_capacity: int = 0,
-        max_capacity: int = MAX_CAPACITY,
-        max_hbm_for_values: int = 1 << 30,
-        evict_strategy: HkvEvictStrategy = HkvEvictStrategy.LRU,
-        step_per_epoch: int = 0,
-        gen_scores_fn: Callable[[tf.Tensor], Any] | None = None,
-        reserved_key_start_bit: int = 0,
-    ) -> None:
-        self.init_capacity = init_capacity
-        self.max_capacity = max_capacity
-        self.max_hbm_for_values = max_hbm_for_values
-        self.evict_strategy = evict_strategy
-        self.step_per_epoch = step_per_epoch
-        self.gen_scores_fn = gen_scores_fn
-        self.reserved_key_start_bit = reserved_key_start_bit
+    init_capacity: int = 0
+    max_capacity: int = MAX_CAPACITY
+    max_hbm_for_values: int = 1 << 30
+    evict_strategy: HkvEvictStrategy = HkvEvictStrategy.LRU
+    step_per_epoch: int = 0
+    gen_scores_fn: Callable[[tf.Tensor], Any] | None = None
+    reserved_key_start_bit: int = 0
 
 
 class HkvHashTableCreator(_OwnCreator):

@@ -25,8 +25,6 @@ from sok_lite.engine.table.exclusive import alone
 
 _SLOTS = 1 << 16  # places of an index that are read together
 
-Piece = tuple[np.ndarray, np.ndarray]
-
 
 class Source(NamedTuple):
     """A table with the layout of its files, which are written of it or read into it.
@@ -173,7 +171,7 @@ def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: in
     return _call(holder, what, dirpath, "TFRA_SAVED_KV", run)
 
 
-def _pieces_of(source: Source, shard: int) -> Iterator[Piece]:
+def _pieces_of(source: Source, shard: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the keys and rows of a shard, in no order."""
     for keys, values, _ in table_exports.export_chunks(source.rows, _SLOTS):
         piece = keys.numpy(), values.numpy()

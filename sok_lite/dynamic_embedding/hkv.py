@@ -14,7 +14,7 @@ from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.directory import LINE
-from sok_lite.engine.table.hkv_options import MAX_CAPACITY
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY, STRATEGIES
 
 
 class HkvEvictStrategy(IntEnum):
@@ -30,15 +30,6 @@ class HkvEvictStrategy(IntEnum):
     EPOCHLRU = 2
     EPOCHLFU = 3
     CUSTOMIZED = 4
-
-
-_STRATEGIES = {
-    HkvEvictStrategy.LRU: "kLru",
-    HkvEvictStrategy.LFU: "kLfu",
-    HkvEvictStrategy.EPOCHLRU: "kEpochLru",
-    HkvEvictStrategy.EPOCHLFU: "kEpochLfu",
-    HkvEvictStrategy.CUSTOMIZED: "kCustomized",
-}
 
 
 @unconverted
@@ -105,16 +96,15 @@ class HkvHashTable(HashTable):
             "init_capacity": min(_capacity(init_capacity), most) if init_capacity else None,
             "max_capacity": most,
             "max_hbm_for_vectors": max_hbm_for_values / 2**30,
-            "evict_strategy": _STRATEGIES[strategy],
+            "evict_strategy": STRATEGIES[strategy],  # in the same order
         }
         self._gen_scores = gen_scores_fn if strategy is HkvEvictStrategy.CUSTOMIZED else None
         is_by_epoch = strategy in (HkvEvictStrategy.EPOCHLRU, HkvEvictStrategy.EPOCHLFU)
         self._step_per_epoch = step_per_epoch if is_by_epoch else 0
         self._steps, self._counting = 0, threading.Lock()
         super().__init__(key_dtype, value_dtype, default_value, name, checkpoint, options)
-        self.table.sees_updates = (
-            True  # lookups of this API do not count a key as seen, training does
-        )
+        # Lookups of this API do not count a key as seen, training does.
+        self.table.sees_updates = True
 
     def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
         """Does what `HashTable.insert` does, and counts a step of the epoch."""

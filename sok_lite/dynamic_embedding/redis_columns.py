@@ -5,7 +5,7 @@ begin with.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -85,27 +85,3 @@ def objects_of(array: np.ndarray) -> np.ndarray:
     # Not NumPy's own bytes, which lose trailing zeros.
     width = array.shape[1] * array.itemsize
     return np.array(array.reshape(-1).view(f"V{width}").tolist(), object)
-
-
-def checked_rows(keys: np.ndarray, rows: Any, num_bytes: int) -> np.ndarray:
-    """Returns rows (n, num_bytes) uint8, one for each key; raises ValueError for others."""
-    rows = np.asarray(rows)
-    if rows.shape != (len(keys), num_bytes) or rows.dtype != np.uint8:
-        raise ValueError(
-            f"rows must be ({len(keys)}, {num_bytes}) of uint8, a row for each key. "
-            f"Received: {rows.shape} of {rows.dtype}."
-        )
-    return rows
-
-
-def checked_keys(keys: Any) -> np.ndarray:
-    """Returns keys (n,) int64; raises ValueError for others."""
-    keys = np.asarray(keys)
-    if keys.ndim != 1 or keys.dtype != np.int64:
-        raise ValueError(f"keys must be (n,) of int64. Received: {keys.shape} of {keys.dtype}.")
-    return keys
-
-
-def as_list(objects: np.ndarray, at: np.ndarray) -> list[Any]:
-    """Returns those objects that are at some places."""
-    return objects[at].tolist()

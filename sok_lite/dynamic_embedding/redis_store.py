@@ -19,15 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.dynamic_embedding.redis_columns import (
-    Column,
-    Layout,
-    as_list,
-    checked_keys,
-    checked_rows,
-    fields_of,
-    objects_of,
-)
+from sok_lite.dynamic_embedding.redis_columns import Column, Layout, fields_of, objects_of
 from sok_lite.dynamic_embedding.redis_settings import CLUSTER, connect
 from sok_lite.engine.hashing import hash_keys
 
@@ -86,11 +78,6 @@ class RedisStore:
         num_buckets: int = 256,
         row_type: str = "bytes",
     ) -> None:
-        if row_bytes < 1 or num_buckets < 1:
-            raise ValueError(
-                "A table in a Redis has at least one byte a row and one bucket. Received: "
-                f"row_bytes={row_bytes}, num_buckets={num_buckets}."
-            )
         self.name = name
         self.row_bytes = row_bytes
         self._keys_at_a_time = settings["keys_sending_size"]
@@ -132,7 +119,11 @@ class RedisStore:
                 self._note(self._client.hget(self._form, field))
             return self._layout.places[column]
 
-    def get(self, keys: Any) -> tuple[np.ndarray, np.ndarray]:
+    def place_of_state(self, name: str, dim: int, initial: float) -> slice:
+        """Returns where in a value a state is, `dim` float32 that begin with a number."""
+        return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
+
+    def get(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Reads rows.
 
         Args:
@@ -142,7 +133,7 @@ class RedisStore:
           ((n,) bool, which keys there are; (n, row_bytes and those of columns) uint8, where there
           is none a row of 0 and what columns begin with).
         """
-        values = self._read_values(checked_keys(keys))
+        values = self._read_values(keys)
         return values != None, self._rows(values)  # noqa: E711
 
     def _read_values(self, keys: np.ndarray) -> np.ndarray:
@@ -150,25 +141,20 @@ class RedisStore:
         values, fields = np.empty(len(keys), object), fields_of(keys)
         for parts in self._batches(keys):
             replies = self._send(
-                parts, lambda pipe, bucket, at: pipe.hmget(bucket, as_list(fields, at))
+                parts, lambda pipe, bucket, at: pipe.hmget(bucket, fields[at].tolist())
             )
             for (_, at), reply in zip(parts, replies, strict=True):
                 values[at] = reply
         return values
 
-    def put(self, keys: Any, rows: Any) -> None:
+    def put(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Writes rows; columns stay as they are. Of a key that repeats the last row counts.
 
         Args:
           keys: (n,) int64.
-          rows: (n, row_bytes) uint8.
+          rows: (n, row_bytes) uint8, or with the first of the columns (n, more).
         """
-        keys = checked_keys(keys)
-        self._put(keys, checked_rows(keys, rows, self.row_bytes))
-
-    def _put(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Writes what values begin with, (n, m) uint8."""
-        pairs = np.stack([fields_of(keys), objects_of(values)], axis=1)
+        pairs = np.stack([fields_of(keys), objects_of(rows)], axis=1)
         for parts in self._batches(keys):
             # Not `eval`, which the pipeline of a cluster lacks.
             self._send(
@@ -179,7 +165,9 @@ class RedisStore:
             )
 
     def update(
-        self, keys: Any, function: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[Any, Any]]
+        self,
+        keys: np.ndarray,
+        function: Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[Any, Any]],
     ) -> None:
         """Changes rows depending on what they are, each as a whole, whoever else changes them.
 
@@ -193,17 +181,14 @@ class RedisStore:
             not to be changed. Returns (m,) bool which to write, and rows with their columns, as it
             got them, that count for those only. It is called until all that were to be written are.
         """
-        keys = checked_keys(keys)
         left = np.arange(len(keys))
         while len(left):
             values = self._read_values(keys[left])
             old = self._rows(values)
             chosen, new = function(left, values != None, old)  # noqa: E711
-            chosen = np.flatnonzero(np.asarray(chosen))
-            new = checked_rows(left, new, old.shape[1])
-            left = left[self._swap(keys[left], values, new, chosen)]
+            left = left[self._swap(keys[left], values, new, np.flatnonzero(chosen))]
 
-    def delete(self, keys: Any) -> int:
+    def delete(self, keys: np.ndarray) -> int:
         """Removes keys, those that are there.
 
         Args:
@@ -212,10 +197,9 @@ class RedisStore:
         Returns:
           How many there were.
         """
-        keys = checked_keys(keys)
         fields = fields_of(keys)
         return sum(
-            sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *as_list(fields, at))))
+            sum(self._send(parts, lambda pipe, bucket, at: pipe.hdel(bucket, *fields[at].tolist())))
             for parts in self._batches(keys)
         )
 
@@ -263,7 +247,7 @@ class RedisStore:
             values[:, : self.row_bytes] = rows[:, : self.row_bytes]
             for column, place in places.items():
                 values[:, place] = rows[:, theirs.places[column]]
-            self._put(keys, values)
+            self.put(keys, values)
 
     def _catch_up(self) -> None:
         """Notes the columns that other workers have added."""

@@ -2,13 +2,12 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.dynamic_embedding.redis_columns import Column
 from sok_lite.dynamic_embedding.redis_settings import read_settings
 from sok_lite.dynamic_embedding.redis_store import RedisStore
 from sok_lite.dynamic_embedding.tables import HashTable
@@ -16,22 +15,18 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.remote import RemoteTable
 
 
+@dataclass(eq=False, repr=False)
 class RedisTableConfig:
     """The path of the file that says which Redis has the tables (see redis_settings.py).
 
-    Args:
+    Attributes:
       redis_config_abs_dir: path of a JSON file; None: that of the environment variable
         TFRA_REDIS_CONFIG_PATH, else the defaults.
       redis_config_abs_dir_env: an environment variable that has the path of one.
-
-    Attributes: the arguments.
     """
 
-    def __init__(
-        self, redis_config_abs_dir: str | None = None, redis_config_abs_dir_env: str | None = None
-    ) -> None:
-        self.redis_config_abs_dir = redis_config_abs_dir
-        self.redis_config_abs_dir_env = redis_config_abs_dir_env
+    redis_config_abs_dir: str | None = None
+    redis_config_abs_dir_env: str | None = None
 
 
 @unconverted
@@ -100,25 +95,16 @@ class RedisTable(HashTable):
         super().__init__(key_dtype, value_dtype, default_value, name, False, {})
 
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> Any:
-        like = make()
-        return RemoteTable(make, _open_rows(self._settings, like))
+        return RemoteTable(make, _open_rows(self._settings, make()))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {}  # the rows stay where they are
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return tf.no_op() if not tf.executing_eagerly() else None
+        return tf.no_op()
 
 
-class _RowsInRedis(RedisStore):
-    """A store that has optimizer states for columns."""
-
-    def place_of_state(self, name: str, dim: int, initial: float) -> slice:
-        """Returns where in a value a state is, `dim` float32 that begin with a number."""
-        return self.place_of(Column(name, 4 * dim, np.float32(initial).tobytes()))
-
-
-def _open_rows(settings: dict[str, Any], like: EmbeddingTable) -> _RowsInRedis:
+def _open_rows(settings: dict[str, Any], like: EmbeddingTable) -> RedisStore:
     """Returns the rows of a table; a new one begins with those of another version, if it has any.
 
     The versions are model_tag_runtime and model_tag_import.
@@ -128,7 +114,7 @@ def _open_rows(settings: dict[str, Any], like: EmbeddingTable) -> _RowsInRedis:
         "row_bytes": like.dim * like.row_dtype.storage.itemsize,
         "row_type": f"{like.dim} x {like.row_dtype.name}",
     }
-    rows = _RowsInRedis(settings, **form)
+    rows = RedisStore(settings, **form)
     earlier = settings["model_tag_import"]
     if rows.is_new and rows.has_version(earlier) and earlier != settings["model_tag_runtime"]:
         other = RedisStore({**settings, "model_tag_runtime": earlier}, **form)

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer
 
 
 @unconverted
@@ -75,8 +75,7 @@ class RestrictPolicy:
         if kwargs:
             raise TypeError(f"restrict() got unexpected arguments {sorted(kwargs)}.")
         for name, number in (("num_reserved", num_reserved), ("trigger", trigger)):
-            if not is_integer(number):
-                raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}.")
+            check_integer(name, number)
             if number < 0:
                 raise ValueError(f"`{name}` must not be negative. Received: {name}={number}.")
         if tf.executing_eagerly():

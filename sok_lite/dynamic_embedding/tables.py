@@ -29,6 +29,7 @@ from sok_lite.dynamic_embedding.initial import array_of, initial_value
 from sok_lite.dynamic_embedding.saved_by_tfra import ShardsOfTfra
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.engine.texts import are_held
 
 
 class RowOptions(NamedTuple):
@@ -121,7 +122,12 @@ class HashTable(TableVariable, SaveableObject):
         self._texts = None
         if self.key_dtype == tf.string:
             reference = weakref.ref(self)
-            self._texts = Texts(name, lambda keys: _are_present(alive(reference).table, keys))
+
+            def are_there(keys: np.ndarray) -> np.ndarray:
+                table = alive(reference).table
+                return on_device(table.backend, are_held, table, keys)
+
+            self._texts = Texts(name, are_there)
         super().__init__(table_for_variable(self.kind, make), name=name, trainable=False)
         self.checkpoint = checkpoint
         if checkpoint and self._in_graph_mode:
@@ -130,11 +136,6 @@ class HashTable(TableVariable, SaveableObject):
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
         """Returns the table that has the rows: one of this process, but in subclasses."""
         return make()
-
-    @property
-    def is_pooled(self) -> bool:
-        """Whether the table combines rows itself."""
-        return self.table.all_ranks_refusal is None
 
     def sparse_read(self, indices: Any, name: Any = None, *_: Any, **options: Any) -> tf.Tensor:
         """Returns the rows of keys, as `lookup`: nothing is inserted."""
@@ -281,15 +282,6 @@ class HashTable(TableVariable, SaveableObject):
             texts = tensors.pop("texts")
             tensors["keys"] = self._texts.keys(texts, remember=True)
         return super()._restore_from_tensors(tensors)
-
-
-def _are_present(table: EmbeddingTable, keys: np.ndarray) -> np.ndarray:
-    backend = table.backend
-
-    def contains() -> np.ndarray:
-        return backend.to_host(table.contains(backend.from_host(keys)))
-
-    return on_device(backend, contains)
 
 
 def _done(result: Any) -> Any:

@@ -94,7 +94,7 @@ class TrainableWrapper(TableVariable):
 
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
-        return trains_tables(optimizer)
+        return trains_for(API, tf1_optimizer_in(optimizer))
 
     @property
     def trained_as(self) -> TableVariable:
@@ -178,7 +178,7 @@ class TrainableWrapper(TableVariable):
         return {}  # the variable is saved, once
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
-        return tf.no_op() if not tf.executing_eagerly() else None
+        return tf.no_op()
 
 
 @unconverted
@@ -245,11 +245,6 @@ class ShadowVariable(TrainableWrapper):
         if self._buffer is not None:
             self._buffer.assign(tf.reshape(ids, [-1]))
         return super().lookup(ids)
-
-
-def trains_tables(optimizer: Any) -> bool:
-    """Whether an optimizer went through `DynamicEmbeddingOptimizer`."""
-    return trains_for(API, tf1_optimizer_in(optimizer))
 
 
 def tf1_optimizer_in(optimizer: Any) -> Any:

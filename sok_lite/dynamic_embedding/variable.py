@@ -32,7 +32,7 @@ from sok_lite.dynamic_embedding.shards import Shard
 from sok_lite.dynamic_embedding.slots import SlotVariable, slots_of
 from sok_lite.dynamic_embedding.tables import RowOptions
 from sok_lite.dynamic_embedding.trainable import ShadowVariable
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.dtypes import key_dtype as engine_key_dtype
 
 __all__ = ["Variable"]
@@ -110,8 +110,8 @@ class Variable(tf.__internal__.tracking.Trackable):
     ) -> None:
         self.key_dtype, self.value_dtype = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
         check_dtypes(self.key_dtype, self.value_dtype)
-        _check_integer("dim", dim, 1)
-        _check_integer("init_size", init_size, 0)
+        check_integer("dim", dim, 1)
+        check_integer("init_size", init_size, 0)
         if kv_creator is not None and not isinstance(kv_creator, KVCreator):
             raise TypeError(
                 "`kv_creator` must be a KVCreator, such as de.CuckooHashTableCreator(). "
@@ -240,7 +240,7 @@ class Variable(tf.__internal__.tracking.Trackable):
     @property
     def is_pooled(self) -> bool:
         """Whether the table combines rows itself."""
-        return self.is_differentiable and self.rows.is_pooled
+        return self.is_differentiable and self.rows.table.all_ranks_refusal is None
 
     def keys_of(self, keys: Any, remember: bool = False) -> tf.Tensor:
         """Returns keys of any shape as the integers that the table knows them by.
@@ -329,13 +329,6 @@ class Variable(tf.__internal__.tracking.Trackable):
     load_from_file_system_with_restore_function = (
         file_methods.load_from_file_system_with_restore_function
     )
-
-
-def _check_integer(name: str, value: Any, least: int) -> None:
-    if not is_integer(value):
-        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
-    if value < least:
-        raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
 
 
 def listed(devices: str | Sequence[str] | None) -> list[str]:

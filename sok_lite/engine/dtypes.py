@@ -239,6 +239,14 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
 
 
+def check_integer(name: str, value: Any, least: int | None = None) -> None:
+    """Raises TypeError for an argument that is no integer, ValueError for one below the least."""
+    if not is_integer(value):
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
+    if least is not None and value < least:
+        raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
+
+
 def number_in(value: Any) -> Any:
     """Returns the number that an array without dimensions has; anything else as it is.
 

@@ -19,7 +19,7 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras import held
 from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.failure import together
 from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump
@@ -93,12 +93,9 @@ class CheckpointPart:
         background: bool = False,
     ) -> None:
         super().__init__()
-        for name, number in (("every", every), ("keep", keep)):
-            is_none = number is None and name == "every"
-            if not is_none and not is_integer(number):
-                raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}.")
-            if not is_none and number < 1:  # type: ignore[operator]
-                raise ValueError(f"`{name}` must be at least 1. Received: {name}={number}.")
+        if every is not None:
+            check_integer("every", every, 1)
+        check_integer("keep", keep, 1)
         if not isinstance(incremental, bool) and not (is_integer(incremental) and incremental >= 0):
             raise ValueError(
                 "`incremental` must be True, False, or how many increments follow a whole save. "

@@ -29,7 +29,7 @@ from sok_lite.keras.metrics import TableMetricsPart
 from sok_lite.keras.parts import equal_steps, shard
 from sok_lite.keras.skipping import skip_batches
 from sok_lite.keras.table import TablePart
-from sok_lite.keras.together import know_plain, look_up_together
+from sok_lite.keras.together import look_up_together, plain
 
 if TYPE_CHECKING:
     import keras
@@ -73,8 +73,7 @@ def _classes_of(package: Any) -> SimpleNamespace:
     table = made("Table", TablePart, layer)
     several = made("Embeddings", EmbeddingsPart, layer, table_class=table)
     single = made("Embedding", EmbeddingPart, layer, table_class=table)
-    for cls in (table, several, single):
-        know_plain(cls)
+    plain.update((table, several, single))
     return SimpleNamespace(
         Table=table,
         Embeddings=several,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,9 @@ from sok_lite.engine.files import manifest
 
 _OF_ALL = "of_all_ranks.npz"
 _CARRIED = "carried_"  # and the number of the optimizer; files of before have none
+
+# What was read: tensors of the variables, and of each optimizer what is carried.
+Values: TypeAlias = tuple[list[tf.Tensor], list[dict[str, np.ndarray]]]
 
 
 class DenseStates(NamedTuple):
@@ -77,7 +80,7 @@ class DenseStates(NamedTuple):
             _write(os.path.join(folder, _OF_ALL), self.of_all)
         manifest.sync_path(folder)
 
-    def read(self, folder: str, rank: int, size: int) -> "DenseValues":
+    def read(self, folder: str, rank: int, size: int) -> Values:
         """Returns what `write` wrote, with another number of ranks what rank 0 had.
 
         Raises:
@@ -91,23 +94,16 @@ class DenseStates(NamedTuple):
                 if name.startswith("of_rank_0_of_")
             )
         of_all = _read_file(os.path.join(folder, _OF_ALL), self.of_all)
-        return DenseValues(of_all, _read_file(own, self.of_rank), _read_carried(own, self.carried))
+        of_rank = _read_file(own, self.of_rank)
+        return [*of_all, *of_rank], _read_carried(own, len(self.carried))
 
-    def assign(self, values: "DenseValues") -> None:
+    def assign(self, values: Values) -> None:
         """Gives the variables what was read."""
-        variables = [*self.of_all, *self.of_rank]
-        for variable, value in zip(variables, [*values.of_all, *values.of_rank], strict=True):
-            variable.assign(value)
-        for state, numbers in zip(self.carried, values.carried, strict=True):
+        tensors, carried = values
+        for variable, tensor in zip([*self.of_all, *self.of_rank], tensors, strict=True):
+            variable.assign(tensor)
+        for state, numbers in zip(self.carried, carried, strict=True):
             state.values = numbers
-
-
-class DenseValues(NamedTuple):
-    """The values that were read for `DenseStates`, in the same order."""
-
-    of_all: list[tf.Tensor]
-    of_rank: list[tf.Tensor]
-    carried: list[dict[str, np.ndarray]]
 
 
 def _of_rank(rank: int, size: int) -> str:
@@ -125,8 +121,7 @@ def _variables_of(optimizer: Any, model: Any) -> list[Any]:
         return [optimizer.iterations, *_variables_of(optimizer.optimizer, model)]
     if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
         optimizer.build(model.trainable_variables)
-    variables = optimizer.variables
-    return list(variables() if callable(variables) else variables)
+    return held.variables_of(optimizer)
 
 
 def _dense(variables: Sequence[Any], without: Sequence[Any]) -> list[Any]:
@@ -146,9 +141,9 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
     arrays: dict[str, np.ndarray] = {}
     tensors = {str(i): tf.convert_to_tensor(variable) for i, variable in enumerate(variables)}
     stored.write_tensors(arrays, tensors)
-    for name, state in _named_carried(carried):
+    for i, state in enumerate(carried):
         if state.values:
-            arrays[name] = np.frombuffer(state.serialize(), np.uint8)
+            arrays[f"{_CARRIED}{i}"] = np.frombuffer(state.serialize(), np.uint8)
     with open(path, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
         file.flush()
@@ -157,11 +152,11 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
 
 def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
     with np.load(path) as arrays:
-        names = {name: _dtype(variable) for name, variable in _named(variables)}
-        if {name for name in arrays.files if not name.startswith(_CARRIED)} == set(names):
-            found = stored.read_tensors(arrays, names, path)
-            if all(found[name].shape == each.shape for name, each in _named(variables)):
-                return [found[name] for name in names]
+        dtypes = {str(i): _dtype(variable) for i, variable in enumerate(variables)}
+        if {name for name in arrays.files if not name.startswith(_CARRIED)} == set(dtypes):
+            found = list(stored.read_tensors(arrays, dtypes, path).values())
+            if all(each.shape == v.shape for each, v in zip(found, variables, strict=True)):
+                return found
         shapes = [list(arrays[name].shape) for name in arrays.files]
     raise ValueError(
         f"The model must be as it was when {path} was written: {len(shapes)} variables of shapes "
@@ -170,18 +165,11 @@ def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
     )
 
 
-def _read_carried(path: str, carried: Sequence[CarriedState]) -> list[dict[str, np.ndarray]]:
-    """Returns the values of each; none: the optimizer had taken no such step."""
+def _read_carried(path: str, count: int) -> list[dict[str, np.ndarray]]:
+    """Returns the values of so many; none: the optimizer had taken no such step."""
     with np.load(path) as arrays:
+        names = [f"{_CARRIED}{i}" for i in range(count)]
         return [
             CarriedState.read(arrays[name].tobytes()) if name in arrays.files else {}
-            for name, _ in _named_carried(carried)
+            for name in names
         ]
-
-
-def _named_carried(carried: Sequence[CarriedState]) -> list[tuple[str, CarriedState]]:
-    return [(f"{_CARRIED}{i}", state) for i, state in enumerate(carried)]
-
-
-def _named(variables: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(str(i), variable) for i, variable in enumerate(variables)]

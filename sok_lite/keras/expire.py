@@ -5,7 +5,7 @@ from typing import Any
 
 from sok_lite.bridge import table_ops
 from sok_lite.bridge.keras import held
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer
 from sok_lite.keras.skipping import is_skipping
 
 
@@ -46,10 +46,8 @@ class ExpirePart:
                 "Give `num_lookups` or `seconds`, one of them. "
                 f"Received: num_lookups={num_lookups}, seconds={seconds}."
             )
-        if every is not None and not is_integer(every):
-            raise TypeError(f"`every` must be an integer. Received: every={every!r}.")
-        if every is not None and every < 1:
-            raise ValueError(f"`every` must be at least 1. Received: every={every}.")
+        if every is not None:
+            check_integer("every", every, 1)
         self.removed: dict[str, int] = {}
         self._num_lookups, self._seconds = num_lookups, seconds
         self._every, self._done = every, 0  # batches of the epoch

@@ -103,7 +103,7 @@ class EmbeddingsPart:
             flat = [] if weights is None else self._flat("weights", weights, may_miss=True)
             rows = rows_of(self._of.features, ids, flat or [None] * len(ids), training)
         dtype = self.compute_dtype  # type: ignore[attr-defined]
-        return self._pack([tf.cast(each, dtype) for each in rows])
+        return self._packed(self._of.names, [tf.cast(each, dtype) for each in rows])
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Does what Keras 3 does where a model is made of inputs, whose dtype it knows."""
@@ -119,7 +119,7 @@ class EmbeddingsPart:
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shapes of what ids of some shapes give, as `call` does."""
         pairs = zip(self._of.features, self._flat("input_shape", input_shape), strict=True)
-        return self._pack([_shape_of_rows(*each) for each in pairs])
+        return self._packed(self._of.names, [_shape_of_rows(*each) for each in pairs])
 
     def compute_mask(self, inputs: Any, previous: Any = None) -> Any:
         """Returns which ids of features with a `mask_value` and no combiner give a row."""
@@ -127,7 +127,8 @@ class EmbeddingsPart:
             return None
         pairs = zip(self._of.features, self._flat("inputs", inputs), strict=True)
         masks = [mask_of(feature, ids, self.package) for feature, ids in pairs]
-        return None if all(mask is None for mask in masks) else self._pack(masks)
+        is_none = all(mask is None for mask in masks)
+        return None if is_none else self._packed(self._of.names, masks)
 
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
         names = self._of.names
@@ -152,8 +153,9 @@ class EmbeddingsPart:
             )
         return [inputs.get(name) for name in names]
 
-    def _pack(self, values: list[Any]) -> Any:
-        names = self._of.names
+    @staticmethod
+    def _packed(names: Any, values: list[Any]) -> Any:
+        """Returns what there is of each feature as the features were given."""
         return values if names is None else dict(zip(names, values, strict=True))
 
     def get_config(self) -> dict[str, Any]:
@@ -173,11 +175,7 @@ class EmbeddingsPart:
         names, listed, tables = (config.pop(name) for name in ("names", "listed", "tables"))
         made = [_made_anew(table, cls.package) for table in tables]
         features = [Feature(**{**each, "table": made[each["table"]]}) for each in listed]
-        return cls(cls._structure(names, features), **config)
-
-    @staticmethod
-    def _structure(names: Any, features: list[Feature]) -> Any:
-        return features if names is None else dict(zip(names, features, strict=True))
+        return cls(cls._packed(names, features), **config)
 
 
 class EmbeddingPart(EmbeddingsPart):
@@ -243,12 +241,9 @@ class EmbeddingPart(EmbeddingsPart):
     def _flat(self, what: str, inputs: Any, may_miss: bool = False) -> list[Any]:
         return [inputs]
 
-    def _pack(self, values: list[Any]) -> Any:
-        return values[0]
-
     @staticmethod
-    def _structure(names: Any, features: list[Feature]) -> Any:
-        return features[0]
+    def _packed(names: Any, values: list[Any]) -> Any:
+        return values[0]
 
 
 class _FloatInputError(NotImplementedError, TypeError):

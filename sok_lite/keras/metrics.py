@@ -1,6 +1,7 @@
 """`TableMetrics`: how tables grow, among the metrics of each epoch and every some steps."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class TableMetricsPart:
         if comm is not None:
             check_equal_on_all_ranks(comm, {"every": int(self._every)}, "`every` of TableMetrics")
         self._before = self._told = self._steps = 0
-        self._last, self._work = self._totals(), _work()
+        self._last, self._work = self._of_tables(_totals_of), _work()
         if self._log_dir is not None and (comm is None or comm.rank == 0):
             self._writer = tf.summary.create_file_writer(str(self._log_dir))
 
@@ -103,7 +104,7 @@ class TableMetricsPart:
             self._tell(self._steps, since)
 
     def _tell(self, step: int, since: int) -> None:
-        now = self._totals()
+        now = self._of_tables(_totals_of)
         told: dict[str, float] = {}
         flat = np.array([list(facts.values()) for facts in now.values()], np.float64)
         last = np.array([list(self._last.get(name, now[name]).values()) for name in now])
@@ -139,16 +140,16 @@ class TableMetricsPart:
         elif self._log_dir is None and (comm is None or comm.rank == 0):
             _log.info("step %d: %s", step, ", ".join(f"{n} {v:,.6g}" for n, v in told.items()))
 
-    def _totals(self) -> dict[str, dict[str, int]]:
-        tables = held.kept_tables(self.model)  # type: ignore[attr-defined]
-        return {
-            each.table.name: on_device(each.table.backend, _totals_of, each.table)
-            for each in tables
-        }
+    def _of_tables(
+        self, function: Callable[[EmbeddingTable], dict[str, int]]
+    ) -> dict[str, dict[str, int]]:
+        """Returns what a function gives of each table of the model, by name."""
+        tables = [each.table for each in held.kept_tables(self.model)]  # type: ignore[attr-defined]
+        return {table.name: on_device(table.backend, function, table) for table in tables}
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the sizes to begin with."""
-        self._made = {name: facts["made"] for name, facts in self._facts().items()}
+        self._made = {name: facts["made"] for name, facts in self._of_tables(_facts_of).items()}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the metrics."""
@@ -156,7 +157,7 @@ class TableMetricsPart:
         if logs is None:
             return
         found: dict[str, float] = {}
-        for name, facts in self._facts().items():
+        for name, facts in self._of_tables(_facts_of).items():
             facts["new_keys"] = facts.pop("made") - self._made.get(name, 0)
             found |= {f"{name}/{fact}": float(value) for fact, value in facts.items()}
         if found and other_ranks() is not None:
@@ -165,12 +166,6 @@ class TableMetricsPart:
             of_all = allreduce(tf.constant(numbers), "sum").numpy().tolist()
             found = dict(zip(names, of_all, strict=True))
         logs.update(found)
-
-    def _facts(self) -> dict[str, dict[str, int]]:
-        tables = held.kept_tables(self.model)  # type: ignore[attr-defined]
-        return {
-            each.table.name: on_device(each.table.backend, _facts_of, each.table) for each in tables
-        }
 
 
 def _facts_of(table: EmbeddingTable) -> dict[str, int]:

@@ -39,7 +39,7 @@ def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str)
     if comm.size == 1:
         stored.write_tensors(store, _save(variable))
     else:
-        if not saving.do_all_ranks_save():
+        if not saving.all_ranks_save.get():
             raise NotImplementedError(
                 f"The rows of {name!r} are on {comm.size} ranks, and this would save "
                 "those of one. Have every rank call model.save(path), or "

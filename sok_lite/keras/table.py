@@ -167,7 +167,7 @@ class TablePart:
         )
 
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
-        check_names_differ(self.name, (ids,))
+        check_names_differ(self.name, ids)
         rows = super().__call__(as_tensor_of_texts(ids), *args, **kwargs)  # type: ignore[misc]
         note_place(self, [ids], not args and not kwargs)
         return rows

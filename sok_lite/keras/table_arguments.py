@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.table.hkv_options import HkvOptions
 
 TEXTS = "str"
@@ -35,13 +35,8 @@ def checked_arguments(
             f"`name` must be a string. Received: name={name!r}. A table has a name and a "
             'dimension, and no size: Table("item", 16).'
         )
-    for argument, number, least in (("dim", dim, 1), ("seed", seed, None)):
-        if not is_integer(number):
-            raise TypeError(f"`{argument}` must be an integer. Received: {argument}={number!r}.")
-        if least is not None and number < least:
-            raise ValueError(
-                f"`{argument}` must be at least {least}. Received: {argument}={number}."
-            )
+    check_integer("dim", dim, 1)
+    check_integer("seed", seed)
     key_type = TEXTS if key_type in (str, TEXTS, tf.string) else _name_of(key_type)
     row_dtype = _name_of(row_dtype)
     _check_among("key_type", key_type, _KEY_TYPES)
@@ -79,16 +74,15 @@ def _name_of(dtype: Any) -> str:
         return str(dtype)
 
 
-def check_names_differ(name: str, inputs: tuple[Any, ...]) -> None:
+def check_names_differ(name: str, ids: Any) -> None:
     """Raises ValueError where a keras.Input that a table is called with has the table's name."""
-    for each in inputs:
-        history = getattr(each, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
-        origin = getattr(history, "operation", getattr(history, "layer", None))
-        if origin is not None and origin.name == name:
-            raise ValueError(
-                f"The table and its keras.Input have the same name, {name!r}, but names in a model "
-                f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
-            )
+    history = getattr(ids, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
+    origin = getattr(history, "operation", getattr(history, "layer", None))
+    if origin is not None and origin.name == name:
+        raise ValueError(
+            f"The table and its keras.Input have the same name, {name!r}, but names in a model "
+            f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
+        )
 
 
 def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -20,48 +20,23 @@ from sok_lite.bridge import tf_private
 from sok_lite.bridge.keras import hooks
 from sok_lite.keras.features import Feature, rows_of
 
-CALLS = "call"  # of functional models, whose class has no public name
+# Where the graph of a model calls a layer, weak references to what stands for its ids.
+_Inputs: TypeAlias = Sequence[weakref.ref[Any]]
+# Of layers by id, the ids and the rows of each feature.
+_Prepared: TypeAlias = dict[int, tuple[Sequence[Any], Sequence[Any]]]
 
-
-class _CallSite(NamedTuple):
-    """A place where the graph of a model calls a layer.
-
-    Attributes:
-      inputs: weak references to what stands for its ids, of each feature.
-      is_plain: whether it is called with nothing but ids.
-    """
-
-    inputs: "Sequence[weakref.ref[Any]]"
-    is_plain: bool
-
-
-class _Prepared(NamedTuple):
-    """The rows that were looked up for a layer.
-
-    Attributes:
-      ids, rows: of each of its features.
-    """
-
-    ids: Sequence[Any]
-    rows: Sequence[Any]
-
-
-# Of each layer, where it is called: Keras has no public name for that.
-_places: "weakref.WeakKeyDictionary[Any, list[_CallSite]]" = weakref.WeakKeyDictionary()
-# Layers that look up what they are called with, and nothing else.
-_plain: set[type] = set()
+# Of each layer, where it is called; None: with more than ids. Keras has no public name for that.
+_places: "weakref.WeakKeyDictionary[Any, list[_Inputs | None]]" = weakref.WeakKeyDictionary()
+# Classes of layers that look up what they are called with, and nothing else; no subclasses.
+plain: set[type] = set()
 _calling = threading.local()
 
 
 def look_up_together(name: str, package: Any) -> None:
     """Has functional models of a Keras look up together."""
+    # Their class has no public name.
     functional = tf_private.private(tf_private.FUNCTIONAL_MODELS[name], "Functional")
-    hooks.around(functional, CALLS, _looking_up)
-
-
-def know_plain(cls: type) -> None:
-    """Has layers of a class share lookups; those of its subclasses do not."""
-    _plain.add(cls)
+    hooks.around(functional, "call", _looking_up)
 
 
 def is_made_of(inputs: Any) -> bool:
@@ -79,7 +54,7 @@ def note_place(layer: Any, inputs: Sequence[Any], is_plain: bool) -> None:
       is_plain: whether there was no other argument.
     """
     if all(hasattr(each, "_keras_history") for each in inputs):
-        place = _CallSite([weakref.ref(each) for each in inputs], is_plain)
+        place = [weakref.ref(each) for each in inputs] if is_plain else None
         _places.setdefault(layer, []).append(place)
 
 
@@ -89,13 +64,10 @@ def prepared_rows(layer: Any, ids: Sequence[Any]) -> Sequence[Any] | None:
     Args:
       ids: of each feature, as Keras gives them: those very ones were looked up.
     """
-    every = getattr(_calling, "prepared", {})
-    prepared = every.get(id(layer))
-    if prepared is None or not all(map(operator.is_, ids, prepared.ids)):
+    every: _Prepared = getattr(_calling, "prepared", {})
+    if id(layer) not in every or not all(map(operator.is_, ids, every[id(layer)][0])):
         return None
-    del every[id(layer)]
-    rows: Sequence[Any] = prepared.rows
-    return rows
+    return every.pop(id(layer))[1]
 
 
 # ---- around a method of models -------------------------------------------------------------------
@@ -116,21 +88,21 @@ def _looking_up(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
         _calling.prepared = outer
 
 
-def _shared(model: Any) -> list[tuple[Any, _CallSite]]:
+def _shared(model: Any) -> list[tuple[Any, _Inputs]]:
     """Returns the layers of a model that get inputs of the model as they are, and how."""
     inputs = {id(each) for each in model.inputs}
     found = []
     for layer in model.layers:
-        if type(layer) in _plain and len(_places.get(layer, ())) == 1:
+        if type(layer) in plain and len(_places.get(layer, ())) == 1:
             (place,) = _places[layer]
-            if place.is_plain and all(id(each()) in inputs for each in place.inputs):
+            if place is not None and all(id(each()) in inputs for each in place):
                 found.append((layer, place))
     return found
 
 
 def _prepare(
-    shared: Sequence[tuple[Any, _CallSite]], values: Mapping[int, Any], training: Any
-) -> dict[int, _Prepared]:
+    shared: Sequence[tuple[Any, _Inputs]], values: Mapping[int, Any], training: Any
+) -> _Prepared:
     """Looks up for layers, if there are several.
 
     Args:
@@ -138,7 +110,7 @@ def _prepare(
     """
     chosen: list[tuple[Any, list[Any]]] = []
     for layer, place in shared:
-        ids = [values.get(id(each())) for each in place.inputs]
+        ids = [values.get(id(each())) for each in place]
         if not any(each is None for each in ids):
             chosen.append((layer, ids))
     if len(chosen) < 2:
@@ -146,7 +118,7 @@ def _prepare(
     features: list[Feature] = [each for layer, _ in chosen for each in layer.features_of()]
     flat = [each for _, ids in chosen for each in ids]
     rows = iter(rows_of(features, flat, [None] * len(flat), training))
-    return {id(layer): _Prepared(ids, [next(rows) for _ in ids]) for layer, ids in chosen}
+    return {id(layer): (ids, [next(rows) for _ in ids]) for layer, ids in chosen}
 
 
 def _as_layers_get_them(model: Any, inputs: Any) -> tuple[Any, dict[int, Any]]:

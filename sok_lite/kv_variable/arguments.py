@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.row_initializer import MatrixInitializer
 
@@ -74,10 +74,7 @@ def checked_dim(embedding_dim: Any) -> int:
             "`embedding_dim` must be an integer, the length of a row. "
             f"Received: embedding_dim={embedding_dim!r}."
         )
-    if embedding_dim < 1:
-        raise ValueError(
-            f"`embedding_dim` must be at least 1. Received: embedding_dim={embedding_dim}."
-        )
+    check_integer("embedding_dim", embedding_dim, 1)
     return int(embedding_dim)
 
 

@@ -6,29 +6,22 @@ It is a `Content` of engine/table/content.py with these columns, of keys with a 
   times   float64, when it was last, in seconds since 1970; 0: never
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
-from sok_lite.engine.table import EmbeddingTable, content
-from sok_lite.engine.table.content import Content
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import Content, take
 from sok_lite.engine.table.content_parts import concatenate, select
-from sok_lite.engine.table.exclusive import alone
 
 _MAX_PENDING_COUNT = 2**32 - 2  # the last number stands for none
 
 
 def taken(table: EmbeddingTable) -> Content:
-    """Returns a copy of what a table knows now.
+    """Returns a copy of what a table knows now. The caller has the table's lock.
 
     Raises:
       MemoryError: no memory for it.
     """
-    return alone(table, lambda: _take(table))
-
-
-def _take(table: EmbeddingTable) -> Content:
-    whole, times_of = content.take(table), table.clock.times_of
+    whole, times_of = take(table), table.clock.times_of
     columns, pending = whole.columns, whole.pending
     scores = columns.get("scores", np.empty(0, np.uint64))
     return whole._replace(
@@ -44,35 +37,11 @@ def _take(table: EmbeddingTable) -> Content:
     )
 
 
-def put(table: EmbeddingTable, known: Content) -> None:
-    """Makes a table know that, and nothing else.
+def as_of_table(known: Content) -> Content:
+    """Returns a content as tables have it, its times as numbers of lookups.
 
-    Raises:
-      ValueError: it does not fit the table, or has no room there. The table is as it was.
-      MemoryError: no memory for it beside what the table holds; it is as it was.
+    There is a lookup for each time, and a last one of no key.
     """
-    numbered = numbered_lookups(known)
-    columns = {"stamps": numbered.last_seen, "scores": known.columns["counts"].astype(np.uint64)}
-    pending = {"sightings": pending_counts_of(known), "sighting_stamps": numbered.pending_last_seen}
-    content.restore(table, known._replace(columns=columns, pending=pending, facts=numbered.facts))
-
-
-class Lookups(NamedTuple):
-    """The times of a content as numbers of lookups, as tables have them.
-
-    Attributes:
-      last_seen: (n,) uint32, number of the lookup that last saw each key; 0: none did.
-      pending_last_seen: (m,) of the keys without a row.
-      facts: of the table: number and spans of lookups, strategy and epoch.
-    """
-
-    last_seen: np.ndarray
-    pending_last_seen: np.ndarray
-    facts: dict[str, Any]
-
-
-def numbered_lookups(known: Content) -> Lookups:
-    """Returns the times of a content as those of lookups: one for each, and a last of no key."""
     of_keys, of_pending = known.columns["times"], known.pending["times"]
     at = np.unique(np.concatenate([of_keys, of_pending]))
     at = at[at > 0]
@@ -81,16 +50,12 @@ def numbered_lookups(known: Content) -> Lookups:
     last_seen, pending_last_seen = (
         np.searchsorted(at, each, "right").astype(np.uint32) for each in (of_keys, of_pending)
     )
-    return Lookups(
-        last_seen,
-        pending_last_seen,
-        {"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0},
+    sightings = np.minimum(known.pending["counts"], _MAX_PENDING_COUNT).astype(np.uint32)
+    return known._replace(
+        columns={"stamps": last_seen, "scores": known.columns["counts"].astype(np.uint64)},
+        pending={"sightings": sightings, "sighting_stamps": pending_last_seen},
+        facts={"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0},
     )
-
-
-def pending_counts_of(known: Content) -> np.ndarray:
-    """Returns how often each key without a row was seen, (m,) uint32."""
-    return np.minimum(known.pending["counts"], _MAX_PENDING_COUNT).astype(np.uint32)
 
 
 def are_distinct(keys: np.ndarray) -> bool:

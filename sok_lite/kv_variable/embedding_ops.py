@@ -6,14 +6,13 @@ TensorFlow's own would drop negative keys, and would divide the keys of a list o
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge import job, tf_private
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import checked_keys
-from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.lookup import look_up_combined
 from sok_lite.bridge.sparse_matrix import (
     as_safe_matrix,
@@ -24,7 +23,6 @@ from sok_lite.bridge.sparse_matrix import (
 )
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
-from sok_lite.kv_variable.reading import READING_ONLY
 
 __all__ = [
     "embedding_lookup",
@@ -230,29 +228,21 @@ def _combine(
 ) -> tf.Tensor:
     """Returns the rows of keys combined, (batch, dim)."""
     comm = job.other_ranks() or SingleCommunicator()
-    policy = MissingKeyPolicy(variable.resolved(training), None, False, READING_ONLY)
-    read = partial(variable.sparse_read, training=training)
+    policy, read = variable.policy(training), partial(variable.sparse_read, training=training)
     return look_up_combined(comm, variable, ids, weights, combiner, policy, max_norm, read)
 
 
 # ---- TensorFlow's own functions ------------------------------------------------------------------
 
 
-class _Answer(NamedTuple):
-    """Who answers a public function of TensorFlow.
+def _answering(public: Any, function: Callable[..., Any], ragged: Any) -> Callable[..., Any]:
+    """Returns what answers a public function of TensorFlow for KvVariables.
 
-    Attributes:
+    Args:
       public: the function.
-      ours: what is called for KvVariables, with its arguments.
+      function: answers, with those of its arguments that it takes.
       ragged: what TensorFlow calls for ragged ids; None: there is no such thing.
     """
-
-    public: Any
-    ours: Callable[..., Any]
-    ragged: Callable[..., Any] | None
-
-
-def _answer(public: Any, function: Callable[..., Any], ragged: Any = None) -> _Answer:
     signature = inspect.signature(public)
     known = inspect.signature(function).parameters
     params = next(iter(signature.parameters))
@@ -265,7 +255,7 @@ def _answer(public: Any, function: Callable[..., Any], ragged: Any = None) -> _A
         return function(**{name: value for name, value in bound.items() if name in known})
 
     answer.__signature__ = signature  # type: ignore[attr-defined]
-    return _Answer(public, answer, ragged)
+    return answer
 
 
 def _is_ours(params: Any) -> bool:
@@ -274,19 +264,17 @@ def _is_ours(params: Any) -> bool:
     return isinstance(params, KvVariable)
 
 
-def _answers_of(function: Callable[..., Any]) -> list[_Answer]:
-    name = function.__name__
-    ragged = tf_private.private(tf_private.RAGGED_LOOKUPS, name)
-    return [
-        _answer(getattr(tf.nn, name), function),
-        _answer(getattr(tf.compat.v1.nn, name), function, ragged),
-    ]
-
-
+# Public functions of TensorFlow, each with what answers it and what TensorFlow has for ragged ids.
 _ANSWERS = [
-    answer
+    (public, _answering(public, function, ragged), ragged)
     for function in (embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse)
-    for answer in _answers_of(function)
+    for public, ragged in (
+        (getattr(tf.nn, function.__name__), None),
+        (
+            getattr(tf.compat.v1.nn, function.__name__),
+            tf_private.private(tf_private.RAGGED_LOOKUPS, function.__name__),
+        ),
+    )
 ]
 _answers = False
 

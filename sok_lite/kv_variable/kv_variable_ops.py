@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.inference import checked_training
+from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked_training
+from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable import counting, reading, removing, scatter
-from sok_lite.kv_variable.calls import call, done
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
 from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
 from sok_lite.kv_variable.saved_table import SavedTable
@@ -161,6 +161,20 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         with tf.control_dependencies(None):
             return self.value()
 
+    def ready_inputs(self) -> list[tf.Tensor]:
+        """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized
+        the variable; none elsewhere.
+
+        A control dependency would not do: TensorFlow may leave out a read whose value nobody has.
+        """
+        inputs = []
+        for part in self.parts if self._in_graph_mode else ():
+            is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in part.collections
+            with tf.control_dependencies([] if is_global else [part._initializer_op]):
+                read = tf.raw_ops.ReadVariableOp(resource=part._true_handle, dtype=part.dtype)
+            inputs.append(read)
+        return inputs
+
     def readable_source(self) -> tf.Tensor:
         """Returns the empty tensor whose gradient is the variable's, and records the access."""
         source = self.gradient_source()
@@ -218,21 +232,9 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
         is_first = storage_type in (StorageCombination.MEM, StorageType.MEM_STORAGE)
         return is_first or self.table.store.near_rows is not None
 
-    @property
-    def total_count(self) -> tf.Tensor:
-        """How many keys have a row that training has not set to zeros, scalar int64."""
-        return counting.total_count(self)
-
-    @property
-    def total_freq(self) -> tf.Tensor:
-        """How often the keys that `total_count` counts were seen, scalar int64."""
-        return counting.total_freq(self)
-
-    @property
-    def storage_size_count(self) -> tf.Tensor:
-        """Rows in the first memory and beside it, (2,) int64, of all partitions."""
-        return counting.storage_size_count(self)
-
+    total_count = property(counting.total_count)
+    total_freq = property(counting.total_freq)
+    storage_size_count = property(counting.storage_size_count)
     get_counting = counting.get_counting
     get_timestamp = counting.get_timestamp
     increase_counting = counting.increase_counting
@@ -244,12 +246,13 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
     value = read_value = reading.value
     export = reading.export
 
-    def resolved(self, training: bool | None) -> bool | None:
-        """Returns the `training` of a lookup as the bridge takes it."""
+    def policy(self, training: bool | None, missing: str | None = None) -> MissingKeyPolicy:
+        """Returns how a lookup with these arguments treats keys without a row."""
         training = checked_training(self.training if training is None else training)
         if training is None and not IS_TRAINING:
             training = False
-        return training
+        # Where nothing is inserted such keys give zeros.
+        return MissingKeyPolicy(training, checked_missing(missing), False, "zeros")
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         return self.value()
@@ -311,7 +314,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[
             removing.remove_all(table, share)
             table.insert_or_assign(keys[mine], rows[mine])
 
-        return done(self, call(self, "assign", run, [keys, rows]))
+        return scatter.done(self, method_call(self, "assign", run, [keys, rows]))
 
     insert = scatter.insert
     scatter_add = scatter.scatter_method("add")

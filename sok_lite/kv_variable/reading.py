@@ -1,27 +1,21 @@
 """Rows of a KvVariable are read: its methods."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from sok_lite.backend import Array
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing
 from sok_lite.bridge.lookup import look_up_each
 from sok_lite.bridge.row_gradient import gradient_shape
-from sok_lite.bridge.table_call import table_call
-from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.table_call import array_call, method_call
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable.calls import call, initialized
 from sok_lite.kv_variable.saved_tensors import CUTOFF
 
 if TYPE_CHECKING:
     from sok_lite.kv_variable.kv_variable_ops import KvVariable
-
-# Keys without a row give zeros where nothing is inserted.
-READING_ONLY = "zeros"
 
 
 def sparse_read(
@@ -39,7 +33,7 @@ def sparse_read(
       missing: what a key without a row gives, "initial" or "zeros"; None: where keys are
         inserted "initial", else "zeros".
     """
-    return _rows(variable, indices, training, missing)
+    return look_up_each(job.other_ranks(), variable, indices, variable.policy(training, missing))
 
 
 def sparse_read_with_counts(
@@ -63,45 +57,22 @@ def sparse_read_with_counts(
             f"sparse_read_with_counts of {variable.name!r} works on one rank: counts do not travel "
             "with keys. Use sparse_read, which counts a key once for each rank that has it."
         )
-    return _rows(variable, indices, training, None, tf.cast(counts, tf.int64))
-
-
-def _rows(
-    variable: "KvVariable",
-    keys: Any,
-    training: bool | None,
-    missing: str | None,
-    counts: Any = None,
-) -> tf.Tensor:
-    policy = MissingKeyPolicy(
-        variable.resolved(training), checked_missing(missing), False, READING_ONLY
-    )
-    return look_up_each(job.other_ranks(), variable, keys, policy, counts)
+    counts = tf.cast(counts, tf.int64)
+    return look_up_each(None, variable, indices, variable.policy(training), counts)
 
 
 def value(variable: "KvVariable") -> tf.Tensor:
     """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
-    key_type, dtype, share = variable.key_type, variable.dtype, variable.share
     dim = variable.dimension  # no closure holds the variable: a graph would keep it
-    shapes = [[None], [None, dim]]
+    dtypes, shapes = [variable.key_type, variable.dtype], [[None], [None, dim]]
+    what, share, ready = f"The value of {variable.name!r}", variable.share, variable.ready_inputs()
 
-    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-        keys, rows = share.exported(table, None)
-        backend = table.backend
-        return to_tensor(keys, key_type, backend), to_tensor(rows, dtype, backend)
-
-    ready = initialized(variable)
+    def run(table: EmbeddingTable, *_: Array) -> tuple[Array, Array]:
+        return share.exported(table, None)
 
     @custom_gradient
     def read(source: tf.Tensor) -> Any:
-        keys, rows = table_call(
-            variable,
-            f"The value of {variable.name!r}",
-            lambda table, *_: run(table),
-            ready,
-            [key_type, dtype],
-            shapes,
-        )
+        keys, rows = array_call(variable, what, run, ready, dtypes, shapes)
 
         def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
             values = tf.cast(row_grads, tf.float32)
@@ -122,7 +93,7 @@ def export(
     """
     check_cutoff(cutoff)
     share = variable.share
-    keys, rows = call(
+    keys, rows = method_call(
         variable,
         "export",
         lambda table: share.exported(table, cutoff),

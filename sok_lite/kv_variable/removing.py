@@ -6,10 +6,9 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys
-from sok_lite.bridge.table_call import array_call
+from sok_lite.bridge.table_call import array_call, method_call
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.calls import call
 from sok_lite.kv_variable.share import Share
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def delete(variable: "KvVariable", indices: Any, name: str | None = None) -> Any
     def run(table: EmbeddingTable, keys: Array) -> None:
         table.erase(keys.reshape(-1))
 
-    return call(variable, "delete", run, [checked_keys(variable, indices)])
+    return method_call(variable, "delete", run, [checked_keys(variable, indices)])
 
 
 def delete_with_timestamp(
@@ -50,7 +49,7 @@ def delete_with_timestamp(
     def run(table: EmbeddingTable) -> Array:
         return alone(table, lambda: _removed_before(table, share, limit))
 
-    (gone,) = call(variable, "delete_with_timestamp", run, [], [variable.key_type], [[None]])
+    (gone,) = method_call(variable, "delete_with_timestamp", run, [], [variable.key_type], [[None]])
     return gone
 
 
@@ -80,4 +79,5 @@ def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Arra
 
 def _known_keys(table: EmbeddingTable, share: Share) -> Array:
     """Returns the keys of a share that have a row or were seen."""
-    return table.backend.xp.concatenate([share.keys(table), share.pending(table)])
+    keys = [table.export_rows()[0], table.pending_keys()]
+    return share.of(table.backend.xp.concatenate(keys))

@@ -20,6 +20,7 @@ from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.tf_private import SaveableObject, SaveSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.saved_files import check_path
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import saved_dtypes
@@ -56,24 +57,22 @@ class KvVariableSaveable(SaveableObject):
         """Names of tensors, and the tensors, for what the saver does that asks."""
         call = saver_call()
         if call is not None and call.restores:
-            made = made_for(self._saved, call.filename)
-            if self._named not in made.found:
-                made.found[self._named] = _found(self._saved, self._named, call.filename)
+            made, what = _made_for(self._saved, call.filename), ("found", self._named)
+            if what not in made:
+                made[what] = _found(self._saved, self._named, call.filename)
             key_type = self._saved.key_type
-            return [
-                SaveSpec(
-                    lambda: tf.zeros([0], key_type), "", made.found[self._named], key_type, _DEVICE
-                )
-            ]
-        dtypes, unnamed = saved_dtypes(self._saved.key_type, self._saved.dtype), Made()
+            return [SaveSpec(lambda: tf.zeros([0], key_type), "", made[what], key_type, _DEVICE)]
+        dtypes = saved_dtypes(self._saved.key_type, self._saved.dtype)
+        unnamed: dict[Any, Any] = {}
 
         def tensor(share: Share, name: str) -> tf.Tensor:
             call = saver_call()
             filename = None if call is None else call.filename
-            made = unnamed if filename is None else made_for(self._saved, filename)
-            if self._how not in made.saved:
-                made.saved[self._how] = _saved(self._saved, *self._how, filename)
-            return made.saved[self._how][share.number, name]
+            made = unnamed if filename is None else _made_for(self._saved, filename)
+            what = ("saved", *self._how)
+            if what not in made:
+                made[what] = _saved(self._saved, *self._how, filename)
+            return made[what][share.number, name]
 
         return [
             SaveSpec(
@@ -107,37 +106,26 @@ class KvVariableSaveable(SaveableObject):
                 f"Saver([KvVariableSaveable(v, {self._named!r})]).restore(session, path), with the "
                 "name that the checkpoint has."
             )
-        made = made_for(self._saved, call.filename)
-        if self._named not in made.restored:
-            made.restored[self._named] = _restore(
+        made, what = _made_for(self._saved, call.filename), ("restored", self._named)
+        if what not in made:
+            made[what] = _restore(
                 self._saved, self._named, self._how[1], call.filename, restored_tensors[0]
             )
         if tf.executing_eagerly():
             return tf.no_op()
-        return self._saved.initialized(self._handles, made.restored[self._named])
+        return self._saved.initialized(self._handles, made[what])
 
 
-class Made:
-    """The tensors and operations made of a table for one saver, shared by all partitions.
+def _made_for(saved: SavedTable, filename: tf.Tensor) -> dict[Any, Any]:
+    """Returns what was made of a table for the saver of a file name, shared by all partitions.
 
-    Attributes:
-      saved: by mode and whether there are deltas, the tensors by number of partition and name.
-      found: by name of the variable the name of one tensor of it that a checkpoint has.
-      restored: by name of the variable the operation that restores it.
+    By ("saved", mode, whether there are deltas) the tensors by number of partition and name; by
+    ("found", name of the variable) the name of one tensor of it that a checkpoint has; by
+    ("restored", name of the variable) the operation that restores it.
     """
-
-    def __init__(self) -> None:
-        self.saved: dict[tuple[int, bool], dict[tuple[int, str], tf.Tensor]] = {}
-        self.found: dict[str, Any] = {}
-        self.restored: dict[str, Any] = {}
-
-
-def made_for(saved: SavedTable, filename: tf.Tensor) -> Made:
-    """Returns what was made of a table for the saver of a file name."""
     if saved.made is None or saved.made[0]() is not filename:
-        saved.made = (weakref.ref(filename), Made())
-    made: Made = saved.made[1]
-    return made
+        saved.made = (weakref.ref(filename), {})
+    return saved.made[1]
 
 
 def _saved(
@@ -152,7 +140,8 @@ def _saved(
         table: EmbeddingTable, is_full: tf.Tensor, path: tf.Tensor, *_: tf.Tensor
     ) -> list[tf.Tensor]:
         check_path(tf.compat.as_str(path.numpy()), name)
-        parts = alive(whole).saved(shares, mode, bool(is_full), has_deltas)
+        save = partial(alive(whole).saved, shares, mode, bool(is_full), has_deltas)
+        parts = alone(table, save)
         with tf.device(_DEVICE):
             return [
                 tensors[name]

@@ -115,18 +115,14 @@ def _exists(path: str) -> bool:
 def check_path(path: str, name: str) -> None:
     """Raises ValueError where several ranks would save, or have saved, under one name."""
     rank, size = ranks()
-    found = _RANK.search(_without_temporary(path))
+    written_in_the_end = re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", path)  # by a sharded save
+    found = _RANK.search(written_in_the_end)
     if size > 1 and (found is None or found.groups() != (str(rank), str(size))):
         raise ValueError(
             f"Each of the {size} ranks saves the keys of {name!r} that it owns, into a checkpoint "
             f"of its own. Received: {path!r} on rank {rank}. Save to "
             "sok_lite.kv_variable.rank_path(path), on every rank."
         )
-
-
-def _without_temporary(path: str) -> str:
-    """Returns the path that a sharded save writes to in the end."""
-    return re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", path)
 
 
 def places_of(path: str, name: str) -> list[PartPlace]:

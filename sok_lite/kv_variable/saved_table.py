@@ -16,9 +16,10 @@ from sok_lite.bridge import checkpoint
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.content import restore
 from sok_lite.engine.table.content_parts import select
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.content import changed, put, taken
+from sok_lite.kv_variable.content import as_of_table, changed, taken
 from sok_lite.kv_variable.saved_files import PartPlace, Read, check_forms, places_of, ranks, read
 from sok_lite.kv_variable.saved_tensors import Facts, encoded
 from sok_lite.kv_variable.share import Share
@@ -57,7 +58,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
       count: number of partitions, 1 where there are none.
       base: the full save that the table goes on from; None: none.
       handles: in a TF1 graph the resources of its variables.
-      made: what was made for the last saver; its file name, and a `saveable.Made`.
+      made: what was made for the last saver: a weak reference to its file name, and that by name.
     """
 
     def __init__(self, table: EmbeddingTable, name: str, num_partitions: int | None = None) -> None:
@@ -68,7 +69,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         self._is_partitioned = num_partitions is not None
         self.base: Base | None = None
         self.handles: list[tf.Tensor] = []
-        self.made: tuple[Any, Any] | None = None
+        self.made: tuple[Any, dict[Any, Any]] | None = None
 
     @property
     def dimension(self) -> int:
@@ -104,7 +105,9 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     def saved(
         self, shares: Sequence[Share], mode: int, is_full: bool, is_logged: bool
     ) -> list[dict[str, Any]]:
-        """Returns what is saved of parts of the table, of one moment: of each part tensors by name.
+        """Returns what is saved of parts of the table: of each tensors by name.
+
+        The caller has the table's lock: they are of one moment.
 
         Args:
           mode: 1 for training, 0 for serving.
@@ -114,11 +117,6 @@ class SavedTable(tf.__internal__.tracking.Trackable):
         Raises:
           ValueError: a delta, and there is no full save that it could change.
         """
-        return alone(self.table, lambda: self._saved(shares, mode, is_full, is_logged))
-
-    def _saved(
-        self, shares: Sequence[Share], mode: int, is_full: bool, is_logged: bool
-    ) -> list[dict[str, Any]]:
         table, (rank, num_ranks) = self.table, ranks()
         content, save, base, deleted = taken(table), secrets.randbits(64), None, _no_keys(table)
         if is_full:
@@ -230,7 +228,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     def _restore(self, what: Read, path: str, is_logged: bool) -> None:
         num_ranks = max(len(what.saves), 1)
         if not what.is_delta:
-            put(self.table, what.content)
+            restore(self.table, as_of_table(what.content))
             self.base = None
             if what.saves:
                 saves = {rank: save for rank, (save, _) in what.saves.items()}
@@ -238,7 +236,8 @@ class SavedTable(tf.__internal__.tracking.Trackable):
             return
         last = self.base
         self._check_base(what, path)
-        put(self.table, changed(taken(self.table), what.content, what.deleted, repr(self.name)))
+        known = changed(taken(self.table), what.content, what.deleted, repr(self.name))
+        restore(self.table, as_of_table(known))
         self.base = None
         if last is not None and what.saves:
             self._begin(last.saves, num_ranks, is_logged, what.content.keys, what.deleted)

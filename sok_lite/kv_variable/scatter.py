@@ -1,6 +1,7 @@
 """`insert`, `scatter_add` and the like: methods of a KvVariable that write rows."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,30 +9,22 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows
+from sok_lite.bridge.table_call import method_call
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.calls import call, done
 
 if TYPE_CHECKING:
     from sok_lite.kv_variable.kv_variable_ops import KvVariable
 
-# Their names, and what each does.
-OPERATIONS = {
-    "add": "Adds values to the rows of keys.",
-    "sub": "Subtracts values from the rows of keys.",
-    "mul": "Multiplies the rows of keys by values.",
-    "div": "Divides the rows of keys by values.",
-    "min": "Makes the rows of keys the smaller of themselves and values.",
-    "max": "Makes the rows of keys the larger of themselves and values.",
-    "update": "Sets the rows of keys.",
-}
-_FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "min": np.minimum,
-    "max": np.maximum,
+# Their names, what each does, and the function of rows and values; None: the values are the rows.
+OPERATIONS: dict[str, tuple[str, Callable[..., np.ndarray] | None]] = {
+    "add": ("Adds values to the rows of keys.", np.add),
+    "sub": ("Subtracts values from the rows of keys.", np.subtract),
+    "mul": ("Multiplies the rows of keys by values.", np.multiply),
+    "div": ("Divides the rows of keys by values.", np.divide),
+    "min": ("Makes the rows of keys the smaller of themselves and values.", np.minimum),
+    "max": ("Makes the rows of keys the larger of themselves and values.", np.maximum),
+    "update": ("Sets the rows of keys.", None),
 }
 
 
@@ -45,7 +38,7 @@ def scatter_method(operation: str) -> Callable[..., Any]:
 
     scatter.__name__ = f"scatter_{operation}"
     scatter.__qualname__ = f"KvVariable.{scatter.__name__}"
-    scatter.__doc__ = f"""{OPERATIONS[operation]}
+    scatter.__doc__ = f"""{OPERATIONS[operation][0]}
 
         A key without a row gets one first. What a repeated key has is taken in its order.
 
@@ -69,10 +62,15 @@ def _scatter(variable: "KvVariable", operation: str, sparse_delta: Any) -> Any:
     what = f"scatter_{operation}"
     rows = tf.cast(checked_rows(variable, keys, sparse_delta.values, what), variable.dtype)
 
-    def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
-        _scattered(table, operation, keys, rows)
+    _, function = OPERATIONS[operation]
 
-    return done(variable, call(variable, what, run, [keys, rows]))
+    def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        if function is None:
+            table.insert_or_assign(keys, rows)
+        else:
+            alone(table, partial(_combine, table, function, keys, rows))
+
+    return done(variable, method_call(variable, what, run, [keys, rows]))
 
 
 def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
@@ -87,41 +85,36 @@ def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
     """
     keys = checked_keys(variable, indices)
     rows = tf.cast(checked_rows(variable, keys, values, "insert"), variable.dtype)
-    return done(
-        variable,
-        call(
-            variable,
-            "insert",
-            lambda table, keys, rows: table.insert_or_assign(keys, rows),
-            [keys, rows],
-        ),
-    )
+
+    def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        table.insert_or_assign(keys, rows)
+
+    return done(variable, method_call(variable, "insert", run, [keys, rows]))
 
 
-def _scattered(table: EmbeddingTable, operation: str, keys: Array, values: Array) -> None:
-    """Changes the rows of keys, inserting those that have none with their initial value.
-
-    Args:
-      operation: one of OPERATIONS.
-      keys: (n,) of the key type; what a repeated one has is taken in order.
-      values: (n, dim) of the rows' storage dtype.
-    """
-    if operation == "update":
-        table.insert_or_assign(keys, values)
-    else:
-        alone(table, lambda: _combine(table, _FUNCTIONS[operation], keys, values))
+def done(variable: "KvVariable", operation: Any) -> Any:
+    """Returns what a write returns: the variable in eager mode, the operation in a graph."""
+    return variable if tf.executing_eagerly() else operation
 
 
 def _combine(
     table: EmbeddingTable, function: Callable[..., np.ndarray], keys: Array, values: Array
 ) -> None:
+    """Changes the rows of keys, inserting those that have none with their initial value.
+
+    Args:
+      function: of OPERATIONS.
+      keys: (n,) of the key type; what a repeated one has is taken in order.
+      values: (n, dim) of the rows' storage dtype.
+    """
     backend = table.backend
     distinct, inverse = np.unique(backend.to_host(keys), return_inverse=True)
     if not distinct.size:
         return
-    # By the table's own words: in float32, and back in the rows' format.
-    rows = np.asarray(_floats(table, _read_rows(table, backend.from_host(distinct))))
-    deltas = np.asarray(_floats(table, values))
+    # Keys without a row have their initial value, and no lookup is counted.
+    old = table.lookup(backend.from_host(distinct), insert=False, missing="initial").values
+    # In float32, and back in the rows' format.
+    rows, deltas = _floats(table, old), _floats(table, values)
     order = np.argsort(inverse, kind="stable")
     number_of_key = inverse[order]
     # The first of each key, then the second of each that has one, and so on.
@@ -132,11 +125,6 @@ def _combine(
         at = number_of_key[these]
         rows[at] = function(rows[at], deltas[order[these]])
     table.insert_or_assign(backend.from_host(distinct), backend.from_host(rows))
-
-
-def _read_rows(table: EmbeddingTable, keys: Array) -> Array:
-    """Returns rows, of keys without one their initial value, and counts no lookup."""
-    return table.lookup(keys, insert=False, missing="initial").values
 
 
 def _floats(table: EmbeddingTable, rows: Array) -> np.ndarray:

@@ -22,17 +22,9 @@ class Share:
         """Returns whether each key (n,) is one of them, (n,) bool."""
         return keys % self.count == self.number
 
-    def keys(self, table: EmbeddingTable) -> Array:
-        """Returns those with a row, (n,) of the key type, ascending."""
-        return self._of(table.export_rows()[0])
-
-    def pending(self, table: EmbeddingTable) -> Array:
-        """Returns those that were seen and have no row yet, (m,) of the key type, ascending."""
-        return self._of(table.pending_keys())
-
-    def shrunk(self, table: EmbeddingTable) -> Array:
-        """Returns those whose row training has set to zeros."""
-        return self._of(table.shrunk_keys())
+    def of(self, keys: Array) -> Array:
+        """Returns those of some keys (n,), in their order."""
+        return keys if self.is_whole else keys[self.has(keys)]
 
     def exported(self, table: EmbeddingTable, cutoff: float | None) -> tuple[Array, Array]:
         """Returns keys (n,), ascending, and rows (n, dim); with a cutoff none below it."""
@@ -41,9 +33,6 @@ class Share:
             return keys, rows
         mine = self.has(keys)
         return keys[mine], rows[mine]
-
-    def _of(self, keys: Array) -> Array:
-        return keys if self.is_whole else keys[self.has(keys)]
 
 
 WHOLE = Share()

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,14 +30,6 @@ __all__ = ["get_kv_variable"]
 # Of eager mode. Those of a TF1 graph are in its collection.
 _by_name: "weakref.WeakValueDictionary[str, KvVariable]" = weakref.WeakValueDictionary()
 _naming = threading.RLock()
-
-
-class _Form(NamedTuple):
-    """The arguments that must equal those of the variable that has the name already."""
-
-    embedding_dim: int
-    key_dtype: str
-    value_dtype: str
 
 
 @unconverted_function
@@ -147,7 +139,6 @@ def _found(name: str, reuse: Any) -> KvVariable | None:
     if tf.executing_eagerly() or tf.inside_function():
         # Scopes that are made in eager mode reuse; one that TensorFlow made before need not say so.
         found = _by_name.get(name)
-        is_missing_an_error = reuse is True
     else:
         variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
         found = next((each for each in variables if each.saved.name == name), None)
@@ -156,8 +147,7 @@ def _found(name: str, reuse: Any) -> KvVariable | None:
                 f"Variable {name} already exists, disallowed. Did you mean to set reuse=True or "
                 "reuse=tf.AUTO_REUSE in VarScope?"
             )
-        is_missing_an_error = reuse is True
-    if found is None and is_missing_an_error:
+    if found is None and reuse is True:
         raise ValueError(
             f"Variable {name} does not exist, or was not created with get_kv_variable(). Did you "
             "mean to set reuse=tf.AUTO_REUSE in VarScope?"
@@ -184,12 +174,12 @@ def _check_no_other(name: str) -> None:
 
 def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -> None:
     """Raises ValueError where a variable is not what a program asks for by its name."""
-    has = _Form(found.embedding_dim, found.key_dtype.name, found.dtype.name)
-    wants = _Form(has.embedding_dim if dim is None else checked_dim(dim), keys.name, values.name)
+    has = (found.embedding_dim, found.key_dtype.name, found.dtype.name)
+    wants = (has[0] if dim is None else checked_dim(dim), keys.name, values.name)
     if has != wants:
         raise ValueError(
-            f"Trying to share variable {found.saved.name}, but it has {tuple(has)} for "
-            f"(embedding_dim, key_dtype, value_dtype). Received: {tuple(wants)}."
+            f"Trying to share variable {found.saved.name}, but it has {has} for "
+            f"(embedding_dim, key_dtype, value_dtype). Received: {wants}."
         )
 
 

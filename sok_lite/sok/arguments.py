@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.engine.dtypes import RowDtype, is_integer, row_dtype
+from sok_lite.engine.dtypes import RowDtype, check_integer, is_integer, row_dtype
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
@@ -35,8 +35,7 @@ def checked_dimension(dimension: Any) -> int:
             "`dimension` must be an integer, the length of a row. "
             f"Received: dimension={dimension!r}."
         )
-    if dimension < 1:
-        raise ValueError(f"`dimension` must be at least 1. Received: dimension={dimension}.")
+    check_integer("dimension", dimension, 1)
     return int(dimension)
 
 
@@ -61,7 +60,7 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
             f"DynamicVariable got an unexpected keyword argument {unknown[0]!r}. "
             f"Known options: {', '.join(sorted(_OPTIONS))}."
         )
-    _check_integer("seed", options.get("seed", 0))
+    check_integer("seed", options.get("seed", 0))
     if var_type == "hybrid":
         of_hybrid = {name: options[name] for name in options if name not in _OPTIONS_OF_ALL}
         return _rounded_up(of_hybrid)
@@ -75,11 +74,7 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
         name for name in sorted(_SOK_OPTIONS - {"init_capacity"}) if options.get(name) is not None
     )
     init_capacity = options.get("init_capacity", 0)
-    _check_integer("init_capacity", init_capacity)
-    if init_capacity < 0:
-        raise ValueError(
-            f"`init_capacity` must be at least 0. Received: init_capacity={init_capacity}."
-        )
+    check_integer("init_capacity", init_capacity, 0)
     return {"init_capacity": int(init_capacity)}
 
 
@@ -123,11 +118,6 @@ def _rounded_up(options: dict[str, Any]) -> dict[str, Any]:
             stacklevel=6,
         )
     return options | rounded
-
-
-def _check_integer(name: str, value: Any) -> None:
-    if not is_integer(value):
-        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
 
 
 def plain_initializer(initializer: Any) -> Any:

@@ -15,7 +15,7 @@ from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.checks import integer_keys
 from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.local_lookup import local_lookup, local_lookup_and_evict
-from sok_lite.bridge.table_call import array_call
+from sok_lite.bridge.table_call import method_call
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.sok.handles import dummy_var_handle, dummy_var_initialize, is_of_table, variable_with
 
@@ -123,9 +123,9 @@ def dummy_var_export_if(
     def export(table: EmbeddingTable, threshold: Any) -> Any:
         return table.export_if(lambda entries: entries.scores > threshold)
 
-    indices, values = array_call(
+    indices, values = method_call(
         variable,
-        f"dummy_var_export_if of {variable.name!r}",
+        "dummy_var_export_if",
         export,
         [threshold],
         [variable.key_type, variable.dtype],

@@ -266,7 +266,8 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
         saved = get_kv_variable("kv", 2).saved
         tf.compat.v1.train.Saver()
         saved._restore_from_tensors(saved._serialize_to_tensors())
-    calls_of_host = [places(name) for name in ("host_call", "table_call", "array_call")]
+    doors = ("host_call", "table_call", "array_call", "method_call", "of_each_key")
+    calls_of_host = [places(name) for name in doors]
     unseen = {
         (file, first)
         for file, first, last in set().union(*calls_of_host)

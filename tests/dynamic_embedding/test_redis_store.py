@@ -298,8 +298,6 @@ def test_an_update_of_nothing_and_one_that_fails(make_store):
 
     with pytest.raises(RuntimeError, match="no"):
         store.update(KEYS, fails)
-    with pytest.raises(ValueError, match=r"rows must be \(6, 12\) of uint8"):
-        store.update(KEYS, lambda which, found, rows: (found, rows[:, 1:]))
     assert store.size() == 0
 
 
@@ -448,32 +446,3 @@ def test_an_export_of_a_table_that_shrinks_tells_of_each_key_once(alone):
     assert 100 <= len(found) < 1000
     assert len(found) == len(set(found))
     store.close()
-
-
-@pytest.mark.parametrize("keys", [np.int32([1]), np.int64([[1]]), np.float64([1]), [1.5]])
-def test_keys_of_another_form_are_refused(alone, keys):
-    store = RedisStore(make_settings(alone), "t", 2)
-    for call in (
-        store.get,
-        store.delete,
-        lambda keys: store.put(keys, np.zeros((1, 2), np.uint8)),
-        lambda keys: store.update(keys, add(1)),
-    ):
-        with pytest.raises(ValueError, match=r"keys must be \(n,\) of int64"):
-            call(keys)
-    store.close()
-
-
-@pytest.mark.parametrize("shape", [(2, 2), (1, 3), (2,)])
-def test_rows_of_another_form_are_refused(alone, shape):
-    store = RedisStore(make_settings(alone), "t", 2)
-    for rows in (np.zeros(shape, np.uint8), np.zeros((1, 2), np.int8)):
-        with pytest.raises(ValueError, match=r"rows must be \(1, 2\) of uint8"):
-            store.put(np.int64([1]), rows)
-    store.close()
-
-
-@pytest.mark.parametrize(("row_bytes", "num_buckets"), [(0, 1), (1, 0)])
-def test_a_table_of_nothing_is_refused(row_bytes, num_buckets):
-    with pytest.raises(ValueError, match="at least one byte a row and one bucket"):
-        RedisStore(make_settings({}), "t", row_bytes, num_buckets)

@@ -2,8 +2,8 @@
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import SimpleNamespace, new_class
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.set_within import set_within
 
 # What a dict of Keras has that stands for an object, and what more where it says which are one.
 _OBJECT = {"class_name", "config"}
@@ -107,14 +108,9 @@ def _sharing(call: Any, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(cls, *args, **kwargs)
 
 
-@contextmanager
-def of_one_config(made: dict[Any, Any] | None) -> Iterator[None]:
+def of_one_config(made: dict[Any, Any] | None) -> AbstractContextManager[None]:
     """A `with` block: `made_so_far` gives `made`, for what is made of configs within it."""
-    token = _made.set(made)
-    try:
-        yield
-    finally:
-        _made.reset(token)
+    return set_within(_made, made)
 
 
 def made_so_far() -> dict[Any, Any] | None:

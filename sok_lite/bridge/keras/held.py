@@ -67,6 +67,12 @@ def optimizers_in(model: Any) -> list[Any]:
     return [optimizer for _, optimizer in _found_in(model, trains_tables)]
 
 
+def variables_of(optimizer: Any) -> list[Any]:
+    """Returns the variables of an optimizer of any Keras; [] of None."""
+    variables = getattr(optimizer, "variables", [])
+    return list(variables() if callable(variables) else variables)
+
+
 def layers_in(model: Any) -> list[Any]:
     """Returns the layers and models that a model holds."""
     found: list[Any] = []

@@ -103,8 +103,8 @@ class AllRanksPart(RankChecksPart):
         if other_ranks() is None:
             return
         model = self.model  # type: ignore[attr-defined]
-        ours = getattr(getattr(model, "optimizer", None), "variables", [])
-        dense = _dense(_weights(model)) + _dense(ours() if callable(ours) else ours)
+        ours = held.variables_of(getattr(model, "optimizer", None))
+        dense = _dense(_weights(model)) + _dense(ours)
         _check_alike(model, dense)
         for variable in dense:
             variable.assign(broadcast(tf.convert_to_tensor(variable), 0))

@@ -18,13 +18,15 @@ from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.keras.held import names_of, tables_in
 from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.bridge.keras.weights import check_saving, check_weights
+from sok_lite.bridge.set_within import set_within
 
 # Public: what a program calls on models.
 SAVING = ("save", "save_weights", "load_weights")
 
 _FORMATS = (".keras", ".weights.h5")
+# Whether a model is being saved by a method that every rank calls.
+all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
 # The variables of tables that were saved or loaded since the call of a model's method began.
-_all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
 _done: ContextVar[list[Any] | None] = ContextVar("tables_done", default=None)
 
 
@@ -188,8 +190,7 @@ def _scratch(method: str, filepath: Any) -> Iterator[Any]:
     if comm is None or not method.startswith("save"):
         yield filepath
         return
-    token = _all_ranks_save.set(True)
-    try:
+    with set_within(all_ranks_save, True):
         comm.barrier()  # no rank is still copying the older file, as BackupAndRestore does
         if comm.rank == 0:
             yield filepath
@@ -197,24 +198,14 @@ def _scratch(method: str, filepath: Any) -> Iterator[Any]:
             with tempfile.TemporaryDirectory() as folder:
                 yield os.path.join(folder, os.path.basename(str(filepath)))
         comm.barrier()
-    finally:
-        _all_ranks_save.reset(token)
-
-
-def do_all_ranks_save() -> bool:
-    """Whether a model is being saved by a method that every rank calls."""
-    return _all_ranks_save.get()
 
 
 @contextmanager
 def _all_done(method: str, tables: Sequence[Any], may_skip: bool) -> Iterator[None]:
     """Raises if a table was neither saved nor loaded within; warns if it may be skipped."""
     done: list[Any] = []
-    token = _done.set(done)
-    try:
+    with set_within(_done, done):
         yield
-    finally:
-        _done.reset(token)
     missing = [table for table in tables if not any(table is each for each in done)]
     if missing and may_skip:
         warnings.warn(

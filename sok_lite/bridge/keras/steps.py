@@ -8,8 +8,7 @@ that they are those of all rows.
 """
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,10 +19,12 @@ from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks, other_ranks
 from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.loss_weight import counted
+from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.variable import TableVariable
 
 _TRAINS, _TESTS = "train_step", "test_step"
 _METHOD = "get_metrics_result"  # of models, which `fit` and `evaluate` end an epoch with
+# Whether models give the metrics of this rank, as in a step.
 _is_of_this_rank: ContextVar[bool] = ContextVar("is_of_this_rank", default=False)
 
 
@@ -52,7 +53,7 @@ def _counting(method: str, call: Any, self: Any, data: Any) -> Any:
         return call(self, data)
     rows, before = rows_of(data), _states(self)
     counts = counted(rows) if method == _TRAINS else nullcontext()
-    with counts, _of_this_rank():
+    with counts, set_within(_is_of_this_rank, True):
         logs = call(self, data)
         return _without_nothing(self, rows, before, logs)
 
@@ -101,16 +102,6 @@ def _like(value: Any, log: tf.Tensor) -> tf.Tensor:
 
 
 # ---- metrics -------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _of_this_rank() -> Iterator[None]:
-    """Has models give the metrics of this rank within, as in a step."""
-    token = _is_of_this_rank.set(True)
-    try:
-        yield
-    finally:
-        _is_of_this_rank.reset(token)
 
 
 def _added(call: Any, self: Any) -> Any:

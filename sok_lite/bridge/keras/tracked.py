@@ -18,7 +18,7 @@ def have_all_tracked(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
     while hidden := _hidden_in(checkpoint):
         for owner, name, value in hidden:
             getattr(owner, TRACK)(value, name, overwrite=True)
-    saved = _saved_by(checkpoint)
+    saved = saved_by(checkpoint)
     layers = [value for value in saved.values() if is_layer(value)]
     missing = [table for _, table in tables_in(layers) if id(table) not in saved]
     if missing:
@@ -31,7 +31,7 @@ def have_all_tracked(method: str, checkpoint: Any, *_: Any, **__: Any) -> None:
 
 def _hidden_in(checkpoint: Any) -> list[tuple[Any, str, Any]]:
     """Returns tables, and layers with tables, that a checkpoint misses: owner, name and value."""
-    saved = _saved_by(checkpoint)
+    saved = saved_by(checkpoint)
     return [
         (owner, name, value)
         for owner in saved.values()
@@ -43,7 +43,7 @@ def _hidden_in(checkpoint: Any) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _saved_by(checkpoint: Any) -> dict[int, Any]:
+def saved_by(checkpoint: Any) -> dict[int, Any]:
     """Returns what a checkpoint saves, by id."""
     saved: dict[int, Any] = {}
     stack = [checkpoint]

@@ -4,12 +4,14 @@ Whoever looks rows up for a program does so through `looked_up`, and says there 
 without a call of Python. Everything else that would call Python raises while a model is exported.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from sok_lite.bridge.set_within import set_within
 
 # The `ServedTables` of the export that is tracing. Functions are traced in the thread that asks.
 _tables: ContextVar[Any] = ContextVar("served_tables", default=None)
@@ -35,18 +37,13 @@ class Lookup(NamedTuple):
     plain: Plain
 
 
-@contextmanager
-def exporting(tables: Any) -> Iterator[None]:
+def exporting(tables: Any) -> AbstractContextManager[None]:
     """A `with` block in which what is traced is for serving.
 
     Args:
       tables: the `ServedTables` that lookups read.
     """
-    token = _tables.set(tables)
-    try:
-        yield
-    finally:
-        _tables.reset(token)
+    return set_within(_tables, tables)
 
 
 def is_exporting() -> bool:

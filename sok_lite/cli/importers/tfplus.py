@@ -130,13 +130,14 @@ class ContentSource(Source):
     """
 
     def __init__(self, name: str, dtype: str, content: Any) -> None:
-        from sok_lite.kv_variable.content import numbered_lookups, pending_counts_of
+        from sok_lite.kv_variable.content import as_of_table
 
+        content = as_of_table(content)
         self.name, self.dtype, self.dim = name, dtype, content.values.shape[1]
         self.key_type, self.num_keys = content.keys.dtype.name, content.keys.size
         self.columns = ("stamps", "scores")
-        lookups = numbered_lookups(content)
-        self.about = About("hybrid", facts=lookups.facts, num_pending=content.pending_keys.size)
+        num_pending = content.pending_keys.size
+        self.about = About("hybrid", facts=content.facts, num_pending=num_pending)
         self.states = tuple(
             StateFacts(f"states.{i}.{each.name}", each.name, each.dim, each.initial, each.group)
             for i, each in enumerate(content.states)
@@ -144,11 +145,9 @@ class ContentSource(Source):
         self._whole = {
             "keys": content.keys,
             "values": content.values,
-            "stamps": lookups.last_seen,
-            "scores": content.columns["counts"].astype(np.uint64),
             "sighted_keys": content.pending_keys.astype(content.keys.dtype),
-            "sightings": pending_counts_of(content),
-            "sighting_stamps": lookups.pending_last_seen,
+            **content.columns,
+            **content.pending,
         }
         rows = [np.ascontiguousarray(each.rows) for each in content.states]
         tensors = [facts.tensor for facts in self.states]

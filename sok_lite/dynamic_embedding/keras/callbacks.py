@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.collectives import broadcast
+from sok_lite.bridge.keras import held
 from sok_lite.bridge.keras.classes import made_class, root_of
 from sok_lite.bridge.serving.models import functions_of
 from sok_lite.dynamic_embedding.keras.formats import check_savable, checked_path
@@ -161,9 +162,8 @@ class _DEHvdBroadcastGlobalVariablesCallback:
         if communicator("DEHvdBroadcastGlobalVariablesCallback").size == 1:
             return
         model = self.model  # type: ignore[attr-defined]
-        optimizer = getattr(model, "optimizer", None)
-        ours = getattr(optimizer, "variables", [])
-        for variable in [*model.weights, *(ours() if callable(ours) else ours)]:
+        ours = held.variables_of(getattr(model, "optimizer", None))
+        for variable in [*model.weights, *ours]:
             is_local = any(variable is each for each in self._local)
             if not is_local and not isinstance(variable, TrainableWrapper):
                 variable.assign(broadcast(tf.convert_to_tensor(variable), self.root_rank))

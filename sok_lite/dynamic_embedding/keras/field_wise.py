@@ -7,9 +7,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras.called import as_keys
 from sok_lite.dynamic_embedding.keras import config as configs
-from sok_lite.dynamic_embedding.keras.parts import EmbeddingPart, check_combiner_among
-
-_SEGMENT_COMBINERS = ("sum", "mean", "sqrtn")
+from sok_lite.dynamic_embedding.keras.parts import EmbeddingPart
 
 
 class FieldWiseEmbeddingPart(EmbeddingPart):
@@ -25,6 +23,8 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
       ValueError: `slot_map_fn` cannot be called.
       TypeError: `nslots` is no integer.
     """
+
+    _combiners = ("sum", "mean", "sqrtn")
 
     def __init__(
         self,
@@ -62,9 +62,6 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
         self.nslots, self.slot_map_fn = nslots, slot_map_fn
         self._configured.nslots, self._configured.slot_map_fn = nslots, slot_map_fn
 
-    def _check_combiner(self, combiner: Any) -> None:
-        check_combiner_among(combiner, _SEGMENT_COMBINERS)
-
     def call(self, ids: Any) -> tf.Tensor:
         """Returns the rows of ids, combined by their fields."""
         if len(ids.shape) > 2:
@@ -85,7 +82,8 @@ class FieldWiseEmbeddingPart(EmbeddingPart):
             number = tf.repeat(tf.range(batch), each)
         slots = _checked_slots(slots, self.nslots)
         rows = self._rows(flat)
-        combined = _segments(rows, number * self.nslots + slots, batch * self.nslots, self.combiner)
+        combine = getattr(tf.math, f"unsorted_segment_{self.combiner.replace('sqrtn', 'sqrt_n')}")
+        combined = combine(rows, number * self.nslots + slots, batch * self.nslots)
         shape = [self.nslots, self.embedding_size]
         if len(ids.shape) == 1:
             return tf.reshape(combined, shape)
@@ -102,9 +100,3 @@ def _checked_slots(slots: tf.Tensor, nslots: int) -> tf.Tensor:
     check = tf.debugging.Assert(tf.reduce_all((slots >= 0) & (slots < nslots)), [text, slots])
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(slots)
-
-
-def _segments(rows: tf.Tensor, segments: tf.Tensor, count: tf.Tensor, combiner: str) -> tf.Tensor:
-    """Returns rows (n, dim) combined by segment, (count, dim)."""
-    combine = getattr(tf.math, f"unsorted_segment_{combiner.replace('sqrtn', 'sqrt_n')}")
-    return combine(rows, segments, count)

@@ -15,6 +15,7 @@ from sok_lite.bridge.keras.classes import share_in_copies
 from sok_lite.bridge.serving.function import export_functions
 from sok_lite.bridge.serving.models import functions_of
 from sok_lite.bridge.serving.together import Ranks
+from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
 from sok_lite.dynamic_embedding.checkpoint_folder import local_path
 from sok_lite.dynamic_embedding.keras.formats import (
@@ -111,7 +112,7 @@ def de_hvd_save_model(
     with _together(comm), as_a_whole(path, comm.rank == 0) as whole:
         _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
-            with all_ranks_save():
+            with set_within(all_ranks_save, True):
                 _write(model, whole, include_optimizer, options)
             for stale, _, size in _files_of_ranks(path):
                 if size != comm.size:

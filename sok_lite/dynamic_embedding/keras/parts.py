@@ -12,7 +12,7 @@ from sok_lite.bridge.keras.classes import made_so_far, object_of, of_one_config,
 from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.keras import config as configs
-from sok_lite.dynamic_embedding.keras.stored import do_all_ranks_save, load_rows, save_rows
+from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.partition import default_partition_fn
 from sok_lite.dynamic_embedding.shadow_ops import (
     HvdVariable,
@@ -35,7 +35,6 @@ _OPTIONS: dict[str, Any] = {
     "row_shape": None,
 }
 _SHARED = "shared_variable"  # in a config: the number of a variable that other layers have too
-_REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 class EmbeddingPart:
@@ -73,6 +72,7 @@ class EmbeddingPart:
     """
 
     package: Any  # keras or tf_keras
+    _combiners: tuple[str, ...] | None = None  # of a class that combines rows, those it has
     params: Variable
     shadow: ShadowVariable
     name: str
@@ -92,7 +92,10 @@ class EmbeddingPart:
     ) -> None:
         options = {option: kwargs.pop(option, default) for option, default in _OPTIONS.items()}
         size = configs.as_integer("embedding_size", embedding_size)
-        self._check_combiner(combiner)
+        if self._combiners is not None and combiner not in self._combiners:
+            raise ValueError(
+                f"`combiner` must be one of {self._combiners}. Received: {combiner!r}."
+            )
         trainable = kwargs.get("trainable", True)
         super().__init__(name=name, **kwargs)  # type: ignore[call-arg]
         if initializer is None:
@@ -163,9 +166,6 @@ class EmbeddingPart:
         """Name of the dtype of ids."""
         return self.params.key_dtype.name
 
-    def _check_combiner(self, combiner: Any) -> None:
-        """Raises ValueError for a combiner that the class has not."""
-
     def call(self, ids: Any) -> Any:
         """Returns the rows of ids."""
         return self._rows(ids)
@@ -232,8 +232,7 @@ class SquashedEmbeddingPart(EmbeddingPart):
     The arguments are those of `Embedding`, and `combiner` is "sum", "mean", "max", "min" or "prod".
     """
 
-    def _check_combiner(self, combiner: Any) -> None:
-        check_combiner_among(combiner, _REDUCTIONS)
+    _combiners = ("sum", "mean", "max", "min", "prod")
 
     def call(self, ids: Any) -> Any:
         """Returns the rows of ids, reduced over all dimensions but the first and the last."""
@@ -301,7 +300,7 @@ class HvdAllToAllEmbeddingPart(EmbeddingPart):
         Raises:
           NotImplementedError: there are several ranks, and the others do not save theirs.
         """
-        if self.hvd_variable.mpi_size > 1 and not do_all_ranks_save():
+        if self.hvd_variable.mpi_size > 1 and not all_ranks_save.get():
             raise NotImplementedError(
                 f"{self.name!r} has its rows on {self.hvd_variable.mpi_size} ranks; this would "
                 "save those of one. Have every rank call "
@@ -324,9 +323,3 @@ class LayerNormalizationPart:
         return tf.RaggedTensor.from_tensor(
             rows, inputs.nested_row_lengths(), row_splits_dtype=inputs.row_splits.dtype
         )
-
-
-def check_combiner_among(combiner: Any, combiners: tuple[str, ...]) -> None:
-    """Raises ValueError for a combiner that is none of some."""
-    if combiner not in combiners:
-        raise ValueError(f"`combiner` must be one of {combiners}. Received: {combiner!r}.")

@@ -1,7 +1,6 @@
 """The tables of a `Variable` in the store of its layer, where Keras saves it; bridge/stored.py."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,22 +9,8 @@ import tensorflow as tf
 from sok_lite.bridge.checkpoint import saved_dtypes
 from sok_lite.bridge.stored import read_tensors, write_tensors
 
-_all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
-
-
-@contextlib.contextmanager
-def all_ranks_save() -> Iterator[None]:
-    """Within it the other ranks save their tables as well."""
-    token = _all_ranks_save.set(True)
-    try:
-        yield
-    finally:
-        _all_ranks_save.reset(token)
-
-
-def do_all_ranks_save() -> bool:
-    """Whether it is within `all_ranks_save`."""
-    return _all_ranks_save.get()
+# Whether the other ranks save their tables as well.
+all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
 
 
 def save_rows(params: Any, store: MutableMapping[str, Any]) -> None:

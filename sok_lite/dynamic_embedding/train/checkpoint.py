@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.tf_private import CHILDREN
+from sok_lite.bridge.keras.tracked import saved_by
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.train.ranks_together import write_together
@@ -48,9 +48,8 @@ class DECheckpoint(tf.train.Checkpoint):
         def write() -> Any:
             return super(DECheckpoint, self)._write(prefix, options)
 
-        path = write_together(
-            "de.train.Checkpoint", prefix, _tables_of(self), write, self._written_folders
-        )
+        tables = [each for each in saved_by(self).values() if isinstance(each, HashTable)]
+        path = write_together("de.train.Checkpoint", prefix, tables, write, self._written_folders)
         return prefix if path is None else path
 
     # What read() and restore() come to.
@@ -77,15 +76,3 @@ def _refuse_graphs() -> None:
             "de.train.Checkpoint is for eager mode. In a graph of TF1 use de.train.DEHvdSaver; "
             "call it outside of a tf.function."
         )
-
-
-def _tables_of(checkpoint: tf.train.Checkpoint) -> list[HashTable]:
-    """Returns the tables that a checkpoint has, each once."""
-    found: dict[int, Any] = {}
-    stack: list[Any] = [checkpoint]
-    while stack:
-        value = stack.pop()
-        if id(value) not in found:
-            found[id(value)] = value
-            stack += getattr(value, CHILDREN)().values()
-    return [value for value in found.values() if isinstance(value, HashTable)]

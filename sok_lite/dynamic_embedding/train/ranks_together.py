@@ -16,17 +16,6 @@ from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.engine.files.key_value_names import file_prefix
 
 
-def several_ranks(what: str) -> Communicator | None:
-    """Returns the communicator of a job of several ranks, which are connected if need be.
-
-    Args:
-      what: needs it, for errors.
-    """
-    if launched_ranks() > 1:
-        communicator(what)
-    return job.other_ranks()
-
-
 def write_together(
     what: str,
     prefix: str,
@@ -54,7 +43,9 @@ def write_together(
     """
     tables = list(tables)
     _check_names(what, tables)
-    comm = several_ranks(what)
+    if launched_ranks() > 1:
+        communicator(what)  # connects them if nobody has
+    comm = job.other_ranks()
     with opened(folder_beside(prefix)):
         if comm is None:
             result = write()
@@ -74,7 +65,10 @@ def _on_all(
         if comm.rank == 0:
             result = write()
         else:
-            _write_files(tables)
+            # In a graph of TF1 as well tensors are numbers here.
+            with tf.__internal__.eager_context.eager_mode():
+                for table in tables:
+                    table.files.write()
     except Exception as error:  # the others wait for this rank
         failure = error
     failed = comm.allgatherv(np.array([failure is not None])).rows
@@ -107,10 +101,3 @@ def _check_have_files(what: str, tables: Iterable[HashTable]) -> None:
             f"has rows of its own. Received: {', '.join(map(repr, without))} without one. Make it "
             "with kv_creator=de.CuckooHashTableCreator(saver=de.FileSystemSaver())."
         )
-
-
-def _write_files(tables: Iterable[HashTable]) -> None:
-    # In a graph of TF1 as well tensors are numbers here.
-    with tf.__internal__.eager_context.eager_mode():
-        for table in tables:
-            table.files.write()

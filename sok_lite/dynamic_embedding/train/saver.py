@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
 from sok_lite.dynamic_embedding.graph_keys import GraphKeys
-from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.train.ranks_together import write_together
 
 
@@ -51,7 +50,8 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
         def write() -> Any:
             return super(DEHvdSaver, self).save(sess, save_path, global_step, *args, **kwargs)
 
-        tables = _tables_of(sess.graph)
+        variables = sess.graph.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
+        tables = [variable.rows for variable in variables if variable.checkpoint]
         path = write_together("de.train.DEHvdSaver", prefix, tables, write, self._written_folders)
         return prefix if path is None else path
 
@@ -59,9 +59,3 @@ class DEHvdSaver(tf.compat.v1.train.Saver):
         """Restores a checkpoint, with the files of variables beside it."""
         with opened(folder_beside(save_path)):
             super().restore(sess, save_path)
-
-
-def _tables_of(graph: tf.Graph) -> list[HashTable]:
-    """Returns the tables of a graph that checkpoints have."""
-    variables = graph.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
-    return [variable.rows for variable in variables if variable.checkpoint]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.table.parts import TableParts
 
 # The most that one item of a batch counts: so sums over a batch fit 63 bits.
@@ -106,8 +106,7 @@ def check_counts_repeats(table: TableParts, what: str) -> None:
 
 def checked_number(table: TableParts, name: str, number: int) -> int:
     """Returns the number of a lookup, or raises TypeError or ValueError."""
-    if not is_integer(number):
-        raise TypeError(f"`{name}` must be an integer. Received: {name}={number!r}.")
+    check_integer(name, number)
     if not 0 <= number <= table.num_lookups:
         raise ValueError(
             f"`{name}` must be the number of a lookup of table {table.name!r}, from 0 to "

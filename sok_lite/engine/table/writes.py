@@ -10,7 +10,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.dedup import dedup, last_of_each, unique
-from sok_lite.engine.dtypes import as_words, is_integer
+from sok_lite.engine.dtypes import as_words, check_integer
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import group, segment_sum
 from sok_lite.engine.table.arguments import (
@@ -226,8 +226,7 @@ def reserve(table: TableParts, num_keys: int) -> None:
       TypeError, ValueError: `num_keys` is no integer from 0 on. MemoryError: no memory; the
         table is as it was.
     """
-    if not is_integer(num_keys):
-        raise TypeError(f"`num_keys` must be an integer. Received: num_keys={num_keys!r}.")
+    check_integer("num_keys", num_keys)
     if num_keys < 0:
         raise ValueError(f"`num_keys` must not be negative. Received: num_keys={num_keys}.")
     table.index.reserve(checked_num_keys(table.name, "num_keys", num_keys))
