@@ -267,7 +267,7 @@ def test_a_thread_begins_on_device_0(xp, monkeypatch):
     seen = []
 
     def other():
-        seen.append(xp.cuda.runtime.getDevice())
+        seen.append(xp.cuda.Device().id)
         for work in (lambda: x + 1, lambda: x.get(), lambda: x.fill(0), lambda: xp.take(x, 1)):
             with pytest.raises(ValueError, match="different from the current device"):
                 work()

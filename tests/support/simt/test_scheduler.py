@@ -149,8 +149,10 @@ KERNEL k(int* lock, int* counter) {
 }"""
 
 
+@pytest.mark.parametrize("stale", [0, 1])  # atomics are never stale
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_lock_that_every_lane_takes(memory, seed):
+def test_a_lock_that_every_lane_takes(memory, seed, stale):
+    runtime.set_stale_loads(stale)
     lock, counter = memory(np.zeros(1, np.int32)), memory(np.zeros(1, np.int32))
     run(LOCK, [lock, counter], 2, 64, seed)
     assert counter[0] == 128
@@ -312,14 +314,6 @@ def test_no_lane_loads_what_it_has_overwritten(memory):
         x, bad = memory(np.zeros(256, np.int32)), memory(np.zeros(2, np.int32))
         run(body, [x, bad], 4, 64, seed)
         assert bad[0] == 0 and (x == 29).all()
-
-
-def test_atomics_are_never_stale(memory):
-    runtime.set_stale_loads(1)
-    for seed in SEEDS:
-        lock, counter = memory(np.zeros(1, np.int32)), memory(np.zeros(1, np.int32))
-        run(LOCK, [lock, counter], 2, 64, seed)
-        assert counter[0] == 128
 
 
 def test_what_a_lane_waits_for_is_seen_in_the_end(memory):
