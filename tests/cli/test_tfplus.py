@@ -10,7 +10,8 @@ from sok_lite import kv_variable as kv
 from sok_lite.cli.importers import tfplus
 from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.rewriting import write_checkpoint
-from tests.cli.recorded import rows_of, whole
+from tests.cli.importers.arrays import whole
+from tests.cli.recorded import rows_of
 from tests.support.saved_graphs import Saved, Trained, tf1
 
 DIM, DAY = 3, 19_000
