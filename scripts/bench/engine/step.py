@@ -13,8 +13,6 @@ Example:
   python -m scripts.bench engine step --backends cuda --cases step --step-tables 26 --dim 16 128
 """
 
-import argparse
-
 import numpy as np
 
 from scripts.bench.common.measuring import (
@@ -165,10 +163,7 @@ def cases(backend, args, dim):
         )
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser):
     parser.add_argument("--backends", nargs="*", default=["cpu", "cuda"])
     parser.add_argument("--keys", type=int, default=1_000_000, help="keys in a table")
     parser.add_argument("--batch", type=int, default=65_536, help="keys of one call")
