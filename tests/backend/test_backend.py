@@ -1,8 +1,6 @@
 """Launching kernels: argument checks, worker threads, forks."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -13,6 +11,7 @@ from sok_lite.backend.base import Work
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
 from sok_lite.backend.publish import publish
 from sok_lite.engine.segments import gather_rows, segment_sum
+from tests.support.own_process import run_program
 
 
 def gather(backend, n, dim=5):
@@ -106,8 +105,7 @@ room = used + (4 << 20)  # a thread's stack takes 8 MB
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
 gather(backend, 100)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_program(program)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import tracemalloc
 import warnings
@@ -20,6 +18,7 @@ from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.owner import HASH, OneRank
 from tests.support.filled_tables import rows_of, some_keys
 from tests.support.helpers import new_table
+from tests.support.own_process import run_program
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")
@@ -276,13 +275,7 @@ print(tables["t"].lookup([2, 9], default=-1).tolist(), sorted(
 
 def test_it_needs_no_tensorflow(tmp_path):
     dump(tmp_path, [table_of([2], np.array([[5, 6]], "f4"))], ONE)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TENSORFLOW, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout == "[[5.0, 6.0], [-1.0, -1.0]] []\n", done.stderr[-3000:]
+    assert run_program(WITHOUT_TENSORFLOW, tmp_path) == "[[5.0, 6.0], [-1.0, -1.0]] []\n"
 
 
 def test_files_are_closed_without_a_word_when_nobody_has_the_tables(tmp_path):

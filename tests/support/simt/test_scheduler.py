@@ -1,12 +1,9 @@
 """The simulated GPU runs correct programs, in many orders, and names what is wrong in others."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
+from tests.support.own_process import run_program
 from tests.support.simt import compiler, runtime
 
 reason = compiler.unavailable()
@@ -636,8 +633,4 @@ def test_a_compiler_that_checks_longjmp_by_itself(tmp_path):
         "source = 'extern \"C\" __global__ void k() { __syncwarp(); }'\n"
         "runtime.Program(compiler.compile_source(source)).kernel('k').run(3, 64, [])\n"
     )
-    env = {**os.environ, "CXX": str(tool), "SOK_LITE_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(code, CXX=str(tool), SOK_LITE_CACHE=str(tmp_path))
