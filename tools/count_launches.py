@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scripts.bench.common.measuring import result
+from scripts.bench.common.turns import print_table
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.engine import lookup
@@ -211,11 +212,8 @@ def main() -> None:
     ):
         counts = counted(call)
         result(case=call.name, keys=args.keys, **counts)
-        lines.append(" | ".join([call.name, *(f"{counts[column]:,}" for column in COLUMNS)]))
-    print("\n| call | " + " | ".join(COLUMNS.values()) + " |")
-    print("|---" * (1 + len(COLUMNS)) + "|")
-    for line in lines:
-        print(f"| {line} |")
+        lines.append([call.name, *(f"{counts[column]:,}" for column in COLUMNS)])
+    print_table(["call", *COLUMNS.values()], lines)
     for size in args.ranks:
         fields = counted_on_ranks(backend, size, args.keys, args.dim)
         result(case=f"training step of 26 hbm, {size} ranks", keys=args.keys, **fields)

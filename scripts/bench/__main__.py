@@ -5,9 +5,11 @@
   python -m scripts.bench ranks pinned       runs a part of one that has several
 
 Each prints lines `RESULT {json}`. Nothing is imported but what the benchmark itself needs: those of
-the engine run without TensorFlow.
+the engine run without TensorFlow. Its `main(parser)` adds its options to a parser that shows its
+docstring, and parses them.
 """
 
+import argparse
 import ast
 import importlib
 import sys
@@ -60,7 +62,11 @@ def main() -> None:
         near = [each for each in commands() if each.split()[0] == words[0]] or list(BENCHMARKS)
         sys.exit(f"error: no benchmark {command!r}. Expected one of: {', '.join(near)}.")
     sys.argv = [f"python -m scripts.bench {command}", *words[count:]]
-    importlib.import_module(f"scripts.bench.{command.replace(' ', '.')}").main()
+    benchmark = importlib.import_module(f"scripts.bench.{command.replace(' ', '.')}")
+    parser = argparse.ArgumentParser(
+        description=benchmark.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    benchmark.main(parser)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,7 @@ from sok_lite.backend.tunables import kernel_defines
 _ONE_TABLE = "combine.cu det/det.cu initializer.cu rows.cu segments.cu update/adam.cu".split()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     names = [path.relative_to(kernel_folder()).as_posix() for path in kernel_files()]
     parser.add_argument("--files", nargs="+", metavar="FILE", default=names, choices=names)
     args = parser.parse_args()

@@ -192,11 +192,7 @@ def marks(ours: str, tfra: str) -> list[Mark]:
     return [Mark(case, case, ours, tfra, mark) for case, mark in faster.items()]
 
 
-def main() -> None:
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cases", nargs="*", default=CASES, choices=CASES)
     add("--systems", nargs="*", default=SYSTEMS, choices=SYSTEMS)

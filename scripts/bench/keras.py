@@ -80,10 +80,7 @@ def serve(model: Any, args: argparse.Namespace) -> None:
             )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", type=int, default=26)
     parser.add_argument("--keys", type=int, default=20_000, help="of each feature")
     parser.add_argument("--dim", type=int, default=16)

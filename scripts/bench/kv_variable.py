@@ -123,10 +123,7 @@ def seconds_of(args: argparse.Namespace, case: str, partitions: int) -> tuple[fl
 CASES = ("lookup", "predict", "train-adam", "train-ftrl", "save", "restore")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--keys", type=int, default=1_000_000)

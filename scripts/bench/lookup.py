@@ -163,11 +163,7 @@ def marks(all_threads: Sequence[int | None]) -> list[Mark]:
     return found
 
 
-def main() -> None:
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--keys", type=int, default=1_000_000, help="keys in the table")
     add("--batch", type=int, default=65_536, help="ids of one call")

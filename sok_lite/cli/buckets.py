@@ -7,7 +7,6 @@ file has room in memory.
 import os
 import tempfile
 from collections.abc import Iterator
-from types import TracebackType
 
 import numpy as np
 
@@ -20,7 +19,7 @@ _MOST_BUCKETS = 1 << 16
 
 
 class Buckets:
-    """Records of several sides, in a temporary folder ($TMPDIR). Use it in a `with` block.
+    """Records of several sides, in a temporary folder ($TMPDIR) until it is closed.
 
     Args:
       dtypes: of the records of each side, structured, with a field "key" of int64.
@@ -35,15 +34,8 @@ class Buckets:
         self._waiting: list[list[np.ndarray]] = [[] for _ in dtypes]
         self._folder = tempfile.TemporaryDirectory(prefix="sok-lite-")
 
-    def __enter__(self) -> "Buckets":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Removes the temporary folder."""
         self._folder.cleanup()
 
     @property

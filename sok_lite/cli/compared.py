@@ -1,6 +1,7 @@
 """The differences between two tables: keys, rows, and the other columns of each key."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ def difference(
     ]
     only, both, differing, largest = [0, 0], 0, 0, 0.0
     examples: tuple[list[int], list[int], list[int]] = ([], [], [])
-    with Buckets(dtypes, [source.num_keys for source in sources]) as buckets:
+    with closing(Buckets(dtypes, [source.num_keys for source in sources])) as buckets:
         for side, (source, column) in enumerate(zip(sources, columns, strict=True)):
             for records in _records(source, column, dtypes[side]):
                 buckets.add(side, records)

@@ -49,7 +49,7 @@ class MergedSource(JoinedSource):
 
     def close(self) -> None:
         """Removes the temporary files."""
-        self._buckets.__exit__(None, None, None)
+        self._buckets.close()
 
     def _mark(self, num_rows: int) -> None:
         """Finds out what to take of each key: its last row, else its last pending count.

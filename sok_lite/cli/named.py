@@ -86,13 +86,16 @@ def named_source(
 
 
 def reader(
-    opened: Callable[[str], tuple[dict[str, Stored], Any]], *errors: type[Exception]
+    opened: Callable[[str], tuple[dict[str, Stored], Any]],
+    *errors: type[Exception],
+    check: Callable[[], object] | None = None,
 ) -> Callable[..., list[Source]]:
     """Returns `sources` of a format whose files have one table, with the options of `named_source`.
 
     Args:
       opened: gives the columns of a file by name, and the text about its table or None.
       errors: that it raises for a corrupt file.
+      check: called first, raises ImportError where a package is missing.
     """
 
     def sources(
@@ -103,6 +106,8 @@ def reader(
         columns: str = "",
         initial: str = "",
     ) -> list[Source]:
+        if check is not None:
+            check()
         check_opens(path)
         with naming(path, *errors):
             found, about = opened(path)

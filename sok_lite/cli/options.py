@@ -1,6 +1,5 @@
 """Options as the user writes them: NAME=VALUE of a format, and initial values of states."""
 
-import inspect
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +20,8 @@ def options_for(function: Callable[..., Any], texts: Sequence[str], what: str) -
     Raises:
       WrongUse: there is no such option, or a value does not fit.
     """
-    kinds = {name: kind for name, kind in _kinds(function).items() if name not in _NOT_OPTIONS}
+    hints = typing.get_type_hints(function)
+    kinds = {name: kind for name, kind in hints.items() if name not in _NOT_OPTIONS}
     options: dict[str, Any] = {}
     for text in texts:
         name, is_there, value = text.partition("=")
@@ -33,11 +33,6 @@ def options_for(function: Callable[..., Any], texts: Sequence[str], what: str) -
 
 
 _NOT_OPTIONS = ("path", "sources", "return")
-
-
-def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(function)
-    return {name: hints.get(name, str) for name in inspect.signature(function).parameters}
 
 
 def _value(kind: Any, value: str, text: str) -> Any:

@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -38,7 +39,7 @@ def findings_of_table(
       OSError: a file is there and cannot be read, or there is no room for temporary files.
     """
     total = sum(shard.rows for shard in facts.shards)
-    with Buckets([_RECORD], [total]) as buckets:
+    with closing(Buckets([_RECORD], [total])) as buckets:
         for rank, shard in enumerate(facts.shards):
             can_read = True
             for part in shard.chain:

@@ -6,7 +6,7 @@ import numpy as np
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.source import PENDING_COLUMNS, Column, Source, column_of, columns_of
+from sok_lite.engine.files.source import PENDING_COLUMNS, Column, Source, columns_of
 
 
 class Wrapped(Source):
@@ -82,15 +82,12 @@ def plain(source: Source, column: str, rows: np.ndarray) -> np.ndarray:
     return rows
 
 
-def plain_column(source: Source, name: str) -> Column:
-    """Returns what `read_plain` yields of a column."""
-    column = column_of(source, name)
-    return column._replace(dtype=plain(source, name, np.empty(0, column.dtype)).dtype)
-
-
 def plain_columns(source: Source) -> list[Column]:
-    """Returns all columns with an entry for each key, the keys first."""
-    return [plain_column(source, column.name) for column in columns_of(source)]
+    """Returns all columns with an entry for each key, as `read_plain` yields them; keys first."""
+    return [
+        each._replace(dtype=plain(source, each.name, np.empty(0, each.dtype)).dtype)
+        for each in columns_of(source)
+    ]
 
 
 def read_plain(source: Source, name: str) -> Iterator[np.ndarray]:

@@ -1,5 +1,6 @@
 """A report as HTML, for notebooks and files: no script, no other file, colors of the page."""
 
+from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -44,14 +45,13 @@ def _shown(histogram: Histogram) -> list[tuple[str, int]]:
     return [(name.replace("_", " "), count) for name, count in histogram.shown()]
 
 
-def _chart(title: str, rows: list[tuple[str, int]], as_text: object) -> str:
+def _chart(title: str, rows: list[tuple[str, int]], as_text: Callable[[int], str]) -> str:
     """Returns bars, one below the other, as SVG.
 
     Args:
       rows: (name, number) of each.
       as_text: a number -> text.
     """
-    assert callable(as_text)
     most = max((number for _, number in rows), default=0)
     drawn = []
     for i, (name, number) in enumerate(rows):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sok_lite._version import __version__
-from sok_lite.engine.table import EmbeddingTable, Statistics
+from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.work_done import (
     DUMPS,
     GRADIENTS,
@@ -109,10 +109,7 @@ def samples_of(table: EmbeddingTable) -> list[Sample]:
     """Returns the numbers of a table of this rank, as of now. It reads the index, and no row."""
     if table.var_type == "remote":
         return [Sample(_KEYS, table.size, {})]
-    return _samples(table, table.statistics())
-
-
-def _samples(table: EmbeddingTable, numbers: Statistics) -> list[Sample]:
+    numbers = table.statistics()
     far = "file" if table.store.has_far_file else "far"
     reserved = {"near": numbers.near_reserved_bytes, far: numbers.far_reserved_bytes}
     rejected = {

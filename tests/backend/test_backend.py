@@ -1,9 +1,6 @@
 """Launching kernels: argument checks, worker threads, forks."""
 
 import os
-import subprocess
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -13,6 +10,8 @@ from sok_lite.backend.base import Work
 from sok_lite.backend.cpu import CpuBackend, default_num_threads
 from sok_lite.backend.publish import publish
 from sok_lite.engine.segments import segment_sum
+from tests.support.helpers import run_threads
+from tests.support.own_process import run_program
 from tests.support.pooled import gather_rows
 
 
@@ -76,21 +75,12 @@ def test_parts_of_no_items_are_no_launch(backend):
 def test_launches_from_several_python_threads_at_once():
     backend = CpuBackend(num_threads=3)
     backend.grain = 1
-    failures = []
 
-    def work():
-        try:
-            for _ in range(200):
-                gather(backend, 50)
-        except AssertionError as error:
-            failures.append(error)
+    def work(number):
+        for _ in range(200):
+            gather(backend, 50)
 
-    threads = [threading.Thread(target=work) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_threads(work, 5)
 
 
 def test_where_no_thread_can_be_started_the_caller_does_the_work():
@@ -107,8 +97,7 @@ room = used + (4 << 20)  # a thread's stack takes 8 MB
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
 gather(backend, 100)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_program(program)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

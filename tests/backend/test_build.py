@@ -3,8 +3,6 @@
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from sok_lite.backend.build import (
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.sources import kernel_folder, runtime_files
 from sok_lite.backend.tunables import kernel_defines
+from tests.support.own_process import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,12 +84,7 @@ def test_the_libraries_of_both_processors_give_the_same_bits(tmp_path):
     build._compile([*FLAGS, *defines, "-I", str(folder)], kernels, library)
     digests = []
     for chosen in (library, find_library()):
-        env = {**os.environ, "SOK_LITE_CPU_LIBRARY": str(chosen)}
-        done = subprocess.run(
-            [sys.executable, "-c", DIGEST], env=env, cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        digests.append(int(done.stdout))
+        digests.append(int(run_program(DIGEST, SOK_LITE_CPU_LIBRARY=str(chosen))))
     assert digests[0] == digests[1] != 0
 
 

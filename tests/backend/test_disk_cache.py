@@ -9,7 +9,7 @@ import pytest
 from sok_lite.backend import sources
 from sok_lite.backend.disk_cache import DiskCache
 from sok_lite.backend.nvrtc import FLAGS
-from tests.support.helpers import need_nvrtc
+from tests.support.helpers import need_nvrtc, run_threads
 
 FACTS = ["source", "-arch=sm_90", "12.9"]
 
@@ -142,17 +142,13 @@ def test_many_at_once_never_see_half_of_a_file(tmp_path):
         barrier = threading.Barrier(len(results))
         got = []
 
-        def rank(result, folder=folder, barrier=barrier, got=got):
+        def rank(number, folder=folder, barrier=barrier, got=got):
             barrier.wait()
-            got.append(DiskCache(folder).get(FACTS, lambda: result))
+            got.append(DiskCache(folder).get(FACTS, lambda: results[number]))
             got.append(DiskCache(folder).get(FACTS, lambda: b"none was there"))
 
-        threads = [threading.Thread(target=rank, args=(result,)) for result in results]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            run_threads(rank, len(results))
         assert len(got) == 2 * len(results) and set(got) <= set(results)
         assert len(list(folder.iterdir())) == 1

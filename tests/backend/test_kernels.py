@@ -2,10 +2,8 @@
 
 import functools
 import importlib.util
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from sok_lite.backend.gpu_binaries import WIDE_LAUNCH_WORDS, kernel_names
 from sok_lite.backend.nvrtc import FLAGS
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 from tests.support.helpers import need_nvrtc
+from tests.support.own_process import run_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILES = sources.kernel_files()
@@ -416,16 +415,7 @@ for call in cupy.cuda.Module.return_value.get_function.return_value.call_args_li
         # A tile is as many lanes as a line has slots.
         ("SOK_LINE=8", ["-DSOK_LINE=8"], ["(4,) (256,)", "(125,) (256,)", "(32,) (256,)"]),
     ):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env={
-                **os.environ,
-                "SOK_LITE_KERNEL_DEFINES": defines,
-                "SOK_LITE_CACHE": str(tmp_path / defines),
-            },
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
+        cache = str(tmp_path / defines)
+        text = run_program(program, SOK_LITE_KERNEL_DEFINES=defines, SOK_LITE_CACHE=cache)
         flags = [*FLAGS, "-arch=sm_90", *options]
-        assert done.stdout.splitlines() == [str(flags), *launches], done.stderr
+        assert text.splitlines() == [str(flags), *launches]

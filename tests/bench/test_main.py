@@ -3,11 +3,11 @@
 import importlib
 import re
 import subprocess
-import sys
 
 import pytest
 
 from tests.support.benchmarks import ROOT, command_of
+from tests.support.own_process import run_program
 
 main = importlib.import_module("scripts.bench.__main__")
 HELPERS = {"tables/peer", "tables/workloads"}
@@ -64,6 +64,4 @@ def test_every_benchmark_has_a_smoke_test(name):
 )
 def test_what_a_benchmark_does_without_is_not_imported(missing, names):
     modules = ", ".join(f"scripts.bench.{name}" for name in names.split())
-    program = f"import sys; sys.modules[{missing!r}] = None; import {modules}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    run_program(f"import sys; sys.modules[{missing!r}] = None; import {modules}")

@@ -3,8 +3,6 @@
 import copy
 import importlib
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import tf_private
 from sok_lite.bridge.keras import guard, held, ids, saving, weights
+from tests.support.own_process import run_program
 
 X = np.arange(12).reshape(6, 2)
 Y = np.linspace(0, 1, 6, dtype=np.float32)[:, None]
@@ -482,13 +481,7 @@ except NotImplementedError as error:
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 def test_keras_is_not_imported_and_may_come_later(package, tmp_path):
     pytest.importorskip(package)
-    run = subprocess.run(
-        [sys.executable, "-c", LATE, str(tmp_path), package],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "'early:0' out" in run.stdout
+    text = run_program(LATE, tmp_path, package)
+    assert "'early:0' out" in text
     # AutoGraph of TensorFlow 2.16 rewrites the step of tf_keras, whose optimizer then fails.
-    assert "'early:0' untrained" in run.stdout or (package == "tf_keras" and "FIT" in run.stdout)
+    assert "'early:0' untrained" in text or (package == "tf_keras" and "FIT" in text)

@@ -1,25 +1,15 @@
 """What the package changes of TensorFlow and Keras: nothing before a table, then what guards it."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.support.own_process import run_program
 from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, OF_OPTIMIZERS, PROGRAM
 
 
 def test_under_keras_3_a_program_without_tables_finds_everything_as_it_was():
     pytest.importorskip("keras")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    text = run_program(PROGRAM, TF_USE_LEGACY_KERAS="0")
+    found = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
     assert int(found["LOOKED"][1]) > 10_000
     assert found["BEFORE"] == []
     assert found["AFTER"] == sorted(OF_CHECKPOINTS + OF_LAYERS + OF_MODELS)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from tests.support.helpers import run_threads
 
 k3 = keras.optimizers
 v1 = tf.compat.v1.train
@@ -193,16 +194,12 @@ def test_steps_of_several_threads_count_one_by_one(with_dense, mode):
             step.get_concrete_function()
         start = threading.Barrier(num_threads)
 
-        def work():
+        def work(number):
             start.wait()  # noqa: B023
             for _ in range(num_steps):
                 step()
 
-        threads = [threading.Thread(target=work) for _ in range(num_threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(work, num_threads)
         total = num_threads * num_steps
         # Each learning rate is a bit of its own: the sum has each of them once.
         expected = [[-(2.0 - 0.5 ** (total - 1))]]

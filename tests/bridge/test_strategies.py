@@ -1,10 +1,10 @@
 """A table under a tf.distribute strategy: one replica may use it, several may not."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.own_process import run_program
 
 # In a process of its own: devices are divided before TensorFlow starts.
 PROGRAM = """
@@ -89,12 +89,8 @@ print("REPORT" + json.dumps(report))
 
 @pytest.fixture(scope="module")
 def report():
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240
-    )
-    lines = [line for line in run.stdout.splitlines() if line.startswith("REPORT")]
-    assert lines, run.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("REPORT"))
+    (line,) = [line for line in run_program(PROGRAM).splitlines() if line.startswith("REPORT")]
+    return json.loads(line.removeprefix("REPORT"))
 
 
 USES = [

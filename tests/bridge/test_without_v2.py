@@ -1,11 +1,11 @@
 """After `tf.compat.v1.disable_v2_behavior()`: there a static dimension is no number."""
 
 import os
-import subprocess
 import sys
-import textwrap
 
 import pytest
+
+from tests.support.own_process import run_program
 
 BEFORE = """
 import numpy as np
@@ -167,14 +167,5 @@ with tf1.Session() as session:
 
 @pytest.mark.parametrize("program", [KV, SOK, OWN, LOOPS], ids=["kv", "sok", "own", "loops"])
 def test_programs_of_tf1(program, tmp_path):
-    program = textwrap.dedent(BEFORE + program)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    run_program(BEFORE + program, cwd=tmp_path, PYTHONPATH=paths)

@@ -71,17 +71,17 @@ def optimized(path, keys, number, ranks=1):
     run_ranks(ranks, program)
 
 
-def loaded(path, name, ranks=1, dim=3, **options):
+def loaded(path, name, ranks=1, **options):
     """What ranks that load a checkpoint hold: {key: (row, state)}, and what came with it."""
 
     def program(comm):
-        table = new_table(CPU, dim, name=name, **options)
-        table.insert_or_assign([comm.rank], np.zeros((1, dim), table.row_dtype.storage))
+        table = new_table(CPU, 3, name=name, **options)
+        table.insert_or_assign([comm.rank], np.zeros((1, 3), table.row_dtype.storage))
         extra = load(path, [table], comm)
         keys, rows = table.export()
         kept = table.key_dtype.to_int64(np, keys)
         assert (table.owner.owners(kept, comm.size, table.key_dtype) == comm.rank).all()
-        states = table.read_state("m", keys) if keys.size else np.empty((0, dim), np.float32)
+        states = table.read_state("m", keys) if keys.size else np.empty((0, 3), np.float32)
         parts = zip(keys.tolist(), rows, states, strict=True)
         return {key: (row.tobytes(), state.tobytes()) for key, row, state in parts}, extra
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.source import column_of
+from tests.cli.importers.arrays import whole
 
 FOLDER = Path(__file__).parent / "data" / "tfra"
 CASES = json.loads((FOLDER / "expected.json").read_text())["cases"]
@@ -17,15 +17,6 @@ TYPES = {
     "key_type": "odd.name-1_b=int32",
     "dim": "empty=4",
 }
-
-
-def whole(source, column):
-    """A column of a source in one piece."""
-    name, dtype, dim = column_of(source, column)
-    empty = np.empty((0,) if dim is None else (0, dim), dtype)
-    pieces = list(source.read(name))
-    assert all(piece.dtype == dtype for piece in pieces)
-    return np.concatenate([empty, *pieces])
 
 
 def rows_of(source, column="values"):

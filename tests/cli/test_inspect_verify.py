@@ -245,28 +245,6 @@ def test_nothing_is_written(tmp_path):
     )
 
 
-def test_increments_are_shown_and_verified(tmp_path):
-    table, path = new_table(CPU, 3), tmp_path / "c"
-    table.find_or_insert(some_keys(50))
-    dump(path, [table], ONE)
-    table.lookup([])
-    for keys in ([5], [6, 7]):
-        table.insert_or_assign(keys, np.full((len(keys), 3), 8, np.float32))
-        dump(path, [table], ONE, incremental=True)
-    (shown,) = json.loads(fine("inspect", path, "--json"))["tables"]
-    assert shown["bytes"] == sum(file.stat().st_size for file in files_of(path))
-    assert "is whole" in fine("verify", path)
-    fine("export", path, "--format", "npz", "--to", tmp_path / "f")
-    with np.load(tmp_path / "f") as exported:
-        order = np.argsort(exported["keys"])
-        np.testing.assert_array_equal(exported["values"][order], table.export()[1])
-    for file in files_of(path):  # older ones too
-        change(file, -1)
-        (line,) = findings(path)
-        assert file.name in line and file.parent.name in line
-        change(file, -1)
-
-
 def test_a_number_of_keys_that_cannot_be_takes_no_time(tmp_path):
     dumped(tmp_path / "c", 50, names=["user"])
     rewritten(tmp_path / "c", lambda shards: [s._replace(rows=1 << 60) for s in shards])

@@ -69,6 +69,7 @@ def test_the_version_is_shown():
         (["convert", "c", "d", "--from-format", "csv"], "format 'csv' cannot be read"),
         (["convert", "c", "d"], "is such a checkpoint already: use reshard"),
         (["convert", "c", "d", "--to-format", "csv", "--to-option", "x=1"], "it has: none"),
+        (["convert", "c", "d", "--to-format", "npz", "--to-option", "x=1"], "has: compress=..."),
         (["inspect", "c", "--from-option", "x=1"], "'x=1' is no option of format sok_lite"),
         (["inspect", "empty"], "looks like none of the formats"),
         (["inspect", "many"], "many has checkpoints in it: give one of them, such as many/step-20"),

@@ -13,7 +13,8 @@ import pytest
 from sok_lite.cli.importers import sok, tfra_files
 from sok_lite.cli.main import main
 from sok_lite.engine.files.checkpoint_source import checkpoint_sources
-from tests.cli.recorded import CASES, FOLDER, expected_rows, rows_of, whole
+from tests.cli.importers.arrays import whole
+from tests.cli.recorded import CASES, FOLDER, expected_rows, rows_of
 from tests.cli.test_tfplus import DAY, part, write
 from tests.support.doc_blocks import ROOT, blocks_of, printed_by
 

@@ -96,16 +96,6 @@ def test_days_until_it_is_full():
     assert "; full in " in fine("plan", *arguments, "--new-keys-per-day", "1e6")
 
 
-def test_the_tables_of_a_checkpoint_with_their_states(tmp_path):
-    optimized(tmp_path / "made", np.arange(1000), 1.0)
-    _, found = described(tmp_path / "made", "--ranks", "1", "--host-gb", "1")
-    (table,) = found["tables"]
-    assert (table["keys"], table["dim"], table["dtype"]) == (1000, 3, "float32")
-    assert table["state_elements"] == 3 + 1 + 3  # m and v of one optimizer, acc of another
-    _, found = described(tmp_path / "made", "--ranks", "1", "--host-gb", "1", "--optimizer", "sgd")
-    assert found["tables"][0]["state_elements"] == 0
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_sends_what_is_planned(dtype):
     """Where no id comes twice, up to the chance of whose the ids are."""
@@ -184,9 +174,11 @@ def test_a_checkpoint_that_is_to_grow_is_planned_with_its_states(tmp_path):
     text = fine("plan", *where, "--times", "100")
     assert "\nin the checkpoint, planned for 100 times as many keys\n  " in text
     assert "1,000 keys, 50.8 KiB: rows of 3 x float32 11.7 KiB, " in text
-    _, same = described(tmp_path / "made", "--ranks", "1", "--host-gb", "1")
+    _, same = described(*where)
     assert (same["now"], same["times"], same["tables"][0]["keys"]) == (found["now"], 1, 1000)
     assert "planned for" not in fine("plan", *where)
+    _, plain = described(*where, "--optimizer", "sgd")
+    assert plain["tables"][0]["state_elements"] == 0
 
 
 def test_keys_that_are_given_grow_as_well():

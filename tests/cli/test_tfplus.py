@@ -10,7 +10,8 @@ from sok_lite import kv_variable as kv
 from sok_lite.cli.importers import tfplus
 from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.rewriting import write_checkpoint
-from tests.cli.recorded import rows_of, whole
+from tests.cli.importers.arrays import whole
+from tests.cli.recorded import rows_of
 from tests.support.saved_graphs import Saved, Trained, tf1
 
 DIM, DAY = 3, 19_000
@@ -106,20 +107,20 @@ def test_deltas_in_their_order(tmp_path):
     first = part([10], [], {10: 1, 6: 2}, DAY << 16, delete_keys=gone, **is_delta)
     last = part([4, 6], [10], {4: 9, 6: 3, 10: 1}, DAY << 16, delete_keys=gone[:0], **is_delta)
     deltas = [write(tmp_path / f"delta-{i}", [each]) for i, each in enumerate((first, last))]
-    (source,) = tfplus.sources(full, deltas=",".join(deltas), enter_threshold=2)
+    (source,) = tfplus.sources(full, deltas=",".join(deltas), enter_threshold="2")
     expected = {2: row(2), 4: row(4), 6: row(6), 10: [0.0] * DIM}
     assert known(source) == (expected, {2: 5, 4: 9, 6: 3, 10: 1}, {})
     with pytest.raises(ValueError, match="what has changed since another save"):
         tfplus.sources(deltas[0])
     with pytest.raises(ValueError, match="no delta of the save"):
-        tfplus.sources(full, deltas=[full])
+        tfplus.sources(full, deltas=full)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_by_way_of_a_checkpoint(tmp_path, dtype):
     parts = [dict(each, values=tf.cast(each["values"], dtype)) for each in PARTS]
     path = write(tmp_path / "c", parts)
-    given = tfplus.sources(path, enter_threshold=2)
+    given = tfplus.sources(path, enter_threshold="2")
     write_checkpoint(tmp_path / "ours", given, ranks=2)
     (found,) = checkpoint_sources(tmp_path / "ours")
     assert found.dtype == dtype and known(found) == known(given[0])
@@ -156,12 +157,13 @@ def test_deltas_of_our_own_face(tmp_path, given):
         ours, other = (Saved(tmp_path / name) for name in ("ours", "other"))
     finally:
         kv.disable_delta_export()
-    (source,) = tfplus.sources(ours.full, deltas=[getattr(ours, name) for name in given])
+    deltas = ",".join(getattr(ours, name) for name in given)
+    (source,) = tfplus.sources(ours.full, deltas=deltas)
     last = ours.known[1 if given[-1] == "delta" else 2][0]
     rows, counts, _ = known(source)
     assert {key: (tuple(rows[key]), counts[key]) for key in rows} == last
     with pytest.raises(ValueError, match="no delta of the save"):
-        tfplus.sources(other.full, deltas=[getattr(ours, name) for name in given])
+        tfplus.sources(other.full, deltas=deltas)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_some_tables_under_other_names():
     (source,) = tfra_checkpoint.sources(OBJECTS, tables="pair", names="pair=a/b")
     assert (source.name, source.states) == ("a/b", ())
     with pytest.raises(ValueError, match="no table 'x'. It has: 'ck/emb', .*'none', 'pair'"):
-        tfra_checkpoint.sources(OBJECTS, tables=["x", "pair"])
+        tfra_checkpoint.sources(OBJECTS, tables="x,pair")
 
 
 def rewritten(path, to, change):

@@ -124,7 +124,7 @@ def test_a_table_of_a_policy_has_numbers_of_int32(tmp_path):
     base = "alone_frequency_mht_1of1"
     (folder / f"{base}-keys").write_bytes(np.int64([3, 4]).tobytes())
     (folder / f"{base}-values").write_bytes(np.int32([7, 2**24 + 1]).tobytes())
-    *_, source = tfra_files.sources(folder, dtype="float32", dim=3)
+    *_, source = tfra_files.sources(folder, dtype="float32", dim="3")
     assert (source.name, source.dtype, source.dim) == ("alone_frequency", "int32", 1)
     assert np.concatenate(list(source.read("values"))).tolist() == [[7], [2**24 + 1]]
 
@@ -174,13 +174,13 @@ def test_a_file_that_is_missing_or_cut(tmp_path, case, name):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[:-3])
     with pytest.raises(ValueError, match=r"hold whole|do not hold"):
-        tfra_files.sources(folder, dim=3)
+        tfra_files.sources(folder, dim="3")
     (folder / name).write_bytes(whole[:-24])
     with pytest.raises(ValueError, match=name.removesuffix("-keys").removesuffix("-values")):
-        tfra_files.sources(folder, dim=3)
+        tfra_files.sources(folder, dim="3")
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=name.rpartition("-")[0]):
-        tfra_files.sources(folder, dim=3)
+        tfra_files.sources(folder, dim="3")
 
 
 def test_files_of_two_saves(tmp_path):

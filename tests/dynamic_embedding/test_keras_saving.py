@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 import zipfile
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
+from tests.support.own_process import run_program
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(0, 30, (40, 3))
@@ -323,7 +322,7 @@ def test_another_process_loads_a_model(keras, tmp_path):
     np.save(files[2], X)
     np.save(files[3], Y)
     code = IN_ANOTHER_PROCESS.format(package=keras.__name__)
-    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=300)
+    run_program(code, *files)
     np.testing.assert_allclose(np.load(files[1]), model.predict(X, verbose=0), rtol=1e-5)
 
 
@@ -368,9 +367,7 @@ def test_the_first_thing_that_a_process_loads_shares_tables_or_says_so(keras, pr
     ids = keras.Input([3], dtype="int64")
     keras.Model(ids, [each(ids) for each in towers]).save(tmp_path / "m.keras")
     code = program.format(package=keras.__name__)
-    command = [sys.executable, "-c", code, str(tmp_path / "m.keras")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_program(code, tmp_path / "m.keras")
 
 
 def test_what_was_saved_of_another_table_is_refused(keras, tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import threading
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ from sok_lite.bridge.lookup_arguments import checked_arguments
 from tests.dynamic_embedding.test_training import one_step, sgd
 from tests.support import redis_server
 from tests.support.dict_variable import DictVariable
+from tests.support.helpers import run_threads
 
 if redis_server.unavailable() is not None:
     pytest.skip(f"no Redis: {redis_server.unavailable()}", allow_module_level=True)
@@ -83,16 +83,13 @@ def test_accum_of_several_threads_loses_nothing(creator):
     keys, zeros = np.arange(9), np.zeros((9, 2), np.float32)
     variables[0].upsert(keys[1:], zeros[1:])
 
-    def work(variable):
+    def work(number):
+        variable = variables[number]
         for _ in range(10):
             exists = variable.lookup(keys, return_exists=True)[1]
             variable.accum(keys, zeros, zeros + 1, tf.concat([exists[:1], [True] * 8], 0))
 
-    threads = [threading.Thread(target=work, args=[variable]) for variable in variables]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, 3)
     rows = variables[0].lookup(keys).numpy()
     np.testing.assert_array_equal(rows[1:], 30)
     # Those that saw no row while another wrote the first one have left it alone.

@@ -18,6 +18,7 @@ from sok_lite.engine.update import NonFiniteGradientError
 from sok_lite.engine.update_rows import Update
 from tests.dynamic_embedding.test_training import one_step
 from tests.support import redis_server
+from tests.support.helpers import run_threads
 from tests.support.steps import apply_all_updates
 
 if redis_server.unavailable() is not None:
@@ -270,7 +271,7 @@ def check_all_counted(config, count):
 
 
 def test_steps_of_several_threads_all_count(creator):
-    def work():
+    def work(number):
         step, *kept = of_one_key(creator.config)
         barrier.wait()
         for _ in range(15):
@@ -278,11 +279,7 @@ def test_steps_of_several_threads_all_count(creator):
         del kept
 
     barrier = threading.Barrier(3)
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, 3)
     check_all_counted(creator.config, 45)
 
 

@@ -1,7 +1,5 @@
 """`restrict`: which keys stay, and that key, state and status go together."""
 
-import threading
-
 import keras
 import numpy as np
 import pytest
@@ -9,6 +7,7 @@ import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
 from tests.dynamic_embedding.test_training import one_step
+from tests.support.helpers import run_threads
 
 tf1 = tf.compat.v1
 
@@ -112,15 +111,11 @@ def test_no_sighting_is_lost_between_threads():
     variable = de.Variable(dim=1, restrict_policy=de.FrequencyRestrictPolicy)
     policy = variable.restrict_policy
 
-    def train():
+    def sight(number):
         for key in range(30):
             policy.apply_update(tf.constant([key, key], tf.int64))
 
-    threads = [threading.Thread(target=train) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(sight, 6)
     assert policy.status.export()[1].numpy().tolist() == [[6]] * 30
 
 

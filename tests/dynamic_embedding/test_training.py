@@ -1,7 +1,6 @@
 """Training through trainables: lookups, gradients, `DynamicEmbeddingOptimizer`."""
 
 import contextlib
-import threading
 from functools import partial
 
 import keras
@@ -11,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
+from tests.support.helpers import run_threads
 
 tf1 = tf.compat.v1
 
@@ -515,11 +515,7 @@ def test_an_update_counts_for_every_worker(bp_v2):
                 loss = -tf.reduce_sum(rows)
             optimizer.apply_gradients([(tape.gradient(loss, shadow), shadow)])
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work)
     np.testing.assert_array_equal(variable.lookup([1, 2]), [[200.0], [200.0]])
 
 

@@ -1,9 +1,6 @@
 """What TFRA gets wrong and no other module tries: costs, states, patches at import."""
 
 import gc
-import os
-import subprocess
-import sys
 import weakref
 
 import keras
@@ -14,6 +11,7 @@ import tf_keras
 
 from sok_lite import dynamic_embedding as de
 from tests.dynamic_embedding.test_training import one_step
+from tests.support.own_process import run_program
 from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, OF_OPTIMIZERS, PROGRAM
 
 tf1 = tf.compat.v1
@@ -207,15 +205,8 @@ GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS}
 
 @pytest.mark.full_only("tests/bridge/test_no_patches.py is the smoke")
 def test_importing_changes_nothing_of_tensorflow_and_keras():
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + "first = facts()\n" + OWN],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    text = run_program(BEFORE + "first = facts()\n" + OWN, TF_USE_LEGACY_KERAS="0")
+    found = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
     assert found["LOADED"] == []
     assert set(found["TRAINED"]) <= GUARDED
     assert "UNKNOWN_SHAPES_RAISE" in found

@@ -16,6 +16,7 @@ from sok_lite import dynamic_embedding as de
 from sok_lite.dynamic_embedding.partition import default_partition_fn
 from sok_lite.engine import texts
 from tests.support.dict_variable import DictVariable
+from tests.support.helpers import run_threads
 from tests.support.modes import Function
 
 KEYS = [tf.int64, tf.int32, tf.string]
@@ -581,16 +582,12 @@ def test_a_thread_that_clears_its_session_leaves_the_names_of_others():
 def test_one_variable_of_a_name_whoever_asks_first():
     start, found = threading.Barrier(4), []
 
-    def ask():
+    def ask(number):
         start.wait()
         variable = de.get_variable("asked at once", dim=2)
         found.append((variable, variable.get_trainable_by_name("t")))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(ask)
     assert len({id(variable) for variable, _ in found}) == 1
     assert len({id(trainable) for _, trainable in found}) == 1
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_process import run_program
+
 pytest.importorskip("tensorflow")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,15 +74,7 @@ for name, planted in PLANTED.items() if "planted" in sys.argv else ():
 
 def said(word, *arguments):
     """Returns what the program says in the lines that begin with a word."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    lines = [line.partition(" ") for line in run_program(PROGRAM, *arguments).splitlines()]
     return [json.loads(rest) for first, _, rest in lines if first == word]
 
 

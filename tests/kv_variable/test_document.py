@@ -1,10 +1,8 @@
 """The script of TFPlus' document, and the names it finds: in processes of their own."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.own_process import run_program
 
 # As it stands in the document, but for a print statement and its indentation.
 SCRIPT = """
@@ -80,20 +78,6 @@ print("AS BEFORE")
 """
 
 
-def output_of(program, folder):
-    """Returns what a program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=folder,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     "head",
     [
@@ -105,14 +89,15 @@ def output_of(program, folder):
     ids=["tf", "tensorflow.compat.v1"],
 )
 def test_the_script_of_the_document(head, tmp_path):
-    output = output_of(head + SCRIPT, tmp_path)
+    output = run_program(head + SCRIPT, cwd=tmp_path)
     assert "model saved in file ./checkpoint/model.ckpt" in output
     assert output.count("1., 1., 1.") >= 3
 
 
 @pytest.mark.full_only("starts a process; the one above is the smoke")
 def test_its_numbers_are_those_of_a_dense_variable_and_come_back(tmp_path):
-    assert "AS BEFORE" in output_of(f"SCRIPT = '''{SCRIPT}'''" + TWO_LINES + ORACLE, tmp_path)
+    program = f"SCRIPT = '''{SCRIPT}'''" + TWO_LINES + ORACLE
+    assert "AS BEFORE" in run_program(program, cwd=tmp_path)
 
 
 @pytest.mark.full_only("starts a process; the script of the document is the smoke")
@@ -146,4 +131,4 @@ kv.patch_tf()
 assert not tf.executing_eagerly()
 print("RIGHT")
 """
-    assert "RIGHT" in output_of(program, tmp_path)
+    assert "RIGHT" in run_program(program, cwd=tmp_path)

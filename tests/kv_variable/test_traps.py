@@ -4,9 +4,6 @@ Those of files, 1 to 4, 6, 14, are in test_saving.py.
 """
 
 import inspect
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ import tensorflow as tf
 
 from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
+from tests.support.own_process import run_program
 from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, OF_OPTIMIZERS, PROGRAM
 
 tf1 = tf.compat.v1
@@ -214,13 +212,6 @@ GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS}
 
 @pytest.mark.full_only("starts a process; that of TFRA is the smoke")
 def test_importing_changes_steps_of_optimizers_and_what_is_guarded():
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE + "first = facts()\n" + OWN],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    text = run_program(BEFORE + "first = facts()\n" + OWN, TF_USE_LEGACY_KERAS="0")
+    (line,) = [line for line in text.splitlines() if line.startswith("LOADED")]
     assert set(line.split()[1:]) <= GUARDED and "apply_gradients" in line

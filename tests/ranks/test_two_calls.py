@@ -1,13 +1,12 @@
 """Two calls of `lookup_sparse` in one step, and steps on keys that lost their rows: real ranks."""
 
-import threading
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import job
+from tests.support.helpers import run_threads
 
 STEPS = 20
 
@@ -113,22 +112,15 @@ def test_graphs_in_two_threads_have_their_own_rows(comm):
             session.run(tf.compat.v1.global_variables_initializer())
             session.run(assigned)
             calls.append((first_key, session, rows, ids, table))
-    wrong = []
 
     def look_up(number):
         first_key, session, rows, ids, _ = calls[number]
         for step in range(STEPS):
             keys = [step, 20 + (step + 7 * number) % 20]
             found = session.run(rows, {ids: keys})[0, 0]
-            if found != sum(first_key + key for key in keys):
-                wrong.append((first_key, keys, found))
+            assert found == sum(first_key + key for key in keys), (first_key, keys)
 
-    threads = [threading.Thread(target=look_up, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    run_threads(look_up, 2)
 
 
 def batches(i, size):

@@ -1,7 +1,6 @@
 """Plots show the numbers of reports."""
 
 import io
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ from sok_lite.backend import get_backend
 from sok_lite.reports.of_table import report_of
 from sok_lite.reports.report import Report
 from tests.support.filled_tables import filled
+from tests.support.own_process import run_program
 
 CPU = get_backend("cpu")
 
@@ -85,5 +85,4 @@ def test_neither_tensorflow_nor_matplotlib_is_imported_before_a_plot_is_drawn():
         "import sys, sok_lite; sok_lite.plots.growth; "
         "print([m for m in ('tensorflow', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
+    assert run_program(program).strip() == "[]"

@@ -6,15 +6,11 @@ import subprocess
 import sys
 import zipfile
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-SPEC = importlib.util.spec_from_file_location("build_horovod", ROOT / "scripts/build_horovod.py")
-build_horovod = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(build_horovod)
+from scripts import build_horovod
 
 # Namespaces that are TensorFlow's; Horovod's own and the C library's are not looked at.
 TENSORFLOW = re.compile(r"\b(tensorflow|stream_executor|tsl|xla|absl)::")

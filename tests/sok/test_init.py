@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 import threading
 
@@ -15,6 +14,7 @@ from sok_lite import communication
 from sok_lite.bridge import collectives
 from sok_lite.comm import Communicator, SingleCommunicator
 from sok_lite.comm.threads import run_ranks
+from tests.support.own_process import run_program
 
 pytestmark = pytest.mark.usefixtures("uninitialised")
 
@@ -217,10 +217,7 @@ print("FINE")
 
 
 def test_without_tensorflow_there_is_the_engine_and_a_message():
-    run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TENSORFLOW], capture_output=True, text=True, timeout=240
-    )
-    assert "FINE" in run.stdout, run.stderr[-3000:]
+    assert "FINE" in run_program(WITHOUT_TENSORFLOW)
 
 
 LEGACY = """
@@ -244,12 +241,5 @@ assert sok.export(table)[1].numpy().tolist() == [dense.numpy().tolist()] == [[0.
 @pytest.mark.parametrize("use", [True, False])
 def test_legacy_optimizers_are_the_default_where_there_are_any(use):
     pytest.importorskip("tf_keras")
-    run = subprocess.run(
-        [sys.executable, "-c", LEGACY.format(use=use)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"TF_USE_LEGACY_KERAS": "1"},
-    )
-    assert f"IS_LEGACY {use} {use}" in run.stdout, run.stderr[-3000:]
-    assert run.returncode == 0, run.stderr[-3000:]
+    text = run_program(LEGACY.format(use=use), TF_USE_LEGACY_KERAS="1")
+    assert f"IS_LEGACY {use} {use}" in text

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -12,6 +10,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.sok import arguments as variable_arguments
+from tests.support.own_process import run_program
 
 INSTEAD = "sok.export|sok.assign|embedding_lookup|dimension"
 
@@ -147,10 +146,8 @@ with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
 @pytest.mark.full_only("a process; tests/bridge/test_strategies.py is the smoke")
 def test_a_strategy_with_replicas_is_refused():
     # In a process of its own: devices are divided before TensorFlow starts.
-    run = subprocess.run(
-        [sys.executable, "-c", STRATEGY], capture_output=True, text=True, timeout=240
-    )
-    assert "REFUSED" in run.stdout and "horovodrun" in run.stdout, run.stderr[-3000:]
+    text = run_program(STRATEGY)
+    assert "REFUSED" in text and "horovodrun" in text
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """The two examples of SOK's own documentation, word for word but for the import line."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+
+from tests.support.own_process import run_program
 
 # The only change: `import sok_lite as sok`. The document also imports Horovod, which a machine of
 # one process need not have; a stand-in lets the line stay.
@@ -75,14 +75,8 @@ print("REPORT", json.dumps(facts))
     ids=["variable", "optimizer"],
 )
 def test_the_examples_of_the_document_run(example, row):
-    done = subprocess.run(
-        [sys.executable, "-c", STAND_IN + example + REPORT],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("REPORT "))
+    text = run_program(STAND_IN + example + REPORT)
+    line = next(line for line in text.splitlines() if line.startswith("REPORT "))
     shape, size, embedding = json.loads(line.removeprefix("REPORT "))
     assert shape == [None, 3]
     assert size == [3, 3]

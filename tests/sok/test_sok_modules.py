@@ -1,8 +1,6 @@
 """SOK's modules under sok_lite, to be imported as such, and what else they have under its names."""
 
 import importlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import communication
+from tests.support.own_process import run_program
 
 MODULES = {
     "communication": ["CommToolBase", "HorovodTool", "rank", "alltoall"],
@@ -42,8 +41,7 @@ def test_other_names_are_an_attribute_too(name, member):
     code = (
         f"import sok_lite as sok; assert callable(sok.{name}.{member}); assert {name!r} in dir(sok)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-3000:]
+    run_program(code)
 
 
 @pytest.mark.full_only("a process for each module")
@@ -52,8 +50,7 @@ def test_a_module_is_imported_first(name):
     code = (
         f"import sok_lite.{name} as m, sok_lite as sok; assert sok.{name} is m; sok.lookup_sparse"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-3000:]
+    run_program(code)
 
 
 def test_group_lookup_is_a_lookup_of_each(mode):

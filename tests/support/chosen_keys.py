@@ -2,7 +2,6 @@
 
 import numpy as np
 
-_MASK = (1 << 64) - 1
 _FIRST = pow(0xFF51AFD7ED558CCD, -1, 1 << 64)
 _SECOND = pow(0xC4CEB9FE1A85EC53, -1, 1 << 64)
 _TURN = pow(0x9E3779B1, -1, 1 << 32)

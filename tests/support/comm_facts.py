@@ -4,12 +4,11 @@
 What a rank sends is a function of its number, so every rank can work out what it must receive.
 """
 
-import threading
-
 import numpy as np
 import pytest
 
 from sok_lite.comm import Communicator
+from tests.support.helpers import run_threads
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -183,15 +182,11 @@ def threads_of_a_rank_take_turns(comm: Communicator) -> None:
     """Each of two threads makes the same calls, so any order of theirs is the same on all ranks."""
     totals = []
 
-    def run() -> None:
+    def run(number: int) -> None:
         for _ in range(40):
             totals.append(int(comm.allreduce(np.full(10_000, comm.rank + 1, np.int64))[-1]))
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(run, 2)
     assert totals == [comm.size * (comm.size + 1) // 2] * 80
 
 

@@ -27,8 +27,8 @@ from tests.support.helpers import first_row
 from tests.support.insides import insides
 from tests.support.reference import DictTable
 from tests.support.simt import device
-from tests.support.table_audit import audit
-from tests.support.table_state import State, some, what_is_wrong
+from tests.support.table_audit import audit, some
+from tests.support.table_state import State, what_is_wrong
 from tests.support.tripwire import Interrupt, Tripwire
 
 # -------------------------------------------------------------------- it goes on
@@ -244,13 +244,14 @@ def attempt(bench, name, expected, wire):
     return True, None
 
 
-def every_place(bench, name, errors=(Interrupt, KeyboardInterrupt, MemoryError), step=1, **options):
-    """Interrupts an operation at every `step`-th place, with one of `errors` in turn; raises all
+def every_place(bench, name, step, **options):
+    """Interrupts an operation at every `step`-th place, with one error of three in turn; raises all
     findings.
 
     What operations have in common is interrupted at other places in each: the first depends on
     their names.
     """
+    errors = (Interrupt, KeyboardInterrupt, MemoryError)
     facts = expected(bench, name)
     findings = Findings()
     tried = 0
@@ -268,7 +269,7 @@ def every_place(bench, name, errors=(Interrupt, KeyboardInterrupt, MemoryError),
     findings.report(f"{name} of {bench.kind}", tried)
 
 
-def every_pair(bench, name, step=1, errors=(Interrupt, KeyboardInterrupt), **options):
+def every_pair(bench, name, step):
     """Interrupts an operation at every `step`-th place, and what unwinds it at every place."""
     facts = expected(bench, name)
     findings = Findings()
@@ -278,7 +279,7 @@ def every_pair(bench, name, step=1, errors=(Interrupt, KeyboardInterrupt), **opt
         second = 0
         while True:
             second += 1
-            wire = Tripwire(at, errors[second % len(errors)], second, **options)
+            wire = Tripwire(at, (Interrupt, KeyboardInterrupt)[second % 2], second)
             is_left, wrong = attempt(bench, name, facts, wire)
             if wire.second_place is None:
                 break

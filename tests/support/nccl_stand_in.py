@@ -20,7 +20,7 @@ import numpy as np
 from sok_lite.backend import Backend, get_backend
 from sok_lite.comm import Communicator, run_ranks
 from sok_lite.comm.nccl import NcclTransport
-from tests.support.simt import device
+from tests.support.simt import streams
 
 POISON = 0xA5
 _LATEST_S = 0.002
@@ -179,7 +179,7 @@ class _Compute:
     def record(self, event: Event) -> None:
         event._reached, event._arrivals = threading.Event(), []
         event._reached.set()
-        event.flush = device._run
+        event.flush = streams.run
 
     def wait_event(self, event: Event) -> None:
         event.synchronize()

@@ -334,13 +334,15 @@ def _keras_3_cases() -> list[Case]:
     ]
 
 
+_PENALTIES = {
+    "l1_regularization_strength": 0.01,
+    "l2_regularization_strength": 0.1,
+    "l21_regularization_strength": 0.1,
+}
+
+
 def _group_cases() -> list[Case]:
     """Our own. Dense variables know no penalty on rows, and one trust ratio alone."""
-    penalties = {
-        "l1_regularization_strength": 0.01,
-        "l2_regularization_strength": 0.1,
-        "l21_regularization_strength": 0.1,
-    }
     listed: list[tuple[str, str, dict[str, Any]]] = [
         ("GroupAdam", "groupadam", {}),
         ("GroupAMSGrad", "groupamsgrad", {}),
@@ -356,7 +358,7 @@ def _group_cases() -> list[Case]:
     amsgrad = _case("Keras 3", "GroupAdam", {"amsgrad": True}, "groupamsgrad")
     cases.append(replace(amsgrad, hyper={}))
     cases += [
-        replace(_case("Keras 3", name, {**options, **penalties}, twin), is_dense_alike=False)
+        replace(_case("Keras 3", name, {**options, **_PENALTIES}, twin), is_dense_alike=False)
         for name, twin, options in listed
     ]
     return cases
@@ -365,11 +367,6 @@ def _group_cases() -> list[Case]:
 def _kv_variable_cases() -> list[Case]:
     """Our own of TF1, by TFPlus' names."""
     family = "tf.compat.v1.train"
-    penalties = {
-        "l1_regularization_strength": 0.01,
-        "l2_regularization_strength": 0.1,
-        "l21_regularization_strength": 0.1,
-    }
     group, ftrl = "GroupAdamOptimizer", "SparseGroupFtrlOptimizer"
     rectified = [
         {},
@@ -381,7 +378,7 @@ def _kv_variable_cases() -> list[Case]:
         _case(family, ftrl, {}, "sparsegroupftrl"),
         *(_case(family, "RectifiedAdamOptimizer", each, "rectifiedadam") for each in rectified),
         *(
-            replace(_case(family, name, penalties, twin, **more), is_dense_alike=False)
+            replace(_case(family, name, _PENALTIES, twin, **more), is_dense_alike=False)
             for name, twin, more in [
                 (group, "groupadam", {"epsilon": 1e-8}),
                 (ftrl, "sparsegroupftrl", {}),

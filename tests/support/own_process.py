@@ -1,4 +1,4 @@
-"""Programs that limit the process they run in."""
+"""Programs in a process of their own."""
 
 import os
 import subprocess
@@ -6,12 +6,15 @@ import sys
 import textwrap
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 
-def run_limited(program, *args, timeout=400, **environment):
-    """Runs a program in a process of its own and returns the words that it printed.
+
+def run_program(program, *args, timeout=400, cwd=ROOT, **environment):
+    """Runs a program, which must end without an error, and returns the text that it printed.
 
     Args:
       timeout: seconds after which it is killed.
+      cwd: the folder that it runs in.
       environment: variables that it has beside those of this process.
     """
     done = subprocess.run(
@@ -20,7 +23,12 @@ def run_limited(program, *args, timeout=400, **environment):
         text=True,
         timeout=timeout,
         env={**os.environ, **environment},
-        cwd=Path(__file__).parents[2],
+        cwd=cwd,
     )
     assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr}"
-    return done.stdout.split()
+    return done.stdout
+
+
+def run_limited(program, *args, **options):
+    """Runs a program that limits its process; returns the words that it printed."""
+    return run_program(program, *args, **options).split()

@@ -70,11 +70,11 @@ def batch_of(backend, parts):
     )
 
 
-def forward_parts(backend, comm, parts, tag=0, buffer=None):
+def forward_parts(backend, comm, parts, tag=0):
     """Looks parts up; see `forward` of sok_lite/engine/lookup.py."""
     with shared_failure(comm):
         batch = batch_of(backend, parts)
-    return lookup.forward(backend, comm, batch, tag, buffer)
+    return lookup.forward(backend, comm, batch, tag)
 
 
 def _joined(backend, arrays):

@@ -32,13 +32,13 @@ class StockRows(TableVariable):
     collections = (v1.GraphKeys.LOCAL_VARIABLES,)
     regularizer = None  # Keras 3 asks each weight of a model for it
 
-    def __init__(self, name="rows", table=None, dim=DIM):
+    def __init__(self, name="rows", table=None):
         is_new = table is None
         if is_new:
 
             def make(backend):
-                initializer = make_initializer("0.5", dim, None, "hbm")
-                return make_table("hbm", backend, dim, initializer=initializer, name=name)
+                initializer = make_initializer("0.5", DIM, None, "hbm")
+                return make_table("hbm", backend, DIM, initializer=initializer, name=name)
 
             table = table_for_variable(self.kind, make)
         super().__init__(table, name=name, trainable=True)

@@ -2,12 +2,9 @@
 
 Each round arms a timer, runs one operation, and then asks whether all of it was done or nothing.
 The oracle is vectorised: `Rows` holds ascending keys and their rows. Run in a process of its own,
-so that a hang or a crash is its own too:
-
-  python -m tests.support.signal_rounds hbm 40 --seed 0
+so that a hang or a crash is its own too.
 """
 
-import argparse
 import random
 import signal
 import time
@@ -216,7 +213,7 @@ def difference(now, before, after):
     return f"to before: {to(before)}; to after: {to(after)}"
 
 
-def rounds(kind, count, seed, report=print):
+def rounds(kind, count, seed):
     """Interrupts a table's operations `count` times; raises AssertionError at the first fault."""
     backend = get_backend("cpu")
     table = new_table(backend, DIM, **KINDS[kind])
@@ -258,18 +255,4 @@ def rounds(kind, count, seed, report=print):
                 f"{kind}, seed {seed}, round {done}: {name} interrupted after {seconds:.6f} s: "
                 f"{error}"
             ) from None
-    report(f"interrupted {interrupted} of {done}")
-    return interrupted
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("rounds", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    rounds(args.kind, args.rounds, args.seed)
-
-
-if __name__ == "__main__":
-    main()
+    print(f"interrupted {interrupted} of {done}")

@@ -110,9 +110,7 @@ def audit_overflows(index, held):
     first, _, line = (index.backend.to_host(part) for part in homes)
     first_line = (first + line) // LINE
     is_hidden = (slots // LINE != first_line) & (overflows_of(index)[first_line] == 0)
-    assert not is_hidden.any(), (
-        f"lines do not say that keys are elsewhere: {_some(keys[is_hidden])}"
-    )
+    assert not is_hidden.any(), f"lines do not say that keys are elsewhere: {some(keys[is_hidden])}"
 
 
 def found_in(index, keys):
@@ -207,7 +205,7 @@ def _entries(index, what):
     held = index.entries()
     held = type(held)(*(index.backend.to_host(part) for part in held))
     twice = _repeated(held.keys)
-    assert not twice.size, f"{what} has keys in two slots each: {_some(twice)}"
+    assert not twice.size, f"{what} has keys in two slots each: {some(twice)}"
     assert index.size == held.keys.size, (
         f"{what} has {held.keys.size} keys and takes itself to have {index.size}"
     )
@@ -238,30 +236,30 @@ def _audit_slots(index, held, what):
     audit_overflows(index, held)
     found = found_in(index, held.keys)
     lost = held.keys[found != held.rows]
-    assert not lost.size, f"a search of {what} does not find keys in their slots: {_some(lost)}"
+    assert not lost.size, f"a search of {what} does not find keys in their slots: {some(lost)}"
 
 
 def _audit_rows(table, held):
     rows, keys, num_rows = held.rows, held.keys, table.store.num_rows
     absent = keys[rows == np.uint32(NO_ROW)]
-    assert not absent.size, f"keys in the index have no row: {_some(absent)}"
+    assert not absent.size, f"keys in the index have no row: {some(absent)}"
     beyond = keys[rows >= num_rows]
-    assert not beyond.size, f"keys have rows beyond {num_rows}: {_some(beyond)}"
+    assert not beyond.size, f"keys have rows beyond {num_rows}: {some(beyond)}"
     shared = _repeated(rows)
     assert not shared.size, (
-        f"keys share rows: {_some((int(row), keys[rows == row].tolist()) for row in shared[:6])}"
+        f"keys share rows: {some((int(row), keys[rows == row].tolist()) for row in shared[:6])}"
     )
     near, far = (np.array(part, np.int64) for part in free_rows(table))
     free = np.concatenate([near, far, np.array(returned_rows(table), np.int64)])
     twice = _repeated(free)
-    assert not twice.size, f"rows are free twice: {_some(twice)}"
+    assert not twice.size, f"rows are free twice: {some(twice)}"
     # None repeats, as was seen. NumPy's `unique` takes 80 times as long as to sort them.
     both = np.intersect1d(free, rows, assume_unique=True)
-    assert not both.size, f"rows are free and held: {_some(both)}"
+    assert not both.size, f"rows are free and held: {some(both)}"
     strange = free[free >= num_rows]
-    assert not strange.size, f"rows beyond {num_rows} are free: {_some(strange)}"
+    assert not strange.size, f"rows beyond {num_rows} are free: {some(strange)}"
     lost = np.setdiff1d(np.arange(num_rows), np.concatenate([free, rows]), assume_unique=True)
-    assert not lost.size, f"{lost.size} rows are neither held nor free: {_some(lost)}"
+    assert not lost.size, f"{lost.size} rows are neither held nor free: {some(lost)}"
     first_far = num_rows if table.store.near_rows is None else table.store.near_rows
     assert (near < first_far).all(), "a far row is in the list of free near ones"
     assert (far >= first_far).all(), "a near row is in the list of free far ones"
@@ -298,7 +296,7 @@ def _audit_free_states(table):
         state = table.backend.to_host(table.store.read(rows, name))
         initial = np.float32(table.store.column(name).initial)
         worn = np.array(near + far)[(state != initial).any(axis=1)] if rows.size else rows
-        assert not worn.size, f"free rows keep a state {name!r} of their last key: {_some(worn)}"
+        assert not worn.size, f"free rows keep a state {name!r} of their last key: {some(worn)}"
         if initial == 0:
             returned = table.backend.from_host(np.array(returned_rows(table), np.uint32))
             state = table.backend.to_host(table.store.read(returned, name))
@@ -315,24 +313,24 @@ def _audit_tiers(table, held):
     if held.rows.size:
         assert held.rows.max() < tiers.counts.size, "the tiers do not know a row that is held"
     cold = held.keys[tiers.counts[held.rows] == _NOT_HELD]
-    assert not cold.size, f"the tiers take rows for free that keys hold: {_some(cold)}"
+    assert not cold.size, f"the tiers take rows for free that keys hold: {some(cold)}"
     named = tiers.keys[held.rows]
     at = np.flatnonzero(named != held.keys)
     wrong = (f"row {held.rows[i]} is of {held.keys[i]}, not of {named[i]}" for i in at[:6])
-    assert not at.size, f"the tiers name other keys for {at.size} rows: {_some(wrong)}"
+    assert not at.size, f"the tiers name other keys for {at.size} rows: {some(wrong)}"
     hot = np.flatnonzero(tiers.counts != _NOT_HELD)
     counted = np.setdiff1d(hot, held.rows, assume_unique=True)
-    assert not counted.size, f"the tiers take rows for held that are free: {_some(counted)}"
+    assert not counted.size, f"the tiers take rows for held that are free: {some(counted)}"
 
 
 def _audit_seen(table, held):
     now = table.num_lookups
     future = held.keys[held.last_seen > now]
-    assert not future.size, f"keys were seen after lookup {now}: {_some(future)}"
+    assert not future.size, f"keys were seen after lookup {now}: {some(future)}"
     strategy = getattr(table.index, "strategy", "kLru")
     if strategy in ("kLru", "kEpochLru"):
         future = held.keys[(held.scores & np.uint64(0xFFFFFFFF)) > now]
-        assert not future.size, f"keys have scores above {now}: {_some(future)}"
+        assert not future.size, f"keys have scores above {now}: {some(future)}"
     pending = pending_index(table)
     if pending is not None:
         seen = _entries(pending, "the index of pending counts")
@@ -340,7 +338,7 @@ def _audit_seen(table, held):
         assert (seen.rows > 0).all(), "keys were seen 0 times"
         assert (seen.last_seen <= now).all(), f"keys without a row were seen after lookup {now}"
         both = np.intersect1d(seen.keys, held.keys)
-        assert not both.size, f"keys have a row and are still counted: {_some(both)}"
+        assert not both.size, f"keys have a row and are still counted: {some(both)}"
 
 
 def _audit_log(table):
@@ -360,7 +358,7 @@ def _audit_clock(table):
         f"the clock has {len(numbers)} numbers, {len(times)} beginnings and {len(ends)} ends"
     )
     for what in (numbers, times):
-        assert list(what) == sorted(what), f"the clock runs backwards: {_some(what)}"
+        assert list(what) == sorted(what), f"the clock runs backwards: {some(what)}"
     # What is restored, or halved, may begin one lookup ahead.
     last = numbers[-1] if numbers else 0
     assert last <= table.num_lookups + 1, (
@@ -373,7 +371,8 @@ def _repeated(numbers):
     return distinct[counts > 1]
 
 
-def _some(things):
+def some(things):
+    """The first few of some things, and how many more there are."""
     things = list(things)
     text = ", ".join(str(thing) for thing in things[:5])
     return f"{text} and {len(things) - 5} more" if len(things) > 5 else text

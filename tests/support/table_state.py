@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.index_entries import entries_of
 from tests.support.reference import ScoredTable
-from tests.support.table_audit import log_index, pending_index
+from tests.support.table_audit import log_index, pending_index, some
 
 # What counts keys. `found` and `missed` say what was asked, the others go with what was done.
 _DONE = ("inserted", "evicted", "refused", "erased", "not_updated")
@@ -218,9 +218,3 @@ def _difference(what, one, other):
         key = differ[0]
         parts.append(f"{key}: {one[key]} for {other[key]}")
     return f"{what}: " + ", ".join(parts)
-
-
-def some(things):
-    """The first few of some things."""
-    things = [str(thing) for thing in things]
-    return ", ".join(things[:4]) + (", ..." if len(things) > 4 else "")

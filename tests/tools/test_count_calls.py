@@ -1,23 +1,12 @@
 """The counts of Python's calls: they repeat, and grow with the tables."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.benchmarks import run
 
 
 def counted(*arguments):
-    command = [sys.executable, "-m", "tools.count_calls", *arguments]
-    env = os.environ | {"SOK_LITE_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return {each["work"]: each for each in (json.loads(line[7:]) for line in lines)}
+    return {each["work"]: each for each in run("tools.count_calls", *arguments)[0]}
 
 
 @pytest.mark.full_only("counts twice in processes; budgets below are the smoke")

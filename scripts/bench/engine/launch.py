@@ -166,10 +166,7 @@ def measure(
     return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--idle-us", type=float, nargs="*", default=[0, 20, 200, 5000])
     parser.add_argument("--parts", type=int, default=26)

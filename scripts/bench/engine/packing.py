@@ -178,10 +178,7 @@ def measure(num_tables: int, args: argparse.Namespace) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, nargs="*", default=[1, 26])
     parser.add_argument("--ids", type=int, default=1024, help="of a table")
     parser.add_argument("--dim", type=int, default=16)

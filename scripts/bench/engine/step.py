@@ -13,8 +13,6 @@ Example:
   python -m scripts.bench engine step --backends cuda --cases step --step-tables 26 --dim 16 128
 """
 
-import argparse
-
 import numpy as np
 
 from scripts.bench.common.measuring import (
@@ -26,7 +24,7 @@ from scripts.bench.common.measuring import (
     time_call,
     timed,
 )
-from scripts.bench.tables.workloads import power_law_keys
+from scripts.bench.lookup import zipf_positions
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.dedup import unique
@@ -64,7 +62,7 @@ class Step:
         splits = backend.from_host(np.arange(batch + 1, dtype=np.int64))
         self._batches = []
         for _ in range(4):
-            drawn = power_law_keys(num_keys, number * batch, 1.05, rng).reshape(number, -1)
+            drawn = zipf_positions(rng, num_keys, 1.05, (number, batch))
             parts = [
                 Part(table, backend.from_host(rng.permutation(num_keys)[some]), splits, None, "sum")
                 for table, some in zip(self._tables, drawn, strict=True)
@@ -165,10 +163,7 @@ def cases(backend, args, dim):
         )
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser):
     parser.add_argument("--backends", nargs="*", default=["cpu", "cuda"])
     parser.add_argument("--keys", type=int, default=1_000_000, help="keys in a table")
     parser.add_argument("--batch", type=int, default=65_536, help="keys of one call")

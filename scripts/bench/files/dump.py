@@ -153,11 +153,8 @@ def run(backend: Backend, args: argparse.Namespace, folder: Path) -> None:
         )
 
 
-def main() -> None:
+def main(parser: argparse.ArgumentParser) -> None:
     """Reads the arguments and measures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     parser.add_argument("--backends", nargs="+", default=["cpu"], choices=["cpu", "cuda"])
     parser.add_argument("--keys", type=int, default=2_000_000)
     parser.add_argument("--dim", type=int, default=64)

@@ -202,10 +202,7 @@ def run(args: argparse.Namespace) -> None:
         assert kept is not None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=10_000_000)
     parser.add_argument("--dim", type=int, default=8)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))

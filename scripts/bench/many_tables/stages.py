@@ -137,11 +137,7 @@ def measure_demo(stages: Stages, args: argparse.Namespace) -> dict[str, float]:
     return {**stages.taken(seconds[0], count), "input": 1e3 * reading[0] / count}
 
 
-def main() -> None:
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cases", nargs="+", default=["lookup-1024", "lookup-8192", "train-1024", "train-8192"])
     add("--tables", type=int, default=26)

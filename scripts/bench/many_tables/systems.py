@@ -218,11 +218,7 @@ def marks(args: argparse.Namespace) -> list[Mark]:
     return [*found, Mark("demo against before", "demo", "sok_lite", "before", 2)]
 
 
-def main() -> None:
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tables", type=int, default=26)
     add("--keys", type=int, default=20_000, help="in each table (%(default)s)")

@@ -182,10 +182,7 @@ def mark(what: str, value: float, most: float) -> None:
     print(f"MARK {what}: {value:.2f}, at most {most:g}: {is_reached}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backends", nargs="+", default=["cpu"])
     parser.add_argument("--tables", nargs="+", default=["hbm", "hybrid"])
     parser.add_argument("--strategy", default="kLru", help='of "hybrid", see docs/tables.md')

@@ -8,8 +8,6 @@ Example:
   python -m scripts.bench memory index --dim 64
 """
 
-import argparse
-
 import numpy as np
 
 from scripts.bench.common.measuring import result as print_result
@@ -19,10 +17,7 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser):
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument(
         "--sizes", type=int, nargs="*", default=[1_000_000, 1_460_000, 1_480_000, 4_000_000]

@@ -67,10 +67,7 @@ def measure(num_rows: int, dim: int, batch: int) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batches", type=int, nargs="+", default=[1024, 16_384, 65_536, 1_000_000])

@@ -42,10 +42,7 @@ def step_of(optimizer: Any, args: argparse.Namespace, num_tables: int) -> Any:
     return tf.function(step) if args.function else step
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, nargs="+", default=[1, 8], help="in a call")
     parser.add_argument("--rows", type=int, default=8192, help="of each table in a step")
     parser.add_argument("--dim", type=int, default=16)

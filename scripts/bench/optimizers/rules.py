@@ -97,10 +97,7 @@ def name_of(rule: UpdateRule) -> str:
     return " ".join([type(rule).__name__, *options])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     names = sorted({type(rule).__name__ for rule in all_rules()})
     parser.add_argument("--backends", nargs="*", default=["cpu", "cuda"])
     parser.add_argument("--rules", nargs="+", default=names, choices=names)

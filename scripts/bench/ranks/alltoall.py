@@ -22,8 +22,7 @@ from sok_lite.comm import Communicator, make_communicator
 _ROW_BYTES = 64
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Times an all-to-all between ranks.")
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tool", default="horovod", choices=["horovod", "mpi"])
     parser.add_argument("--bytes", type=int, nargs="+", default=[1 << 10, 1 << 16, 1 << 22])
     parser.add_argument("--rounds", type=int, default=5)

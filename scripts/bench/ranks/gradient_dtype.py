@@ -83,11 +83,8 @@ def measure(case: str, rows: Any, ranks: Any, sent: BytesSent, args: Any, seed: 
         )
 
 
-def main() -> None:
+def main(parser: argparse.ArgumentParser) -> None:
     """Trains by all cases in turns, with one seed after the other."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=1024, help="of all ranks (%(default)s)")
     parser.add_argument("--dim", type=int, default=16)

@@ -182,11 +182,7 @@ def ratios(results: Sequence[dict[str, Any]], one: str, two: str) -> dict[str, f
     return found
 
 
-def main() -> None:
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--batches", type=int, nargs="+", default=[8192], help="rows of all ranks (8192)")
     add("--cases", nargs="+", choices=CASES, default=CASES, help="(all)")

@@ -131,11 +131,7 @@ def measure(comm: Communicator, case: str, step: Callable[[], float], noted: Not
         result(**fields)
 
 
-def main() -> None:
-    assert __doc__
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cases", nargs="+", default=CASES, help="(%(default)s)")
     add("--tables", type=int, default=26)

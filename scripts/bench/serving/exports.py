@@ -27,8 +27,7 @@ from scripts.bench.common.measuring import result
 EXPORTS = {"plain": None, "float16": "float16", "int8": "int8"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--batch", type=int, default=65_536)

@@ -24,8 +24,7 @@ from scripts.bench.common.measuring import result
 WARM_UP = 5  # rounds that do not count
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", type=int, default=20)
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=16)

@@ -323,10 +323,7 @@ def measure_host_gather(
             host.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backends", nargs="*", default=["cpu", "cuda"])
     parser.add_argument("--footprints-gb", type=float, nargs="*", help="GiB")
     parser.add_argument(

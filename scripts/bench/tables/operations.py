@@ -456,10 +456,7 @@ def cases(args: Any, backend: Backend) -> Iterator[Bench]:
                 yield Bench(backend, kind, dim, args.capacity, load, args)
 
 
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backends", nargs="+", default=["cpu", "cuda"])
     parser.add_argument("--tables", nargs="+", default=["hbm", "hybrid"])
     parser.add_argument("--dims", type=int, nargs="+", default=[8, 32, 64, 128])
@@ -490,11 +487,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--peer", choices=["hkv"])
     parser.add_argument("--peer-bin", help="the peer's benchmark program")
     parser.add_argument("--turns", type=int, default=2, help="runs of the peer")
-    return parser
 
 
-def main() -> None:
-    parser = arguments()
+def main(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
     args = parser.parse_args()
     if (args.peer is None) != (args.peer_bin is None):
         parser.error("--peer and --peer-bin belong together.")

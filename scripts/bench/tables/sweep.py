@@ -132,10 +132,7 @@ def print_best(found: list[tuple[str, dict[str, Any]]]) -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(parser: argparse.ArgumentParser) -> None:
     backend_name = os.environ.get("SOK_LITE_BACKEND") or "cuda"
     parser.add_argument("--backend", choices=["cpu", "cuda"], default=backend_name)
     parser.add_argument("--choices", nargs="+", metavar="NAME", help="as `choice` names them")

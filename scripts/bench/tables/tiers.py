@@ -14,7 +14,6 @@ Example:
   python -m scripts.bench tables tiers --backends cpu --batches 600
 """
 
-import argparse
 import statistics
 import time
 from functools import partial
@@ -133,9 +132,8 @@ def run_uniform(backend, args, report):
     )
 
 
-def main():
+def main(parser):
     """Runs the cases that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--backends", nargs="+", default=["cpu"])
     parser.add_argument("--cases", nargs="+", default=["zipf", "uniform"])
     parser.add_argument("--keys", type=int, default=1_000_000)

@@ -37,6 +37,7 @@ from scripts.bench.common.measuring import (
     time_call,
     timed,
 )
+from scripts.bench.lookup import zipf_positions
 from scripts.bench.tables.peer import parse_hkv, peer_of
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dedup import unique
@@ -266,15 +267,6 @@ def hkv_with_peer(backend: Backend, args: Any, make: MakeTable) -> None:
         )
 
 
-def power_law_keys(
-    num_keys: int, count: int, exponent: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Returns `count` draws from 0 .. num_keys - 1 with p(k) ~ (k + 1)^-exponent, int64."""
-    ends = np.cumsum(np.arange(1, num_keys + 1, dtype=np.float64) ** -exponent)
-    draws = rng.random(count) * ends[-1]
-    return np.searchsorted(ends, draws).astype(np.int64)
-
-
 def keys_for_unique(count: int, wanted: int, exponent: float) -> int:
     """Returns how many keys a power law needs for about `wanted` distinct ones in `count`."""
 
@@ -323,7 +315,7 @@ def dynamicemb(backend: Backend, args: Any, make: MakeTable) -> None:
     batches = []
     for _ in range(4):  # other keys in every step: the rows of one are not in a cache for the next
         parts = [
-            f * num_keys + power_law_keys(num_keys, each, exponent, rng) for f in range(features)
+            f * num_keys + zipf_positions(rng, num_keys, exponent, each) for f in range(features)
         ]
         batches.append(backend.from_host(np.concatenate(parts)))
     for kind in args.tables:

@@ -1,20 +1,15 @@
 """Options that name tables, or whose value may differ between those of one call."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-PerTable = str | int | Mapping[str, Any] | None
 
-
-def of_table(
-    option: PerTable, table: str, default: Any = None, relatives: Sequence[str] = ()
-) -> Any:
+def of_table(option: str | None, table: str, default: Any, relatives: Sequence[str] = ()) -> Any:
     """Returns what an option is for a table.
 
     Args:
-      option: a value for all tables, a mapping of names to values, or a text of values with commas
-        between them, each for the table before its "=" or for all others:
-        "float32,halves=float16".
+      option: a text of values with commas between them, each for the table before its "=" or for
+        all others: "float32,halves=float16"; None: it says nothing.
       table: the name.
       default: where the option says nothing of it.
       relatives: other tables, from which a table that is not named takes its value.
@@ -26,22 +21,15 @@ def of_table(
     return values[-1] if values else default
 
 
-def _parted(option: PerTable) -> tuple[Mapping[str, Any], Sequence[Any]]:
+def _parted(option: str | None) -> tuple[dict[str, str], list[str]]:
     """Returns what an option says of tables by name, and of all others."""
-    if option is None or isinstance(option, Mapping):
-        return option or {}, []
-    each = [part.rpartition("=") for part in str(option).split(",")]
+    each = [part.rpartition("=") for part in listed(option)]
     by_name = {name: value for name, equals, value in each if equals}
     return by_name, [value for _, equals, value in each if not equals]
 
 
-def number_of_table(
-    option: PerTable, table: str, what: str, relatives: Sequence[str] = ()
-) -> int | None:
-    """Returns what an option is for a table, a whole number above 0; None: it says nothing.
-
-    Args:
-      what: name of the option, for errors.
+def dim_of_table(option: str | None, table: str, relatives: Sequence[str]) -> int | None:
+    """Returns what the option `dim` is for a table, above 0; None: it says nothing.
 
     Raises:
       ValueError: it is no such number.
@@ -49,21 +37,18 @@ def number_of_table(
     value = of_table(option, table, None, relatives)
     if value is None:
         return None
-    if not str(value).isdecimal() or int(value) < 1:
-        raise ValueError(f"`{what}` must be a number above 0. Received: {value!r} for {table!r}.")
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"`dim` must be a number above 0. Received: {value!r} for {table!r}.")
     return int(value)
 
 
-def listed(option: str | Sequence[str] | None) -> list[str]:
-    """Returns the items of a list, or of a text of them with commas; None: there are none."""
-    return option.split(",") if isinstance(option, str) else list(option or ())
+def listed(option: str | None) -> list[str]:
+    """Returns the items of a text with commas between them; None: there are none."""
+    return [] if option is None else option.split(",")
 
 
 def chosen(
-    found: Iterable[str],
-    tables: str | Sequence[str] | None,
-    path: str,
-    options: Sequence[PerTable] = (),
+    found: Iterable[str], tables: str | None, path: str, options: Sequence[str | None]
 ) -> list[str]:
     """Returns the tables that an option names; None: all that were found.
 

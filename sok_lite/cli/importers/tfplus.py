@@ -5,12 +5,12 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sok_lite.cli.importers.per_table import PerTable, chosen, listed, of_table
+from sok_lite.cli.importers.per_table import chosen, listed, of_table
 from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, prefix_of
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.manifest_facts import StateFacts
@@ -30,10 +30,10 @@ def detect(path: str | os.PathLike[str]) -> bool:
 def sources(
     path: str | os.PathLike[str],
     *,
-    deltas: str | Sequence[str] | None = None,
-    tables: str | Sequence[str] | None = None,
-    names: PerTable = None,
-    enter_threshold: PerTable = None,
+    deltas: str | None = None,
+    tables: str | None = None,
+    names: str | None = None,
+    enter_threshold: str | None = None,
 ) -> list[Source]:
     """Returns the KvVariables of a checkpoint, all partitions of one as one table, in memory.
 
@@ -44,9 +44,9 @@ def sources(
 
     Args:
       path: of the checkpoint's .index file, or what its files start with.
-      deltas: checkpoints with what has changed since then, in their order, or a text of their paths
-        with commas.
-      tables: names of variables, or a text of them with commas; others are not read.
+      deltas: checkpoints with what has changed since then, in their order: their paths with commas
+        between them.
+      tables: names of variables with commas between them; others are not read.
       names: other names for the tables, such as "old=new".
       enter_threshold: how often a key had to be seen to get a row; else 0. May be one for each
         table.

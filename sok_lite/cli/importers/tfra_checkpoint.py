@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.cli.importers.keyed_rows import Keyed, StoredRows
-from sok_lite.cli.importers.per_table import PerTable, chosen, of_table
+from sok_lite.cli.importers.per_table import chosen, of_table
 from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, tensor
 from sok_lite.cli.importers.tfra_slots import with_slots
 from sok_lite.engine.files.key_value_layout import make_layout
@@ -37,8 +37,8 @@ def detect(path: str | os.PathLike[str]) -> bool:
 def sources(
     path: str | os.PathLike[str],
     *,
-    tables: str | Sequence[str] | None = None,
-    names: PerTable = None,
+    tables: str | None = None,
+    names: str | None = None,
     initial: str = "",
     slots: str = "states",
 ) -> list[Source]:
@@ -51,7 +51,7 @@ def sources(
     Args:
       path: of the checkpoint's .index file, or what its files start with; of a SavedModel
         `variables/variables.index` in it.
-      tables: names, or a text of them with commas; others are not read.
+      tables: names with commas between them; others are not read.
       names: other names for the tables, such as "old=new".
       initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
         and 0 in all others.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sok_lite.cli.importers.keyed_rows import Keyed, StoredRows
-from sok_lite.cli.importers.per_table import PerTable, chosen, number_of_table, of_table
+from sok_lite.cli.importers.per_table import chosen, dim_of_table, of_table
 from sok_lite.cli.importers.tfra_slots import with_slots
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.key_value_files import (
@@ -64,12 +64,12 @@ def others(path: str) -> list[str]:
 def sources(
     path: str | os.PathLike[str],
     *,
-    key_type: PerTable = None,
-    dtype: PerTable = None,
-    dim: PerTable = None,
+    key_type: str | None = None,
+    dtype: str | None = None,
+    dim: str | None = None,
     size: int | str | None = None,
-    tables: str | Sequence[str] | None = None,
-    names: PerTable = None,
+    tables: str | None = None,
+    names: str | None = None,
     initial: str = "",
     slots: str = "states",
 ) -> list[Source]:
@@ -86,7 +86,7 @@ def sources(
       dtype: of the rows, such as "float16"; else "float32". Tables of restrict policies have int32.
       dim: elements of a row; else what the sizes of the files say. Empty files do not say it.
       size: of how many processes' files are meant, where there are those of several jobs.
-      tables: names of files, or a text of them with commas; others are not looked at.
+      tables: names of files with commas between them; others are not looked at.
       names: other names for the tables, such as "old=new".
       initial: what new rows have in states, such as "accumulator=0.25"; else 0.1 in "accumulator"
         and 0 in all others.
@@ -113,7 +113,7 @@ def sources(
             kin = sorted((n for n in found if name.startswith(f"{n}_")), key=len, reverse=True)
             is_of_policy = any(name == f"{other}_{each}" for other in kin for each in _POLICIES)
             its_dtype = "int32" if is_of_policy else of_table(dtype, name, "float32", kin)
-            its_dim = 1 if is_of_policy else number_of_table(dim, name, "dim", kin)
+            its_dim = 1 if is_of_policy else dim_of_table(dim, name, kin)
             types = of_table(key_type, name, "int64", kin), its_dtype
             layout = make_layout(name, *types, its_dim or 1)
             if its_dim is None:
@@ -128,7 +128,7 @@ def sources(
 
 
 def write(
-    path: str | os.PathLike[str], sources: Sequence[Source], *, trainable: PerTable = None
+    path: str | os.PathLike[str], sources: Sequence[Source], *, trainable: str | None = None
 ) -> None:
     """Writes tables as files of keys and values, which TFRA and this package load.
 

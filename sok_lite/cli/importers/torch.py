@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.cli.file_source import Stored
-from sok_lite.cli.named import (
-    ABOUT,
-    about_text,
-    check_opens,
-    named_columns,
-    named_source,
-    naming,
-    package,
-    shape_of,
-)
+from sok_lite.cli.named import ABOUT, about_text, named_columns, package, reader, shape_of
 from sok_lite.cli.wrapped import only_one, read_plain
 from sok_lite.engine.files.source import Source
 
@@ -39,40 +30,24 @@ def detect(path: str) -> bool:
         return False
 
 
-def sources(
-    path: str,
-    name: str | None = None,
-    dtype: str | None = None,
-    key_type: str | None = None,
-    columns: str = "",
-    initial: str = "",
-) -> list[Source]:
-    """Returns the table of a file. Its options and errors are those of `named_source`.
+def _torch() -> Any:
+    return package("torch", "Files of PyTorch", "torch>=2.3")
 
-    Raises:
-      OSError: the file cannot be read.
-    """
+
+def _open(path: str) -> tuple[dict[str, Stored], Any]:
     torch = _torch()
-    check_opens(path)
-    with naming(path, Exception):
-        tensors = _load(torch, path)
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if not isinstance(tensors, dict):
+        raise TypeError(f"it must have a dict of tensors. Received: {type(tensors).__name__}")
     found = {
         column: _stored(torch, tensor)
         for column, tensor in tensors.items()
         if isinstance(column, str) and isinstance(tensor, torch.Tensor) and _is_column(tensor)
     }
-    return [named_source(path, found, tensors.get(ABOUT), name, dtype, key_type, columns, initial)]
+    return found, tensors.get(ABOUT)
 
 
-def _torch() -> Any:
-    return package("torch", "Files of PyTorch", "torch>=2.3")
-
-
-def _load(torch: Any, path: str) -> Any:
-    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(tensors, dict):
-        raise TypeError(f"it must have a dict of tensors. Received: {type(tensors).__name__}")
-    return tensors
+sources = reader(_open, Exception, check=_torch)
 
 
 def _is_column(tensor: Any) -> bool:

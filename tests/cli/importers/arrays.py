@@ -37,12 +37,12 @@ class Arrays(Source):
             yield array[first : first + PIECE]
 
 
-def a_table(n, key_type="int64", dtype="float32", dim=3, name="t", seed=0, states=True, least=None):
+def a_table(n, key_type="int64", dtype="float32", dim=3, name="t", states=True, least=None):
     """A table of n keys in no order: every column that there is, and the states of two optimizers.
 
     Keys are of the whole range of their type, but for those that other systems keep for themselves.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     limits = np.iinfo(key_dtype(key_type).dtype)
     first = limits.min + 5 if least is None else least
     kind = key_dtype(key_type).dtype
@@ -56,9 +56,7 @@ def a_table(n, key_type="int64", dtype="float32", dim=3, name="t", seed=0, state
     if states:
         arrays["stamps"] = random.integers(1, 2**32, n, np.uint32)
         arrays["scores"] = random.integers(0, 2**64, n, np.uint64)
-        for i, (state, initial, group) in enumerate(
-            (("m", 0.0, 1), ("v", 0.5, 1), ("acc", 0.1, 2))
-        ):
+        for i, (state, initial, group) in enumerate(STATES):
             arrays[f"states.{i}.{state}"] = random.standard_normal((n, dim), np.float32)
             facts.append(StateFacts(f"states.{i}.{state}", state, dim, initial, group))
     about = About(facts={"num_lookups": 2**32 - 1}) if states else About()

@@ -50,15 +50,6 @@ def test_there_and_back(tmp_path, name, write, read):
     fine("convert", tmp_path / "a", tmp_path / "f", "--to-format", name, *to, "--force")
 
 
-def test_errors_are_one_line(tmp_path):
-    np.savez(tmp_path / "f.npz", keys=np.arange(3), values=np.ones((4, 2)))
-    status, _, error = run("convert", tmp_path / "f.npz", tmp_path / "c")
-    assert status == 3 and error.count("\n") == 1
-    assert "column 'keys' must have shape (4,)" in error
-    status, _, error = run("convert", tmp_path / "f.npz", tmp_path / "c", "--from-option", "x=1")
-    assert status == 2 and "columns=..." in error
-
-
 @pytest.mark.parametrize(
     ("stored", "dtype", "most"),
     [

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import tracemalloc
 import warnings
@@ -19,7 +17,8 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.owner import HASH, OneRank
 from tests.support.filled_tables import rows_of, some_keys
-from tests.support.helpers import new_table
+from tests.support.helpers import new_table, run_threads
+from tests.support.own_process import run_program
 
 ONE = SingleCommunicator()
 CPU = get_backend("cpu")
@@ -188,21 +187,15 @@ def test_threads_share_a_table(tmp_path):
     keys, rows = some_keys(5000), rows_of(5000, 3)
     dump(tmp_path, [table_of(keys, rows)], ONE, chunk_bytes=4096)
     table = open_readonly(tmp_path, check_rows=True)["t"]
-    start, wrong = threading.Barrier(8), []
+    start = threading.Barrier(8)
 
     def ask(seed):
         some = np.random.default_rng(seed).integers(0, 5000, 3000)
         start.wait()
         for part in np.array_split(some, 20):
-            if not np.array_equal(table.lookup(keys[part]), rows[part]):
-                wrong.append(seed)
+            np.testing.assert_array_equal(table.lookup(keys[part]), rows[part])
 
-    threads = [threading.Thread(target=ask, args=[seed]) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    run_threads(ask, 8)
 
 
 def flip(path, offset):
@@ -276,13 +269,7 @@ print(tables["t"].lookup([2, 9], default=-1).tolist(), sorted(
 
 def test_it_needs_no_tensorflow(tmp_path):
     dump(tmp_path, [table_of([2], np.array([[5, 6]], "f4"))], ONE)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TENSORFLOW, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.stdout == "[[5.0, 6.0], [-1.0, -1.0]] []\n", done.stderr[-3000:]
+    assert run_program(WITHOUT_TENSORFLOW, tmp_path) == "[[5.0, 6.0], [-1.0, -1.0]] []\n"
 
 
 def test_files_are_closed_without_a_word_when_nobody_has_the_tables(tmp_path):

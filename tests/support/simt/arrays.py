@@ -46,13 +46,8 @@ class MemoryPointer:
 class Flags:
     """What CuPy's arrays know of their layout."""
 
-    def __init__(self, view: np.ndarray, owns: bool) -> None:
+    def __init__(self, view: np.ndarray) -> None:
         self.c_contiguous = view.flags.c_contiguous
-        self.f_contiguous = view.flags.f_contiguous
-        self.owndata = owns
-
-    def __getitem__(self, name: str) -> bool:
-        return bool(getattr(self, name.lower()))
 
 
 class DeviceArray:
@@ -100,7 +95,7 @@ class DeviceArray:
     ndim = property(lambda self: self._view.ndim)
     itemsize = property(lambda self: self._view.itemsize)
     nbytes = property(lambda self: self._view.nbytes)
-    flags = property(lambda self: Flags(self._view, self.base is None))
+    flags = property(lambda self: Flags(self._view))
     T = property(lambda self: view_of(self, self._view.T))
 
     def view(self, dtype: Any = None) -> "DeviceArray":

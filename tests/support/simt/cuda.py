@@ -61,10 +61,6 @@ class _AnyStream:
     def ptr(self) -> int:
         return self._queue.ptr
 
-    @property
-    def done(self) -> bool:
-        return self.record().done
-
     def use(self) -> "_AnyStream":
         device.use_queue(self._queue)
         return self
@@ -100,15 +96,7 @@ class Stream(_AnyStream):
 
     null: "Stream"
 
-    def __init__(
-        self,
-        null: bool = False,
-        non_blocking: bool = False,
-        ptds: bool = False,
-        priority: int | None = None,
-    ) -> None:
-        if ptds:
-            raise NotImplementedError("not in the stand-in: a default stream for each thread")
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
         self._queue = streams.NULL if null else streams.new_queue(is_blocking=not non_blocking)
 
     def __del__(self) -> None:
@@ -142,14 +130,8 @@ def get_current_stream() -> _AnyStream:
 class Event:
     """An event, as CuPy's class of that name. One that was never recorded is waited for by none."""
 
-    def __init__(
-        self, block: bool = False, disable_timing: bool = False, interprocess: bool = False
-    ) -> None:
+    def __init__(self, *, disable_timing: bool = False) -> None:
         self.event = streams.Event()
-
-    @property
-    def done(self) -> bool:
-        return streams.is_reached(self.event)
 
     def record(self, stream: _AnyStream | None = None) -> None:
         streams.record(self.event, device.current_queue() if stream is None else stream._queue)
@@ -285,32 +267,20 @@ def _get_device_count() -> int:
     return device.num_devices
 
 
-def _mem_get_info() -> tuple[int, int]:
-    total = device.limit or 1 << 40
-    return total - device.pool().total_bytes(), total
-
-
 class PointerAttributes(NamedTuple):
     """What CUDA knows of an address."""
 
     device: int
-    devicePointer: int
-    hostPointer: int
     type: int
 
 
 def _pointer_get_attributes(ptr: int) -> PointerAttributes:
     owner = device.owner_of(ptr)
     if owner is None:
-        return PointerAttributes(-2, 0, ptr, _MEMORY_TYPES["memoryTypeUnregistered"])
+        return PointerAttributes(-2, _MEMORY_TYPES["memoryTypeUnregistered"])
     number, is_pinned = owner
-    if is_pinned:
-        return PointerAttributes(number, ptr, ptr, _MEMORY_TYPES["memoryTypeHost"])
-    return PointerAttributes(number, ptr, 0, _MEMORY_TYPES["memoryTypeDevice"])
-
-
-def _set_device(number: int) -> None:
-    device.use_device(number)
+    kind = "memoryTypeHost" if is_pinned else "memoryTypeDevice"
+    return PointerAttributes(number, _MEMORY_TYPES[kind])
 
 
 # ---------------------------------------------------------------- the modules
@@ -337,9 +307,6 @@ _runtime = make_module(
     CUDARuntimeError=device.CUDARuntimeError,
     driverGetVersion=lambda: 99000,
     getDeviceCount=_get_device_count,
-    getDevice=device.current_device,
-    setDevice=_set_device,
-    memGetInfo=_mem_get_info,
     pointerGetAttributes=_pointer_get_attributes,
     PointerAttributes=PointerAttributes,
     **_MEMORY_TYPES,

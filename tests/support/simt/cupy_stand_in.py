@@ -40,11 +40,6 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> nd
     return out
 
 
-def empty_like(prototype: ndarray, dtype: Any = None) -> ndarray:
-    _check_arrays(prototype)
-    return ndarray(prototype.shape, prototype.dtype if dtype is None else dtype)
-
-
 def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
     _check_arrays(a)
     return zeros(a.shape, a.dtype if dtype is None else dtype)
@@ -199,7 +194,7 @@ def _check_arrays(*given: Any) -> None:
 
 _DTYPES = ("bool_", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FUNCTIONS = (
-    *(empty, zeros, ones, full, empty_like, zeros_like, arange, array, asarray),
+    *(empty, zeros, ones, full, zeros_like, arange, array, asarray),
     *(
         ascontiguousarray,
         asnumpy,

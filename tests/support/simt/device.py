@@ -179,10 +179,6 @@ def restart() -> None:
     runtime.restart()
 
 
-def _run() -> None:
-    streams.run()
-
-
 # ---------------------------------------------------------------- memory
 
 _quarantine: deque[np.ndarray] = deque()
@@ -314,10 +310,6 @@ class Pool:
 
     def free_bytes(self) -> int:
         return self._total - self.used_bytes()
-
-    def n_free_blocks(self) -> int:
-        self._collect()
-        return len(self._free)
 
     def free_all_blocks(self) -> None:
         """Gives CUDA back what is free and whole. cudaFree waits."""

@@ -233,16 +233,6 @@ def wait_for(event: Event) -> None:
             _join_host(event.clock)
 
 
-def is_reached(event: Event) -> bool:
-    """Whether all before an event has run. Who asks again and again is told so in the end."""
-    with _lock:
-        if any(queue.done < number for queue, number in event.clock.items()):
-            run(event.clock)
-            return False
-        wait_for(event)
-        return True
-
-
 def _join_host(clock: Clock) -> None:
     global _host
     _host = _joined([_host, clock])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.nvrtc import Nvrtc
+from tests.support.helpers import run_threads
 from tests.support.simt import device, runtime
 from tests.support.simt.compiler import compile_source
 
@@ -174,17 +175,13 @@ def test_what_a_kernel_did_wrong_comes_out_of_the_next_wait_and_is_over(xp, put)
 def test_threads_share_the_stream(xp):
     x = xp.zeros(1, np.int64)
 
-    def add():
+    def add(number):
         for _ in range(200):
             y = xp.ones(1, np.int64)
             y += 1
             assert y.get().tolist() == [2]
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(add)
     assert x.get().tolist() == [0]
 
 
@@ -267,7 +264,7 @@ def test_a_thread_begins_on_device_0(xp, monkeypatch):
     seen = []
 
     def other():
-        seen.append(xp.cuda.runtime.getDevice())
+        seen.append(xp.cuda.Device().id)
         for work in (lambda: x + 1, lambda: x.get(), lambda: x.fill(0), lambda: xp.take(x, 1)):
             with pytest.raises(ValueError, match="different from the current device"):
                 work()

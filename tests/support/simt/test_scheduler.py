@@ -1,12 +1,9 @@
 """The simulated GPU runs correct programs, in many orders, and names what is wrong in others."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
+from tests.support.own_process import run_program
 from tests.support.simt import compiler, runtime
 
 reason = compiler.unavailable()
@@ -149,8 +146,10 @@ KERNEL k(int* lock, int* counter) {
 }"""
 
 
+@pytest.mark.parametrize("stale", [0, 1])  # atomics are never stale
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_lock_that_every_lane_takes(memory, seed):
+def test_a_lock_that_every_lane_takes(memory, seed, stale):
+    runtime.set_stale_loads(stale)
     lock, counter = memory(np.zeros(1, np.int32)), memory(np.zeros(1, np.int32))
     run(LOCK, [lock, counter], 2, 64, seed)
     assert counter[0] == 128
@@ -312,14 +311,6 @@ def test_no_lane_loads_what_it_has_overwritten(memory):
         x, bad = memory(np.zeros(256, np.int32)), memory(np.zeros(2, np.int32))
         run(body, [x, bad], 4, 64, seed)
         assert bad[0] == 0 and (x == 29).all()
-
-
-def test_atomics_are_never_stale(memory):
-    runtime.set_stale_loads(1)
-    for seed in SEEDS:
-        lock, counter = memory(np.zeros(1, np.int32)), memory(np.zeros(1, np.int32))
-        run(LOCK, [lock, counter], 2, 64, seed)
-        assert counter[0] == 128
 
 
 def test_what_a_lane_waits_for_is_seen_in_the_end(memory):
@@ -642,8 +633,4 @@ def test_a_compiler_that_checks_longjmp_by_itself(tmp_path):
         "source = 'extern \"C\" __global__ void k() { __syncwarp(); }'\n"
         "runtime.Program(compiler.compile_source(source)).kernel('k').run(3, 64, [])\n"
     )
-    env = {**os.environ, "CXX": str(tool), "SOK_LITE_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(code, CXX=str(tool), SOK_LITE_CACHE=str(tmp_path))

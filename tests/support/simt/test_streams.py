@@ -78,17 +78,6 @@ def by_a_wait_for_the_event(xp, first, second):
     first.record().synchronize()
 
 
-def by_asking_the_event(xp, first, second):
-    event = first.record()
-    while not event.done:
-        pass
-
-
-def by_asking_the_stream(xp, first, second):
-    while not first.done:
-        pass
-
-
 def by_a_wait_for_the_device(xp, first, second):
     xp.cuda.Device().synchronize()
 
