@@ -280,6 +280,29 @@ def test_a_capacity_that_the_slots_contradict_is_not_believed(backend, capacity)
     audit(other)
 
 
+@pytest.mark.parametrize(("capacity", "num_slots"), [(4, 4), (8, 8), (64, 80), (64, 96)])
+def test_sizes_that_no_index_has_are_not_believed(backend, capacity, num_slots):
+    """Fewer slots than a bucket, or buckets whose number does not double: growth would leave keys
+    behind, though each is where it may be among so many slots."""
+    options = OPTIONS | {"max_capacity": 256, "max_bucket_size": 16}
+    table, other = (new_table(backend, **options) for _ in range(2))
+    table.find_or_insert(np.arange(min(num_slots, 40)))
+    index = table.index.emptied(num_slots, table.index.seed)
+    saved = take(table)
+    if capacity < index.bucket:
+        slots = np.arange(saved.keys.size)
+    else:
+        assert index.insert_all(backend.from_host(saved.keys), num_slots) == 0
+        held = index.entries()
+        slots = backend.to_host(held.slots[backend.xp.argsort(held.keys)])
+    saved.columns["slots"][:] = slots
+    saved.facts.update(capacity=capacity, num_slots=num_slots)
+    restore(other, saved)
+    audit(other)
+    assert content(other) == content(table)
+    assert other.index.num_slots - 2 in (16, 32, 64)
+
+
 @pytest.mark.parametrize("seed", [1, 33, -32, 1 << 63, "0", 32.0, True])
 def test_a_seed_that_no_index_has_is_refused(backend, seed):
     table, other = (new_table(backend, **OPTIONS) for _ in range(2))

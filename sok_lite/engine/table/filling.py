@@ -121,8 +121,10 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
         return None
     capacity, num_slots = (int(facts.get(name, 0)) for name in ("capacity", "num_slots"))
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.sizes.unit)
-    # As of an index that has so many slots, or the next size that it grows to step by step.
-    is_capacity = capacity.bit_count() == 1 and capacity <= num_slots < 2 * capacity
+    # As of an index that has so many slots, or the next size that it grows to step by step: by a
+    # segment each, where it has several. Growth relies on it.
+    is_capacity = capacity.bit_count() == 1 and index.bucket <= capacity <= num_slots < 2 * capacity
+    is_capacity = is_capacity and num_slots % min(capacity, index.sizes.unit) == 0
     is_capacity &= num_slots <= min(index.max_capacity, max(_SMALL, _MOST_SLOTS_A_KEY * n))
     if not is_same or not is_capacity:
         return None
