@@ -84,7 +84,7 @@ def get_kv_feature_size() -> dict[str, tf.Tensor]:
 
 
 @unconverted
-class KvVariable(SavedBySavers, TableVariable, SaveableObject):  # type: ignore[misc]
+class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     """Embeddings by key: a table that grows with its keys, or one of its partitions.
 
     Made by `get_kv_variable`. A lookup in training inserts the keys that are new, once they were
