@@ -117,7 +117,10 @@ def _register(graph: Any, name: str, gradient: Callable[..., Any]) -> None:
 
 
 def _gradients_of(graph: Any) -> dict[str, Any]:
-    return vars(graph).setdefault(_GRADIENTS, {})
+    if not hasattr(graph, _GRADIENTS):
+        setattr(graph, _GRADIENTS, {})
+    gradients: dict[str, Any] = getattr(graph, _GRADIENTS)
+    return gradients
 
 
 @tf.RegisterGradient(_NAME)

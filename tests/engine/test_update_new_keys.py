@@ -11,7 +11,7 @@ from sok_lite.engine.update import NonFiniteGradientError
 from tests.engine.test_update import Counts, gradients_of, mixed_tables, rows_of, updates_of
 from tests.support import reference_updates
 from tests.support.helpers import new_table, on, update_of
-from tests.support.steps import apply_updates, prepared_update
+from tests.support.steps import apply_updates, prepared_updates
 
 SMALL = {"init_capacity": 64, "max_capacity": 64, "on_refused": "ignore"}
 KINDS = {
@@ -187,7 +187,7 @@ def test_gradients_that_are_not_finite_insert_nothing(backend):
         update_of(tables[0], Adam(), [1, 5, 6], np.ones((3, 2))),
         update_of(tables[1], Adam(), [1, 5, 6], grads),
     ]
-    for take in (prepared_update, apply_updates):
+    for take in (prepared_updates, apply_updates):
         with pytest.raises(NonFiniteGradientError, match="1 of 3 gradient rows of table 'two'"):
             take(updates, 1.0, 1, "error")
     assert [rows_of(table).keys() for table in tables] == [{1}, {1}]
@@ -205,7 +205,7 @@ def test_a_prepared_step_has_inserted_nothing_but_made_room(backend, kind):
     table = new_table(backend, 2, var_type, **options)
     table.find_or_insert(backend.from_host(np.array([1])))
     update = update_of(table, SGD(), np.arange(500), np.ones((500, 2)))
-    step = prepared_update(update)
+    step = prepared_updates([update], 1.0, 1)
     assert rows_of(table).keys() == {1}
     assert table.statistics().not_updated_total == 0
     sizes = table.statistics().near_reserved_bytes, table.statistics().far_reserved_bytes
@@ -219,7 +219,7 @@ def test_actions_along_are_taken_with_the_insertion(backend):
     table = new_table(backend, 2)
     taken = []
     update = update_of(table, SGD(), [3], [[1, 1]])
-    prepared_update(update).commit([partial(taken.append, 1)])
+    prepared_updates([update], 1.0, 1).commit([partial(taken.append, 1)])
     assert taken == [1]
     assert rows_of(table).keys() == {3}
 

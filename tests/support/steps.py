@@ -22,8 +22,8 @@ def apply_gathered(updates, kinds, function, **options):
     GatheredStep(updates, kinds, function, StepOptions(0.0, 1, **options)).commit()
 
 
-def prepared_update(update):
-    """Returns such a step as `apply_updates` takes, of one update and prepared."""
-    step = UpdateStep([update], StepOptions(1.0, 1))
+def prepared_updates(updates, learning_rate, number, *args, **options):
+    """Returns such a step as `apply_updates` takes, prepared."""
+    step = UpdateStep(updates, StepOptions(learning_rate, number, *args, **options))
     step.prepare()
     return step
