@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite import dynamic_embedding as de
 from sok_lite.backend import get_backend
 from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
@@ -25,7 +26,6 @@ from sok_lite.kv_variable import saved_files, saved_table
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import TRAIN
 from sok_lite.kv_variable.share import Share
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 DIM, REPEATED = 3, 7

@@ -16,6 +16,7 @@ from sok_lite.bridge.tf_private import (
     GRADIENT_OF_OPERATION,
     could_possibly_record,
     gradient_registry,
+    kept_by,
     record_operation,
     stop_recording,
 )
@@ -117,9 +118,7 @@ def _register(graph: Any, name: str, gradient: Callable[..., Any]) -> None:
 
 
 def _gradients_of(graph: Any) -> dict[str, Any]:
-    if not hasattr(graph, _GRADIENTS):
-        setattr(graph, _GRADIENTS, {})
-    gradients: dict[str, Any] = getattr(graph, _GRADIENTS)
+    gradients: dict[str, Any] = kept_by(graph, _GRADIENTS, dict)
     return gradients
 
 

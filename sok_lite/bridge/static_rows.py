@@ -24,7 +24,13 @@ from sok_lite.bridge.inference import AS_USUAL
 from sok_lite.bridge.refusals import READS, WRITES, refuse_step
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
-from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, ResourceVariable, callers, graphs_around
+from sok_lite.bridge.tf_private import (
+    LOOKUP_IN_A_LIST,
+    ResourceVariable,
+    callers,
+    graphs_around,
+    kept_by,
+)
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.dedup import unique
 from sok_lite.engine.table import EmbeddingTable
@@ -123,7 +129,7 @@ class WithStaticRows(TableVariable):
             return None
         dense = self._rows_of_graph()
         assigned = dense.assign(rows, read_value=False)
-        of_graph = vars(tf.compat.v1.get_default_graph()).setdefault(_STATIC, {})
+        of_graph = kept_by(tf.compat.v1.get_default_graph(), _STATIC, dict)
         of_graph[self._trace_id] = _Static(keys, dense)
         return assigned
 

@@ -7,7 +7,7 @@ of variables and optimizers stand in the code that uses them; the test has lists
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -52,6 +52,16 @@ def graphs_around() -> Iterator[Any]:
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
+
+
+def kept_by(graph: Any, name: str, make: Callable[[], Any]) -> Any:
+    """Returns what a graph keeps for this package under a name; it is made at the first call.
+
+    `vars` of a graph raises: TensorFlow keeps its attributes elsewhere.
+    """
+    if not hasattr(graph, name):
+        setattr(graph, name, make())
+    return getattr(graph, name)
 
 
 # ---- imported ------------------------------------------------------------------------------------

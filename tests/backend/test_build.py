@@ -47,7 +47,7 @@ from sok_lite.engine import optimizers
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 from tests.support.pooled import combine
-from tests.support.row_steps import apply_rule
+from scripts.bench.common.row_steps import apply_rule
 
 backend = get_backend("cpu")
 rng = np.random.default_rng(0)

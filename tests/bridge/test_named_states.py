@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from tests.support.free_states import ensure_state
+from scripts.bench.common.row_steps import ensure_state
 
 tf_keras = pytest.importorskip("tf_keras")
 pytestmark = pytest.mark.usefixtures("initialised")

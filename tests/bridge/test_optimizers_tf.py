@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from scripts.bench.common.row_steps import apply_rule
 from sok_lite.backend import get_backend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.optimizers import (
@@ -30,7 +31,6 @@ from sok_lite.engine.optimizers import (
     RMSprop,
 )
 from sok_lite.engine.rows.store import RowStore
-from tests.support.row_steps import apply_rule
 
 tf_keras = pytest.importorskip("tf_keras")
 legacy = tf_keras.optimizers.legacy

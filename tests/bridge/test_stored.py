@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
 from sok_lite.bridge.stored import part_of_rank
 from sok_lite.comm import run_ranks
 from tests.support.filled_tables import KINDS, rows_of, some_keys
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.table_state import State
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.checkpoint_source import checkpoint_sources
@@ -12,7 +13,6 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import columns_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
 from tests.support.filled_tables import KINDS, rows_of, some_keys
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 

@@ -7,6 +7,7 @@ begin on 64 bytes and more.
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import apply_rule
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
@@ -14,7 +15,6 @@ from sok_lite.engine.pieces import up_to_line
 from sok_lite.engine.table import make_table
 from tests.support.helpers import on
 from tests.support.pooled import combine, combine_grad, combine_weight_grad, gather_rows
-from tests.support.row_steps import apply_rule
 
 N, UNIQUE = 50, 20
 DIMS = (4, 8, 36, 132)  # rows of whole words of 16 bytes, up to more than a warp has lanes

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.engine.owner import HASH, MOD
 from sok_lite.engine.table import content as content_module
@@ -18,7 +19,6 @@ from sok_lite.engine.table.content_parts import concatenate, in_order, owned_by,
 from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
 from sok_lite.engine.table.state_columns import State
 from tests.support.filled_tables import KINDS, rows_of, some_keys
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.table_state import State as TableState
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.publish import publish
 from sok_lite.comm import SingleCommunicator, run_ranks
 from sok_lite.engine import lookup
@@ -16,7 +17,6 @@ from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import clock
 from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.update_rows import Update
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.parts import Part, by_part, forward_parts
 from tests.support.steps import apply_updates

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import hkv_insertion
@@ -19,7 +20,6 @@ from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from tests.conftest import QUICK
 from tests.support.eviction_facts import Watched
-from tests.support.free_states import ensure_state
 from tests.support.helpers import KeyInitializer, first_row, new_table, sized, with_segments
 from tests.support.simt import backend as simt
 from tests.support.table_audit import audit_segments

@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.engine.optimizers import SGD, Adagrad, GroupAdam, SparseGroupFtrl
 from sok_lite.engine.table import export
 from sok_lite.engine.table.content import restore, take
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates
 

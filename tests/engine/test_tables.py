@@ -8,12 +8,12 @@ import itertools
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import make_table
 from tests.conftest import QUICK
-from tests.support.free_states import ensure_state
 from tests.support.helpers import KeyInitializer, first_row, new_table, run_threads, sized
 from tests.support.reference import DictTable
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.engine.table.hkv import RefusedError
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 INT64 = np.iinfo(np.int64)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.publish import publish
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine.hashing import new_seed
@@ -16,7 +17,6 @@ from sok_lite.engine.table.hkv import RefusedError
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
 from tests.support.fault_bench import DIM, NEW
-from tests.support.free_states import ensure_state
 from tests.support.parts import Part, forward_parts
 from tests.support.steps import apply_updates
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.support.free_states import ensure_state
+from scripts.bench.common.row_steps import ensure_state
 from tests.support.helpers import new_table
 from tests.support.index_entries import entries_of
 from tests.support.table_state import State

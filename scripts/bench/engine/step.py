@@ -24,6 +24,7 @@ from scripts.bench.common.measuring import (
     time_call,
     timed,
 )
+from scripts.bench.common.row_steps import apply_rule
 from scripts.bench.lookup import zipf_positions
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import lookup
@@ -37,7 +38,6 @@ from sok_lite.engine.update import UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.parts import Part, batch_of
 from tests.support.pooled import combine, combine_grad
-from tests.support.row_steps import apply_rule
 
 
 class Step:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from scripts.bench.common.measuring import result, status_bytes
-from tests.support.free_states import ensure_state
+from scripts.bench.common.row_steps import ensure_state
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

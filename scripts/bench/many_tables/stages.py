@@ -89,7 +89,7 @@ def _stage_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", "")
     if "forward" in name:
         return "lookup"
-    return "gradient" if "unpacking" in name else "update"
+    return "gradient" if "backward" in name else "update"
 
 
 def measure_tables(stages: Stages, case: str, args: argparse.Namespace) -> dict[str, float]:

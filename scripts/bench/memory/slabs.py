@@ -15,10 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from scripts.bench.common.measuring import result
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import RowStore
-from tests.support.free_states import ensure_state
 
 _GPU_CHUNK_BYTES = 1 << 16  # as in sok_lite/backend/cuda.py
 

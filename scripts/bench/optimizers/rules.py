@@ -23,13 +23,13 @@ from types import SimpleNamespace
 import numpy as np
 
 from scripts.bench.common.measuring import backends, fastest, num_threads, result, timed
+from scripts.bench.common.row_steps import apply_rule
 from scripts.bench.tables.limits import limits_of
 from sok_lite.backend import Backend
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.optimizers import Adam, RMSprop, UpdateRule
 from sok_lite.engine.rows.store import RowStore
-from tests.support.row_steps import apply_rule
 
 
 def all_rules() -> Iterator[UpdateRule]:

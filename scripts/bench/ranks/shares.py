@@ -75,7 +75,7 @@ class Noted(Counter[str]):
         comm._together = noting  # type: ignore[method-assign]
 
     def _note_items(self, _: Any, args: tuple) -> None:
-        self["items"] += sum(args[2].sizes)
+        self["items"] += sum(args[2].layout.sizes)
 
     def _note_sent(self, sent: Any, args: tuple) -> None:
         comm, counts = args[1], sent.route.send_counts

@@ -37,13 +37,13 @@ from scripts.bench.common.measuring import (
     time_call,
     timed,
 )
+from scripts.bench.common.row_steps import apply_rule
 from scripts.bench.lookup import zipf_positions
 from scripts.bench.tables.peer import parse_hkv, peer_of
 from sok_lite.backend import Array, Backend
 from sok_lite.engine.dedup import unique
 from sok_lite.engine.optimizers import Adam
 from sok_lite.engine.segments import segment_sum
-from tests.support.row_steps import apply_rule
 
 HIT_SHARE = 0.6
 MakeTable = Callable[..., Any]

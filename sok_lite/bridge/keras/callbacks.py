@@ -146,4 +146,5 @@ def _making_folder(call: Any, self: Any, /, filepath: Any, *args: Any, **kwargs:
 
 def _ranks_of(callback: Any) -> Communicator | None:
     """Returns the ranks that have tables of a callback's model; None: no others, or no tables."""
-    return other_ranks() if held.kept_tables(callback.model) else None
+    comm = other_ranks()
+    return comm if comm is not None and held.kept_tables(callback.model) else None

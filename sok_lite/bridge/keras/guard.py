@@ -73,9 +73,10 @@ def _guard(name: str, package: Any) -> bool:
         model = getattr(package, "Model", None)
         if name in _guarded or model is None:  # None: while Keras is being imported
             return False
-        for method in () if _guarded else CHECKPOINT:
-            check = partial(have_all_tracked, method)
-            hooks.around(tf.train.Checkpoint, method, hooks.checking, check)
+        if not _guarded:  # tf.train.Checkpoint is one for both Keras
+            for method in CHECKPOINT:
+                check = partial(have_all_tracked, method)
+                hooks.around(tf.train.Checkpoint, method, hooks.checking, check)
         _guarded.add(name)
         know_layers(package.layers.Layer)
         know_functions(package.models)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.tf_private import graphs_around
+from sok_lite.bridge.tf_private import graphs_around, kept_by
 
 # One for all optimizers: TensorFlow starts a thread for each mutex and keeps it for good.
 _MUTEX = "sok_lite_optimizer_step"
@@ -109,4 +109,4 @@ def keep_alive(optimizer: Any) -> None:
     with tf.init_scope():
         outermost = tf.compat.v1.get_default_graph() if tf.executing_eagerly() else None
     for graph in itertools.takewhile(lambda graph: graph is not outermost, graphs_around()):
-        vars(graph).setdefault("_sok_lite_optimizers", []).append(optimizer)
+        kept_by(graph, "_sok_lite_optimizers", list).append(optimizer)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_lite.bridge.set_within import set_within
+from sok_lite.bridge.tf_private import kept_by
 
 # The `ServedTables` of the export that is tracing. Functions are traced in the thread that asks.
 _tables: ContextVar[Any] = ContextVar("served_tables", default=None)
@@ -84,7 +85,7 @@ def looked_up(
         return plain(tables, *inputs)
     outputs = live(*inputs)
     if not tf.executing_eagerly() and not tf.inside_function():
-        built = vars(tf.compat.v1.get_default_graph()).setdefault(_LOOKUPS, [])
+        built = kept_by(tf.compat.v1.get_default_graph(), _LOOKUPS, list)
         built.append(Lookup(what, list(inputs), list(outputs), plain))
     return outputs
 

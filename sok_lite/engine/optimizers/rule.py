@@ -49,7 +49,7 @@ class UpdateRule:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type is bool or field.type == "bool":
+            if field.type is bool:
                 self.require(isinstance(value, (bool, np.bool_)), field.name, "True or False")
                 continue
             if isinstance(value, (bool, np.bool_)) or not isinstance(

@@ -1,7 +1,6 @@
 """Reads and writes rows of a column by row number: the kernels over rows.
 
-A change of rows that keys have is prepared only, for a table that changes its index at the same
-time.
+Changes of what a table reads are prepared (`plan_...`), for it changes its index at the same time.
 """
 
 from collections.abc import Sequence

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.comm import CommunicatorError, run_ranks
 from sok_lite.engine.files.commits import Commits, keepers
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.owner import HASH
 from tests.support.filled_tables import HYBRID, all_of, held_by, rows_of, some_keys
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized
 
 KINDS = {

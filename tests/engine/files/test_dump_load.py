@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
@@ -28,7 +29,6 @@ from tests.support.filled_tables import (
     rows_of,
     some_keys,
 )
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized
 from tests.support.own_process import run_limited
 from tests.support.table_audit import audit

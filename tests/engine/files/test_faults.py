@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
@@ -21,7 +22,6 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
 from tests.conftest import QUICK
 from tests.support.failing_calls import FailingCalls
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.table_state import State
 

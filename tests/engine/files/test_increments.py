@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.backend.publish import publish
 from sok_lite.comm import run_ranks
@@ -24,7 +25,6 @@ from sok_lite.engine.table import content
 from sok_lite.engine.table.content import take
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
 from tests.conftest import QUICK
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized, update_of
 from tests.support.steps import apply_updates
 

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
@@ -18,7 +19,6 @@ from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from tests.support.filled_tables import KINDS, filled, held, rows_of, some_keys
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import apply_rule
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.optimizers import (
     Adam,
@@ -19,7 +20,6 @@ from sok_lite.engine.optimizers import (
 from tests.engine.optimizers.helpers import new_table, read
 from tests.support import reference_updates
 from tests.support.helpers import sized
-from tests.support.row_steps import apply_rule
 
 GROUP_RULES = [GroupAdam, GroupAMSGrad, GroupMomentum, SparseGroupFtrl, GroupLamb]
 # Each with the rule that it is without penalties.

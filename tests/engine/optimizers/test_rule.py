@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import apply_rule, count_nonfinite
 from sok_lite.backend.sources import all_kernels, find_kernel, kernel_files
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
@@ -29,7 +30,6 @@ from sok_lite.engine.optimizers import (
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 from tests.support import reference_updates
-from tests.support.row_steps import apply_rule, count_nonfinite
 
 LEARNING_RATES = [0.1, 0.1, 0.03, 0.2, 0.01]
 

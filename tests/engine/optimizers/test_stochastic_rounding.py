@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import apply_rule
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.optimizers.helpers import VARIANTS, new_table, read
 from tests.support import reference_rounding
-from tests.support.row_steps import apply_rule
 
 HALF = ["float16", "bfloat16"]
 

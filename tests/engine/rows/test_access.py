@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16
 from sok_lite.engine.rows.store import NO_ROW
 from tests.engine.rows.helpers import new_store
-from tests.support.free_states import ensure_state
 
 
 @pytest.mark.parametrize("dim", [1, 3, 64, 4096])

@@ -5,9 +5,9 @@ import gc
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import get_backend
 from tests.engine.rows.helpers import new_store
-from tests.support.free_states import ensure_state
 from tests.support.own_process import run_limited
 
 
@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_the_store_whole(tmp_path):
         from sok_lite.backend import get_backend
         from sok_lite.engine.dtypes import row_dtype
         from sok_lite.engine.rows.store import RowStore
-        from tests.support.free_states import ensure_state
+        from scripts.bench.common.row_steps import ensure_state
 
         backend = get_backend("cpu")
         backend.far_chunk_bytes = 1 << 22
@@ -124,8 +124,8 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         from sok_lite.engine.dtypes import row_dtype
         from sok_lite.engine.optimizers import Adagrad
         from sok_lite.engine.rows.store import RowStore
-        from tests.support.free_states import ensure_state
-        from tests.support.row_steps import apply_rule
+        from scripts.bench.common.row_steps import ensure_state
+        from scripts.bench.common.row_steps import apply_rule
 
         path = sys.argv[1] if len(sys.argv) > 1 else None
         backend = get_backend("cpu")

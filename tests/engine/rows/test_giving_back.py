@@ -7,12 +7,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.publish import publish
 from tests.conftest import QUICK
 from tests.engine.rows.helpers import new_store
 from tests.engine.rows.test_tiers import KEYS, DictTable, TierMachine, lookup
 from tests.support.forgetful import forgetful_backend
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table
 from tests.support.own_process import run_limited
 from tests.support.table_audit import audit
@@ -267,6 +267,7 @@ def test_memory_goes_back_to_the_system(how):
         import numpy as np
         from sok_lite.backend import get_backend
         from sok_lite.engine.optimizers import Adagrad, Adam
+        from scripts.bench.common.row_steps import ensure_state
         from tests.support.helpers import new_table
 {RESIDENT}
         table, n = new_table(get_backend("cpu"), 16), 1_500_000

@@ -2,9 +2,9 @@
 
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.engine.rows.slabs import Chunks, Slabs
 from tests.engine.rows.helpers import new_store
-from tests.support.free_states import ensure_state
 from tests.support.own_process import run_limited
 
 KB = 1 << 10

@@ -6,9 +6,9 @@ import weakref
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend.publish import publish
 from tests.engine.rows.helpers import new_store
-from tests.support.free_states import ensure_state
 
 
 def test_rows_do_not_move_when_the_store_grows(backend):
@@ -234,13 +234,6 @@ def test_running_out_of_far_memory_leaves_the_store_as_it_was(backend, monkeypat
     assert (backend.to_host(store.read(rows)) == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"near_rows": -1}, "at least 0"),
-        ({"near_rows": None, "far_path": "/tmp"}, "Give near_rows"),
-    ],
-)
-def test_tiers_that_make_no_sense_are_refused(backend, options, match):
-    with pytest.raises(ValueError, match=match):
-        new_store(backend, **options)
+def test_a_file_for_rows_that_are_all_near_is_refused(backend):
+    with pytest.raises(ValueError, match="Give near_rows"):
+        new_store(backend, near_rows=None, far_path="/tmp")

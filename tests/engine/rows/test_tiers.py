@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from scripts.bench.common.row_steps import ensure_state
 from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers, lowest
 from tests.conftest import QUICK
-from tests.support.free_states import ensure_state
 from tests.support.helpers import new_table, sized
 from tests.support.own_process import run_limited
 from tests.support.simt import backend as simt

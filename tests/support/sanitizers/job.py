@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from scripts.bench.common.row_steps import apply_rule
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.comm import SingleCommunicator
 from sok_lite.engine import optimizers
@@ -26,7 +27,6 @@ from tests.support.helpers import first_row, new_table, run_threads
 from tests.support.parts import Part, forward_parts
 from tests.support.pooled import combine, combine_grad
 from tests.support.reference import DictTable
-from tests.support.row_steps import apply_rule
 
 THREADS = 4
 RULES = [getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"]

@@ -1,10 +1,28 @@
-"""Steps of a rule for rows whose numbers are known, without keys and updates of a table."""
+"""Steps of a rule, and free states, of a table's rows whose numbers are known: without keys.
+
+The package steps rows by keys only, and makes states for optimizers. Benchmarks and tests of the
+kernels want less around them.
+"""
 
 import numpy as np
 
 from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite
 from sok_lite.engine.optimizers.rule import rule_step
-from tests.support.free_states import ensure_state
+
+
+def ensure_state(store, name, initial, dim=None):
+    """Returns a free float32 state column of this name; it is made if there is none.
+
+    Args:
+      initial: the value of every element before the first update.
+      dim: elements of a row; None: as many as a value row.
+    """
+    column = store.state_groups.get(None, {}).get(name)
+    dim = store.dim if dim is None else dim
+    if column is None:
+        (column,) = store.add_states({name: (dim, initial)}, None)
+    assert (column.dim, column.initial) == (dim, initial)
+    return column
 
 
 def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
