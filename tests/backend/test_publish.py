@@ -15,7 +15,6 @@ from tests.support.table_audit import audit
 
 MODULES = [
     "sok_lite.engine.update",
-    "sok_lite.engine.rows.access",
     "sok_lite.engine.rows.memory",
     "sok_lite.engine.rows.states",
     "sok_lite.engine.rows.store",
