@@ -38,8 +38,9 @@ def test_what_tfra_wrote_is_what_tfra_says_is_there(monkeypatch, case, slots, op
 
 def test_by_way_of_a_checkpoint_and_back(tmp_path):
     """The written files are those of TFRA but for the order of keys, and rows that slots lack."""
-    names = {"user_emb": "user/emb"}
-    write_checkpoint(tmp_path / "c", tfra_files.sources(ONE, names=names, **TYPES), ranks=3)
+    write_checkpoint(
+        tmp_path / "c", tfra_files.sources(ONE, names="user_emb=user/emb", **TYPES), ranks=3
+    )
     tfra_files.write(tmp_path / "again", checkpoint_sources(tmp_path / "c"))
     for path in sorted(ONE.iterdir()):
         written = (tmp_path / "again" / path.name).read_bytes()
