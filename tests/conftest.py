@@ -11,9 +11,9 @@ minutes, so it chooses:
   (`test_admission.py`: `admission.cu`), of optimizer rules, the backends and the communicators.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
   tests each `update.py` and `update.cu`), all its variants run, marked ones too. The commit of that
-  run is in tests/last_full.json; a file that only moved has not changed. Where nearly everything
-  changed that would be full itself, of over an hour: then quick runs its usual choice, and a full
-  run is due before the change counts as tested.
+  run is in tests/last_full.json; a file that only moved has not changed. Where over a
+  hundred changed that would be nearly full itself: then quick runs its usual choice, and a full run
+  is due before the change counts as tested.
 * Any other test marked `full_only("starts 40 processes")` is left out; the mark gives the reason. A
   function that is costly in some variants has the mark on these.
 * What a test repeats by a number of its own (`40 if QUICK else 200`) is repeated less often, and
@@ -43,8 +43,9 @@ from tests.support.simt import runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_FULL = ROOT / "tests" / "last_full.json"
-# So many names of changed files are the most of which quick runs all variants: 260 took 45 minutes.
-MOST_CHANGED = 300
+# So many names of changed files are the most of which quick runs all variants: 260 took 45 minutes,
+# and quick is to take ten.
+MOST_CHANGED = 100
 # Tests of kernels: one variant on each backend.
 KERNEL_ROOMS = ("tests/backend/", "tests/comm/", "tests/engine/optimizers/")
 
