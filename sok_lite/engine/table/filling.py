@@ -123,9 +123,12 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.sizes.unit)
     # As of an index that has so many slots, or the next size that it grows to step by step: by a
     # segment each, where it has several. Growth relies on it.
-    is_capacity = capacity.bit_count() == 1 and index.bucket <= capacity <= num_slots < 2 * capacity
-    is_capacity = is_capacity and num_slots % min(capacity, index.sizes.unit) == 0
-    is_capacity &= num_slots <= min(index.max_capacity, max(_SMALL, _MOST_SLOTS_A_KEY * n))
+    is_capacity = (
+        capacity.bit_count() == 1
+        and index.bucket <= capacity <= num_slots < 2 * capacity
+        and num_slots % min(capacity, index.sizes.unit) == 0
+        and num_slots <= min(index.max_capacity, max(_SMALL, _MOST_SLOTS_A_KEY * n))
+    )
     if not is_same or not is_capacity:
         return None
     # Files of before there were seeds name none.

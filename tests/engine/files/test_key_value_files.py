@@ -1,5 +1,6 @@
 """The files of keys and values: their bytes, what is refused, and what a failed write leaves."""
 
+import itertools
 import json
 import os
 import struct
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sok_lite.engine.files.growing_file import GrowingFile
 from sok_lite.engine.files.key_value_files import open_shards, write_shard
 from sok_lite.engine.files.key_value_layout import Layout, make_layout
 from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
+from tests.support.tripwire import Interrupt, Tripwire
 
 LAYOUT = make_layout("user/emb", "int64", "float32", 2)
 BASE = "user_emb_mht_1of1_rank0_size1"
@@ -422,6 +425,28 @@ def test_named_files_are_read_in_the_order_they_are_named(tmp_path):
     np.testing.assert_array_equal(read(tmp_path, file_name_list=["two", "one"])[0], [2, 1])
     with pytest.raises(FileNotFoundError, match="three-keys"):
         read(tmp_path, file_name_list=["one", "three"])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_interrupt_is_told_as_it_is_and_leaves_a_file_as_before_or_as_after(tmp_path, is_new):
+    path, added = tmp_path / "f", np.arange(4, dtype=np.uint8)
+    after = bytes(added) if is_new else b"old" + bytes(added)
+
+    def write_file():
+        with GrowingFile(str(path), None if is_new else zlib.crc32(b"old")) as made:
+            made.write(added)
+            made.sync()
+            made.publish()
+
+    for at in itertools.count(1):
+        path.write_bytes(b"old")
+        try:
+            Tripwire(at).run(write_file)
+        except Interrupt:
+            assert path.read_bytes() in (b"old", after)
+        else:
+            break
+    assert at > 15 and path.read_bytes() == after
 
 
 @pytest.mark.parametrize("place", [(0, 1, 0, 1), (2, 1, 0, 1), (1, 1, 1, 1), (1, 1, -1, 1)])
