@@ -11,9 +11,9 @@ minutes, so it chooses:
   (`test_admission.py`: `admission.cu`), of optimizer rules, the backends and the communicators.
 * Where a test file changed since the last full run, or the file that it tests (`test_update.py`
   tests each `update.py` and `update.cu`), all its variants run, marked ones too. The commit of that
-  run is in tests/last_full.json; a file that only moved has not changed. Where over a
-  hundred changed that would be nearly full itself: then quick runs its usual choice, and a full run
-  is due before the change counts as tested.
+  run is in tests/last_full.json; a file that only moved has not changed. Where more than
+  MOST_CHANGED names changed that would be nearly full itself: then quick runs its usual choice, and
+  a full run is due before the change counts as tested.
 * Any other test marked `full_only("starts 40 processes")` is left out; the mark gives the reason. A
   function that is costly in some variants has the mark on these.
 * What a test repeats by a number of its own (`40 if QUICK else 200`) is repeated less often, and

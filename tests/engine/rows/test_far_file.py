@@ -124,8 +124,7 @@ def test_a_table_larger_than_memory_trains_in_a_file_and_only_there(tmp_path):
         from sok_lite.engine.dtypes import row_dtype
         from sok_lite.engine.optimizers import Adagrad
         from sok_lite.engine.rows.store import RowStore
-        from scripts.bench.common.row_steps import ensure_state
-        from scripts.bench.common.row_steps import apply_rule
+        from scripts.bench.common.row_steps import apply_rule, ensure_state
 
         path = sys.argv[1] if len(sys.argv) > 1 else None
         backend = get_backend("cpu")
