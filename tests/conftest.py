@@ -1,8 +1,9 @@
 """What every test module shares: the two levels of the check, and the backends.
 
 Full runs every test in every variant, and the long ones at their full length: that is what `pytest`
-does, and `bash scripts/test.sh --full`. Quick (`pytest --quick`, `bash scripts/test.sh`) has ten
-minutes, so it chooses:
+does, and `bash scripts/test.sh --full`. But of a costly test with the mark `pairs` it runs on each
+backend only so many variants that every two values of two parameters meet in one of them. Quick
+(`pytest --quick`, `bash scripts/test.sh`) has ten minutes, so it chooses:
 
 * Every test function runs at least once, but for those that are marked; see below. Of its variants
   the one runs whose name has the lowest hash, so that over the whole all backends, modes and
@@ -38,6 +39,7 @@ from _pytest.runner import runtestprotocol
 
 from sok_lite.backend import cuda_unavailable, get_backend
 from sok_lite.comm import launched_ranks
+from tests.support.pairs import covering
 from tests.support.simt import backend as simt
 from tests.support.simt import runtime
 
@@ -143,16 +145,22 @@ def pytest_collection_modifyitems(config, items):
                 f"A test must have the same name in every run. Received: {item.nodeid}, with an "
                 "address in it. Give `parametrize` ids."
             )
+    keep(with_pairs(items), items, config)
     if not QUICK:
         return
     chosen = choose(items, changed_stems() or set())
+    keep(chosen, items, config)
+    # All ranks of a job must run the same tests, even where only one of them skips.
+    if launched_ranks() == 1:
+        _others.update({item.nodeid: others for item, others in chosen.items() if others})
+
+
+def keep(chosen, items, config):
+    """Leaves the chosen items in a list and tells pytest of the others."""
     left_out = [item for item in items if item not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item in chosen]
-    # All ranks of a job must run the same tests, even where only one of them skips.
-    if launched_ranks() == 1:
-        _others.update({item.nodeid: others for item, others in chosen.items() if others})
 
 
 def pytest_collection_finish(session):
@@ -194,6 +202,22 @@ def pytest_terminal_summary(terminalreporter):
     never = [function for function, ran in _ran.items() if not ran]
     if QUICK and never:
         terminalreporter.write_line("quick: skipped here in every variant: " + ", ".join(never))
+
+
+def with_pairs(items):
+    """Returns the set of all items but those that `pairs` leaves out."""
+    variants = {}
+    for item in items:
+        if item.get_closest_marker("pairs") is not None:
+            key = item.nodeid.partition("[")[0], backend_of(item)
+            variants.setdefault(key, []).append(item)
+    left_out = set()
+    for items_of_one in variants.values():
+        # By identity: a value that parametrize repeats need not have a hash.
+        values = [{n: id(v) for n, v in item.callspec.params.items()} for item in items_of_one]
+        chosen = covering(values)
+        left_out.update(item for i, item in enumerate(items_of_one) if i not in chosen)
+    return set(items) - left_out
 
 
 def choose(items, changed):

@@ -1,5 +1,6 @@
 """What the quick level of the check chooses, by the rule in tests/conftest.py."""
 
+import itertools
 import json
 import os
 import re
@@ -10,23 +11,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import conftest as levels
+from tests.support.pairs import covering
 from tests.support.repository import git_in
 
 
 class Item:
     """What the rule asks of a test that pytest has collected."""
 
-    def __init__(self, path, function, variant=None, backend=None, is_full_only=False):
+    def __init__(self, path, function, variant=None, backend=None, marks=(), **params):
         self.path = Path(path)
         self.nodeid = f"{path}::{function}" + (f"[{variant}]" if variant else "")
-        self.is_full_only = is_full_only
+        self.marks = marks
+        if backend:
+            params["backend"] = backend
         if variant:
-            self.callspec = SimpleNamespace(params={"backend": backend} if backend else {})
+            self.callspec = SimpleNamespace(params=params)
 
     def get_closest_marker(self, name):
-        return self if name == "full_only" and self.is_full_only else None
+        return self if name in self.marks else None
 
 
 def variants(path, function, *names, **fields):
@@ -160,7 +166,7 @@ def test_elsewhere_a_backend_is_a_variant_as_others_are(path, monkeypatch):
 
 def test_what_changed_runs_in_all_variants():
     items = variants("tests/sok/test_x.py", "test_a", "1", "2", "3")
-    items += variants("tests/sok/test_x.py", "test_b", "1", is_full_only=True)
+    items += variants("tests/sok/test_x.py", "test_b", "1", marks=["full_only"])
     items += variants("tests/sok/test_y.py", "test_c", "1", "2", "3")
     assert len(chosen(items, ["z"])) == 2
     found = chosen(items, ["x"])
@@ -169,10 +175,48 @@ def test_what_changed_runs_in_all_variants():
 
 def test_what_is_marked_runs_in_full_alone():
     items = variants("tests/sok/test_x.py", "test_a", "1", "2")
-    items += variants("tests/sok/test_x.py", "test_a", "3", "4", is_full_only=True)
-    items += variants("tests/sok/test_x.py", "test_b", "1", is_full_only=True)
+    items += variants("tests/sok/test_x.py", "test_a", "3", "4", marks=["full_only"])
+    items += variants("tests/sok/test_x.py", "test_b", "1", marks=["full_only"])
     (found,) = chosen(items)
     assert found.endswith(("[1]", "[2]"))
+
+
+UNHASHABLE = [[0], [1], [2], [3]]
+
+
+@given(st.lists(st.tuples(*(st.sampled_from(range(n)) for n in (2, 3, 4))), unique=True))
+def test_what_is_marked_as_pairs_runs_so_that_every_two_values_meet(rows):
+    items = [
+        Item(
+            "tests/sok/test_x.py",
+            "test_a",
+            str(i),
+            backend,
+            marks=["pairs"],
+            a=a,
+            b=b,
+            c=UNHASHABLE[c],
+        )
+        for backend in ("cpu", "simt")
+        for i, (a, b, c) in enumerate(rows)
+    ]
+    others = variants("tests/sok/test_x.py", "test_b", "1", "2")
+    kept = levels.with_pairs([*items, *others])
+    assert kept >= set(others)
+    for backend in ("cpu", "simt"):
+        of_it = [item for item in items if item.callspec.params["backend"] == backend]
+        found = [row for row, item in zip(rows, of_it, strict=True) if item in kept]
+        for two in itertools.combinations(range(3), 2):
+            met, may_meet = ({tuple(row[i] for i in two) for row in some} for some in (found, rows))
+            assert met == may_meet
+
+
+def test_of_many_variants_few_hold_all_pairs():
+    rows = list(itertools.product(range(3), range(4), range(2), range(2), "ab"))
+    chosen = covering([dict(zip("vwxyz", row, strict=True)) for row in rows])
+    assert 12 <= len(chosen) <= 16 and len(rows) == 96
+    assert chosen == sorted(set(chosen))
+    assert covering([{"one": i} for i in range(5)]) == [0, 1, 2, 3, 4]
 
 
 def test_a_mark_says_its_reason(request):

@@ -84,6 +84,7 @@ LOOKUPS = {
 TAPES = [tape_eager, tape_inside, tape_outside, tf_gradients]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("tape", TAPES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("look_up", LOOKUPS.values(), ids=LOOKUPS.keys())
 def test_rows_and_gradients_are_those_of_a_dense_variable(pair, look_up, tape):

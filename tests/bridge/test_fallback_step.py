@@ -45,11 +45,8 @@ def some_grads(seed, dim, n=3):
 
 
 @every
-@pytest.mark.parametrize("place", ["cpu", "simt"])
-def test_rows_move_as_dense_variables_do(make, mode, place, request):
+def test_rows_move_as_dense_variables_do(make, mode):
     """Two tables and a dense variable, all rows touched in each of 50 steps."""
-    if place == "simt":
-        request.getfixturevalue("play")
     tables = [new_table(4, "a"), new_table(3, "b")]
     variables = [tf.Variable(rows_of(table)) for table in tables]
     dense, alone = tf.Variable([[1.0, 2.0]]), tf.Variable([[1.0, 2.0]])

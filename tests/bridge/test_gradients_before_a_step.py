@@ -89,6 +89,7 @@ def train(model, mode, change=lambda grads: grads, steps=3):
         model.theirs.apply_gradients(zip(theirs, model.copies, strict=True))
 
 
+@pytest.mark.pairs
 @ALL
 @CLIPS
 def test_clipping_is_that_of_dense_variables(module, clip, mode):

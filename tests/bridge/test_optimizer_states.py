@@ -57,6 +57,7 @@ TWO = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("in_turn", [True, False], ids=["in turn", "one after the other"])
 @pytest.mark.parametrize("makers", TWO.values(), ids=TWO)
 def test_living_optimizers_share_no_state(makers, in_turn, mode):
@@ -238,6 +239,7 @@ def test_restored_states_are_adopted(tmp_path, into):
     np.testing.assert_allclose(rows_of(restored), before, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("into", ["new optimizers", "the same optimizers"])
 @pytest.mark.parametrize("makers", TWO.values(), ids=TWO)
 def test_the_states_of_two_optimizers_are_saved_and_restored(tmp_path, makers, into):

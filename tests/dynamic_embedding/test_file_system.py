@@ -115,6 +115,7 @@ def test_the_folder_may_be_an_address_of_this_machine(monkeypatch, tmp_path, loa
     assert held(other) == expected(KEYS)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("save_size", [1, 2, 3])
 @pytest.mark.parametrize("load_size", [1, 2, 3])
 @pytest.mark.parametrize("shards", [1, 2])

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sok_lite.backend.cpu import CpuBackend
 from tests.conftest import QUICK
-from tests.support.helpers import first_row, new_table, with_segments
+from tests.support.helpers import first_row, new_table, sized, with_segments
 from tests.support.reference import DictTable, ScoredTable
 from tests.support.simt import backend as simt
 from tests.support.table_audit import audit_segments, marks_of
@@ -38,7 +38,7 @@ def test_the_index_follows_what_is_new_not_the_batch(backend):
 def test_erased_rows_are_used_again_and_the_index_stays_small(backend):
     table = new_table(backend, dim=1)
     rng = np.random.default_rng(0)
-    for _ in range(20 if QUICK else 200):
+    for _ in range(20 if QUICK else sized(backend, 200, 50)):
         keys = rng.integers(I64.min, I64.max, 1000)
         table.find_or_insert(keys)
         assert table.erase(keys) == 1000

@@ -69,6 +69,7 @@ RULES = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("in_turn", [True, False], ids=["in turn", "one after the other"])
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("options", [{}, TIERS], ids=["hbm", "hybrid in two tiers"])

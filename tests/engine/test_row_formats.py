@@ -73,6 +73,7 @@ def bits(keys, rows):
 # -------------------------------------------------------------------- rows as they are
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dim", DIMS)
 def test_rows_come_back_to_the_bit(backend, kind, dtype, dim):
     table = make(backend, kind, dtype, dim, first=7)

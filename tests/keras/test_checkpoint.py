@@ -310,14 +310,15 @@ def killed(keras, path, number, options):
 
 @pytest.mark.full_only("starts a process each")
 @pytest.mark.parametrize(
-    ("number", "options"),
+    ("keras", "number", "options"),
     [
-        (30, {"every": 1, "keep": 1}),
-        (53, {"every": 1, "incremental": 3}),
-        (71, {"every": 1, "keep": 1}),
-        (104, {"every": 1, "incremental": 3}),
-        (127, {"every": 1, "keep": 1}),
+        ("keras", 30, {"every": 1, "keep": 1}),
+        ("tf_keras", 53, {"every": 1, "incremental": 3}),
+        ("tf_keras", 71, {"every": 1, "keep": 1}),
+        ("keras", 104, {"every": 1, "incremental": 3}),
+        ("keras", 127, {"every": 1, "keep": 1}),
     ],
+    indirect=["keras"],
 )
 def test_a_killed_process_leaves_what_goes_on(keras, sk, tmp_path, number, options):
     assert killed(keras, tmp_path, number, options) is None

@@ -206,6 +206,7 @@ def looked_up(here, lookup, params, form, weights, **arguments):
     return here.run(run, ALL_KEYS, numbers)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn", None])
 @pytest.mark.parametrize(
     ("weights", "form"),
@@ -222,6 +223,7 @@ def test_rows_are_combined(here, filled, combiner, weights, form):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("lookup", [*SPARSE, *SAFE], ids=name_of)
 def test_rows_are_clipped_before_they_are_combined(here, filled, lookup):
     variable = filled()
@@ -229,6 +231,7 @@ def test_rows_are_clipped_before_they_are_combined(here, filled, lookup):
     np.testing.assert_allclose(found, combined(LISTS, WITHOUT, "sum", 0.5), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 @pytest.mark.parametrize("lookup", [*SPARSE, *SAFE], ids=name_of)
 def test_halves_are_combined_as_floats(here, made, lookup, dtype):
@@ -242,6 +245,7 @@ def test_halves_are_combined_as_floats(here, made, lookup, dtype):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
 @pytest.mark.parametrize("default_id", [None, -7])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
@@ -334,6 +338,7 @@ def test_gradients_of_a_plain_lookup(here, filled, lookup):
         np.testing.assert_allclose(found[key], value, rtol=1e-6)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("lookup", [SPARSE[0], SAFE[1], SAFE[2]], ids=name_of)
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
 def test_gradients_of_a_sparse_lookup(here, filled, lookup, combiner):

@@ -358,6 +358,7 @@ def as_ragged(dense):
     return tf.RaggedTensor.from_tensor(tf.constant(dense))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("known", [True, False], ids=["static", "unknown"])
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (1, 1), (0,), (0, 3), (4, 0)], ids=str)

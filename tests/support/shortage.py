@@ -103,16 +103,17 @@ def attempt(bench, name, facts, shortage):
     return None
 
 
-def every_shortage(bench, name, new_shortage):
+def every_shortage(bench, name, new_shortage, step=1):
     """Runs an operation without memory from every allocation on, and with all but one of them; on a
     simulated GPU of every eighth.
 
     Args:
+      step: 2 leaves every second allocation out, and so on.
       new_shortage: (at, for_good) -> a context with `calls`.
     """
     facts = expected(bench, name)
     findings = Findings()
-    tried, step = 0, sized(bench.backend, 1, 8)
+    tried, step = 0, step * sized(bench.backend, 1, 8)
     for for_good in (False, True):
         at = 1
         while True:
