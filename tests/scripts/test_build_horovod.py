@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import textwrap
 import zipfile
 from importlib.metadata import version
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from scripts import build_horovod
+from tests.support.rank_jobs import launcher
 
 # Namespaces that are TensorFlow's; Horovod's own and the C library's are not looked at.
 TENSORFLOW = re.compile(r"\b(tensorflow|stream_executor|tsl|xla|absl)::")
@@ -38,7 +40,7 @@ def symbols(option, *files):
 )
 def test_a_gpu_build_asks_tensorflow_for_nothing_that_its_gpu_wheel_has_not(tmp_path):
     source = build_horovod.get_source(tmp_path, tmp_path / "log")
-    build_horovod.patch_source(source, gpu=True)
+    build_horovod.patch_source(source, gpu=True, with_mpi=False)
     for name in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12"):
         wheel_of(tmp_path, name).extractall(tmp_path / "cuda")
     major, minor = version("tensorflow-cpu").split(".")[:2]
@@ -70,9 +72,8 @@ def test_a_gpu_build_asks_tensorflow_for_nothing_that_its_gpu_wheel_has_not(tmp_
             if re.search(r"/libtensorflow_(cc|framework)\.so", name)
         ]
     assert len(libraries) == 2
-    has = symbols(["-DC", "--defined-only"], *libraries)
-    missing = sorted(name for name in wanted if name not in {each.split("@")[0] for each in has})
-    assert not missing
+    has = {name.split("@")[0] for name in symbols(["-DC", "--defined-only"], *libraries)}
+    assert not wanted - has
 
 
 def test_what_cannot_be_imported_is_no_build(monkeypatch, tmp_path):
@@ -84,8 +85,30 @@ def test_what_cannot_be_imported_is_no_build(monkeypatch, tmp_path):
         build_horovod.check_import()
 
 
-@pytest.mark.full_only("set-up imports it as well")
-def test_what_is_installed_here_can_be_imported():
+@pytest.fixture
+def has_horovod():
     if importlib.util.find_spec("horovod") is None:
         pytest.skip(f"no Horovod in {sys.prefix}")
+
+
+@pytest.mark.full_only("set-up imports it as well")
+def test_what_is_installed_here_can_be_imported(has_horovod):
     build_horovod.check_import()
+
+
+def test_the_launcher_knows_what_was_built_without_tensorflow(monkeypatch, tmp_path):
+    """It else imports TensorFlow in two processes before a job begins."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('not to be imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run(launcher("horovod"), "-np", 1, sys.executable, "-c", "pass")
+
+
+@pytest.mark.full_only("imports TensorFlow")
+def test_what_the_launcher_takes_for_built_was_built(has_horovod):
+    program = """
+        import horovod.tensorflow as built
+        from horovod.common import util as said
+        assert said.mpi_built() == built.mpi_built()
+        assert said.gloo_built() == built.gloo_built() == True
+    """
+    run(sys.executable, "-c", textwrap.dedent(program))
