@@ -35,7 +35,7 @@ def compiled(path, arch):
     return registers().compile_source(sources.inlined(path), arch)
 
 
-# No source asks for which architecture it is compiled. Each is compiled for that of the other tests,
+# No source asks for which architecture it is compiled. Each is compiled for that of other tests,
 # and each but update rules, which differ in a few lines of arithmetic, for one more.
 FILES_AND_ARCHS = [
     (path, arch)

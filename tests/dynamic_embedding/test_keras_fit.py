@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import dynamic_embedding as de
+from tests.support.datasets import batched
 
 DIM, NUM_KEYS, FIELDS = 3, 40, 5
 RNG = np.random.default_rng(0)
@@ -333,7 +334,7 @@ def test_a_frozen_layer_stays_as_it_is(keras):
 
 def test_fit_takes_a_dataset_metrics_and_validation(keras):
     model, layer = with_table(keras)
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    data = batched((X, Y), 8)
     compiled(keras, model, metrics=["mae"])
     history = model.fit(data, validation_data=data, epochs=3, verbose=0).history
     assert history["val_loss"][-1] < history["val_loss"][0]

@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from tests.support.datasets import batched
+
 N = 48
 RNG = np.random.default_rng(5)
 LENGTHS = RNG.integers(0, 4, N)
@@ -17,7 +19,7 @@ Y = (RNG.normal(size=(N, 1)) > 0).astype(np.float32)
 
 
 def batches(size=16):
-    return tf.data.Dataset.from_tensor_slices((DATA, Y)).batch(size)
+    return batched((DATA, Y), size)
 
 
 def inputs_of(keras):

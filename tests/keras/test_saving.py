@@ -22,6 +22,7 @@ from tests.keras.models import (
     functional,
     tables_of,
 )
+from tests.support.datasets import batched
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def fresh(keras, sk):
     """Another model, which has been trained otherwise."""
     model = compiled(keras, sk)
     other = {**DATA, "user": DATA["user"] + 500}
-    model.fit(tf.data.Dataset.from_tensor_slices((other, Y)).batch(32), verbose=0)
+    model.fit(batched((other, Y), 32), verbose=0)
     return model
 
 

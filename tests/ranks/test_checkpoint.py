@@ -9,6 +9,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
+from tests.support.datasets import batched
 from tests.support.stopping import Stop, stopping
 
 RNG = np.random.default_rng(0)
@@ -47,7 +48,7 @@ def made(keras, sk, seed=1):
 
 
 def fit(model, sk, *callbacks):
-    batches = sk.shard(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8))
+    batches = sk.shard(batched((X, Y), 8))
     model.fit(batches, epochs=2, callbacks=[sk.AllRanks(), *callbacks], verbose=0)
 
 

@@ -10,6 +10,7 @@ from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
+from tests.support.datasets import batched
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
 RNG = np.random.default_rng(0)
@@ -42,7 +43,7 @@ def sk(keras):
 
 
 def batches():
-    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    return batched((X, Y), BATCH)
 
 
 def of_batches_of_its_own(comm):
@@ -337,7 +338,7 @@ def test_steps_are_compared_without_a_callback_of_ours(comm, once, keras, sk, ca
 
 
 def on_labels(batch=BATCH):
-    return tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(batch)
+    return batched((X, LABELS), batch)
 
 
 @pytest.mark.full_only("fits twice on two ranks; ranks that train as one rank are the smoke")

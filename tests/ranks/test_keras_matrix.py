@@ -16,6 +16,7 @@ import tensorflow as tf
 import sok_lite.keras
 from sok_lite.bridge import job
 from sok_lite.comm import launched_ranks
+from tests.support.datasets import batched
 from tests.support.dense_rows import dense_rows
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 30, 4, 8
@@ -118,7 +119,7 @@ class Kit:
 
     def data(self, is_ours, y=Y):
         """This rank's part of each batch, or the whole batches."""
-        batches = tf.data.Dataset.from_tensor_slices((X, y)).batch(BATCH)
+        batches = batched((X, y), BATCH)
         return self.sk.shard(batches) if is_ours else batches
 
     def fit(self, models, y=Y, callbacks=list, **options):
