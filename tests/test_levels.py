@@ -173,6 +173,17 @@ def test_what_changed_runs_in_all_variants():
     assert len(found) == 5 and "tests/sok/test_x.py::test_b[1]" in found
 
 
+@pytest.mark.parametrize("unchanged", [False, True])
+def test_what_changed_may_be_left_out_of_account(unchanged, monkeypatch):
+    for name, value in (("QUICK", True), ("changed_stems", lambda: {"x"}), ("_others", {})):
+        monkeypatch.setattr(levels, name, value)
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    config = SimpleNamespace(getoption={"--unchanged": unchanged}.get, hook=hook)
+    items = variants("tests/sok/test_x.py", "test_a", *"12345678")
+    levels.pytest_collection_modifyitems(config, items)
+    assert len(items) == (1 if unchanged else 8)
+
+
 def test_what_is_marked_runs_in_full_alone():
     items = variants("tests/sok/test_x.py", "test_a", "1", "2")
     items += variants("tests/sok/test_x.py", "test_a", "3", "4", marks=["full_only"])
@@ -291,4 +302,5 @@ def test_a_run_says_first_what_it_runs_with(monkeypatch):
     monkeypatch.setattr(levels, "launched_ranks", lambda: 2)
     monkeypatch.setattr(levels, "cuda_unavailable", lambda: "no driver")
     line = f"{os.cpu_count()} cores, no GPU (no driver), 2 ranks: numpy 1.2, keras 3.4"
-    assert levels.pytest_report_header()[0] == line
+    config = SimpleNamespace(getoption=lambda name: True)
+    assert levels.pytest_report_header(config)[0] == line

@@ -56,6 +56,7 @@ def test_the_levels_have_the_same_stages_and_quick_says_which_are_parts():
     assert all(("--quick" in q.command) == ("pytest" in q.command) for q in quick)
     parts = {s.name for s in quick if s.is_part}
     assert {s.name for s in full if "--quick" in s.command} == parts
+    assert {s.name for s in full if "--unchanged" in s.command} == parts
 
 
 def test_the_oldest_tensorflow_can_be_left_out():
