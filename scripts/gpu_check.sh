@@ -2,15 +2,11 @@
 # Checks the engine on a machine with a GPU, in stages; each ends within 10 minutes.
 # Needs python3 with numpy, cupy, pytest and hypothesis. Needs no TensorFlow, no Horovod, no pip.
 #
-#   bash scripts/gpu_check.sh                     every stage but the sweep, in this order
+#   bash scripts/gpu_check.sh                     every stage, in this order
 #   bash scripts/gpu_check.sh tests memcheck      these stages
 #   bash scripts/gpu_check.sh tests FILE...       these files of tests, by their paths
-#   bash scripts/gpu_check.sh --sweep             what the memory can do, and the table kernels over
-#                                                 their tunables; what follows goes to
-#                                                 `python -m scripts.bench tables sweep`, which
-#                                                 says more
 #
-#   compile     every kernel compiled for this GPU, loaded, and found again in the cache
+#   compile     every kernel compiled for this GPU
 #   tests       the tests below TensorFlow on the GPU, a process for each file
 #   faults      the tests that fail, interrupt or hold up a table at every step
 #   memcheck, synccheck, racecheck, initcheck
@@ -45,23 +41,17 @@ for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S SOK_LITE_JOBS; do
   fi
 done
 
-sweep=0
 stages=()
 files=()
-if [ "${1:-}" = --sweep ]; then
-  sweep=1
-  shift
-else
-  for argument in "$@"; do
-    case " ${all[*]} " in *" $argument "*) stages+=("$argument"); continue ;; esac
-    if [ ! -f "$argument" ]; then
-      echo "error: unknown argument '$argument'. Expected: --sweep, files of tests, or of ${all[*]}." >&2
-      exit 2
-    fi
-    files+=("$argument")
-  done
-  if [ ${#stages[@]} -eq 0 ]; then stages=("${all[@]}"); fi
-fi
+for argument in "$@"; do
+  case " ${all[*]} " in *" $argument "*) stages+=("$argument"); continue ;; esac
+  if [ ! -f "$argument" ]; then
+    echo "error: unknown argument '$argument'. Expected: files of tests, or of ${all[*]}." >&2
+    exit 2
+  fi
+  files+=("$argument")
+done
+if [ ${#stages[@]} -eq 0 ]; then stages=("${all[@]}"); fi
 
 if [ "$backend" != cpu ]; then
   "$python" - <<'PY' || exit 1
@@ -93,8 +83,6 @@ print(f"Python {sys.version.split()[0]}, NumPy {numpy.__version__}, CuPy {cupy._
 print(f"{count} x {device['name'].decode()}, {free >> 30} of {total >> 30} GiB free")
 PY
 fi
-
-if [ "$sweep" -eq 1 ]; then exec "$python" -m scripts.bench tables sweep "$@"; fi
 
 failed=()
 stage_s="${SOK_LITE_STAGE_S:-540}"
@@ -164,8 +152,7 @@ in_files() { # seconds a test, files...
 run_tests() {
   local file rest=()
   if [ ${#files[@]} -eq 0 ]; then
-    for file in tests/engine/{,*/}test_*.py tests/{backend,comm}/test_*.py \
-      tests/bench/test_{operations,limits}.py; do
+    for file in tests/engine/{,*/}test_*.py tests/{backend,comm}/test_*.py; do
       case " ${kernel_files[*]} ${fault_files[*]} " in *" $file "*) ;; *) rest+=("$file") ;; esac
     done
     files=("${kernel_files[@]}" "${rest[@]}")
@@ -194,12 +181,12 @@ bench() { timeout --kill-after=10 "$stage_s" "$python" -m scripts.bench "$@" </d
 
 run_stage() {
   case "$1" in
-    compile) bench compile ;;
+    compile) timeout --kill-after=10 "$stage_s" "$python" -m sok_lite compile </dev/null ;;
     tests) run_tests ;;
     faults) in_files "${SOK_LITE_TEST_S:-120}" "${fault_files[@]}" ;;
     memcheck | synccheck | racecheck | initcheck) run_sanitizer "$1" ;;
-    tables) bench tables operations --backends "$backend" --dims 8 64 --capacity 4194304 ;;
-    engine) bench engine step --backends "$backend" ;;
+    tables) bench tables --backends "$backend" --dims 8 64 --capacity 4194304 ;;
+    engine) bench engine --backends "$backend" ;;
   esac
 }
 

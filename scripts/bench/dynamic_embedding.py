@@ -2,8 +2,7 @@
 
 Each package runs in a process of its own and they take turns, one call each, so that whatever else
 the machine does meets both alike. Each case ends with one line `RESULT {json}`: for each package
-the lowest of the medians of several runs, in milliseconds. The last words are a table of them, and
-one of the marks.
+the lowest of the medians of several runs, in milliseconds. The last words are a table of them.
 
 Cases: `lookup`, `upsert` and `accum` of keys that are all present, and `train`: a unique lookup
 through a shadow variable, its gradient, and Adam; each eager and in a tf.function. `uniform` and
@@ -27,13 +26,11 @@ import numpy as np
 
 from scripts.bench.common.turns import (
     Contender,
-    Mark,
     Worker,
     add_peer_option,
     add_worker_options,
     peer_python,
     print_machine,
-    print_marks,
     print_medians,
     serve,
     started,
@@ -180,18 +177,6 @@ def lowest(runs: Sequence[dict]) -> dict:
     }
 
 
-def marks(ours: str, tfra: str) -> list[Mark]:
-    """The marks of a call in a tf.function."""
-    faster = {
-        "lookup-function-uniform": 4,
-        "train-function-uniform": 8,
-        "train-function-zipf": 5,
-        "lookup-function-many": 2.5,
-        "train-function-many": 25,
-    }
-    return [Mark(case, case, ours, tfra, mark) for case, mark in faster.items()]
-
-
 def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cases", nargs="*", default=CASES, choices=CASES)
@@ -231,4 +216,3 @@ def main(parser: argparse.ArgumentParser) -> None:
         results.append({"case": case, **size, "rounds": args.rounds, **lowest(runs)})
         print("RESULT " + json.dumps(results[-1]), flush=True)
     print_medians(results)
-    print_marks(marks(ours.name, tfra.name), results)

@@ -1,25 +1,21 @@
-"""Times `model.fit` with tables beside the same with keras.layers.Embedding, and what is served.
+"""Times `model.fit` with tables beside the same with keras.layers.Embedding.
 
 One line `RESULT {json}` for each: --features features of one id a row, drawn from --keys keys, rows
 of --dim, and an MLP on them, by Adam. The tables are in one `Embeddings` layer, and then in a layer
-each. Times are of epochs after the first, medians, in turns. Then one line for each size of batch:
-a call of the first model, and of what `export_serving` writes of it, in turns.
+each. Times are of epochs after the first, medians, in turns.
 
 Example:
   python -m scripts.bench keras --features 26 --batch 1024
 """
 
 import argparse
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-import sok_lite as sok
 import sok_lite.keras as sk
 from scripts.bench.common.measuring import num_threads, result
 from sok_lite.backend import get_backend
@@ -47,39 +43,6 @@ def model_of(kind: str, args: argparse.Namespace) -> Any:
     return model
 
 
-def serve(model: Any, args: argparse.Namespace) -> None:
-    """Times calls of a model, and of what is served of it."""
-    called = tf.function(lambda ids: model(ids, training=False))
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        sok.export_serving(model, folder)
-        seconds = time.perf_counter() - start
-        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-        served = tf.saved_model.load(folder).signatures["serving_default"]
-    rng = np.random.default_rng(1)
-    for batch in (1, args.batch):
-        ids = {each.name: tf.constant(rng.integers(0, args.keys, batch)) for each in model.inputs}
-        ways = {"model": lambda ids=ids: called(ids), "served": lambda ids=ids: served(**ids)}
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(args.calls + 1):
-            for way, call in ways.items():
-                start = time.perf_counter()
-                call()
-                times[way].append(time.perf_counter() - start)
-        for way, each in times.items():
-            ordered = sorted(each[1:])
-            result(
-                benchmark="keras serving",
-                way=way,
-                batch=batch,
-                features=args.features,
-                megabytes=size / 1e6,
-                seconds_to_write=seconds,
-                fastest_tenth_ms=float(np.mean(ordered[: len(ordered) // 10 + 1])) * 1000,
-                ms=float(np.median(ordered)) * 1000,
-            )
-
-
 def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", type=int, default=26)
     parser.add_argument("--keys", type=int, default=20_000, help="of each feature")
@@ -87,7 +50,6 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=40, help="of an epoch")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=300, help="of a model, and as served")
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     count = args.steps * args.batch
@@ -113,4 +75,3 @@ def main(parser: argparse.ArgumentParser) -> None:
             ms_a_step=float(np.median(each[1:])) * 1000,
             fastest_ms=min(each[1:]) * 1000,
         )
-    serve(models[_ONE_LAYER], args)

@@ -4,7 +4,7 @@ TFRA.
 Every system runs in a process of its own and they are timed in turns, one call each, so that
 whatever else the machine does meets all of them alike. Each case ends with one line
 `RESULT {json}` that holds the median milliseconds of each system and ours against the others. The
-last words are a table of the medians and one of the marks.
+last words are a table of the medians.
 
 Cases: lookup of keys that are all present, a training step (lookup, gradient, Adam on the touched
 rows), both eager and in a tf.function, with uniform and Zipf(1.05) keys; and the insertion of
@@ -28,13 +28,11 @@ import numpy as np
 from scripts.bench.common.systems import SYSTEMS, System
 from scripts.bench.common.turns import (
     Contender,
-    Mark,
     Worker,
     add_peer_option,
     add_worker_options,
     peer_python,
     print_machine,
-    print_marks,
     print_medians,
     serve,
     started,
@@ -146,23 +144,6 @@ def measure(args: argparse.Namespace, case: str, workers: Sequence[Worker]) -> d
     return fields
 
 
-def marks(all_threads: Sequence[int | None]) -> list[Mark]:
-    """The marks of a call in a tf.function, with the most threads and between one and two."""
-    most = max(all_threads, key=lambda threads: threads or 0)
-    ours, dense, tfra = (Contender(name, most).name for name in SYSTEMS)
-    found = []
-    for keys, faster in (("uniform", 8), ("zipf", 5)):
-        lookup, train = f"lookup-function-{keys}", f"train-function-{keys}"
-        found += [
-            Mark(f"lookup, {keys}, against dense", lookup, ours, dense, 1.0, is_time=True),
-            Mark(f"Adam step, {keys}, against TFRA", train, ours, tfra, faster),
-        ]
-    if {1, 2} <= set(all_threads):
-        two, one = (Contender("sok_lite", threads).name for threads in (2, 1))
-        found += [Mark(f"2 threads, {case}", case, two, one, 1.5) for case in CASES[:-1]]
-    return found
-
-
 def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--keys", type=int, default=1_000_000, help="keys in the table")
@@ -196,4 +177,3 @@ def main(parser: argparse.ArgumentParser) -> None:
             results.append(measure(args, case, workers))
         print("RESULT " + json.dumps(results[-1]), flush=True)
     print_medians(results)
-    print_marks(marks(args.threads), results)

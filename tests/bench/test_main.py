@@ -1,16 +1,63 @@
-"""scripts/bench/__main__.py: it lists every benchmark, and says what there is not."""
+"""scripts/bench: each benchmark runs on tiny sizes, and says what it is asked to measure.
 
+What they measure is not asserted: no test asserts a time.
+"""
+
+import argparse
 import importlib
 import re
 import subprocess
 
+import numpy as np
 import pytest
 
-from tests.support.benchmarks import ROOT, command_of
+from scripts.bench.lookup import zipf_positions
+from scripts.bench.many_tables import make_lengths
+from scripts.bench.tables import NEW_SHARE, OPS, Bench, distinct_keys
+from tests.support.benchmarks import ROOT, RUNS_A_BENCHMARK, command_of, run
 from tests.support.own_process import run_program
 
 main = importlib.import_module("scripts.bench.__main__")
-HELPERS = {"tables/peer", "tables/workloads"}
+# Of each benchmark: options that make it small, and what a field of its results says in order.
+SMALL = {
+    "dynamic_embedding": (
+        "--cases accum-eager-uniform train-function-many --runs 2 --rounds 2 --keys 500 --batch 64 "
+        "--dim 3 --tables 2 --many-keys 50 --many-batch 8",
+        ("case", ["accum-eager-uniform", "train-function-many"]),
+    ),
+    "engine": ("--backends cpu --tables 1 3 --keys 500 --batch 40 --rounds 1", ("tables", [1, 3])),
+    "files": (
+        "--keys 20000 --batch 400 --dim 4 --rounds 1 --steps 3",
+        (
+            "case",
+            ["disk", "disk, read", "dump", "load", "background"]
+            + ["step, no dump", "step, while it is written"],
+        ),
+    ),
+    "keras": (
+        "--features 2 --keys 50 --dim 2 --batch 16 --steps 2 --rounds 1",
+        ("layer", ["tables", "a layer for each table", "keras.layers.Embedding"]),
+    ),
+    "lookup": (
+        "--keys 500 --batch 64 --dim 3 --rounds 1 --cases lookup-function-zipf insert",
+        ("case", ["lookup-function-zipf", "insert"]),
+    ),
+    "many_tables": ("--quick --threads 1", ("case", ["lookup-32", "train-32", "train-32x4"])),
+    "optimizers": (
+        "--backends cpu --rows 300 --dims 3 --dtypes bfloat16 --rounds 1 --rules Adam SGD "
+        "--orders random",
+        ("rule", ["SGD", "Adam", "Adam amsgrad"]),
+    ),
+    "serving": (
+        "--tables 3 --keys 50 --rounds 3",
+        ("case", ["dense", "known", "any", "ragged", "engine"]),
+    ),
+    "tables": (
+        "--backends cpu --tables hybrid --dims 3 --loads 1.0 --capacity 4096 --batch 200 "
+        "--rounds 1 --mark-keys 2000",
+        ("case", ["lookup_over_gather", *OPS[:-1]]),
+    ),
+}
 
 
 def call(*words):
@@ -20,48 +67,84 @@ def call(*words):
 def test_every_benchmark_is_listed_with_a_line_of_its_own():
     done = call()
     assert done.returncode == 0, done.stderr
-    listed = dict(re.findall(r"(?m)^([a-z_]+(?: [a-z_]+)?)  +(\S.*)$", done.stdout))
-    assert list(listed) == main.commands()
-    modules = {
-        str(path.relative_to(main.FOLDER).with_suffix(""))
-        for path in main.FOLDER.rglob("*.py")
-        if "common" not in path.parts and not path.name.startswith("__")
-    }
-    assert {each.replace(" ", "/") for each in listed} == modules - HELPERS
+    assert [name for name, _ in re.findall(r"(?m)^([a-z_]+)  +(\S.*)$", done.stdout)] == list(SMALL)
 
 
-def test_there_are_few_benchmarks():
-    assert len(main.BENCHMARKS) <= 16
+def test_a_benchmark_that_there_is_not_is_refused():
+    done = call("nothing", "--rounds")
+    assert done.returncode == 1
+    assert "no benchmark 'nothing'. Expected one of: dynamic_embedding, engine, " in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["nothing"], "no benchmark 'nothing'. Expected one of: compile, dynamic_embedding, "),
-        (["ranks"], "no benchmark 'ranks'. Expected one of: ranks shares, ranks pinned, "),
-        (["ranks", "--rounds"], "no benchmark 'ranks --rounds'. Expected one of: ranks shares, "),
-    ],
-)
-def test_a_benchmark_that_there_is_not_is_refused(words, expected):
-    done = call(*words)
-    assert done.returncode == 1 and expected in done.stderr
+@RUNS_A_BENCHMARK
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_prints_a_line_for_each_case(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("SOK_LITE_PEERS", str(tmp_path))  # no environment of TFRA is found
+    options, (field, expected) = SMALL[name]
+    results, _ = run(name, *options.split(), are_positive=name != "optimizers")
+    assert [fields[field] for fields in results] == expected
 
 
-@pytest.mark.parametrize("name", main.commands())
-def test_every_benchmark_has_a_smoke_test(name):
-    assert (ROOT / "tests" / "bench" / f"test_{name.split()[-1]}.py").is_file()
+@RUNS_A_BENCHMARK
+def test_the_workload_of_hkv_runs_on_both_tables():
+    args = "--backends cpu --capacity 4096 --batch 200 --dims 3 --loads 0.5 --workload hkv"
+    results, text = run("tables", *args.split())
+    assert [r["table"] for r in results] == 9 * ["hbm"] + 10 * ["hybrid"]
+    assert "hbm has no insert_and_evict" in text
+
+
+@pytest.mark.full_only("starts a system in each of its processes")
+def test_a_system_that_dies_ends_the_benchmark(tmp_path):
+    peer = tmp_path / "bin" / "python"
+    peer.parent.mkdir()
+    peer.write_text("#!/bin/sh\necho no TFRA here >&2\nexit 3\n")
+    peer.chmod(0o755)
+    done = call("lookup", "--threads", "1", "--peers", str(tmp_path))
+    assert done.returncode == 1
+    assert "no TFRA here" in done.stderr
+    assert "A process of tfra, 1 thread died; its words are above." in done.stderr
 
 
 @pytest.mark.parametrize(
     ("missing", "names"),
     [
         # scripts/gpu_check.sh runs where there is no TensorFlow.
-        ("tensorflow", "engine.step tables.operations tables.limits tables.sweep tables.tiers"),
-        ("tensorflow", "engine.launch files.dump memory.growth memory.index optimizers.rules"),
+        ("tensorflow", "engine tables files optimizers"),
         # TFRA has an environment of its own.
-        ("sok_lite", "lookup many_tables.systems dynamic_embedding"),
+        ("sok_lite", "lookup many_tables dynamic_embedding"),
     ],
 )
 def test_what_a_benchmark_does_without_is_not_imported(missing, names):
     modules = ", ".join(f"scripts.bench.{name}" for name in names.split())
     run_program(f"import sys; sys.modules[{missing!r}] = None; import {modules}")
+
+
+def test_ids_are_drawn_as_the_benchmarks_say():
+    rng = np.random.default_rng(0)
+    lengths = make_lengths(rng, 1024, 10)
+    assert lengths.size == 1024 and lengths.sum() == 10 * 1024
+    assert lengths.min() >= 1 and lengths.max() <= 19
+    counts = np.bincount(zipf_positions(rng, 50, 1.3, (200, 500)).ravel(), minlength=50)
+    # The k-th comes k^1.3 times as seldom as the first.
+    expected = 1e5 * np.arange(1, 51) ** -1.3 / (np.arange(1, 51) ** -1.3).sum()
+    np.testing.assert_allclose(counts, expected, atol=6 * np.sqrt(expected.max()))
+
+
+def test_a_filled_table_gives_known_and_new_keys(backend):
+    args = argparse.Namespace(batch=100, near_share=1.0, table_options=[])
+    bench = Bench(backend, "hbm", 4, 4096, 0.5, args)
+    assert (bench.table.capacity, bench.table.size) == (4096, 2048)
+    seen = set()
+    for _ in range(15):
+        keys = bench.known(100)
+        assert bool(bench.table.contains(keys).all())
+        seen |= set(backend.to_host(keys).tolist())
+    assert len(seen) == 1500
+    keys = bench.mixed(100)
+    assert np.unique(backend.to_host(keys)).size == 100
+    held = backend.to_host(bench.table.contains(keys))
+    assert held.sum() == 100 - int(100 * NEW_SHARE)
+    bench.table.find_or_insert(keys)
+    bench.remove_new(keys, 2048)
+    np.testing.assert_array_equal(backend.to_host(bench.table.contains(keys)), held)
+    assert np.unique(backend.to_host(distinct_keys(backend, 0, 1000))).size == 1000

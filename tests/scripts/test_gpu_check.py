@@ -49,9 +49,7 @@ def files(tmp_path):
 def test_a_stage_that_there_is_not_is_refused():
     done = check("tests", "test")
     assert done.returncode == 2
-    assert "unknown argument 'test'. Expected: --sweep, files of tests, or of compile tests" in (
-        done.stderr
-    )
+    assert "unknown argument 'test'. Expected: files of tests, or of compile tests" in (done.stderr)
 
 
 @pytest.mark.parametrize("name", ["SOK_LITE_STAGE_S", "SOK_LITE_TEST_S"])

@@ -12,12 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # With TensorFlow and without it, one of them is in quick.
 RUNS_A_BENCHMARK = pytest.mark.full_only("runs a whole benchmark")
-# Options of `tables operations`.
-SMALL = "--backends cpu --capacity 4096 --batch 200 --rounds 1 --mark-keys 2000".split()
 
 
 def command_of(name):
-    """Returns what runs a benchmark, such as "ranks pinned", or a tool: "tools.count_launches"."""
+    """Returns what runs a benchmark, such as "lookup", or a tool: "tools.count_launches"."""
     words = [name] if name.startswith("tools.") else ["scripts.bench", *name.split()]
     return [sys.executable, "-m", *words]
 
@@ -47,9 +45,3 @@ def run(name, *args, are_positive=True):
             fields
         )
     return results, done.stdout
-
-
-def table_of(text, first):
-    """Returns the rows of the Markdown table whose header begins with `first`, without that."""
-    lines = text[text.index(f"| {first} |") :].split("\n\n")[0].strip().splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]

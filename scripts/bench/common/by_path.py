@@ -1,11 +1,10 @@
-"""Runs a benchmark of this checkout, or a Python file, with the `sok_lite` that PYTHONPATH names.
+"""Runs a benchmark of this checkout with the `sok_lite` that PYTHONPATH names.
 
 An editable installation finds its own checkout first, and `python -m` the folder where it is run,
 so two checkouts could not be compared.
 
 Examples:
   PYTHONPATH=../older_checkout python scripts/bench/common/by_path.py lookup --rounds 3
-  PYTHONPATH=../older_checkout python scripts/bench/common/by_path.py ../older_checkout/x.py
 """
 
 import importlib.util
@@ -20,10 +19,6 @@ def main() -> None:
     for finder in list(sys.meta_path):
         if "editable" in getattr(finder, "__module__", ""):
             sys.meta_path.remove(finder)
-    if sys.argv[1].endswith(".py"):
-        del sys.argv[0]
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return
     spec = importlib.util.spec_from_file_location("scripts", SCRIPTS / "__init__.py")
     assert spec is not None
     sys.modules["scripts"] = importlib.util.module_from_spec(spec)

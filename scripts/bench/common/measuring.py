@@ -5,7 +5,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sok_lite.backend import Backend, cuda_unavailable, get_backend
@@ -99,14 +98,6 @@ def result(**fields: Any) -> dict[str, Any]:
     fields = {name: rounded(value) for name, value in fields.items() if value is not None}
     print("RESULT " + json.dumps(fields), flush=True)
     return fields
-
-
-def status_bytes(name: str) -> int:
-    """Returns a size of this process that the kernel of Linux reports, such as VmRSS."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    raise SystemExit(f"No {name} in /proc/self/status.")
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The systems that `lookup` and `many_tables systems` compare: ours, a dense tf.Variable, and TFRA.
+"""The systems that `lookup` and `many_tables` compare: ours, a dense tf.Variable, and TFRA.
 
 TensorFlow is imported by the process that is one of them.
 """

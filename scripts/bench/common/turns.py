@@ -1,5 +1,5 @@
 """Systems in processes of their own, timed in turns, so that whatever else the machine does meets
-all of them alike; and the marks that their ratios are to reach.
+all of them alike.
 
 Standard library only: the processes of other systems run in environments of their own.
 """
@@ -10,10 +10,8 @@ import json
 import os
 import platform
 import shutil
-import signal
 import socket
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -67,8 +65,6 @@ class Contender(NamedTuple):
       python: of its environment.
       root: the checkout whose `sok_lite` it uses.
       label: what the results call it instead of the system's name.
-      cycle_ms: how often Horovod looks for work. Idle ranks do so in the turns of others too.
-      rests: its ranks are stopped in the turns of others, so that they look for none there.
     """
 
     system: str
@@ -77,8 +73,6 @@ class Contender(NamedTuple):
     python: str = sys.executable
     root: Path = ROOT
     label: str = ""
-    cycle_ms: float = 50  # rows go through shared memory, without Horovod
-    rests: bool = False
 
     @property
     def name(self) -> str:
@@ -88,7 +82,7 @@ class Contender(NamedTuple):
 
 
 def command_by_path(python: str, *words: str) -> list[str]:
-    """Returns the command that runs a benchmark, or a file, with the `sok_lite` of PYTHONPATH."""
+    """Returns the command that runs a benchmark with the `sok_lite` of PYTHONPATH."""
     return [python, str(Path(__file__).parent / "by_path.py"), *words]
 
 
@@ -121,7 +115,8 @@ class Worker:
             env["PYTHONPATH"] = os.pathsep.join([str(contender.root), env.get("PYTHONPATH", "")])
         if contender.ranks > 1:
             command = [find_horovodrun() or "", "-np", str(contender.ranks), *command]
-            env["HOROVOD_CYCLE_TIME"] = str(contender.cycle_ms)
+            # Idle ranks look for work in the turns of others too; rows go through shared memory.
+            env["HOROVOD_CYCLE_TIME"] = "50"
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
             address = str(Path(folder) / "socket")
             server.bind(address)
@@ -136,8 +131,6 @@ class Worker:
             )
             self._connections = [self._accept(server) for _ in range(contender.ranks)]
         self._answers = [each.makefile("r") for each in self._connections]
-        self._resting = [_process_at(each) for each in self._connections if contender.rests]
-        self._waker = _waker(self._resting) if self._resting else None
 
     def _accept(self, server: socket.socket) -> socket.socket:
         while True:
@@ -152,7 +145,6 @@ class Worker:
 
     def tell(self, case: str, count: int) -> None:
         """Asks for a case to be prepared (`count` 0) or for calls of it."""
-        self._signal(signal.SIGCONT)
         for connection in self._connections:
             try:
                 connection.sendall((json.dumps([case, count]) + "\n").encode())
@@ -168,44 +160,14 @@ class Worker:
         lines = [answers.readline() for answers in self._answers]
         if not all(lines):
             raise self._died()
-        self._signal(signal.SIGSTOP)
         return [max(ranks) for ranks in zip(*map(json.loads, lines), strict=True)]
 
     def close(self) -> None:
         """Ends the processes."""
-        self._signal(signal.SIGCONT)
         for answers, connection in zip(self._answers, self._connections, strict=True):
             answers.close()
             connection.close()
         self.process.wait()
-        if self._waker is not None:
-            self._waker.communicate()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._resting:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-
-
-def _waker(processes: Sequence[int]) -> subprocess.Popen:
-    """Starts what lets stopped processes go on when this one ends, however: they find that its
-    connection is closed, and end."""
-    program = (
-        "import os, signal, sys; sys.stdin.read(); "
-        "[os.kill(int(each), signal.SIGCONT) for each in sys.argv[1:]]"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, processes)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _process_at(connection: socket.socket) -> int:
-    """Returns the number of the process at the other end."""
-    numbers = struct.Struct("3i")  # process, user, group
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, numbers.size)
-    return numbers.unpack(told)[0]
 
 
 @contextlib.contextmanager
@@ -298,53 +260,6 @@ def print_machine() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     print(f"{platform.processor() or platform.machine()}, {cores} cores, {platform.platform()}")
     print(f"load before: {', '.join(f'{load:.1f}' for load in os.getloadavg())}")
-
-
-# ----------------------------------------------------------------- marks
-
-
-class Mark(NamedTuple):
-    """What a ratio of two medians is to reach.
-
-    Attributes:
-      work: in words.
-      case: whose medians.
-      ours, against: names of contenders.
-      mark: the ratio.
-      is_time: the ratio is our time divided by theirs, and at most the mark; else theirs divided
-        by ours, and at least the mark.
-    """
-
-    work: str
-    case: str
-    ours: str
-    against: str
-    mark: float
-    is_time: bool = False
-
-    def row(self, medians: Mapping[str, float]) -> list[str] | None:
-        """Returns the cells of this mark's row; None if one of the two was not measured."""
-        ours, against = medians.get(self.ours), medians.get(self.against)
-        if ours is None or against is None:
-            return None
-        ratio = ours / against if self.is_time else against / ours
-        is_reached = ratio <= self.mark if self.is_time else ratio >= self.mark
-        means = "its time" if self.is_time else "as fast"
-        return [
-            self.work,
-            f"{self.ours}: {ours:.3g} ms",
-            f"{self.against}: {against:.3g} ms",
-            f"{ratio:.2f}x {means}",
-            f"{self.mark:.1f}x",
-            "yes" if is_reached else "no",
-        ]
-
-
-def print_marks(marks: Iterable[Mark], results: Iterable[Mapping[str, Any]]) -> None:
-    """Prints a Markdown table of the marks whose two sides were measured."""
-    medians = {result["case"]: result["median_ms"] for result in results}
-    rows = [mark.row(medians.get(mark.case, {})) for mark in marks]
-    print_table(["work", "ours", "against", "ratio", "mark", "reached"], filter(None, rows))
 
 
 def print_medians(results: Sequence[Mapping[str, Any]]) -> None:

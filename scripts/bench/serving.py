@@ -6,7 +6,7 @@ a batch that is known when it is traced (`known`), of any batch (`any`), and of 
 (`ragged`); `engine`, the lookup of each table with NumPy arrays, without TensorFlow.
 
 Example:
-  .venv/bin/python -m scripts.bench serving request
+  .venv/bin/python -m scripts.bench serving
 """
 
 import argparse

@@ -1,18 +1,14 @@
-"""Times the update rules of optimizers beside the memory traffic that they need; no TensorFlow.
+"""Times the update rules of optimizers; no TensorFlow.
 
 Every rule x dimension x row format x order of the rows x backend, one line `RESULT {json}` a case.
 A case is one step of --rows distinct rows, all rows of their store: in their order, or in a random
-one as the rows of a batch lie in a table. Times are the fastest of --rounds, since they stand
-beside a best.
+one as the rows of a batch lie in a table. Times are the fastest of --rounds.
 
 `bytes_per_row` is what a step has to move: value and states read and written, gradient and row
-number read. `share_of_copy` divides the time that a copy takes which moves as many bytes, half of
-them read and half of them written, by the time of the step; the copy is measured right before the
-rule, with as many threads (tables/limits.py). More than 1 is possible: a copy first reads
-the lines that it overwrites, which an update in place has read anyway.
+number read.
 
 Example:
-  python -m scripts.bench optimizers rules --backends cpu --rules Adam --dims 64
+  python -m scripts.bench optimizers --backends cpu --rules Adam --dims 64
 """
 
 import argparse
@@ -24,7 +20,6 @@ import numpy as np
 
 from scripts.bench.common.measuring import backends, fastest, num_threads, result, timed
 from scripts.bench.common.row_steps import apply_rule
-from scripts.bench.tables.limits import limits_of
 from sok_lite.backend import Backend
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
@@ -50,11 +45,6 @@ def bytes_per_row(rule: UpdateRule, dim: int, value_bytes: int) -> int:
     return dim * (2 * value_bytes + 2 * 4 * len(rule.states) + 4) + 4
 
 
-def copy_seconds(backend: Backend, num_bytes: int, rounds: int) -> float:
-    """Returns the time of a copy that reads and writes so many bytes together."""
-    return num_bytes / limits_of(backend).copy(num_bytes // 2 // 16 * 16, rounds)
-
-
 def measure(
     backend: Backend, rule: UpdateRule, dim: int, dtype: str, args: argparse.Namespace
 ) -> None:
@@ -65,8 +55,6 @@ def measure(
     store.write(in_order, store.to_storage(backend.xp.ones((args.rows, dim), np.float32)))
     grads = backend.from_host(rng.standard_normal((args.rows, dim), np.float32))
     num_bytes = bytes_per_row(rule, dim, store.row_dtype.storage.itemsize)
-    # Right before each rule: how fast the memory of a shared machine is changes within seconds.
-    copy_s = copy_seconds(backend, num_bytes * args.rows, args.rounds)
     for order in args.orders:
         mixed = rng.permutation(args.rows) if order == "random" else np.arange(args.rows)
         rows = backend.from_host(backend.to_host(in_order)[mixed])
@@ -87,7 +75,6 @@ def measure(
             ns_per_row=1e9 * seconds / args.rows,
             bytes_per_row=num_bytes,
             bytes_per_second=num_bytes * args.rows / seconds,
-            share_of_copy=copy_s / seconds,
         )
 
 

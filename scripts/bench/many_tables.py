@@ -3,26 +3,21 @@
 Every system runs in a process of its own, with one thread and with two, and all take turns, so that
 whatever else the machine does meets all of them alike. A turn is several calls, of which the first
 does not count. Ours runs also on several ranks under horovodrun, one thread each, which share the
-batch. Each case ends with one line `RESULT {json}`; the last words are a table of the medians and
-one of the marks.
+batch. Each case ends with one line `RESULT {json}`; the last words are a table of the medians.
 
 Cases: `lookup-1024` is a lookup of 1,024 rows of one id a table (`sok_lite.lookup_sparse`),
 `lookup-1024x10` of 1,024 rows of 1 to 19 ids and their means; `train-...` a training step: lookup,
 gradient, and Adam (SGD for the dense variables, which is less work). All in a tf.function, with
-keys that are all present and Zipf(1.3), another sequence for each table. `demo` trains the model of
-examples/train_ctr.py, whose milliseconds are for 1,024 samples.
+keys that are all present and Zipf(1.3), another sequence for each table.
 
 Examples:
-  python -m scripts.bench many_tables systems
-  python -m scripts.bench many_tables systems --before ../older_checkout --cases lookup-1024 demo
+  python -m scripts.bench many_tables
+  python -m scripts.bench many_tables --before ../older_checkout --cases lookup-1024
 """
 
 import argparse
 import functools
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,17 +26,13 @@ import numpy as np
 
 from scripts.bench.common.systems import SYSTEMS, System
 from scripts.bench.common.turns import (
-    ROOT,
     Contender,
-    Mark,
     Worker,
     add_peer_option,
     add_worker_options,
-    command_by_path,
     find_horovodrun,
     peer_python,
     print_machine,
-    print_marks,
     print_medians,
     serve,
     started,
@@ -52,7 +43,6 @@ from scripts.bench.lookup import NUM_BATCHES, make_keys, zipf_positions
 
 CASES = [f"{work}-{size}" for work in ("lookup", "train") for size in ("1024", "8192", "1024x10")]
 EXPONENT = 1.3
-DEMO_BATCH = 1024
 
 
 # ----------------------------------------------------------------- the work
@@ -154,37 +144,6 @@ def contenders_of(args: argparse.Namespace) -> list[Contender]:
     return found
 
 
-def measure_demo(args: argparse.Namespace) -> dict:
-    """Trains the demo's model in turns with that of the checkout before; returns the RESULT."""
-    roots = {"sok_lite": ROOT} | ({"before": args.before} if args.before else {})
-    times: dict[str, list[float]] = {name: [] for name in roots}
-    for _ in range(args.demo_rounds):
-        for name, root in roots.items():
-            command = command_by_path(sys.executable, str(root / "examples" / "train_ctr.py"))
-            command += [f"--rows={args.demo_rows}", f"--batch={DEMO_BATCH}"]
-            path = os.pathsep.join([str(root), str(root / "examples")])
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"},
-            )
-            last = json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
-            times[name].append(1000 * DEMO_BATCH / last["samples_per_second"])
-    fields = {
-        "case": "demo",
-        "rows": args.demo_rows,
-        "batch": DEMO_BATCH,
-        "runs": args.demo_rounds,
-        **statistics_of(times),
-    }
-    fields["samples_per_second"] = {
-        name: round(1000 * DEMO_BATCH / took) for name, took in fields["median_ms"].items()
-    }
-    return fields
-
-
 def measure(args: argparse.Namespace, case: str, workers: Sequence[Worker]) -> dict:
     """Times one case in turns and returns its RESULT."""
     times = time_in_turns(workers, case, args.rounds, args.warm_ups, args.calls)
@@ -198,26 +157,6 @@ def measure(args: argparse.Namespace, case: str, workers: Sequence[Worker]) -> d
     }
 
 
-def marks(args: argparse.Namespace) -> list[Mark]:
-    """The marks: with the most threads, between one and two, and against the checkout before."""
-    most = max(args.threads)
-    ours, dense, tfra = (Contender(name, most).name for name in SYSTEMS)
-    found = []
-    for rows, its_time in (("1024", 1.3), ("8192", 1.0)):
-        case = f"lookup-{rows}"
-        found.append(Mark(f"{case} against dense", case, ours, dense, its_time, is_time=True))
-    for case, faster in (
-        ("lookup-1024", 2.5),
-        ("lookup-8192", 4),
-        ("train-1024", 25),
-        ("train-8192", 18),
-    ):
-        found.append(Mark(f"{case} against TFRA", case, ours, tfra, faster))
-    two, one = (Contender("sok_lite", threads).name for threads in (2, 1))
-    found += [Mark(f"{case}, 2 threads against 1", case, two, one, 1.5) for case in CASES]
-    return [*found, Mark("demo against before", "demo", "sok_lite", "before", 2)]
-
-
 def main(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tables", type=int, default=26)
@@ -228,11 +167,9 @@ def main(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=11, help="turns of each (%(default)s)")
     add("--warm-ups", type=int, default=3, help="turns before that do not count (%(default)s)")
     add("--calls", type=int, default=5, help="that count in a turn (%(default)s)")
-    add("--cases", nargs="*", default=[*CASES, "demo"], help="as above; another number is fine")
-    add("--demo-rows", type=int, default=200_000, help="of the demo's data (%(default)s)")
-    add("--demo-rounds", type=int, default=3, help="its runs (%(default)s)")
+    add("--cases", nargs="*", default=CASES, help="as above; another number is fine")
     add("--before", type=Path, help="a checkout of another version, timed as well")
-    add("--quick", action="store_true", help="3 tables, few calls, no demo: does it run?")
+    add("--quick", action="store_true", help="3 tables, few calls: does it run?")
     add_peer_option(parser)
     add_worker_options(parser, SYSTEMS)
     args = parser.parse_args()
@@ -249,13 +186,8 @@ def main(parser: argparse.ArgumentParser) -> None:
     print_machine()
     options = [f"--{name}={getattr(args, name)}" for name in ("tables", "keys", "dim")]
     results = []
-    cases = [case for case in args.cases if case != "demo"]
-    with started(contenders_of(args) if cases else [], "many_tables systems", options) as workers:
-        for case in cases:
+    with started(contenders_of(args), "many_tables", options) as workers:
+        for case in args.cases:
             results.append(measure(args, case, workers))
             print("RESULT " + json.dumps(results[-1]), flush=True)
-    if "demo" in args.cases:
-        results.append(measure_demo(args))
-        print("RESULT " + json.dumps(results[-1]), flush=True)
     print_medians(results)
-    print_marks(marks(args), results)

@@ -14,7 +14,7 @@ Engine level, no TensorFlow: one table of float32 rows with the two states of Ad
 A step of a dump that is over sooner is not counted, so give enough keys.
 
 Example:
-  python -m scripts.bench files dump --keys 4000000 --dim 64
+  python -m scripts.bench files --keys 4000000 --dim 64
 """
 
 import argparse
