@@ -1,10 +1,8 @@
-"""Makes the lists and tables of pages about SOK, TFRA and TFPlus from docs/surface/*.toml.
+"""Makes the lists of pages about SOK, TFRA and TFPlus from docs/surface/*.toml.
 
-A page has a line `<!-- made by tools/make_surface.py from surface/tfra.toml: methods -->` where
-the table of that section belongs, and `<!-- end -->` below; `counts` is how many names there are of
-each verdict. These tables name the tests, and are in docs/internals. Lists for who comes from a
-system have one of VIEWS in the place of the section. With --check nothing is written, and the exit
-code is 1 where a page is out of date.
+A page has a line `<!-- made by tools/make_surface.py from surface/tfra.toml: what works -->` where
+the list of that one of VIEWS belongs, and `<!-- end -->` below. With --check nothing is written,
+and the exit code is 1 where a page is out of date.
 
 An entry of a section is of a name, of several (`names`), or of a behavior in a few words:
   same, better, differs, refused, no_effect, ours
@@ -30,8 +28,6 @@ from tools.made_pages import main_of
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = [
-    DOCS / "internals" / "compatibility-evidence.md",
-    DOCS / "internals" / "sok-evidence.md",
     DOCS / "compatibility.md",
     DOCS / "migrating_from_sok.md",
 ]
@@ -50,8 +46,6 @@ VIEWS = {
     "what is added": ("ours",),
 }
 _LINE = 120
-# Characters of the first column: an entry takes those that give it the fewest lines.
-_WIDTHS = (40, 52, 64, 76)
 # What a line cannot end in: code and links.
 _WORDS = re.compile(r"(?:`[^`]*`|\[[^\]]*\]\([^)]*\)|\S)+")
 
@@ -82,16 +76,6 @@ def entries_of(system: str) -> list[Entry]:
             title = ", ".join(f"`{name}{default}`" for name in names) or key
             found.append(Entry(section, title, names, {**of, **fields}))
     return found
-
-
-def counts(entries: list[Entry]) -> str:
-    """Returns how many names and behaviors there are of each verdict."""
-    found = {
-        verdict: sum(len(entry.names) or 1 for entry in entries if entry.verdict == verdict)
-        for verdict in VERDICTS
-    }
-    parts = [f"{count} {verdict.replace('_', ' ')}" for verdict, count in found.items() if count]
-    return f"{sum(found.values())} names and behaviors: {', '.join(parts)}."
 
 
 def view(entries: list[Entry], name: str) -> str:
@@ -128,42 +112,6 @@ def _item(text: str) -> list[str]:
     return lines
 
 
-def table(entries: list[Entry]) -> str:
-    """Returns the table of a section, for a page of docs/internals."""
-    heads = ["row", "there"] if "there" in entries[0].fields else ["name", "verdict"]
-    lines = [f"| {' | '.join(heads)} | what it does here | shown by |", "|---|---|---|---|"]
-    for entry in entries:
-        shortest = min([_lines(entry, width) for width in _WIDTHS], key=len)
-        lines += shortest
-    return "\n".join(lines)
-
-
-def _lines(entry: Entry, width: int) -> list[str]:
-    """Returns the lines of an entry: each has what there is room for, and of one fact at most."""
-    second = entry.fields.get("there") or entry.verdict.replace("_", " ")
-    text = entry.fields[entry.verdict or "here"]
-    words = _WORDS.findall(entry.title)
-    listed = [_from_internals(fact) for fact in ([text] if isinstance(text, str) else text)]
-    facts = [_WORDS.findall(fact) for fact in listed]
-    files = list(dict.fromkeys(f"`{test.split('::')[0]}`" for test in entry.fields["tests"]))
-    lines = []
-    while words or facts or files:
-        first = words and (_taken(words, width) or words.pop(0))
-        cells = [first or "", second, "", files.pop(0) if files else ""]
-        if facts:
-            room = _LINE - sum(map(len, cells)) - len("|  |  |  |  |")
-            cells[2] = _taken(facts[0], room)
-            facts = facts if facts[0] else facts[1:]
-        lines.append("".join(f"| {cell} " if cell else "| " for cell in cells) + "|")
-        second = ""
-    return lines
-
-
-def _from_internals(text: str) -> str:
-    """Returns a text whose links are those of a page in docs as a page in docs/internals has it."""
-    return re.sub(r"\]\((?!\w+:)", "](../", text)
-
-
 def _taken(words: list[str], width: int) -> str:
     """Takes from a list the words that a line has room for, and returns them."""
     line = ""
@@ -173,24 +121,17 @@ def _taken(words: list[str], width: int) -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """Returns the text of a page with its tables as they are to be."""
+    """Returns the text of a page with its lists as they are to be."""
 
     def made(match: re.Match[str]) -> str:
         begin, system, section, end = match.groups()
-        entries = entries_of(system)
-        if section == "counts":
-            text = counts(entries)
-        elif section in VIEWS:
-            text = view(entries, section)
-        else:
-            text = table([entry for entry in entries if entry.section == section])
-        return f"{begin}\n{text}\n\n{end}"
+        return f"{begin}\n{view(entries_of(system), section)}\n\n{end}"
 
     return MADE.sub(made, page)
 
 
 def main() -> int:
-    return main_of(PAGES, page_with_tables, "Writes the lists and tables of the pages.")
+    return main_of(PAGES, page_with_tables, "Writes the lists of the pages.")
 
 
 if __name__ == "__main__":
