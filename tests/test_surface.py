@@ -25,8 +25,9 @@ PACKAGES = {"sok": ("", "sok"), "tfra": ("dynamic_embedding",) * 2, "tfplus": ("
 ENTRIES = [(system, entry) for system in PACKAGES for entry in make_surface.entries_of(system)]
 FIELDS = {"names", "default", "takes", "property", "behind", "tests"}
 OWNERS = {"heading", "names_of", "arguments_of", "keywords_of"}
-# What other modules of a package ask of a variable, and no program does.
+# What TensorFlow or other modules of a package ask of a variable, and no program does.
 INTERNAL = {
+    *("DynamicVariable.handle", "DynamicVariable.shape"),
     *("Variable.is_differentiable", "Variable.is_pooled", "Variable.keys_of", "Variable.shards_of"),
     *("Variable.tables_held", "Variable.trainable_named"),
     *("KvVariable.readable_source", "KvVariable.ready_inputs", "KvVariable.policy"),

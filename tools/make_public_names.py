@@ -34,7 +34,7 @@ INTERNAL = {
         "has_texts",
     ),
     *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "ready_inputs", "spec_shape"),
-    *("static_keys", "static_rows", "table", "take", "trained_as"),
+    *("table", "take", "trained_as"),
 }
 
 

@@ -36,18 +36,9 @@ def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
     """Returns the engine's tables of variables, by the references that a graph keeps.
 
     Raises:
-      ValueError: a variable is gone. RuntimeError: one is in static mode.
+      ValueError: a variable is gone.
     """
-    # Nothing is called for each that is as usual: a step may have a thousand tables.
-    tables = [
-        variable._table
-        for reference in references
-        for variable in (reference(),)
-        if variable is not None and not variable._is_ever_static
-    ]
-    if len(tables) == len(references):
-        return tables
-    return [alive(reference).table for reference in references]
+    return [alive(reference)._table for reference in references]
 
 
 class TableSpec(VariableSpec):
@@ -119,7 +110,6 @@ class OfTable:
 
     __signature__ = _Arguments()
     _table: Any  # the engine's
-    _is_ever_static = False  # whether `table` has to be asked
 
     @property
     def dimension(self) -> int:

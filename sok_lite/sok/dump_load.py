@@ -251,11 +251,6 @@ def _checked_arguments(
                 f"Received: {type(variable).__name__}. Save other variables with "
                 "tf.train.Checkpoint."
             )
-        if isinstance(variable, DynamicVariable) and variable.is_static():
-            raise ValueError(
-                f"sok.{what} takes variables in dynamic mode. Received: {variable.name!r} in "
-                "static mode. Call its to_dynamic() first."
-            )
     optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if len(optimizers) != 1:
         raise ValueError(f"sok.{what} takes one optimizer. Received: {len(optimizers)}.")

@@ -2,16 +2,15 @@
 
 import itertools
 import numbers
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge import table_exports, table_ops, writes
+from sok_lite.bridge import refusals, table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
-from sok_lite.bridge.variable import table_for_variable
+from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import EmbeddingTable, make_table
@@ -32,7 +31,7 @@ _serial = itertools.count()
 
 
 @unconverted
-class DynamicVariable(WithStaticRows):
+class DynamicVariable(TableVariable):
     """A trainable table that has a row for every key it was ever asked for.
 
     A lookup of a key that has no row gives it one, whose initial value is a function of the seed,
@@ -167,6 +166,18 @@ class DynamicVariable(WithStaticRows):
     # ---------------------------------------------------------------- facts
 
     @property
+    def handle(self) -> tf.Tensor:
+        """The resource that tapes and graphs know the table by."""
+        refusals.refuse_step(self.name, self.kind)
+        return super().handle
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """[None, dimension]."""
+        refusals.refuse_step(self.name, self.kind)
+        return super().shape
+
+    @property
     def handle_dtype(self) -> tf.DType:
         """Type of the rows."""
         return self.dtype
@@ -195,11 +206,6 @@ class DynamicVariable(WithStaticRows):
         return self._mode
 
     @property
-    def indices(self) -> tf.Tensor | None:
-        """The keys (n,) whose rows the variable stands for in static mode, else None."""
-        return self.static_keys
-
-    @property
     def num_gpus(self) -> int:
         """Number of ranks. RuntimeError: there are several, which are not connected."""
         return num_ranks()
@@ -215,9 +221,8 @@ class DynamicVariable(WithStaticRows):
 
     @property
     def size(self) -> tf.Tensor:
-        """int32 tensor [rows on this rank, dimension]; of the dense rows in static mode."""
-        rows = self.static_rows
-        return table_ops.size(self) if rows is None else tf.shape(rows)
+        """int32 tensor [rows on this rank, dimension]."""
+        return table_ops.size(self)
 
     @property
     def epoch(self) -> int:
@@ -249,17 +254,32 @@ class DynamicVariable(WithStaticRows):
     clear = table_ops.clear
     reserve = table_ops.reserve
     assign_scores = table_ops.assign_scores
-    # In static mode these are of rows by number.
-    scatter_add = by_row_number(writes.scatter_add)
-    scatter_sub = by_row_number(writes.scatter_sub)
-    scatter_update = by_row_number(writes.scatter_update)
+    scatter_add = writes.scatter_add
+    scatter_sub = writes.scatter_sub
+    scatter_update = writes.scatter_update
 
-    @by_row_number
+    def __getitem__(self, slice_spec: Any) -> NoReturn:
+        self._refuse_dense("__getitem__")
+
+    def to_static(self, indices: Any) -> NoReturn:
+        """Raises NotImplementedError: a table has no static mode."""
+        raise NotImplementedError(
+            "to_static() and to_dynamic() are gone. For rows as a dense variable take "
+            "sok.export(variable), and sok.assign(variable, keys, rows) to write them back."
+        )
+
+    def to_dynamic(self) -> NoReturn:
+        """Raises NotImplementedError: a table has no static mode."""
+        self.to_static(None)
+
+    def is_static(self) -> bool:
+        """Whether it stands for dense rows: never. For programs of SOK that ask."""
+        return False
+
+    indices = None  # the keys of those rows, for the same programs
+
     def assign(self, *args: Any, **kwargs: Any) -> Any:
-        """`variable.assign(indices, values)` is `sok.assign`; `assign(value)` is for static mode.
-
-        In dynamic mode there is no dense value to assign.
-        """
+        """`variable.assign(indices, values)` is `sok.assign`: there is no dense value to assign."""
         if len(args) in (2, 3) and not kwargs:
             return writes.insert_or_assign(self, "sok.assign", *args)
         self._refuse_write("assign")

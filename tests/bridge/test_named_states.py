@@ -100,6 +100,3 @@ def test_what_has_no_states_is_refused():
     table = sok.DynamicVariable(DIM)
     with pytest.raises(RuntimeError, match="eager mode only"):
         tf.function(lambda: len(sok.optimizer_states(table)))()
-    table.to_static(tf.constant([1]))
-    with pytest.raises(RuntimeError, match="static mode"):
-        sok.optimizer_states(table)

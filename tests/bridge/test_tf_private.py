@@ -13,9 +13,9 @@ import sok_lite
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge import tf_private
 from sok_lite.bridge.refusals import RefusesDense
-from sok_lite.bridge.static_rows import WithStaticRows
 from sok_lite.bridge.type_spec import TableSpec
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.sok.dynamic_variable import DynamicVariable
 
 PACKAGE = Path(sok_lite.__file__).parent
 KERAS = [name for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
@@ -153,7 +153,7 @@ def test_methods_that_its_type_overrides(name):
     assert getattr(TableSpec, name) is not getattr(tf_private.VariableSpec, name)
 
 
-@pytest.mark.parametrize("cls", [RefusesDense, TableVariable, WithStaticRows, TableSpec])
+@pytest.mark.parametrize("cls", [RefusesDense, TableVariable, DynamicVariable, TableSpec])
 def test_every_private_method_that_is_overridden_is_listed(cls):
     """An override of what TensorFlow has no more would be dead, and nobody would know."""
     base = tf_private.VariableSpec if cls is TableSpec else tf_private.ResourceVariable

@@ -194,20 +194,6 @@ def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     np.testing.assert_array_equal(sok.lookup_sparse(static, ids), rows_of(0)[-1:])
 
 
-def test_a_rank_whose_table_is_in_no_state_to_be_looked_up_tells_the_others(comm):
-    table = sok.DynamicVariable(DIM, name="static on one rank")
-    ids = tf.ragged.constant([[7]], dtype=tf.int64)
-    look_up = tf.function(lambda: sok.lookup_sparse(table, ids))
-    expected = look_up()
-    if comm.rank == 0:
-        table.to_static([0, 2])
-    with pytest.raises(Exception, match="static"):
-        look_up()
-    if comm.rank == 0:
-        table.to_dynamic()
-    np.testing.assert_array_equal(look_up(), expected)
-
-
 @pytest.mark.parametrize(
     ("module", "name", "run"),
     [

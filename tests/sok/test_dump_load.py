@@ -167,13 +167,6 @@ def test_the_ranks_must_be_connected(tmp_path, two_launched):
         sok.dump(tmp_path, sok.DynamicVariable(2))
 
 
-def test_a_variable_in_static_mode_is_refused(tmp_path):
-    one = sok.DynamicVariable(2, name="v")
-    one.to_static(tf.constant([1, 2]))
-    with pytest.raises(ValueError, match="to_dynamic"):
-        sok.dump(tmp_path, one)
-
-
 def test_a_bar_shows_the_bytes(tmp_path, capsys):
     one = sok.DynamicVariable(2, name="v")
     sok.assign(one, range(100), tf.ones([100, 2]))

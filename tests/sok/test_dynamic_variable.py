@@ -331,3 +331,11 @@ def test_a_function_that_was_traced_for_a_table_that_is_gone_takes_others():
         del table
         gc.collect()
         assert gone() is None
+
+
+def test_there_is_no_static_mode():
+    v = sok.DynamicVariable(2)
+    assert v.is_static() is False and v.indices is None
+    for call in (lambda: v.to_static([1]), v.to_dynamic):
+        with pytest.raises(NotImplementedError, match=r"take sok\.export.*sok\.assign"):
+            call()

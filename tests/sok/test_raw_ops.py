@@ -274,10 +274,6 @@ def test_what_is_no_handle_is_refused():
         raw_ops.dummy_var_export(dense.handle)
     with pytest.raises(ValueError, match="Call dummy_var_initialize first"):
         raw_ops.dummy_var_export(raw_ops.dummy_var_handle(shape=[None, DIM]))
-    table = sok.DynamicVariable(DIM)
-    table.to_static([1])
-    with pytest.raises(ValueError, match="static mode"):
-        raw_ops.dummy_var_export(table.handle)
     for shape in (None, [DIM], [None, None], [None, 0]):
         with pytest.raises(ValueError, match="shape of rank 2"):
             raw_ops.dummy_var_handle(shape=shape)

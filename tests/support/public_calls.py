@@ -136,13 +136,6 @@ class Calls:
         sok.assign(self.half, keys, tf.cast(rows, tf.bfloat16))
         sok.assign(self.slot, tf.constant([2, 3]), rows)
 
-    def static_rows(self):
-        self.half.to_static(tf.constant([4, 50]))
-        self.half.assign_add(tf.fill([2, DIM], tf.constant(2.0, tf.bfloat16)))
-        rows = self.half.value()
-        self.half.to_dynamic()
-        return tf.cast(rows, tf.float32)
-
     def exports(self):
         return (
             *sok.export(self.half),
@@ -251,7 +244,6 @@ IN_GRAPHS = [
     "clipped_step",
     "sgd_step",
     "writes",
-    "static_rows",
     "exports",
     "questions",
     "removals",
