@@ -1,13 +1,11 @@
 """Dynamic embeddings for TensorFlow: SparseOperationKit's names, on one GPU, many, or none.
 
-The names of `__init__.pyi` are imported on first use, so that `import sok_lite` works, and gives
-the engine (`sok_lite.engine`, `sok_lite.comm`, `sok_lite.backend`), where there is no TensorFlow.
+Names are imported on first use, so that `import sok_lite` works, and gives the engine
+(`sok_lite.engine`, `sok_lite.comm`, `sok_lite.backend`), where there is no TensorFlow.
 """
 
-import ast
 import importlib
 import re
-from pathlib import Path
 from typing import Any
 
 from sok_lite._version import __version__
@@ -17,21 +15,59 @@ _WITHOUT_TENSORFLOW = {"Report", "hash_strings", "open_readonly", "plots"}
 
 # Names that were removed, and why: for one version.
 _GONE = {
+    "profile": "TensorFlow's profiler shows the whole step, with the calls of tables by name: "
+    "tf.profiler.experimental.Profile(folder).",
     "prefetch": "To send the keys of the next batch ahead gained less than a tenth of a step "
     "between machines. Give the ids to sok.lookup_sparse.",
 }
-
-
-# By name the module that has it; of a module the package.
+# Modules of the package that are public names.
+_MODULES = (
+    "communication",
+    "distributed_variable",
+    "dump_load",
+    "dynamic_embedding",
+    "dynamic_variable",
+    "elastic",
+    "keras",
+    "kv_variable",
+    "lookup",
+    "metrics",
+    "optimizer",
+    "optimizers",
+    "plots",
+    "raw_ops",
+    "utils",
+)
+# The module, below the package, that has each other public name.
 _MODULE_OF = {
-    alias.name: str(node.module)
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
+    "inference_mode": "bridge.inference",
+    "optimizer_states": "bridge.named_states",
+    "report": "bridge.report",
+    "export_serving": "bridge.serving.function",
+    "export_serving_graph": "bridge.serving.graph",
+    "hash_strings": "bridge.strings",
+    "open_readonly": "engine.files.readonly",
+    "Report": "reports.report",
+    "init": "sok.communication",
+    "set_comm_tool": "sok.communication",
+    "dump": "sok.dump_load",
+    "incremental_model_dump": "sok.dump_load",
+    "load": "sok.dump_load",
+    "DynamicVariable": "sok.dynamic_variable",
+    "all2all_dense_embedding": "sok.lookup",
+    "lookup_sparse": "sok.lookup",
+    "sparse_read_and_evict": "sok.lookup",
+    "OptimizerWrapper": "sok.optimizer",
+    "SGD": "sok.sgd",
+    "DistributedVariable": "sok.static_variable",
+    "LocalizedVariable": "sok.static_variable",
+    "Variable": "sok.static_variable",
+    "assign": "sok.table_functions",
+    "export": "sok.table_functions",
+    "filter_variables": "sok.table_functions",
 }
-_NAMES = [name for name, module in _MODULE_OF.items() if module != __name__]
 
-__all__ = ["__version__", "communication", "tf_version", *_NAMES]
+__all__ = ["__version__", "communication", "tf_version", *_MODULE_OF]
 
 
 def _tensorflow() -> Any:
@@ -54,14 +90,11 @@ def _tf_version() -> list[int]:
 def __getattr__(name: str) -> Any:
     if name == "tf_version":
         value: Any = _tf_version()
-    elif name in _MODULE_OF:
+    elif name in _MODULES or name in _MODULE_OF:
         if name not in _WITHOUT_TENSORFLOW:
             _tensorflow()
-        module = _MODULE_OF[name]
-        if module == __name__:
-            value = importlib.import_module(f"{module}.{name}")
-        else:
-            value = getattr(importlib.import_module(module), name)
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF.get(name, name)}")
+        value = module if name in _MODULES else getattr(module, name)
     elif name in _GONE:
         raise AttributeError(f"sok_lite.{name} is gone. {_GONE[name]}")
     else:
@@ -71,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULE_OF})
+    return sorted({*__all__, *_MODULES})

@@ -1,4 +1,4 @@
-# The public names, each once: type checkers read them, and __init__.py finds them here.
+# The public names, for type checkers; __init__.py has them once more, and a test compares.
 
 from sok_lite import communication as communication
 from sok_lite import distributed_variable as distributed_variable
@@ -17,7 +17,6 @@ from sok_lite import raw_ops as raw_ops
 from sok_lite import utils as utils
 from sok_lite.bridge.inference import inference_mode as inference_mode
 from sok_lite.bridge.named_states import optimizer_states as optimizer_states
-from sok_lite.bridge.profile import profile as profile
 from sok_lite.bridge.report import report as report
 from sok_lite.bridge.serving.function import export_serving as export_serving
 from sok_lite.bridge.serving.graph import export_serving_graph as export_serving_graph

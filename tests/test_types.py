@@ -75,6 +75,10 @@ def test_every_public_name_is_declared_for_type_checkers():
     assert names == [alias.asname for node in imports for alias in node.names]
     assert len(names) == len(set(names)) and {*sok.__all__} <= {*names, *SET_BY_ITSELF}
     assert set(dir(sok)) == {*names, *SET_BY_ITSELF}
+    # As __init__.py imports them.
+    modules = {alias.name: node.module for node in imports for alias in node.names}
+    found = {name: f"sok_lite.{module}" for name, module in sok._MODULE_OF.items()}
+    assert modules == {**dict.fromkeys(sok._MODULES, "sok_lite"), **found}
     assert (ROOT / "sok_lite" / "py.typed").exists()
 
 

@@ -12,6 +12,7 @@ the CPU the call is put on the CPU, or keys would go to a GPU and come back. The
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -143,10 +144,12 @@ def host_call(
             return results
         return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
 
-    if collective is not None and needs_order(collective):
-        result = in_collective_order(collective, place, run, crossing, dtypes, what)
-    else:
-        result = _in_order(lambda: place(run, crossing, dtypes))
+    # By this name TensorFlow's profiler shows it.
+    with tf.name_scope(re.sub(r"\W+", "_", what)[:80]):
+        if collective is not None and needs_order(collective):
+            result = in_collective_order(collective, place, run, crossing, dtypes, what)
+        else:
+            result = _in_order(lambda: place(run, crossing, dtypes))
     if not output_dtypes:
         return result
     if num_shaped:

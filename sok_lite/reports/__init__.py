@@ -1,1 +1,1 @@
-"""Reports of tables and of profiles: numbers, and how they are shown. No TensorFlow."""
+"""Reports of tables: numbers, and how they are shown. No TensorFlow."""

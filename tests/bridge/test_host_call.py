@@ -38,6 +38,17 @@ def test_a_host_call_sees_eager_tensors_in_every_mode(mode):
     assert seen == [True]
 
 
+def test_a_profiler_of_tensorflow_shows_a_call_by_what_it_does(tmp_path):
+    call = tf.function(
+        lambda x: host_call(lambda x: (x,), [x], [tf.float32], CPU, "A test in 'user/id:0'")
+    )
+    call(tf.constant(1.0))
+    with tf.profiler.experimental.Profile(str(tmp_path)):
+        call(tf.constant(1.0))
+    (written,) = tmp_path.rglob("*.xplane.pb")
+    assert b"A_test_in_user_id_0_" in written.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
