@@ -26,7 +26,7 @@ def format_of(path: str, name: str | None = None) -> str:
     if name is None:
         # Says of a folder without a manifest what is expected, where nothing else fits.
         return detected_format(path)
-    if name not in names_with("sources"):
+    if not hasattr(format_module(name), "sources"):
         raise WrongUse(
             f"format {name!r} cannot be read: take one of {_list(names_with('sources'))}"
         )

@@ -67,6 +67,7 @@ def test_the_version_is_shown():
         (["merge", "a"], "the following arguments are required: TO"),
         (["convert", "c", "d", "--to-format", "xml"], "there is no format 'xml': take one of"),
         (["convert", "c", "d", "--from-format", "csv"], "format 'csv' cannot be read"),
+        (["convert", "c", "d", "--from-format", "torch"], "write numpy.savez(path, keys=keys.nump"),
         (["convert", "c", "d"], "is such a checkpoint already: use reshard"),
         (["convert", "c", "d", "--to-format", "csv", "--to-option", "x=1"], "it has: none"),
         (["convert", "c", "d", "--to-format", "npz", "--to-option", "x=1"], "has: compress=..."),
@@ -140,7 +141,7 @@ for arguments in (
     f"export {path}/c --format npz --to {path}/f.npz", f"convert {path}/c {path}/g --to-format csv",
 ):
     assert main(arguments.split()) == 0, arguments
-heavy = {"tensorflow", "keras", "tf_keras", "cupy", "horovod", "mpi4py", "pyarrow", "torch"}
+heavy = {"tensorflow", "keras", "tf_keras", "cupy", "horovod", "mpi4py", "pyarrow"}
 assert not heavy & sys.modules.keys()
 """
     done = subprocess.run(

@@ -31,7 +31,6 @@ FORMATS = {
     "sok": "sok",
     "hkv": "hkv",
     "npz": "npz",
-    "torch": "torch",
     "parquet": "parquet",
     "safetensors": "safetensors",
     "csv": "csv",
@@ -48,6 +47,11 @@ def format_module(name: str) -> ModuleType:
     Raises:
       WrongUse: there is no such format.
     """
+    if name == "torch":
+        raise WrongUse(
+            "format 'torch' is gone: write numpy.savez(path, keys=keys.numpy(), "
+            "values=rows.numpy()) where PyTorch is, and take format npz"
+        )
     if name not in FORMATS:
         raise WrongUse(f"there is no format {name!r}: take one of {', '.join(FORMATS)}")
     return importlib.import_module(f"sok_lite.cli.importers.{FORMATS[name]}")

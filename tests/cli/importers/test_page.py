@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "file_formats.md"
 PARTS = {
     "SOK": ["sok"],
     "HierarchicalKV": ["hkv"],
-    "Files whose columns have names": ["npz", "safetensors", "parquet", "torch"],
+    "Files whose columns have names": ["npz", "safetensors", "parquet"],
     "TFRA and TFPlus": ["tfra", "tfra_tensorflow", "tfplus"],
 }
 
