@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from sok_lite.engine.files.beside import write_file
+
 # Later ones count, and are not in the trace: a viewer cannot open a file of a gigabyte.
 MOST_EVENTS = 200_000
 
@@ -140,12 +142,11 @@ class Profile:
           path: of the file, which is replaced; where it ends in ".gz", it is compressed.
 
         Raises:
-          OSError: it cannot be written.
+          ValueError: the path is no local one. OSError: it cannot be written.
         """
         data = json.dumps({"traceEvents": self._trace(), "displayTimeUnit": "ms"}).encode()
         packed = gzip.compress(data) if os.fspath(path).endswith(".gz") else data
-        with open(path, "wb") as file:
-            file.write(packed)
+        write_file(path, packed)
 
     def _trace(self) -> list[dict[str, Any]]:
         with self._lock:
