@@ -28,6 +28,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import CommunicatorError
 from sok_lite.engine.failure import together
 from sok_lite.engine.files.commits import Commits, broadcast_bytes
+from sok_lite.engine.local_path import local_path
 
 T = TypeVar("T")
 _log = logging.getLogger("sok_lite")
@@ -116,7 +117,7 @@ class TableState(ObjectState):
         self._tables = [variable for variable in listed if isinstance(variable, TableVariable)]
         self._others = [variable for variable in listed if not isinstance(variable, TableVariable)]
         self._optimizer = optimizer
-        folder = None if path is None else os.path.abspath(path)
+        folder = None if path is None else os.path.abspath(local_path(path))
         self._commits = Commits([variable.table for variable in self._tables], folder)
         self._must_reconnect = False
         self._in_vain = 0

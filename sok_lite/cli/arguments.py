@@ -2,11 +2,16 @@
 
 import argparse
 
+from sok_lite.engine.local_path import local_path
+
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of commands that read one PATH of any format and print what is there."""
     parser.add_argument(
-        "path", metavar="PATH", help="a checkpoint, a .keras file, or a file of another format"
+        "path",
+        metavar="PATH",
+        type=local,
+        help="a checkpoint, a .keras file, or a file of another format",
     )
     add_tables(parser)
     parser.add_argument("--json", action="store_true", help="write JSON, for programs")
@@ -54,6 +59,14 @@ def add_force(parser: argparse.ArgumentParser, what: str) -> None:
       what: it replaces.
     """
     parser.add_argument("--force", action="store_true", help=f"replace {what}")
+
+
+def local(text: str) -> str:
+    """Returns a path of this machine."""
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def rank_count(text: str) -> int:

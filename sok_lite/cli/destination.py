@@ -2,13 +2,11 @@
 
 import contextlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
-from sok_lite.engine.files.manifest import sync_path
+from sok_lite.engine.files import beside
 
 
 def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str) -> None:
@@ -50,8 +48,7 @@ def _is_inside(path: str, folder: str) -> bool:
 def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
     """Gives a path to write to, and puts what is there then in place of what is at another one.
 
-    If the work inside fails, what was there stays and the new goes. A folder that is replaced is
-    moved aside first, so a process that is killed just then leaves both beside each other.
+    If the work inside fails, what was there stays and the new goes.
 
     Args:
       path: where it is to be.
@@ -63,41 +60,5 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
     if getattr(module, "REPLACES_ITSELF", False):
         yield path
         return
-    path = os.path.abspath(path)
-    folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)
-    token = secrets.token_hex(4)
-    new, old = (os.path.join(folder, f".{name}.{word}-{token}") for word in ("new", "old"))
-    try:
+    with beside.in_place_of(path) as new:
         yield new
-        _sync(new)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.rename(path, old)
-            os.rename(new, path)
-        else:
-            os.replace(new, path)
-        sync_path(folder)
-    finally:
-        # Here, since a signal may end the work between any two lines above.
-        if os.path.lexists(old) and not os.path.lexists(path):
-            os.rename(old, path)
-        _remove(old)
-        _remove(new)
-
-
-def _sync(path: str) -> None:
-    """Waits until a file, or all of a folder, is on the disk."""
-    for folder, _, names in os.walk(path):
-        for name in names:
-            sync_path(os.path.join(folder, name))
-        sync_path(folder)
-    if not os.path.isdir(path):
-        sync_path(path)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sok_lite.engine.local_path import local_path, plain_path
+
 # The folders that are open, the latest last. TensorFlow runs host calls on threads of its own, so
 # this cannot belong to a thread. It is replaced as a whole: who reads it needs no lock.
 _open: tuple[tuple[object, str], ...] = ()
@@ -41,22 +43,10 @@ def directory(dirpath: str | os.PathLike[str], dirpath_env: str | None = "TFRA_S
     """Returns the folder of the files: the environment's where it names one, else `dirpath`.
 
     Raises:
-      ValueError: it is an address and not a folder of this machine.
+      ValueError: it is empty, or an address and not a folder of this machine.
     """
-    folder = (os.environ.get(dirpath_env) if dirpath_env else None) or os.fspath(dirpath)
-    folder = local_path(folder)
-    if "://" in folder:
-        raise ValueError(
-            "Files of keys and values are in a folder of this machine, which may be a mounted one. "
-            f"Received: {folder!r}. Mount it, or save there and copy the folder."
-        )
-    return folder
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path as Python knows it; as for TensorFlow, "file:///rows" is /rows."""
-    path = os.fspath(path)
-    return path.removeprefix("file://") if path.startswith("file:///") else path
+    named = os.environ.get(dirpath_env) if dirpath_env else None
+    return local_path(named or dirpath, dirpath_env if named and dirpath_env else "dirpath")
 
 
 def folder_beside(prefix: str | os.PathLike[str]) -> str:
@@ -65,7 +55,7 @@ def folder_beside(prefix: str | os.PathLike[str]) -> str:
     Args:
       prefix: what the names of the checkpoint's files start with.
     """
-    parent, name = os.path.split(local_path(prefix))
+    parent, name = os.path.split(plain_path(prefix))
     step = re.search(r"-\d+$", name)
     return os.path.join(parent, f"TFRADynamicEmbedding{step.group() if step else ''}")
 
@@ -78,7 +68,7 @@ class WrittenFolders:
 
     def note(self, prefix: str) -> None:
         """Notes that a checkpoint was written, and removes the folders of those that are gone."""
-        prefix = local_path(prefix)
+        prefix = plain_path(prefix)
         self._of_prefix[prefix] = folder_beside(prefix)
         gone = {
             prefix: folder

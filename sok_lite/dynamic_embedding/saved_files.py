@@ -1,6 +1,7 @@
 """The files that a variable with a `FileSystemSaver` keeps beside TensorFlow's checkpoint."""
 
 import json
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -127,15 +128,15 @@ class VariableFiles:
 
     def _folder(self, done: str) -> str:
         name = alive(self._variable).name
-        folder = directory(self._saver.config.save_path or current() or "")
-        if not folder:
+        folder = self._saver.config.save_path or current() or ""
+        if not folder and not os.environ.get("TFRA_SAVED_KV"):
             raise ValueError(
                 f"Variable {name!r} has a FileSystemSaver and cannot be {done} by this: it does "
                 "not say where files are. Use de.train.Checkpoint, in a TF1 graph "
                 "de.train.DEHvdSaver, and make the variable before it restores; or give "
                 "FileSystemSaver(save_path=...)."
             )
-        return folder
+        return directory(folder)
 
 
 def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.dynamic_embedding.checkpoint_folder import local_path
 from sok_lite.dynamic_embedding.graph_keys import GraphKeys
 from sok_lite.dynamic_embedding.variable import Variable
+from sok_lite.engine.local_path import plain_path
 
 
 def warm_start(
@@ -41,7 +41,7 @@ def warm_start(
             "warm_start() is for graphs of TF1. In eager mode restore a tf.train.Checkpoint, or "
             "upsert what another variable exports."
         )
-    path = local_path(ckpt_to_initialize_from)
+    path = plain_path(ckpt_to_initialize_from)
     if os.path.isdir(path):
         path = tf.train.latest_checkpoint(path)
     if path is None or not tf.compat.v1.train.checkpoint_exists(path):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sok_lite.engine.files.beside import write_file
 from sok_lite.reports.histogram import Histogram
 from sok_lite.reports.html import report_html, report_page
 from sok_lite.reports.text import report_text
@@ -189,10 +190,9 @@ class Report:
           path: of the file; one that is there is replaced.
 
         Raises:
-          OSError: it cannot be written.
+          ValueError: the path is no local one. OSError: it cannot be written.
         """
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(report_page(self))
+        write_file(path, report_page(self).encode())
 
     def __str__(self) -> str:
         return report_text(self)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from sok_lite import dynamic_embedding as de
+from sok_lite.dynamic_embedding.keras import models
 from tests.support.own_process import run_program
 
 RNG = np.random.default_rng(0)
@@ -557,6 +558,53 @@ def test_save_model_replaces_only_what_it_may(keras, tmp_path):
         assert path.read_text() == "a file of worth"
     de.keras.models.save_model(model, path)
     assert path.read_bytes()[:2] == b"PK"
+
+
+@pytest.mark.parametrize("save", ["de_save_model", "de_hvd_save_model"])
+def test_save_model_removes_nothing_of_others(keras, save, tmp_path):
+    model, _ = trained(keras)
+    (tmp_path / "m.part").mkdir()
+    names = ["m.part/notes.txt", "m.rank1of2.npz", "m.keras.rank1of2.npz", "m.keras.part"]
+    for name in names:
+        (tmp_path / name).write_text("of another program")
+    for name in ("m", "m.keras"):
+        getattr(de.keras.models, save)(model, tmp_path / name)
+    for name in names:
+        assert (tmp_path / name).read_text() == "of another program"
+    assert len(os.listdir(tmp_path)) == 6
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_save_model_leaves_the_old_one_where_it_fails(keras, name, tmp_path, monkeypatch):
+    model, layer = trained(keras)
+    de.keras.models.save_model(model, tmp_path / name)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write = models._write
+
+    def failing(*arguments):
+        write(*arguments)
+        raise OSError("full")
+
+    monkeypatch.setattr(models, "_write", failing)
+    layer.params.upsert(tf.constant([77], layer.params.key_dtype), tf.ones([1, 2]))
+    with pytest.raises(OSError, match="full"):
+        de.keras.models.save_model(model, tmp_path / name)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
+def test_an_address_is_no_path(keras, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, _ = trained(keras)
+    for path in ("s3://bucket/m.keras", "gs://bucket/m", ""):
+        for call in (
+            lambda path: de.keras.models.save_model(model, path),
+            lambda path: de.keras.models.de_hvd_save_model(model, path),
+            lambda path: de.keras.models.load_model(path, package=keras),
+            lambda path: de.keras.models.load_weights(model, path),
+        ):
+            with pytest.raises(ValueError, match="`filepath` must be in a folder of this machine"):
+                call(path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_save_model_refuses_what_it_cannot_do(keras, tmp_path):

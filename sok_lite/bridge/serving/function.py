@@ -1,6 +1,5 @@
 """`export_serving`: a function or model as a SavedModel that needs no sok_lite."""
 
-import os
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
+from sok_lite.bridge.serving.as_a_whole import as_a_whole
 from sok_lite.bridge.serving.graph_def import check_plain
 from sok_lite.bridge.serving.mode import exporting
 from sok_lite.bridge.serving.models import function_of, resources_in
@@ -40,13 +40,20 @@ def export_serving(
     of a sparse or ragged argument end in "_values", "_row_splits" and the like. Nothing is filled
     when it is loaded, and no operation is one that TensorFlow does not have.
 
+    It is written beside `path` and takes its place when it is whole: the next load finds the old
+    model or the new one. Only a load that has begun before may find files of both, and fail: where
+    a server loads again and again by itself, give each model a folder of its own, as TensorFlow
+    Serving has it. Where a folder cannot be moved, for it is mounted, has files of others in it, or
+    is an address such as "gs://bucket/served", one file after the other takes its place,
+    `saved_model.pb` last.
+
     In a job of several ranks every rank must call it, alike; rank 0 writes. `lookup_sparse` then
     finds the keys of all ranks, a lookup in one rank's table those of rank 0.
 
     Args:
       model_or_fn: a tf.function, a function, a tf.Module with `__call__`, or a model of Keras 3 or
         tf_keras, which is called with training=False.
-      path: the folder to write.
+      path: the folder to write, or an address that TensorFlow knows.
       signature: what it takes: a tf.TensorSpec, a list of them by place, or a dict by argument;
         RaggedTensorSpec, SparseTensorSpec and structures as well. None: the input_signature of a
         tf.function, the inputs of a model.
@@ -128,7 +135,8 @@ def export_functions(
                 module.variables_of_tables = tables.variables
                 module.variables_of_model = variables
                 module.resources = resources
-                tf.saved_model.save(module, os.fspath(path), signatures, options)
+                with as_a_whole(path) as part:
+                    tf.saved_model.save(module, part, signatures, options)
     finally:
         # The functions that were traced on the way keep the variables.
         for variable in tables.variables:

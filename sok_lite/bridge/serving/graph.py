@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
+from sok_lite.bridge.serving.as_a_whole import as_a_whole
 from sok_lite.bridge.serving.graph_def import Nodes, check_plain
 from sok_lite.bridge.serving.mode import Lookup, lookups_of
 from sok_lite.bridge.serving.rows import check_quantize
@@ -39,7 +40,8 @@ def export_serving_graph(
 
     Args:
       session: a tf.compat.v1.Session, whose variables are initialised.
-      path: the folder to write, which must not be there yet, or be empty.
+      path: the folder to write, which must not be there yet, or be empty, or an address that
+        TensorFlow knows. What is written takes its place when it is whole, as by `export_serving`.
       inputs: tensors by the names that the signature has: placeholders, or whatever is to be given.
         A sparse or ragged one has several names there, which end in "_values", "_row_splits" and
         the like.
@@ -61,7 +63,6 @@ def export_serving_graph(
         check_quantize(quantize)
         _check_tensors(session.graph, inputs, "inputs")
         _check_tensors(session.graph, outputs, "outputs")
-        path = os.fspath(path)
         if ranks.is_first:
             _check_empty(path)
         copy = _Copy(session, _leaves(inputs), _leaves(outputs))
@@ -118,7 +119,7 @@ class _Copy:
         self._nodes.add(self._scratch.as_graph_def())
         self._initializers = self._initializers_of(needed)
 
-    def write(self, path: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    def write(self, path: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         """Writes the SavedModel."""
         # Its collections make the variables again, of the nodes that have their names.
         meta = tf.compat.v1.train.export_meta_graph(graph=self._scratch, clear_devices=True)
@@ -145,15 +146,17 @@ class _Copy:
                 self._infos(final, outputs),
                 tf.saved_model.PREDICT_METHOD_NAME,
             )
-            builder = tf.compat.v1.saved_model.Builder(path)
-            builder.add_meta_graph_and_variables(
-                session,
-                [tf.saved_model.SERVING],
-                {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                saver=tf.compat.v1.train.Saver(saved) if saved else None,
-                main_op=tf.group(*map(final.get_operation_by_name, self._initializers)),
-            )
-            builder.save()
+            main_op = tf.group(*map(final.get_operation_by_name, self._initializers))
+            with as_a_whole(path) as part:
+                builder = tf.compat.v1.saved_model.Builder(part)
+                builder.add_meta_graph_and_variables(
+                    session,
+                    [tf.saved_model.SERVING],
+                    {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
+                    saver=tf.compat.v1.train.Saver(saved) if saved else None,
+                    main_op=main_op,
+                )
+                builder.save()
 
     def _replace(self, lookup: Lookup, tables: ServedTables) -> None:
         if any(self._nodes.is_in_a_loop(tensor.name) for tensor in lookup.inputs):
@@ -251,8 +254,9 @@ def _leaves(tensors: Mapping[str, Any]) -> list[tf.Tensor]:
     return tf.nest.flatten(list(tensors.values()), expand_composites=True)
 
 
-def _check_empty(path: str) -> None:
-    if os.path.isdir(path) and os.listdir(path):
+def _check_empty(path: Any) -> None:
+    path = os.fspath(path)
+    if tf.io.gfile.isdir(path) and tf.io.gfile.listdir(path):
         raise FileExistsError(f"{path!r} is not empty. Give another path, or remove what is there.")
 
 

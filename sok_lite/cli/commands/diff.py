@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from sok_lite.cli.arguments import add_tables
+from sok_lite.cli.arguments import add_tables, local
 from sok_lite.cli.compared import Difference, difference
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
@@ -18,8 +18,10 @@ EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="A", help="a checkpoint, or a file of another format")
-    parser.add_argument("second", metavar="B", help="another one")
+    parser.add_argument(
+        "first", metavar="A", type=local, help="a checkpoint, or a file of another format"
+    )
+    parser.add_argument("second", metavar="B", type=local, help="another one")
     parser.add_argument(
         "--tolerance",
         type=float,

@@ -4,7 +4,7 @@ import argparse
 from contextlib import ExitStack
 from typing import Any
 
-from sok_lite.cli.arguments import add_force, rank_count
+from sok_lite.cli.arguments import add_force, local, rank_count
 from sok_lite.cli.destination import check_destination
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.importers import format_module
@@ -20,9 +20,13 @@ EXAMPLES = "sok-lite merge runs/users runs/items runs/both"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="checkpoints, or files of other formats"
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        type=local,
+        help="checkpoints, or files of other formats",
     )
-    parser.add_argument("to", metavar="TO", help="the new checkpoint")
+    parser.add_argument("to", metavar="TO", type=local, help="the new checkpoint")
     parser.add_argument(
         "--ranks", type=rank_count, metavar="N", help="of the new one (default: most of any PATH)"
     )

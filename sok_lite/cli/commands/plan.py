@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sok_lite.cli.arguments import rank_count
+from sok_lite.cli.arguments import local, rank_count
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.plan_text import text
 from sok_lite.cli.planned import GIB, Machines, Need, Plan, plan, room, sent
@@ -34,7 +34,11 @@ _ROW_TYPES = ("float32", "float16", "bfloat16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", metavar="PATH", nargs="?", help="a checkpoint whose tables there are to be"
+        "path",
+        metavar="PATH",
+        nargs="?",
+        type=local,
+        help="a checkpoint whose tables there are to be",
     )
     parser.add_argument(
         "--times", type=_factor, default=1.0, help="so many times as many keys: 100 (default: 1)"

@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from sok_lite.cli.arguments import local
 from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.cli.progress import progress_bar
 from sok_lite.cli.verified import findings_of_table
@@ -15,7 +16,7 @@ EXAMPLES = "sok-lite verify runs/model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", help="a checkpoint")
+    parser.add_argument("path", metavar="PATH", type=local, help="a checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras.held import tables_in
 from sok_lite.bridge.keras.weights import check_saving
-from sok_lite.dynamic_embedding.checkpoint_folder import local_path
+from sok_lite.bridge.serving.as_a_whole import as_a_whole
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper
+from sok_lite.engine.files.beside import in_place_of
+from sok_lite.engine.local_path import local_path
 
 WEIGHTS, MODEL, CHECKPOINT = ".weights.h5", ".keras", ".ckpt"
 _OLD = (".h5", ".hdf5")
@@ -26,7 +27,7 @@ def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
 
     The arguments are those of `de_save_model`.
     """
-    path = Path(local_path(filepath))
+    path = Path(local_path(filepath, "filepath"))
     if path.suffix in _OLD and not path.name.endswith(WEIGHTS):
         raise NotImplementedError(
             f"Keras' older format cannot hold a table. Received: filepath={str(filepath)!r}. Save "
@@ -86,28 +87,16 @@ def _check_savers(model: Any, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
-    """Gives where a SavedModel is written; its files come to the folder when all are there.
+def written_as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
+    """Gives where a model is written, which takes its place when all of it is there.
 
     Args:
-      path: the folder; of another format it is returned.
+      path: as `checked_path` gives it.
       is_written: False: this rank writes none.
     """
-    if path.name.endswith(FORMATS) or not is_written:
+    if not is_written:
         yield path
         return
-    path = path.absolute()
-    part = path.with_name(f"{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        yield part
-        # What others look for comes last.
-        for each in sorted(part.rglob("*"), key=lambda each: each.name == "saved_model.pb"):
-            there = path / each.relative_to(part)
-            if each.is_dir():
-                there.mkdir(parents=True, exist_ok=True)
-            else:
-                os.makedirs(there.parent, exist_ok=True)
-                os.replace(each, there)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    whole = in_place_of if path.name.endswith((MODEL, WEIGHTS)) else as_a_whole
+    with whole(os.path.realpath(path)) as part:
+        yield Path(part)

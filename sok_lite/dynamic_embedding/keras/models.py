@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,20 @@ from sok_lite.bridge.serving.models import functions_of
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
-from sok_lite.dynamic_embedding.checkpoint_folder import local_path
 from sok_lite.dynamic_embedding.keras.formats import (
     CHECKPOINT,
     FORMATS,
     WEIGHTS,
-    as_a_whole,
     check_new,
     check_savable,
     checked_path,
+    written_as_a_whole,
 )
 from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
+from sok_lite.engine.files.beside import in_place_of
+from sok_lite.engine.local_path import local_path
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
 
@@ -54,7 +56,7 @@ def de_save_model(
         ".weights.h5", weights and tables; ".ckpt", a directory with a TensorFlow checkpoint; any
         other but ".h5", a directory with TensorFlow's SavedModel, which needs no sok_lite to be
         served. `load_model` and `load_weights` read it as well: the
-        model in Keras' format is in it. Its files come there when all are written.
+        model in Keras' format is in it. What is there is replaced when all is written.
       overwrite: False: what is there is not replaced.
       include_optimizer: whether the optimizer and its dense states are saved. States of rows go
         with the rows. An optimizer of TF1 is in a ".ckpt" alone.
@@ -76,11 +78,10 @@ def de_save_model(
     check_new(path, overwrite)
     check_savable(model, path)
     functions = _functions(model, path, signatures)
-    with as_a_whole(path, True) as whole:
+    with written_as_a_whole(path, True) as whole:
         _write_served(model, whole, functions, options, None)
         _write(model, whole, include_optimizer, options)
-    for stale, _, _ in _files_of_ranks(path):
-        stale.unlink()
+    _remove_files_of_ranks(path, 1)
 
 
 def de_hvd_save_model(
@@ -109,14 +110,12 @@ def de_hvd_save_model(
         functions = _functions(model, path, signatures)
         if comm.rank == 0:
             check_new(path, overwrite)
-    with _together(comm), as_a_whole(path, comm.rank == 0) as whole:
+    with _together(comm), written_as_a_whole(path, comm.rank == 0) as whole:
         _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
             with set_within(all_ranks_save, True):
                 _write(model, whole, include_optimizer, options)
-            for stale, _, size in _files_of_ranks(path):
-                if size != comm.size:
-                    stale.unlink()
+            _remove_files_of_ranks(path, comm.size)
         else:
             _write_tables(model, _file_of_rank(path, comm))
 
@@ -142,7 +141,7 @@ def load_model(
     Raises:
       ValueError: it was saved by another number of ranks.
     """
-    path = Path(local_path(filepath))
+    path = Path(local_path(filepath, "filepath"))
     comm = _checked_ranks(path)
     models = (tf.keras if package is None else package).models
     guard.tell(share_in_copies)
@@ -284,6 +283,23 @@ def _files_of_ranks(path: Path) -> list[tuple[Path, int, int]]:
     return [(folder / name, int(fits[1]), int(fits[2])) for name, fits in found if fits]
 
 
+def _remove_files_of_ranks(path: Path, size: int) -> None:
+    """Removes what jobs of another size have left beside a file, as far as it is ours."""
+    for stale, _, number in _files_of_ranks(path):
+        if number != size and _is_ours(stale):
+            stale.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with np.load(path) as arrays:
+            return not arrays.files or "0/name" in arrays.files
+    except EOFError:  # it is empty: nothing of anybody is lost
+        return True
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
+
+
 def _checked_ranks(path: Path) -> Communicator:
     comm = communicator("Loading a model")
     sizes = {size for _, _, size in _files_of_ranks(path)} or {1}
@@ -309,11 +325,8 @@ def _write_tables(model: Any, path: Path) -> None:
         store: dict[str, np.ndarray] = {}
         save_rows(params, store)
         arrays |= {f"{number}/{part}": array for part, array in store.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(f"{path.name}.part")
-    with open(written, "wb") as file:
+    with in_place_of(os.path.realpath(path)) as written, open(written, "xb") as file:
         np.savez(file, **arrays)
-    os.replace(written, path)
 
 
 def _read_tables(model: Any, path: Path, comm: Communicator) -> None:

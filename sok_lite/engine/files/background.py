@@ -9,7 +9,7 @@ could interleave with those of the program: the ranks agree in `wait`, which all
 import os
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sok_lite.comm.protocol import Communicator
@@ -127,6 +127,7 @@ def dump_in_background(
     extra: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     incremental: bool = False,
+    prepare: Callable[[], None] | None = None,
 ) -> BackgroundDump:
     """Begins a dump of the present content of tables. Every rank must call it; it returns together.
 
@@ -134,13 +135,14 @@ def dump_in_background(
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: a name repeats, or a rank has other tables.
+      ValueError: the path is no local one, a name repeats, or a rank has other tables.
       RuntimeError: another thread has restored a table meanwhile.
+      BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError: the folders cannot be made. The old checkpoint is as it was.
       MemoryError: a rank has no memory for a copy of its part. The old checkpoint is as it was.
       Later failures are raised by `wait`.
     """
-    begun = begin(path, tables, comm, extra, incremental)
+    begun = begin(path, tables, comm, extra, incremental, prepare)
     try:
         parts = together(comm, lambda: with_parts(begun, chunk_bytes, _copies))
     except BaseException:

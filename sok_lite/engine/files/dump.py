@@ -24,11 +24,13 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.increment import shards_to_continue
 from sok_lite.engine.files.item import Item, Named, forget_gone_optimizers, items_of, tables_of
+from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
-from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
+from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.shard_content import ShardContent, write_part
+from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.texts import KeyTexts, settle
@@ -47,6 +49,7 @@ def dump(
     chunk_bytes: int = CHUNK_BYTES,
     report: Report | None = None,
     incremental: bool = False,
+    prepare: Callable[[], None] | None = None,
 ) -> None:
     """Writes the whole content of tables to a folder. Every rank must call it; it returns together.
 
@@ -59,22 +62,25 @@ def dump(
     `incremental`, and rank 0 warns.
 
     Args:
-      path: of the folder; it is made if missing. One dump at a time: a background dump of this
-        process into the folder is waited for.
+      path: of the folder; it is made if missing. A background dump of these ranks into the folder
+        is waited for.
       tables: with different names, the same on all ranks.
       comm: the ranks.
       extra: values that JSON knows, returned by `load`. Those of rank 0 count.
       chunk_bytes: bytes that are written together, and have one checksum.
       report: called with the bytes of this rank's files written so far, and of all of them.
       incremental: whether to add to the existing checkpoint.
+      prepare: called on every rank before the tables are locked, once nobody else writes into the
+        folder; it may communicate, and what it writes stays.
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: a name repeats, or a rank has other tables.
+      ValueError: the path is no local one, a name repeats, or a rank has other tables.
       RuntimeError: another thread has restored a table meanwhile.
+      BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    begun = begin(path, tables, comm, extra, incremental)
+    begun = begin(path, tables, comm, extra, incremental, prepare)
 
     def write(parts: list[ShardContent]) -> list[Shard]:
         return write_parts(begun, parts, chunk_bytes, report)
@@ -95,6 +101,7 @@ class Begun(NamedTuple):
       before: by table the file of this rank that is continued; without an entry all is written.
       texts: by table what this rank writes of them, of tables that keep some.
       since: when it began, as of time.monotonic().
+      lock: of the folder, on rank 0.
     """
 
     folder: str
@@ -106,6 +113,7 @@ class Begun(NamedTuple):
     before: Mapping[str, Shard]
     texts: Mapping[str, KeyTexts]
     since: float
+    lock: Lock | None
 
 
 def begin(
@@ -114,32 +122,36 @@ def begin(
     comm: Communicator,
     extra: Mapping[str, Any] | None,
     incremental: bool,
+    prepare: Callable[[], None] | None = None,
 ) -> Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
-    wanted = {"path": os.fspath(path), "incremental": incremental}
-    items = checked_items(tables, comm, wanted, "dump")
+    path = together(comm, lambda: local_path(path))
+    items = checked_items(tables, comm, {"path": path, "incremental": incremental}, "dump")
     folder, since = os.path.abspath(path), time.monotonic()
     wait_for_pending(comm, folder)
+    lock = together(comm, lambda: manifest.lock(folder) if comm.rank == 0 else None)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()
     before: Mapping[str, Shard] = {}
-    if incremental:
-        names = [item.table.name for item in items]
-        before, reason = shards_to_continue(folder, tables_of(items), names, comm)
-        if reason and comm.rank == 0:
-            text = f"All is dumped into {folder}, and not only what has changed: {reason}."
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
-    facts = [_facts(item.table) for item in items]
-    # Before the tables are locked: whoever looks a text up has the lock of the texts first.
-    kept = [(item.table, item.texts) for item in items]
-    texts = {table.name: settle(table, store, comm) for table, store in kept if store is not None}
-    begun = Begun(folder, data, items, facts, comm, dict(extra or {}), before, texts, since)
+    begun = Begun(folder, data, items, [], comm, dict(extra or {}), before, {}, since, lock)
     try:
-        together(comm, lambda: _make_folders(folder, data, comm))
+        if incremental:
+            names = [item.table.name for item in items]
+            before, reason = shards_to_continue(folder, tables_of(items), names, comm)
+            if reason and comm.rank == 0:
+                text = f"All is dumped into {folder}, and not only what has changed: {reason}."
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+        facts = [_facts(item.table) for item in items]
+        # Before the tables are locked: whoever looks a text up has the lock of the texts first.
+        kept = [(item.table, item.texts) for item in items]
+        texts = {table.name: settle(table, own, comm) for table, own in kept if own is not None}
+        together(comm, lambda: _make_folder(folder, data, comm))
+        if prepare is not None:
+            prepare()
     except BaseException:
         end(begun)
         raise
-    return begun
+    return begun._replace(tables=facts, before=before, texts=texts)
 
 
 def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
@@ -161,8 +173,9 @@ def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
 
 def end(begun: Begun) -> None:
     """Removes files that belong to no checkpoint, once no rank writes any more."""
-    if begun.comm.rank == 0:
+    if begun.lock is not None:
         sweep(begun.folder, begun.data)
+        begun.lock.release()
 
 
 def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[ShardContent]], T]) -> T:
@@ -227,25 +240,9 @@ def checked_items(
     return items
 
 
-def _make_folders(folder: str, data: str, comm: Communicator) -> None:
+def _make_folder(folder: str, data: str, comm: Communicator) -> None:
     if comm.rank == 0:
-        os.makedirs(folder, exist_ok=True)
-        check_is_ours(os.path.join(folder, manifest.NAME))
         os.mkdir(os.path.join(folder, data))
-
-
-def check_is_ours(path: str) -> None:
-    """Raises FileExistsError if a file that is no manifest has the path of the manifest."""
-    try:
-        with open_file(path) as file:
-            is_ours = manifest.FORMAT.encode() in file.read()
-    except FileNotFoundError:
-        return
-    if not is_ours:
-        raise FileExistsError(
-            f"{path} is no manifest of a checkpoint, and a dump would replace it. Dump into a "
-            "folder of its own."
-        )
 
 
 def _gather_shards(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:

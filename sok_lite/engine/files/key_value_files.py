@@ -29,6 +29,7 @@ import numpy as np
 from sok_lite.engine.files.growing_file import GrowingFile
 from sok_lite.engine.files.key_value_layout import Layout, make_layout
 from sok_lite.engine.files.key_value_names import ShardPlace
+from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
@@ -100,6 +101,7 @@ def write_shard(
 
     Raises:
       ValueError: a piece does not suit the layout, or the files are another variable's.
+      BlockingIOError: somebody else writes them.
     """
     _check_buffer_size(buffer_size)
     base = os.path.join(folder, file_name or place.base(layout.name))
@@ -110,10 +112,11 @@ def write_shard(
             "written over it: the files of both have one name. Rename one, or use two folders."
         )
     os.makedirs(folder, exist_ok=True)
-    old = None
-    if append_to_file and os.path.exists(_keys(base)):
-        old = _open_shard(base, layout)
     with contextlib.ExitStack() as opened:
+        opened.enter_context(Lock(f"{base}.lock", repr(base)))
+        old = None
+        if append_to_file and os.path.exists(_keys(base)):
+            old = _open_shard(base, layout)
         key_file = opened.enter_context(GrowingFile(_keys(base), _old_crc(old, "keys")))
         value_file = opened.enter_context(GrowingFile(_values(base), _old_crc(old, "values")))
         count = old.count if old else 0

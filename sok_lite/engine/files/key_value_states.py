@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sok_lite.engine.files.growing_file import GrowingFile
+from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
 
 
@@ -33,7 +34,7 @@ def write_states(
       checksums: of the keys and values of each shard, as they are on the disk already.
     """
     pairs = np.array(checksums, np.int64).reshape(-1, 2)
-    with GrowingFile(path, None) as made:
+    with Lock(f"{path}.lock", repr(path)), GrowingFile(path, None) as made:
         np.savez(made.file, checksums=pairs, **arrays)  # type: ignore[arg-type]
         made.sync()
         made.publish()

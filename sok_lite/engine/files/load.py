@@ -21,6 +21,7 @@ from sok_lite.engine.files.manifest_facts import Manifest, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.reading import shards_of
+from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.restoring import publish_restored
@@ -64,12 +65,13 @@ def load(
     Raises:
       TypeError: an item is no table with keys of its own.
       OSError: a file cannot be read, or there is no checkpoint.
-      ValueError: a name repeats, a rank has other tables, a file is corrupt, or its content does
-        not fit a table.
+      ValueError: the path is no local one, a name repeats, a rank has other tables, a file is
+        corrupt, or its content does not fit a table.
       MemoryError: no memory for it. In all cases every table is as it was, on all ranks.
     """
+    path = together(comm, lambda: local_path(path))
     folder = os.path.abspath(path)
-    wanted = {"path": os.fspath(path), "mode": mode, "cast": cast}
+    wanted = {"path": path, "mode": mode, "cast": cast}
     items = checked_items(tables, comm, wanted, "load")
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from sok_lite._version import __version__
 from sok_lite.engine.dtypes import key_dtype, row_dtype
+from sok_lite.engine.files import lock as locks
 from sok_lite.engine.files.manifest_facts import (
     Manifest,
     Shard,
@@ -37,6 +38,7 @@ VERSION_OF_INCREMENTS = 2
 DATA_FOLDER = re.compile(r"data-[0-9a-f]{16}")
 
 _TEMPORARY = NAME + ".tmp"
+_LOCK = NAME + ".lock"
 _NO_SUM = "0" * 64
 _LONGEST_NAME = 100
 _SUFFIX = ".safetensors"
@@ -133,6 +135,45 @@ def from_text(data: bytes, path: str) -> Manifest:
         return _from_json(described)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise _corrupt(path, f"a part of it is missing or no such thing ({error})") from error
+
+
+def lock(folder: str) -> locks.Lock:
+    """Locks a folder for what writes a checkpoint, by rank 0 alone; makes it if it is missing.
+
+    Raises:
+      BlockingIOError: another dump writes there. FileExistsError: a file of another program has
+        the path of the manifest. OSError: the folder cannot be made. It is as it was.
+    """
+    os.makedirs(folder, exist_ok=True)
+    _check_is_ours(os.path.join(folder, NAME))
+    return locks.Lock(os.path.join(folder, _LOCK), f"The checkpoint at {folder}")
+
+
+def remove_unless_written(folder: str, may_go: Callable[[], bool]) -> None:
+    """Removes a folder of ours where no dump writes; what cannot be removed stays.
+
+    Args:
+      may_go: called while no dump can begin; False: it stays.
+    """
+    locks.remove_unless_written(folder, _LOCK, may_go)
+
+
+def is_name_in_checkpoint(name: str) -> bool:
+    """Whether a dump makes a file or folder of this name."""
+    return name in (NAME, _TEMPORARY, _LOCK) or bool(DATA_FOLDER.fullmatch(name))
+
+
+def _check_is_ours(path: str) -> None:
+    try:
+        with open_file(path) as file:
+            is_ours = FORMAT.encode() in file.read()
+    except FileNotFoundError:
+        return
+    if not is_ours:
+        raise FileExistsError(
+            f"{path} is no manifest of a checkpoint, and a dump would replace it. Dump into a "
+            "folder of its own."
+        )
 
 
 def publish(folder: str, text: str) -> None:

@@ -17,6 +17,7 @@ from sok_lite.engine.files.chain import newest_rows
 from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
 from sok_lite.engine.files.manifest_facts import TableFacts
 from sok_lite.engine.files.mapped import MappedShard
+from sok_lite.engine.local_path import local_path
 
 __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
 
@@ -239,9 +240,10 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
       A mapping of names to tables.
 
     Raises:
-      OSError: a file cannot be read, or there is no checkpoint. ValueError: a file is corrupt.
+      OSError: a file cannot be read, or there is no checkpoint. ValueError: the path is no local
+        one, or a file is corrupt.
     """
-    folder = os.path.abspath(path)
+    folder = os.path.abspath(local_path(path))
     found = manifest.read(folder)
     while True:
         try:

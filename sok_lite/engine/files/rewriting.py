@@ -11,13 +11,14 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.dump import check_is_ours, sweep
+from sok_lite.engine.files.dump import sweep
 from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardWriter
 from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of
 from sok_lite.engine.files.table_file import tensors_of
 from sok_lite.engine.files.text_file import write_texts
+from sok_lite.engine.local_path import local_path
 from sok_lite.engine.owner import HASH, MOD, OneRank, OwnerRule
 from sok_lite.engine.texts import KeyTexts
 
@@ -47,7 +48,8 @@ def write_checkpoint(
       chunk_bytes: bytes that have one checksum.
 
     Raises:
-      OSError: a file cannot be written or read. ValueError: a source is corrupt, two have one name,
+      BlockingIOError: a dump writes into the folder. OSError: a file cannot be written or read.
+      ValueError: the path is no local one, a source is corrupt, two have one name,
         or `ranks` is no number of ranks. What was in the folder is as it was.
     """
     if ranks < 1:
@@ -58,12 +60,11 @@ def write_checkpoint(
             "The tables of a checkpoint must have different names. Received: "
             f"{', '.join(map(repr, names))}."
         )
-    folder = os.path.abspath(folder)
+    folder = os.path.abspath(local_path(folder, "folder"))
     data = "data-" + secrets.token_hex(8)
     is_new = not os.path.lexists(folder)
+    lock = manifest.lock(folder)
     try:
-        os.makedirs(folder, exist_ok=True)
-        check_is_ours(os.path.join(folder, manifest.NAME))
         os.mkdir(os.path.join(folder, data))
         tables = {
             source.name: _write(source, folder, data, ranks, chunk_bytes) for source in sources
@@ -73,6 +74,7 @@ def write_checkpoint(
         manifest.publish(folder, text)
     finally:
         sweep(folder, data)
+        lock.release()
         if is_new:
             with suppress(OSError):
                 os.rmdir(folder)  # only an empty one goes: nothing was published

@@ -13,6 +13,8 @@ import weakref
 
 import numpy as np
 
+from sok_lite.engine.local_path import local_path
+
 
 class FarFile:
     """Zeroed memory that is backed by a file. Of one process: a forked child shares its rows.
@@ -25,12 +27,13 @@ class FarFile:
       path: the argument.
 
     Raises:
+      ValueError: the path is no local one.
       FileExistsError: there is a file of this name: of another table, or of a killed process.
       OSError: the file cannot be made.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = local_path(path, "far_path")
         if os.path.isdir(self.path):
             self._fd, unnamed = tempfile.mkstemp(prefix="sok_lite_rows_", dir=self.path)
             os.unlink(unnamed)

@@ -1,0 +1,82 @@
+"""A SavedModel, or a folder with a checkpoint, takes its place when all of it is written."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.engine.files import beside
+from sok_lite.engine.local_path import is_address, local_path
+
+# What others look for comes last.
+_LAST = (".index", "saved_model.pb")
+# What is as a whole of one SavedModel or of another.
+_OF_ONE = ("assets", "saved_model.pb", "fingerprint.pb", "variables")
+
+
+@contextmanager
+def as_a_whole(path: Any) -> Iterator[str]:
+    """Gives a folder to write to, and puts what is there then in place of what is at another path.
+
+    If the work inside fails, what was there stays. On this machine a reader finds the old folder or
+    the new one. In a folder with other files, in one that cannot be moved, and in file systems of
+    TensorFlow, file after file takes its place, and `saved_model.pb` does last.
+
+    Args:
+      path: of a folder, or an address of one.
+
+    Raises:
+      ValueError: it is empty. OSError, tf.errors.OpError: it cannot be written.
+    """
+    path = os.fspath(path)
+    if is_address(path) and not path.startswith("file:///"):
+        part = f"{path.rstrip('/')}.part-{secrets.token_hex(8)}"
+        try:
+            yield part
+            _move(part, path)
+        finally:
+            if tf.io.gfile.exists(part):
+                tf.io.gfile.rmtree(part)
+        return
+    path = os.path.realpath(local_path(path))
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    # A mounted folder cannot be moved, nor one whose place is another's.
+    is_stuck = os.path.ismount(path) or not os.access(folder, os.W_OK)
+    is_movable = not os.path.isdir(path) or not is_stuck
+    with beside.scratch(folder if is_movable else path, name, path) as inside:
+        part = os.path.join(inside, name)
+        yield part
+        if is_movable and _is_all_replaced(path, part):
+            beside.put(part, path)
+        else:
+            _move(part, path)
+
+
+def _files_in(folder: str) -> list[PurePosixPath]:
+    found = []
+    for inside, _, names in tf.io.gfile.walk(folder):
+        at = PurePosixPath(inside[len(folder) :].strip("/"))
+        found += [at / name for name in names]
+    return found
+
+
+def _is_all_replaced(path: str, part: str) -> bool:
+    """Whether nothing of others is in a folder, which would go with it."""
+    new = set(_files_in(part))
+    return all(each in new or each.parts[0] in _OF_ONE for each in _files_in(path))
+
+
+def _move(part: str, path: str) -> None:
+    """Moves the files of a folder into another one."""
+
+    def rank(file: PurePosixPath) -> int:
+        return next((i for i, end in enumerate(_LAST) if file.name.endswith(end)), -1)
+
+    for each in sorted(_files_in(part), key=rank):
+        tf.io.gfile.makedirs(os.path.dirname(f"{path}/{each}"))
+        tf.io.gfile.rename(f"{part}/{each}", f"{path}/{each}", overwrite=True)

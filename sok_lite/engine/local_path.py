@@ -1,0 +1,40 @@
+"""The paths that Python opens here, and not TensorFlow's file systems: those of this machine."""
+
+import os
+import re
+
+# An address, such as s3://bucket/rows; pathlib makes s3:/bucket/rows of it.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_OF_THIS_MACHINE = re.compile(r"file:(?://)?(?=/[^/]|/$)")
+
+
+def plain_path(path: str | os.PathLike[str]) -> str:
+    """Returns a path as Python knows it: "file:///rows" is /rows. Other addresses are as given."""
+    return _OF_THIS_MACHINE.sub("", os.fsdecode(path), count=1)
+
+
+def is_address(path: str) -> bool:
+    """Whether a path is for a file system of TensorFlow."""
+    return "://" in path
+
+
+def local_path(path: str | os.PathLike[str], name: str = "path") -> str:
+    """Returns a path as Python knows it; as for TensorFlow, "file:///rows" is /rows.
+
+    Args:
+      path: of a file or folder. A folder whose name ends in a colon is given as "./name:/rows".
+      name: of the argument, for the error.
+
+    Raises:
+      ValueError: it is empty, or an address, which Python would take for a folder of that name.
+    """
+    given, local = os.fsdecode(path), plain_path(path)
+    if not local or _ADDRESS.match(local):
+        hint = " pathlib has taken a slash away." if local and not is_address(local) else ""
+        raise ValueError(
+            f"`{name}` must be in a folder of this machine, which may be a mounted one. Received: "
+            f"{given!r}.{hint} Mount it, or use a local folder and copy that. Addresses are for "
+            "what goes by TensorFlow's file systems: model.save, export_serving, "
+            "tf.train.Checkpoint."
+        )
+    return local

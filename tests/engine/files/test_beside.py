@@ -1,0 +1,136 @@
+"""A reader finds the old or the new, and what is not ours stays."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sok_lite.engine.files import beside
+
+ROOT = Path(__file__).parents[3]
+# Writes half of a folder, and waits.
+PROGRAM = """
+import os, sys
+from sok_lite.engine.files import beside
+with beside.in_place_of(sys.argv[1]) as new:
+    os.mkdir(new)
+    print("writing", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture(params=[True, False], ids=["exchanged", "moved aside"])
+def system(request, monkeypatch):
+    """One that can exchange two folders, or cannot."""
+    if not request.param:
+        monkeypatch.setattr(beside, "_exchange", lambda one, other: False)
+
+
+def folder_of(path, text):
+    path.mkdir(exist_ok=True)
+    (path / "file").write_text(text)
+
+
+def started(path):
+    command = [sys.executable, "-c", PROGRAM, str(path)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert process.stdout.readline() == "writing\n"
+    return process
+
+
+@pytest.mark.usefixtures("system")
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "a"
+    for text in ("old", "new"):
+        with beside.in_place_of(str(path)) as new:
+            folder_of(Path(new), text)
+            if text == "new":
+                assert (path / "file").read_text() == "old"
+        assert (path / "file").read_text() == text and os.listdir(tmp_path) == ["a"]
+
+
+def test_a_folder_is_there_at_every_moment(tmp_path, monkeypatch):
+    """Where the system can exchange two: looked at between any two calls of it."""
+    if not beside._exchange(str(tmp_path), str(tmp_path)):
+        pytest.skip("this file system exchanges no names")
+    path, seen = tmp_path / "a", []
+    folder_of(path, "old")
+
+    def looking(call):
+        def wrapped(*arguments, **options):
+            seen.append((path / "file").read_text())
+            done = call(*arguments, **options)
+            seen.append((path / "file").read_text())
+            return done
+
+        return wrapped
+
+    with beside.in_place_of(str(path)) as new:
+        folder_of(Path(new), "new")
+        for name in ("rename", "replace", "unlink", "rmdir"):
+            monkeypatch.setattr(os, name, looking(getattr(os, name)))
+    assert seen and set(seen) <= {"old", "new"}
+
+
+@pytest.mark.usefixtures("system")
+def test_what_fails_leaves_the_old(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    folder_of(path, "old")
+    with pytest.raises(OSError, match="full"), beside.in_place_of(str(path)) as new:
+        folder_of(Path(new), "new")
+        raise OSError("full")
+    rename = os.rename
+
+    def failing(source, target):
+        if target == str(path) and "old" not in os.path.basename(source):
+            raise OSError("no name")
+        rename(source, target)
+
+    with beside.in_place_of(str(path)) as new:
+        folder_of(Path(new), "old")
+    monkeypatch.setattr(os, "rename", failing)
+    try:
+        with beside.in_place_of(str(path)) as new:
+            folder_of(Path(new), "new")
+    except OSError:
+        assert (path / "file").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_file_keeps_its_mode_and_its_link(tmp_path):
+    (tmp_path / "there").write_bytes(b"old")
+    (tmp_path / "there").chmod(0o600)
+    (tmp_path / "link").symlink_to("there")
+    beside.write_file(tmp_path / "link", b"new")
+    assert (tmp_path / "there").read_bytes() == b"new" and (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").stat().st_mode & 0o777 == 0o600
+    beside.write_file("/dev/null", b"new")
+    assert not Path("/dev/null").is_file()
+
+
+def test_what_a_killed_process_has_left_goes_and_nothing_else(tmp_path):
+    path = tmp_path / "a"
+    killed, living = started(path), started(path)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    of_living = {each.name for each in tmp_path.iterdir() if str(living.pid) in lock_in(each)}
+    assert len(of_living) == 1 and len(os.listdir(tmp_path)) == 2
+    others = {"a.part", ".a.part-mine", f".a.part-{16 * '0'}", ".b.part-" + 16 * "0"}
+    for name in others:
+        folder_of(tmp_path / name, "of another program")
+    (tmp_path / f".a.part-{16 * '0'}" / "a.lock").write_text("of another program")
+    with beside.in_place_of(str(path)) as new:
+        folder_of(Path(new), "new")
+    assert set(os.listdir(tmp_path)) == {"a"} | others | of_living
+    living.communicate("go on\n")
+    assert living.returncode == 0 and os.listdir(path) == []
+    assert set(os.listdir(tmp_path)) == {"a"} | others
+
+
+def lock_in(folder):
+    return next(folder.glob("*.lock")).read_text()
