@@ -9,10 +9,9 @@ It is a `Content` of engine/table/content.py with these columns, of keys with a 
 import numpy as np
 
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.admission import MOST_SIGHTINGS
 from sok_lite.engine.table.content import Content, take
 from sok_lite.engine.table.content_parts import concatenate, select
-
-_MAX_PENDING_COUNT = 2**32 - 2  # the last number stands for none
 
 
 def taken(table: EmbeddingTable) -> Content:
@@ -50,7 +49,7 @@ def as_of_table(known: Content) -> Content:
     last_seen, pending_last_seen = (
         np.searchsorted(at, each, "right").astype(np.uint32) for each in (of_keys, of_pending)
     )
-    sightings = np.minimum(known.pending["counts"], _MAX_PENDING_COUNT).astype(np.uint32)
+    sightings = np.clip(known.pending["counts"], 1, MOST_SIGHTINGS).astype(np.uint32)
     return known._replace(
         columns={"stamps": last_seen, "scores": known.columns["counts"].astype(np.uint64)},
         pending={"sightings": sightings, "sighting_stamps": pending_last_seen},

@@ -315,6 +315,70 @@ def test_a_seed_that_no_index_has_is_refused(backend, seed):
     assert set(content(other)) == {4}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_lookups", None),
+        ("num_lookups", 2**32),
+        ("num_lookups", -1),
+        ("num_lookups", 1.0),
+        ("epoch", 2**32),
+        ("epoch", -1),
+        ("epoch", None),
+        ("strategy", []),
+        ("capacity", float("inf")),
+        ("num_slots", []),
+        ("bucket", 0),
+    ],
+)
+def test_facts_that_no_table_has_are_refused(backend, name, value):
+    """Each would be in the way of a lookup or a dump later."""
+    table, other = (new_table(backend, **OPTIONS) for _ in range(2))
+    table.find_or_insert(np.arange(40))
+    other.find_or_insert([4])
+    saved = take(table)
+    saved.facts[name] = value
+    with pytest.raises(ValueError, match="What was saved of table 'table' is corrupt: "):
+        restore(other, saved)
+    assert set(content(other)) == {4}
+    other.find_or_insert([4])
+    audit(other)
+
+
+@pytest.mark.parametrize("count", [0, 2**30 + 2, 2**32 - 1])
+def test_a_count_that_no_key_has_is_refused(backend, count):
+    """That of a key without a row stands where an index has row numbers: 2**32 - 1 is none."""
+    options = OPTIONS | {"enter_threshold": 3}
+    table, other = (new_table(backend, **options) for _ in range(2))
+    table.find_or_insert([1, 2])
+    other.find_or_insert([4])
+    saved = take(table)
+    saved.pending["sightings"][1] = count
+    with pytest.raises(
+        ValueError, match="corrupt: 1 of its keys without a row were seen 0 times, "
+    ):
+        restore(other, saved)
+    assert backend.to_host(other.pending.entries().keys).tolist() == [4]
+    saved.pending["sightings"][1] = 2**30 + 1
+    restore(other, saved)
+    audit(other)
+    other.find_or_insert([2])
+    assert backend.to_host(other.contains([1, 2])).tolist() == [False, True]
+
+
+def test_no_score_comes_back_from_a_lookup_to_come(backend):
+    """It would keep its key from being evicted until then, as `last_seen` would."""
+    options = OPTIONS | {"evict_strategy": "kEpochLru"}
+    table, other = (new_table(backend, **options) for _ in range(2))
+    table.epoch = 3
+    table.find_or_insert([1, 2])
+    saved = take(table)
+    saved.columns["scores"][:] = 3 << 32 | 2**32 - 1, 2 << 32
+    restore(other, saved)
+    audit(other)
+    assert backend.to_host(other.scores([1, 2])).tolist() == [3 << 32 | 1, 2 << 32]
+
+
 def test_an_empty_snapshot_brings_no_seed(backend):
     table, other = (new_table(backend, **OPTIONS) for _ in range(2))
     saved, own = take(table), other.index.seed

@@ -26,8 +26,7 @@ from sok_lite.engine.files.manifest_facts import (
 )
 from sok_lite.engine.files.safetensors_header import distinct
 from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, open_file
-from sok_lite.engine.hashing import is_seed
-from sok_lite.engine.table.clock import Spans
+from sok_lite.engine.table.joined import checked_facts, number_of
 
 NAME = "manifest.json"
 FORMAT = "sok_lite checkpoint"
@@ -245,7 +244,7 @@ def shards_from_text(text: str | bytes) -> list[Shard]:
 
 
 def _from_json(described: dict[str, Any]) -> Manifest:
-    ranks = _number(described["ranks"], 1)
+    ranks = number_of(described["ranks"], 1)
     tables = {}
     for each in described["tables"]:
         shards = tuple(_shard(shard) for shard in each["shards"])
@@ -256,7 +255,7 @@ def _from_json(described: dict[str, Any]) -> Manifest:
         )
         row_dtype(dtype)  # raises for one that there is not
         key_dtype(key_type)
-        dim, options = _number(each["dim"], 1), _of(dict, each["options"])
+        dim, options = number_of(each["dim"], 1), _of(dict, each["options"])
         if name in tables:
             raise ValueError(f"table {name!r} is there twice")
         tables[name] = TableFacts(name, var_type, dim, dtype, key_type, owner, options, shards)
@@ -282,29 +281,29 @@ def _one_file(each: dict[str, Any]) -> Shard:
         StateFacts(
             _of(str, state["tensor"]),
             _of(str, state["name"]),
-            _number(state["dim"], 1),
+            number_of(state["dim"], 1),
             float(state["initial"]),
-            None if state["group"] is None else _number(state["group"], 1),
+            None if state["group"] is None else number_of(state["group"], 1),
             None if state.get("before") is None else _of(str, state["before"]),
         )
         for state in each["states"]
     )
     return Shard(
         _file(each["file"]),
-        _number(each["rows"]),
-        _number(each["sighted"]),
+        number_of(each["rows"]),
+        number_of(each["sighted"]),
         _of(bool, each["scores"]),
         _of(bool, each["slots"]),
         states,
-        _facts(each["facts"]),
+        checked_facts(each["facts"]),
         _written(each["written"]),
-        _number(each["changed"], 0, each["rows"]) if "changed" in each else None,
+        number_of(each["changed"], 0, each["rows"]) if "changed" in each else None,
         texts=_texts(each["texts"]) if "texts" in each else None,
     )
 
 
 def _texts(each: dict[str, Any]) -> TextFile:
-    numbers = _number(each["keys"]), _number(each["num_bytes"])
+    numbers = number_of(each["keys"]), number_of(each["num_bytes"])
     return TextFile(_file(each["file"]), *numbers, _written(each["written"]))
 
 
@@ -316,33 +315,10 @@ def _file(file: Any) -> str:
 
 def _written(written: dict[str, Any]) -> Written:
     return Written(
-        _number(written["num_bytes"]),
-        _number(written["chunk_bytes"], 1, MAX_CHUNK_BYTES),
-        tuple(_number(crc) for crc in written["crcs"]),
+        number_of(written["num_bytes"]),
+        number_of(written["chunk_bytes"], 1, MAX_CHUNK_BYTES),
+        tuple(number_of(crc) for crc in written["crcs"]),
     )
-
-
-def _facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns the facts of a table, or raises ValueError if one is not valid."""
-    _number(facts["num_lookups"], 0, 0xFFFFFFFF)
-    if "spans" in facts:
-        Spans.of(facts["spans"], facts["num_lookups"])
-    if "strategy" in facts:
-        _of(str, facts["strategy"])
-        _number(facts["epoch"], 0, 0xFFFFFFFF)
-    if "capacity" in facts:
-        _number(facts["bucket"], 1)
-    for name in ("capacity", "bucket", "segment", "num_slots", "epoch"):
-        _number(facts.get(name, 0))
-    if not is_seed(facts.get("hash_seed", 0)):
-        raise ValueError(f"{facts['hash_seed']} is no seed of a hash")
-    return facts
-
-
-def _number(value: Any, least: int = 0, most: int = 1 << 62) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{value!r} is no number from {least} to {most}")
-    return value
 
 
 def _of(kind: Callable[..., Any], value: Any) -> Any:

@@ -12,6 +12,9 @@ from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.det_index import DetIndex
 
+# Pending counts stay at it, as in kernels/admission.cu: above every threshold.
+MOST_SIGHTINGS = (1 << 30) + 1
+
 
 def plan_draw(
     backend: Backend,
@@ -157,7 +160,7 @@ class PendingCounts(DetIndex):
 
         Args:
           keys: (n,) int64, distinct, which are not counted.
-          counts: (n,) uint32, each at least 1.
+          counts: (n,) uint32, each from 1 to `MOST_SIGHTINGS`.
           last_seen: (n,) uint32, the number of the lookup that last saw each.
         """
         self.make_room(int(keys.size))

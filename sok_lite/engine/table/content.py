@@ -15,6 +15,7 @@ from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import restoring
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.joined import checked_facts
 from sok_lite.engine.table.pieces import outline
 from sok_lite.engine.table.saved import Saved, SavedPart
 from sok_lite.engine.table.state_columns import State
@@ -130,18 +131,22 @@ class _SavedContent(SavedPart):
     """A content, read in pieces."""
 
     def __init__(self, table: EmbeddingTable, content: Content) -> None:
-        whose = f"table {table.name!r}"
-        check_sizes(content, whose)
+        self._table = table.name
+        check_sizes(content, f"table {table.name!r}")
+        try:
+            checked_facts(content.facts)
+        except ValueError as error:
+            raise self.corrupt(f"{error}") from error
         rows = {"value": (table.dim, content.values)}
         rows |= {f"state {s.name!r}": (s.dim, s.rows) for s in content.states}
         for what, (dim, its_rows) in rows.items():
             if its_rows.shape[1:] != (dim,):
-                raise ValueError(
-                    f"What was saved of {whose} is corrupt: rows of {what} must have shape "
-                    f"({content.keys.size}, {dim}). Received: shape {tuple(its_rows.shape)}."
+                raise self.corrupt(
+                    f"rows of {what} must have shape ({content.keys.size}, {dim}). Received: shape "
+                    f"{tuple(its_rows.shape)}"
                 )
         if bool((content.keys[1:] <= content.keys[:-1]).any()):
-            raise ValueError(f"What was saved of {whose} is corrupt: its keys repeat.")
+            raise self.corrupt("its keys repeat")
         self.num_keys, self.facts = int(content.keys.size), content.facts
         self.states = placed_states(content)
         self.columns = [name for name, column in content.columns.items() if column.size]
@@ -151,6 +156,9 @@ class _SavedContent(SavedPart):
         self._states = content.states
         widest = max(8, *(its_rows.dtype.itemsize * dim for dim, its_rows in rows.values()))
         self._step = max(1, _CHUNK_BYTES // widest)
+
+    def corrupt(self, reason: str) -> ValueError:
+        return ValueError(f"What was saved of table {self._table!r} is corrupt: {reason}.")
 
     def read(self, name: Any, wanted: Collection[int] | None = None) -> Iterator[Array]:
         array = self._states[name].rows if isinstance(name, int) else self._arrays[name]

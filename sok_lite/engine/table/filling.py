@@ -12,7 +12,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import plan_set, publish
-from sok_lite.engine.hashing import is_seed, new_seed, seed_after
+from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chooser, Chosen
 from sok_lite.engine.table.det_index import DetIndex
@@ -105,7 +105,7 @@ def _filled_hybrid(table: HkvTable, saved: Saved) -> Filled:
         if not num_refused:
             return made
         seed = seed_after(seed)
-    facts, capacity = saved.facts, int(saved.facts.get("capacity", 0))
+    facts, capacity = saved.facts, saved.facts.get("capacity", 0)
     room = f"{capacity:,} slots in buckets of {facts['bucket']}" if capacity else "no limit"
     raise ValueError(
         f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were saved: "
@@ -119,7 +119,7 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
     index, facts, n = table.index, saved.facts, _num_keys(saved)
     if len(saved.parts) > 1 or "slots" not in saved.parts[0].columns:
         return None
-    capacity, num_slots = (int(facts.get(name, 0)) for name in ("capacity", "num_slots"))
+    capacity, num_slots = (facts.get(name, 0) for name in ("capacity", "num_slots"))
     is_same = (facts.get("bucket"), facts.get("segment")) == (index.bucket, index.sizes.unit)
     # As of an index that has so many slots, or the next size that it grows to step by step: by a
     # segment each, where it has several. Growth relies on it.
@@ -133,11 +133,6 @@ def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:
         return None
     # Files of before there were seeds name none.
     seed = facts.get("hash_seed", 0)
-    if not is_seed(seed):
-        raise ValueError(
-            f"What was saved of table {table.name!r} is corrupt: {seed!r} is no seed of a hash. "
-            "Nothing was changed."
-        )
     # Where there is no key, nothing depends on a seed that the file makes known.
     other = index.emptied(num_slots, seed if n else new_seed())
     slots: Iterator[Array] = saved.parts[0].read("slots")

@@ -198,6 +198,13 @@ class HkvIndex(Index):
         last_seen = scores & np.uint64(LAST_LOOKUP_NUMBER)
         return (scores - last_seen) | super().aged(last_seen)
 
+    def not_after(self, scores: Array, last: np.uint32) -> Array:
+        """Returns scores (n,) uint64 that say of no key that a later lookup than `last` saw it."""
+        if self.strategy != "kEpochLru":
+            return scores
+        last_seen = scores & np.uint64(LAST_LOOKUP_NUMBER)
+        return (scores - last_seen) | self.backend.xp.minimum(last_seen, np.uint64(last))
+
     def has_aging_scores(self) -> bool:
         return self.strategy == "kEpochLru"
 

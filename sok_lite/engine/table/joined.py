@@ -4,6 +4,12 @@ import operator
 from collections.abc import KeysView, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from sok_lite.engine.hashing import is_seed
+from sok_lite.engine.table.clock import Spans
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
+
+_LAST_EPOCH = 0xFFFFFFFF
+
 
 class NamedState(Protocol):
     """An optimizer state of a part.
@@ -102,6 +108,39 @@ def _matches(own: Sequence[Mapping[_Kind, Any]], groups: list[_Group]) -> list[_
 
 def _are_nested(one: KeysView[Any], other: KeysView[Any]) -> bool:
     return one <= other or one >= other
+
+
+def checked_facts(facts: Any) -> Any:
+    """Returns the facts of a part, as somebody has saved them.
+
+    Raises:
+      ValueError: one is missing, or is none that a table has: it would be in the way of its next
+        lookup, epoch or dump.
+    """
+    if not isinstance(facts, Mapping):
+        raise ValueError(f"{facts!r} are no facts")
+    number_of(facts.get("num_lookups"), 0, LAST_LOOKUP_NUMBER)
+    if "spans" in facts:
+        Spans.of(facts["spans"], facts["num_lookups"])
+    if "strategy" in facts:
+        if type(facts["strategy"]) is not str:
+            raise ValueError(f"{facts['strategy']!r} is no strategy")
+        number_of(facts.get("epoch"), 0, _LAST_EPOCH)
+    if "capacity" in facts:
+        number_of(facts.get("bucket"), 1)
+    for name in ("capacity", "bucket", "segment", "num_slots"):
+        number_of(facts.get(name, 0))
+    number_of(facts.get("epoch", 0), 0, _LAST_EPOCH)
+    if not is_seed(facts.get("hash_seed", 0)):
+        raise ValueError(f"{facts['hash_seed']!r} is no seed of a hash")
+    return facts
+
+
+def number_of(value: Any, least: int = 0, most: int = 1 << 62) -> int:
+    """Returns an integer, or raises ValueError if it is none, or not in these bounds."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{value!r} is no number from {least} to {most}")
+    return value
 
 
 def joined_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from sok_lite.engine.rows.state_owner import (
 from sok_lite.engine.rows.states import copy_states, plan_give
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
-from sok_lite.engine.table.admission import PendingCounts
+from sok_lite.engine.table.admission import MOST_SIGHTINGS, PendingCounts
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chosen, are_first, pieces_with
 from sok_lite.engine.table.clock import Spans
@@ -80,7 +80,7 @@ def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
       ValueError: the keys do not fit, or what was saved contradicts itself. MemoryError: no memory
         for it beside the table. Whatever reading a part raises.
     """
-    times = _times(table, saved.facts)
+    times = _times(saved.facts)
     try:
         actions = _prepare(table, saved)
     except MemoryError as error:
@@ -97,13 +97,10 @@ def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
     return [*actions, *clock, *renewed, *plan_forget(table)]
 
 
-def _times(table: EmbeddingTable, facts: dict[str, Any]) -> tuple[int, Spans | None]:
+def _times(facts: dict[str, Any]) -> tuple[int, Spans | None]:
     """Returns the number of the last lookup, and when there were lookups if that was saved."""
-    now = int(facts["num_lookups"])
-    try:
-        return now, Spans.of(facts["spans"], now) if "spans" in facts else None
-    except ValueError as error:
-        raise ValueError(f"What was saved of table {table.name!r} is corrupt: {error}.") from error
+    now = facts["num_lookups"]
+    return now, Spans.of(facts["spans"], now) if "spans" in facts else None
 
 
 def _prepare(table: EmbeddingTable, saved: Saved) -> list[Action]:
@@ -139,11 +136,11 @@ class _Scoring:
         self._table, self._index, self._has_scores = table, index, False
         self._device, self._xp = table.backend.from_host, table.backend.xp
         # No lookup has seen a key that is still to come: it would not be evicted or expire.
-        self._latest = np.uint32(min(int(saved.facts["num_lookups"]), np.iinfo(np.uint32).max))
+        self._latest = np.uint32(saved.facts["num_lookups"])
         if isinstance(index, HkvIndex) and isinstance(table, HkvTable):
             # Scores and epochs of another strategy say nothing here.
             is_same = saved.facts.get("strategy") == index.strategy
-            index.epoch = int(saved.facts["epoch"]) if is_same else table.index.epoch
+            index.epoch = saved.facts["epoch"] if is_same else table.index.epoch
             self._has_scores = is_same and index.has_scores and saved.has_scores
 
     def _read_seen(self, part: SavedPart) -> Iterator[tuple[Array, Array | None]]:
@@ -153,7 +150,7 @@ class _Scoring:
         for piece in part.read("stamps"):
             last_seen = self._xp.minimum(self._device(piece), self._latest)
             if scores is not None:
-                yield last_seen, self._device(next(scores))
+                yield last_seen, self._index.not_after(self._device(next(scores)), self._latest)
             elif isinstance(index, HkvIndex) and index.has_scores:
                 yield last_seen, index.initial_scores(last_seen)
             else:
@@ -232,18 +229,25 @@ def _write(store: RowStore, chosen: Chosen, tensor: Any, column: str) -> None:
 
 def _restore_pending(counter: PendingCounts, saved: Saved, made: Filled) -> None:
     """Gives a new counter the keys without a row; of equal ones the first counts."""
-    now, latest = saved.facts["num_lookups"], np.iinfo(np.uint32).max
     device, host = made.new_index.backend.from_host, made.new_index.backend.to_host
-    xp, now = made.new_index.backend.xp, np.uint32(min(int(now), latest))
+    xp, now = made.new_index.backend.xp, np.uint32(saved.facts["num_lookups"])
     for part in saved.pending:
         names = ("sighted_keys", "sightings", "sighting_stamps")
         for keys, *numbers in zip(*map(part.read, names), strict=True):
+            counts, last_seen = map(device, numbers)
+            # Others stand for a key that is not there, and the next lookup or dump would lose it.
+            num_wrong = int(xp.count_nonzero((counts == 0) | (counts > MOST_SIGHTINGS)))
+            if num_wrong:
+                raise part.corrupt(
+                    f"{num_wrong:,} of its keys without a row were seen 0 times, or more than "
+                    f"{MOST_SIGHTINGS:,} times"
+                )
             wanted = xp.ones(keys.size, bool)
             if part.owns is not None:
                 wanted = device(part.owns(host(keys)))
             keys = made.chooser.keys(keys)
             wanted &= are_first(xp, keys) & (counter.of(keys) == 0)
             wanted &= made.new_index.find(keys).rows == np.uint32(NO_ROW)
-            counts, last_seen = (device(each)[wanted] for each in numbers)
+            counts, last_seen = counts[wanted], last_seen[wanted]
             last_seen = xp.where(last_seen == 0, now, xp.minimum(last_seen, now))
             counter.restore(keys[wanted], counts, last_seen)
