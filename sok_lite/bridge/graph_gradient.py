@@ -47,14 +47,19 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
             _keep_with_graph(results[0] if isinstance(results, (list, tuple)) else results)
             return results
         tensors = [tf.convert_to_tensor(arg) for arg in args]
-        results, gradient = function(*tensors)
-        is_many = isinstance(results, (list, tuple))
-        outputs = list(results) if is_many else [results]
         graph: Any = tf.compat.v1.get_default_graph()
-        with graph.gradient_override_map({"IdentityN": _NAME}):
-            named = tf.raw_ops.IdentityN(input=[*outputs, *tensors])
+        # A tape would take the operations within for all there is, and knows no gradient by a name
+        # of an operation's own: so it is told.
+        with stop_recording():
+            results, gradient = function(*tensors)
+            is_many = isinstance(results, (list, tuple))
+            outputs = list(results) if is_many else [results]
+            with graph.gradient_override_map({"IdentityN": _NAME}):
+                named = tf.raw_ops.IdentityN(input=[*outputs, *tensors])
         _gradients_of(graph)[named[0].op.name] = gradient, len(outputs)
-        return tuple(named[: len(outputs)]) if is_many else named[0]
+        results = named[: len(outputs)]
+        record_operation(_NAME, results, tensors, lambda *arrived: _as_list(gradient(*arrived)))
+        return tuple(results) if is_many else results[0]
 
     return call
 
@@ -130,5 +135,8 @@ def _gradient(operation: Any, *gradients: Any) -> list[Any]:
         raise LookupError(
             f"{operation.name!r} has no gradient: its graph was imported. Build the lookup anew."
         ) from None
-    found = gradient(*gradients[:count])
-    return [None] * count + (list(found) if isinstance(found, (list, tuple)) else [found])
+    return [None] * count + _as_list(gradient(*gradients[:count]))
+
+
+def _as_list(found: Any) -> list[Any]:
+    return list(found) if isinstance(found, (list, tuple)) else [found]

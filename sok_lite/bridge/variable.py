@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend, get_backend
-from sok_lite.bridge import checkpoint, tf_private
+from sok_lite.bridge import checkpoint, tf_lookups, tf_private
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.gpu import share_gpu
@@ -149,6 +149,8 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     averages_over_ranks = False
     # Whether the layer that lists it among its weights saves it, and gives it as a weight.
     tracked_as_weight = False
+    # What answers `tf.nn.safe_embedding_lookup_sparse`; None: TensorFlow does.
+    safe_lookup: Callable[..., Any] | None = staticmethod(tf_lookups.safe_embedding_lookup_sparse)
 
     _handle: Any  # TensorFlow's own name for the resource
     # TensorFlow would take the arguments by place for those of tf.Variable.
@@ -333,6 +335,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         """Makes the table what was saved: other keys are removed."""
         return checkpoint.restored(self, restored_tensors)
+
+
+tf_lookups.answer(
+    "safe_embedding_lookup_sparse", TableVariable, lambda variable: variable.safe_lookup
+)
 
 
 def facts_html(caption: str, facts: dict[str, str]) -> str:

@@ -3,14 +3,12 @@
 TensorFlow's own would drop negative keys, and would divide the keys of a list of partitions.
 """
 
-import inspect
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge import job, tf_private
+from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.lookup import look_up_combined
@@ -21,6 +19,7 @@ from sok_lite.bridge.sparse_matrix import (
     clipped,
     with_outer,
 )
+from sok_lite.bridge.tf_lookups import answer
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 
@@ -234,64 +233,13 @@ def _combine(
 
 # ---- TensorFlow's own functions ------------------------------------------------------------------
 
-
-def _answering(public: Any, function: Callable[..., Any], ragged: Any) -> Callable[..., Any]:
-    """Returns what answers a public function of TensorFlow for KvVariables.
-
-    Args:
-      public: the function.
-      function: answers, with those of its arguments that it takes.
-      ragged: what TensorFlow calls for ragged ids; None: there is no such thing.
-    """
-    signature = inspect.signature(public)
-    known = inspect.signature(function).parameters
-    params = next(iter(signature.parameters))
-
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs).arguments
-        # TensorFlow refuses two that answer: so ragged ids of its own variables come here as well.
-        if ragged is not None and not _is_ours(bound[params]):
-            return ragged(*args, **kwargs)
-        return function(**{name: value for name, value in bound.items() if name in known})
-
-    answer.__signature__ = signature  # type: ignore[attr-defined]
-    return answer
-
-
-def _is_ours(params: Any) -> bool:
-    if isinstance(params, (list, tuple)):
-        return bool(params) and all(isinstance(each, KvVariable) for each in params)
-    return isinstance(params, KvVariable)
-
-
-# Public functions of TensorFlow, each with what answers it and what TensorFlow has for ragged ids.
-_ANSWERS = [
-    (public, _answering(public, function, ragged), ragged)
-    for function in (embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse)
-    for public, ragged in (
-        (getattr(tf.nn, function.__name__), None),
-        (
-            getattr(tf.compat.v1.nn, function.__name__),
-            tf_private.private(tf_private.RAGGED_LOOKUPS, function.__name__),
-        ),
-    )
-]
-_answers = False
+_answers = True
 
 
 def use_tfplus_embedding_ops() -> None:
     """Has the lookups of `tf.nn` come here for KvVariables and lists of them, as at first."""
     global _answers
-    if _answers:
-        return
-    for public, ours, ragged in _ANSWERS:
-        params, ids = list(inspect.signature(public).parameters)[:2]
-        kinds: list[dict[str, Any]] = [{params: KvVariable}, {params: list[KvVariable]}]
-        if ragged is not None:
-            tf.experimental.unregister_dispatch_for(ragged)
-            kinds += [{ids: tf.RaggedTensor}, {ids: tf.compat.v1.ragged.RaggedTensorValue}]
-        tf.experimental.dispatch_for_api(public, *kinds)(ours)
-    _answers = True
+    _answers, KvVariable.safe_lookup = True, staticmethod(safe_embedding_lookup_sparse)
 
 
 def use_tf_embedding_ops() -> None:
@@ -300,13 +248,9 @@ def use_tf_embedding_ops() -> None:
     They then refuse lists of partitions, and leave out negative keys.
     """
     global _answers
-    if not _answers:
-        return
-    for public, ours, ragged in _ANSWERS:
-        tf.experimental.unregister_dispatch_for(ours)
-        if ragged is not None:
-            tf.experimental.dispatch_for_api(public)(ragged)
-    _answers = False
+    _answers, KvVariable.safe_lookup = False, None
 
 
+for _function in (embedding_lookup, embedding_lookup_sparse):
+    answer(_function.__name__, KvVariable, lambda _, ours=_function: ours if _answers else None)
 use_tfplus_embedding_ops()

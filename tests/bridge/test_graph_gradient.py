@@ -149,3 +149,71 @@ def test_a_branch_looks_up_what_comes_from_outside_of_it(table, look_up, tape):
         with tf.GradientTape() as outer:
             loss = outside(IDS, weights)
         assert float(tf.reduce_sum(outer.gradient(loss, table).values)) == 8.0
+
+
+@pytest.mark.parametrize("look_up", ["tf.nn", "sok", "weighted"])
+def test_a_tape_in_a_graph_of_tf1_finds_what_tf_gradients_finds(look_up):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = sok.DynamicVariable(2, "ones", name="t")
+        dense = tf.Variable([[2.0], [3.0]])
+        weights = tf.constant([[1.0, 5.0], [7.0, 2.0]])
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            if look_up == "tf.nn":
+                rows = tf.reduce_sum(tf.nn.embedding_lookup(table, IDS.numpy()), 1)
+            else:
+                given = weights if look_up == "weighted" else None
+                rows = sok.lookup_sparse(table, IDS.numpy(), given, combiners="sum")
+            loss = tf.reduce_sum((rows * dense) ** 2)
+        of_tape = tape.gradient(loss, [table, dense, weights])
+        of_graph = tf.gradients(loss, [table, dense, weights])
+        session.run(tf.compat.v1.global_variables_initializer())
+        by_tape, by_graph = session.run([of_tape[:2], of_graph[:2]])
+        np.testing.assert_array_equal(by_tape[0].indices, by_graph[0].indices)
+        np.testing.assert_array_equal(by_tape[0].values, by_graph[0].values)
+        np.testing.assert_array_equal(by_tape[1], by_graph[1])
+        # A sample is (2 or 6, 9) times dense (2, 3).
+        sums = np.array([[6.0, 9.0]] if look_up == "weighted" else [[2.0, 2.0]])[0]
+        expected = [2 * sums[0] * 4] * 2, [2 * sums[1] * 9] * 2
+        found = dict(zip(by_tape[0].indices.tolist(), by_tape[0].values.tolist(), strict=True))
+        factor = {1: 1.0, 2: 5.0} if look_up == "weighted" else {1: 1.0, 2: 1.0}
+        assert found[1] == [each * factor[1] for each in expected[0]]
+        assert found[2] == [each * factor[2] for each in expected[0]]
+        if look_up == "weighted":
+            of_weights = session.run(of_tape[2])
+            np.testing.assert_array_equal(of_weights, session.run(of_graph[2]))
+        else:
+            assert of_tape[2] is None
+
+
+def test_a_nested_tape_in_a_graph_of_tf1_has_second_derivatives():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = sok.DynamicVariable(1, "2", name="t")
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, [5]) ** 3)
+            first = inner.gradient(loss, table).values
+            total = tf.reduce_sum(first)
+        second = outer.gradient(total, table)
+        session.run(tf.compat.v1.global_variables_initializer())
+        # 3 x^2 and 6 x of x = 2.
+        assert session.run([first, second.values]) == [[[12.0]], [[12.0]]]
+
+
+@pytest.mark.parametrize("family", ["keras", "legacy", "TF1"])
+def test_a_loss_that_is_a_function_is_minimized_in_a_graph_of_tf1(family):
+    tf_keras = pytest.importorskip("tf_keras")
+    make = {
+        "keras": tf_keras.optimizers.SGD,
+        "legacy": tf_keras.optimizers.legacy.SGD,
+        "TF1": tf.compat.v1.train.GradientDescentOptimizer,
+    }[family]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = sok.DynamicVariable(1, "ones", name="t")
+        rows = tf.nn.embedding_lookup(table, [5, -6])
+        step = sok.OptimizerWrapper(make(0.25)).minimize(
+            lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, [5])), var_list=[table]
+        )
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(step)
+        assert session.run(rows).tolist() == [[0.75], [1.0]]

@@ -1,5 +1,7 @@
 """TF1 graphs and sessions: lookups, gradients, optimizers, export and assign as operations."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -173,3 +175,23 @@ def test_a_step_in_a_branch_is_an_operation(session, of):
         for kind, value in values.items():
             expected = 1 - 0.25 * steps if of in (kind, "both") else 1.0
             np.testing.assert_array_equal(value, np.full(2, expected))
+
+
+def test_a_wrapper_of_eager_mode_takes_no_step_in_a_graph_and_says_so():
+    optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.1))
+    with tf.Graph().as_default():
+        table = sok.DynamicVariable(1, initializer="0")
+        gradients = tf.gradients(tf.nn.embedding_lookup(table, [1]), table)
+        with pytest.raises(RuntimeError, match="made in eager mode.*a step in a graph of TF1"):
+            optimizer.apply_gradients([(gradients[0], table)])
+
+
+@pytest.mark.parametrize("where", ["eager mode", "another graph"])
+def test_a_wrapper_of_a_graph_takes_its_steps_there_alone(where):
+    with tf.Graph().as_default():
+        optimizer = sok.OptimizerWrapper(v1.train.GradientDescentOptimizer(0.1))
+    with tf.Graph().as_default() if where == "another graph" else contextlib.nullcontext():
+        table = sok.DynamicVariable(1, initializer="0")
+        slices = tf.IndexedSlices(tf.ones([1, 1]), tf.constant([1], tf.int64))
+        with pytest.raises(RuntimeError, match=f"made in a graph of TF1.*a step in {where}"):
+            optimizer.apply_gradients([(slices, table)])

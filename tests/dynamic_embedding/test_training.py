@@ -562,3 +562,27 @@ def test_keras_3_also_has_apply():
     assert variable.lookup([3]).numpy().tolist() == [[0.5]]
     assert np.asarray(dense).tolist() == [1.5]
     assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Ftrl", "RMSprop"])
+def test_a_legacy_optimizer_of_eager_mode_takes_its_steps_in_a_graph(name):
+    legacy = pytest.importorskip("tf_keras").optimizers.legacy
+    optimizer = de.DynamicEmbeddingOptimizer(getattr(legacy, name)(0.1))
+    alone = getattr(legacy, name)(0.1)  # as it comes, it makes its variables where its step is
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = de.Variable(dim=1, name="v", initializer=1.0)
+        rows, trainable = de.embedding_lookup(
+            variable, tf.constant([3], tf.int64), name="t", return_trainable=True
+        )
+        dense, other = tf.Variable([1.0]), tf.Variable([[1.0]])
+        loss = tf.reduce_sum(rows**2) + tf.reduce_sum(dense**2)
+        variables = [trainable, dense]
+        step = optimizer.apply_gradients(zip(tf.gradients(loss, variables), variables, strict=True))
+        as_ever = alone.apply_gradients([(2 * other, other)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(variable.upsert(tf.constant([3], tf.int64), [[1.0]]))
+        for _ in range(3):
+            session.run([step, as_ever])
+        expected = session.run(other)
+        np.testing.assert_allclose(session.run(dense), expected[0], rtol=1e-6)
+        np.testing.assert_allclose(session.run(rows), expected, rtol=1e-6)

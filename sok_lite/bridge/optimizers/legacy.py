@@ -11,8 +11,22 @@ from sok_lite.bridge.optimizers.keras3 import apply_of_keras, tf_variable
 from sok_lite.engine import optimizers as rules
 
 
+def _hyper(optimizer: Any, name: str) -> Any:
+    """Returns a setting: its variable, or the number where the optimizer has made none yet.
+
+    Its own `_get_hyper` would make the variables: one that is only looked at in eager mode could
+    then take no step in a graph.
+    """
+    value = optimizer._hyper[name]
+    return value() if callable(value) and not _is_schedule(value) else value
+
+
+def _is_schedule(value: Any) -> bool:
+    return any("LearningRateSchedule" in base.__name__ for base in type(value).__mro__)
+
+
 def _hypers(optimizer: Any, *names: str) -> dict[str, Any]:
-    return {name: optimizer._get_hyper(name) for name in names}
+    return {name: _hyper(optimizer, name) for name in names}
 
 
 def _moments(o: Any) -> dict[str, Any]:
@@ -48,8 +62,8 @@ def _rmsprop(o: Any) -> Settings:
 
 def _ftrl(o: Any) -> Settings:
     numbers = _hypers(o, "learning_rate_power", "beta") | {
-        "l1": o._get_hyper("l1_regularization_strength"),
-        "l2": o._get_hyper("l2_regularization_strength"),
+        "l1": _hyper(o, "l1_regularization_strength"),
+        "l2": _hyper(o, "l2_regularization_strength"),
         "l2_shrinkage": o._l2_shrinkage_regularization_strength,
     }
     flags = {"initial_accumulator": float(o._initial_accumulator_value)}
@@ -81,9 +95,10 @@ _LEGACY_SETTINGS = {
 
 
 def _learning_rate(optimizer: Any, iterations: Any) -> Any:
-    rate = optimizer._get_hyper("learning_rate", tf.float32)
-    if any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__):
-        rate = tf.cast(rate(tf.cast(iterations, tf.float32)), tf.float32)
+    rate = _hyper(optimizer, "learning_rate")
+    if _is_schedule(rate):
+        rate = rate(tf.cast(iterations, tf.float32))
+    rate = tf.cast(rate, tf.float32)
     # Nadam's is that of its momentum.
     if optimizer._initial_decay > 0.0 and not _is_nadam(optimizer):
         decay = tf.cast(optimizer._initial_decay, tf.float32)
@@ -103,7 +118,7 @@ def _iterations(optimizer: Any) -> Any:
 
 def _numbers(optimizer: Any) -> dict[str, Any]:
     names = [name for name in optimizer._hyper if name not in ("learning_rate", "decay")]
-    values = {name: optimizer._get_hyper(name) for name in names}
+    values = _hypers(optimizer, *names)
     return {name: value for name, value in values.items() if not callable(value)}
 
 

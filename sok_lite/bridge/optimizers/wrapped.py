@@ -106,6 +106,7 @@ class WrappedOptimizer(RowOptimizer):
     ) -> Any:
         """Does what `apply_gradients` does, with further options for the dense variables."""
         refuse_unsupported(self._inner)
+        self._refuse_elsewhere()
         pairs, dense = separated(grads_and_vars)
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
@@ -144,6 +145,25 @@ class WrappedOptimizer(RowOptimizer):
             counts_skipped=loss_scale is not None and loss_scale.counts_skipped,
             name=name,
         )
+
+    def _refuse_elsewhere(self) -> None:
+        """Raises where the counter is of another graph, or of eager mode, of which it is for good.
+
+        TensorFlow would say that an EagerTensor is captured without building a function.
+        """
+        if self.iterations is None:
+            return
+        with tf.init_scope():
+            here = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        made_in = self.iterations.graph if self.iterations._in_graph_mode else None
+        if made_in is not here:
+            names = {True: "eager mode", False: "a graph of TF1"}
+            raise RuntimeError(
+                f"A {type(self).__name__} takes steps where it was made. It was made in "
+                f"{names[made_in is None]}. Received: a step in "
+                f"{names[here is None] if made_in is None or here is None else 'another graph'}. "
+                "Make the optimizer and its wrapper anew there."
+            )
 
     def _refuse_step(self, pairs: Pairs, loss_scale: Any) -> None:
         """Raises for a step that tables of kinds which take steps apart cannot take."""
