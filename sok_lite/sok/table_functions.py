@@ -51,8 +51,8 @@ def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
       indices: (n,) integers; of a repeated key the last row counts.
       values: (n, dimension).
       scores: (n,) non-negative integers, kept with the keys whatever the strategy; None: as a
-        lookup would. A "hybrid" table refuses a new key whose score is below all that it could
-        evict.
+        lookup would, which is 0 of a new key of kCustomized. A "hybrid" table refuses a new key
+        whose score is below all that it could evict.
 
     Returns:
       The variable in eager mode, the operation in a graph.

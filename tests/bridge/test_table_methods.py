@@ -253,6 +253,10 @@ def test_assign_with_scores_decides_what_is_evicted(mode):
     # 16 is below all; 17 takes the place of the lowest.
     assert set(content(table)) == (set(range(1, 16)) | {17})
     assert int(table.scores([17])[0]) == 105
+    # Without a score a new key has 0, in a lookup as in an assignment.
+    assert tf.nn.embedding_lookup(table, tf.range(300, 308)).shape == (8, 2)
+    sok.assign(table, [200], [[1.0, 1.0]])
+    assert set(content(table)) == (set(range(1, 16)) | {17})
     table.assign([3], [[0.0, 0.0]], [1])
     sok.assign(table, [18], [[1.0, 1.0]], [2])
     assert 3 not in content(table) and 18 in content(table)

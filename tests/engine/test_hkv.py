@@ -165,10 +165,16 @@ def test_custom_scores_are_the_callers(backend):
     watch.find_or_insert([1001], given=[100])
     assert watch.evicted == 1
     assert not backend.to_host(watch.table.contains([0])).any()
-    # A lookup without a score gets in, with score 0, and is the next to go.
+    # Without a score a new key has 0: below all candidates too.
     watch.lookup([1002])
+    watch.insert([1003], zeros([0]))
     watch.check()
-    assert watch.table.insert_and_evict([1003], zeros([0]), [7]).keys.tolist() == [1002]
+    assert (watch.refused, watch.evicted) == (3, 1)
+    watch.assign_scores([5], [0])
+    watch.lookup([1004])  # as high as the lowest
+    watch.check()
+    assert watch.evicted == 2
+    assert not backend.to_host(watch.table.contains([5])).any()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

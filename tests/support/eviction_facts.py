@@ -167,7 +167,7 @@ class Watched:
         if evicted is not None:
             self._check_report(evicted, gone, before)
         strategy = self.oracle.strategy
-        may_refuse = given is not None and (given_is_score or strategy == "kCustomized")
+        may_refuse = strategy == "kCustomized" or (given is not None and given_is_score)
 
         def new_score(key):
             if given is not None and given_is_score:

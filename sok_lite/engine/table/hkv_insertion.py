@@ -118,6 +118,7 @@ def _plan_reserve(
         *(table.index, new.keys, new.lookup_number, new.scores, placed, num_refused),
         may_evict=may_evict,
         are_scores=new.are_scores,
+        scores_follow=table.sees_updates,
     )
 
 

@@ -46,25 +46,30 @@ def plan_reserve(
     *,
     may_evict: bool,
     are_scores: bool = False,
+    scores_follow: bool = False,
 ) -> Action:
     """Prepares to give slots to distinct keys that are not there.
 
     `plan_commit` gives them row numbers, and the caller changes `size`.
 
     Args:
-      caller_scores: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized).
+      caller_scores: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized); None: 1 of
+        each, or 0 (kCustomized).
       placed: gets what becomes of the keys.
       num_refused: (1,) int64, grows by the keys that are refused.
       may_evict: whether a key takes the place of another where both its buckets are full; else
         it is refused.
-      are_scores: whether `caller_scores` are scores, whatever the strategy. A key is refused
-        whose score is below all that it could evict.
+      are_scores: whether `caller_scores` are scores, whatever the strategy. Where a program says
+        the scores, a key is refused whose score is below all that it could evict.
+      scores_follow: whether the program gives keys that come without a score theirs afterwards:
+        they are not refused for it.
     """
     n = int(keys.size)
     strategy, epoch = index.score_rule()
     if are_scores and caller_scores is not None:
         strategy = STRATEGIES.index("kCustomized")
-    may_refuse = caller_scores is not None and STRATEGIES[strategy] == "kCustomized"
+    has_score = caller_scores is not None or not scores_follow
+    may_refuse = has_score and STRATEGIES[strategy] == "kCustomized"
     return index.prepared(
         *("hkv_insert", n, lookup_number, strategy, epoch, int(may_evict), int(may_refuse)),
         *(caller_scores, keys, *placed, num_refused, n),

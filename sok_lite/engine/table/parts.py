@@ -83,6 +83,7 @@ class TableParts(Exclusive, ABC):
       counts_repeats: whether a lookup counts a key as often as its batch has it, not once.
       sees_updates: whether every update is a lookup of its keys to their scores, not only one that
         has to insert some: for those whose lookups in training do not insert, nor count as such.
+        Under kCustomized new keys without a score get theirs after the call.
       removals: a log of keys that have lost their rows; None: nobody wants one.
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
       dumps: the files that have all rows as of some lookup, for incremental dumps; see
