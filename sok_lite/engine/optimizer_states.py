@@ -28,6 +28,7 @@ from sok_lite.engine.rows.states import copy_states, drop_states, plan_give
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.exclusive import changing_alone
 
 
 def acquire_states(
@@ -92,6 +93,28 @@ def drop_orphaned_states(table: EmbeddingTable) -> None:
     if _num_optimizers(table.store) > 1:
         _collect()
     _drop_orphaned_states(table.store)
+
+
+def settle_states(table: EmbeddingTable) -> None:
+    """Has states that a restore brought go to no other optimizer than those which have them by now.
+
+    What no living optimizer has is dropped. An optimizer that is new begins anew.
+    """
+    changing_alone(table, lambda: _settle(table.store))
+
+
+def _settle(store: RowStore) -> None:
+    free = [
+        column
+        for owner, states in store.state_groups.items()
+        if owner is None or owner.optimizer is None
+        for column in states.values()
+    ]
+    for owner, states in store.state_groups.items():
+        if owner is not None and owner.optimizer is not None:
+            _keep(store, states)
+    if free:
+        drop_states(store, free)
 
 
 def states_of(store: RowStore, kinds: Kinds, optimizer: Any) -> States | None:

@@ -56,6 +56,9 @@ def save_rows(variable: TableWeight, store: MutableMapping[str, Any], name: str)
 def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> None:
     """Makes a table what `save_rows` wrote, on this rank of any number.
 
+    Optimizer states go to optimizers that use the table. Where Keras restores optimizers too the
+    rest is for the next that needs the same; else it is dropped.
+
     Raises:
       ValueError: something is missing or is not of such a table. The table is as it was.
     """
@@ -74,6 +77,8 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
     if kept is not None:
         kept.add(texts)  # an interrupt later leaves too many, and no row without its text
     variable.restore_tensors(tensors)
+    if not saving.restores_optimizers():
+        variable.settle_states()
     if kept is not None:
         publish(kept.plan_replace(texts))
     saving.note(variable)

@@ -12,6 +12,7 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.optimizer_states import settle_states
 
 
 @unconverted
@@ -92,6 +93,10 @@ class TableWeight(TableVariable):
     def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> None:
         """Makes the table what `saved_tensors` gave: other keys go."""
         checkpoint.restored(self, tensors)
+
+    def settle_states(self) -> None:
+        """Has an optimizer that is new begin anew, whatever states the table was restored with."""
+        on_device(self.table.backend, settle_states, self.table)
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         rank, size = part = _part()

@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 
+from sok_lite.engine.optimizer_states import settle_states
 from sok_lite.engine.optimizers import SGD, Adagrad, Adam, Ftrl, Momentum, RMSprop
 from sok_lite.engine.rows import states as states_module
 from sok_lite.engine.table.content import restore, take
@@ -241,6 +242,23 @@ def test_new_optimizers_have_copies_while_the_old_ones_take_no_step(
         np.testing.assert_array_equal(states_of(table, optimizer)["accumulator"], expected)
         take_step(table, optimizer, keys, nothing)
     assert len(table.store.state_names) == (5 if is_held else 3)
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["held", "gone"])
+def test_settled_states_stay_with_the_optimizers_that_have_them(backend, is_held):
+    table, keys = new_table(backend, DIM), np.arange(40)
+    snapshot, old, saved = saved_of_two(table, keys)
+    if not is_held:
+        old.clear()
+        gc.collect()
+    restore(table, snapshot)
+    settle_states(table)
+    for optimizer, expected in zip(old, saved, strict=False):
+        np.testing.assert_array_equal(states_of(table, optimizer)["accumulator"], expected)
+    (new,) = adagrads(1, keys.size)
+    take_step(table, new, keys, np.zeros((keys.size, DIM)))
+    initial = new.rule.states["accumulator"]
+    np.testing.assert_array_equal(states_of(table, new)["accumulator"], np.float32(initial))
 
 
 def test_an_optimizer_begins_anew_where_the_other_has_gone_on_since_the_restore(backend):

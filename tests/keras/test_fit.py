@@ -1,5 +1,6 @@
 """Training through `model.fit`, against the same model with a dense layer of all rows."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -361,3 +362,58 @@ def test_summary_counts_rows(keras, sk):
     assert "Total params: 127" in text  # 40 rows of 3, a kernel of 6 and a bias
     assert f"keys={NUM_KEYS}" in repr(table)
     assert model.count_params() == NUM_KEYS * DIM + 7
+
+
+def model_with(keras, rows, stopped):
+    """A model one of whose parts gets no gradient."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.head = rows, keras.layers.Dense(1, name="head")
+
+        def call(self, ids):
+            x = tf.reduce_mean(self.rows(ids), 1)
+            if stopped == "head":
+                return tf.reduce_sum(x, 1, keepdims=True) + tf.stop_gradient(self.head(x))
+            return self.head(tf.stop_gradient(x) if stopped == "rows" else x)
+
+    model = Model()
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    "layer, stopped", [("Table", "rows"), ("Embedding", "rows"), ("Table", "head"), ("Table", None)]
+)
+def test_fit_names_once_what_has_no_gradient_as_it_does_without_tables(keras, sk, layer, stopped):
+    table = sk.Table("rows", DIM)
+    model = model_with(keras, table if layer == "Table" else sk.Embedding(table), stopped)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")  # as Python shows them
+        fit(model)
+    found = [str(each.message) for each in said if "Gradients do not exist" in str(each.message)]
+    names = {"rows": ["rows"], "head": ["head/kernel", "head/bias"], None: []}[stopped]
+    assert len(found) == bool(names)
+    assert all(f"{name}'" in found[0] or f"{name}:0'" in found[0] for name in names)
+    if keras.__name__ == "keras" and found:  # tf_keras writes it to its log
+        others = model_with(keras, keras.layers.Embedding(NUM_KEYS, DIM), stopped)
+        with pytest.warns(UserWarning, match="Gradients do not exist") as theirs:
+            fit(others)
+        words = [str(each.message) for each in theirs]
+        assert any(each.split("]")[1] == found[0].split("]")[1] for each in words if "]" in each)
+
+
+def test_fit_refuses_a_model_that_no_gradient_reaches(keras, sk):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = sk.Table("alone", DIM)
+
+        def call(self, ids):
+            return tf.stop_gradient(tf.reduce_sum(self.table(ids), [1, 2]))[:, None]
+
+    model = Model()
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="no gradient of any of .*alone"):
+        fit(model)

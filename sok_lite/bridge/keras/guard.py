@@ -20,7 +20,7 @@ import tensorflow as tf
 from sok_lite.bridge.keras import called, hooks, training
 from sok_lite.bridge.keras.held import PACKAGES, know_layers
 from sok_lite.bridge.keras.hooks import is_cloning, know_functions
-from sok_lite.bridge.keras.ids import TAKING_ARRAYS, refuse_changed_ids
+from sok_lite.bridge.keras.ids import watch_ids
 from sok_lite.bridge.keras.saving import look_at_files
 from sok_lite.bridge.keras.tracked import have_all_tracked
 from sok_lite.bridge.keras.weights import know_tables_among_weights
@@ -83,8 +83,7 @@ def _guard(name: str, package: Any) -> bool:
         training.watch_steps(model)
         if name == "keras":
             hooks.around(model, "__call__", called.noting, inherits=True)
-        for method in TAKING_ARRAYS:
-            hooks.around(model, method, hooks.checking, refuse_changed_ids)
+        watch_ids(model)
         look_at_files(name, model)
         know_tables_among_weights(package.layers.Layer, model)
     for function in _told:

@@ -11,6 +11,9 @@ import tensorflow as tf
 PACKAGES = ("keras", "tf_keras")
 CONTAINERS = (dict, list, tuple, set, frozenset)
 
+# Of an optimizer that is built for tables, in its dict: weak references to all its variables.
+BUILT_FOR = "_sok_lite_built_for"
+
 # The class of layers of each Keras that is known so far; models are such too.
 _layers: tuple[type, ...] = ()
 # Classes of optimizers that train the tables which ask for it.

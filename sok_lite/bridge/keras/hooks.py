@@ -121,6 +121,12 @@ def is_loading() -> bool:
     return caller_among(_load_codes) is not None
 
 
+def is_loading_uncompiled() -> bool:
+    """Whether `load_model(compile=False)` is among the callers, which restores no optimizer."""
+    frame = caller_among(_load_codes)
+    return frame is not None and not frame.f_locals["compile"]
+
+
 def caller_among(codes: Container[CodeType]) -> Any:
     """Returns the frame of a caller that is one of some functions, by their code; or None."""
     return next((frame for frame in callers() if frame.f_code in codes), None)

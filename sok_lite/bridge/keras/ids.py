@@ -1,25 +1,43 @@
-"""Ids that Keras would change on their way to a table: refused by name.
+"""Ids that are floats: what is no whole number, or may stand for several, is refused by name.
 
-Keras makes float32 numbers of any array of floats that `fit`, `evaluate` and `predict` are given,
-and of these the integers that an `Input` asks for. Ids above 2**24 become equal on the way, and
-nobody behind it can tell. An array of float64 is what pandas makes of integers where one is
-missing.
+An `Input` of integers casts whatever it is given. A missing id (NaN), an infinity and a fraction
+become some id that way, and nobody behind it can tell. Beside that `fit`, `evaluate` and `predict`
+make float32 of the arrays of floats that they are given, in which large ids are equal. pandas makes
+float64 of integers where one is missing.
+
+So a float is an id where it is whole, and below the number from which on its dtype does not hold
+each integer: 2**53 of float64, 2**24 of float32. Arrays are looked at before anything is done with
+them, tensors where a model is called, in graphs by an operation that only floats have.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.keras import hooks
+from sok_lite.bridge.keras.called import is_built_by_shapes
 from sok_lite.bridge.keras.held import tables_in
 
 # Public: what a program calls with arrays of ids.
 TAKING_ARRAYS = ("fit", "evaluate", "predict")
 
 
-def refuse_changed_ids(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
-    """Raises if an array of floats has ids that Keras would change.
+def watch_ids(model: Any) -> None:
+    """Has models with tables take as ids what is one.
+
+    Args:
+      model: the class of models of a Keras.
+    """
+    for method in TAKING_ARRAYS:
+        hooks.around(model, method, hooks.checking, refuse_arrays)
+    hooks.around(model, "__call__", _calling, inherits=True)
+
+
+def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
+    """Raises if an array of floats has what is no id.
 
     Args:
       model: a model of Keras; it is looked at if it has tables and an Input of integers.
@@ -28,36 +46,120 @@ def refuse_changed_ids(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
     Raises:
       ValueError: it names the input and the first such number.
     """
-    for taken, value in _of_integer_inputs(model, x):
+
+    def looked_at(taken: Any, value: Any) -> Any:
         dtype = getattr(value, "dtype", None)
         if dtype is None and hasattr(value, "dtypes"):
             dtype = np.result_type(*value.dtypes)  # a table of pandas
-        if dtype is None or dtype != np.float64:
-            continue
-        array = np.asarray(value)
-        with np.errstate(over="ignore"):
-            changed = array[array.astype(np.float32) != array]  # a NaN is not itself either
-        if changed.size and next(tables_in(model), None) is not None:
-            name, dtype = taken.name, tf.as_dtype(taken.dtype).name
-            raise ValueError(
-                f"Input {name!r} takes {dtype}, and its array is float64 with "
-                f"{changed.reshape(-1)[0]:.17g}. Keras would make float32 of it first: ids above "
-                "16,777,216 become equal, and a missing one becomes some id. Give integers, such "
-                f"as x.astype({dtype!r}), with an id of its own for what is missing."
-            )
+        if isinstance(dtype, np.dtype) and dtype.kind == "f" and _has_tables(model):
+            array, below = np.asarray(value), min(_whole_below(dtype), _whole_below(np.float32))
+            with np.errstate(invalid="ignore"):
+                is_id = (np.trunc(array) == array) & (np.abs(array) < below)
+            if not is_id.all():
+                first = array[~is_id].reshape(-1)[0]
+                raise ValueError(f"{_refusal(taken, dtype.name, below)} Received: {first:.17g}.")
+        return value
+
+    _of_integer_inputs(_inputs_of(model), x, looked_at)
 
 
-def _of_integer_inputs(model: Any, x: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields the inputs that a model takes integers for, each with its data."""
-    inputs = getattr(model, "inputs", None)  # a model of a class of the program's own has none
-    if not inputs:
-        return
-    if isinstance(x, Mapping):
-        pairs = [(each, x[each.name]) for each in inputs if each.name in x]
-    elif isinstance(x, Sequence) and len(x) == len(inputs):
-        pairs = list(zip(inputs, x, strict=True))
-    else:
-        pairs = [(inputs[0], x)] if len(inputs) == 1 else []
-    for each, value in pairs:
-        if tf.as_dtype(each.dtype).is_integer and hasattr(value, "__array__"):
-            yield each, value
+def _calling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a model, which gets integers for floats that are ids."""
+    taken = _inputs_of(self)
+    if taken is None or is_built_by_shapes():
+        return call(self, *args, **kwargs)
+    changed = []
+
+    def as_ids(taken: Any, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            value = tf.convert_to_tensor(value)
+        if not (tf.is_tensor(value) and value.dtype.is_floating and _has_tables(self)):
+            return value
+        changed.append(taken)
+        return _ids_of(taken, value)
+
+    inputs = args[0] if args else kwargs.get("inputs")
+    ids = _of_integer_inputs(taken, inputs, as_ids)
+    if changed and args:
+        args = (ids, *args[1:])
+    elif changed:
+        kwargs["inputs"] = ids
+    return call(self, *args, **kwargs)
+
+
+def _ids_of(taken: Any, value: Any) -> Any:
+    """Returns the integers that a tensor of floats, ragged or sparse too, stands for."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.with_flat_values(_ids_of(taken, value.flat_values))
+    if isinstance(value, tf.SparseTensor):
+        return value.with_values(_ids_of(taken, value.values))
+    below = _whole_below(value.dtype.as_numpy_dtype)
+    ids = tf.cast(value, taken.dtype)
+    is_id = (tf.cast(ids, value.dtype) == value) & (tf.abs(value) < below)
+    text, wrong = _refusal(taken, value.dtype.name, below), tf.boolean_mask(value, ~is_id)
+    if not tf.executing_eagerly():
+        check = tf.debugging.Assert(tf.reduce_all(is_id), [f"{text} Received:", wrong[:1]])
+        with tf.control_dependencies([check]):
+            return tf.identity(ids)
+    if tf.size(wrong):
+        raise ValueError(f"{text} Received: {wrong[0].numpy():.17g}.")
+    return ids
+
+
+def _refusal(taken: Any, dtype: str, below: int) -> str:
+    name = tf.as_dtype(taken.dtype).name
+    return (
+        f"Ids of input {taken.name!r} must be {name}, or {dtype} that are whole and below {below:,}"
+        ", from which on floats do not hold each integer: Keras would make some id of any other. "
+        f"Give {name}, with an id of its own for what is missing."
+    )
+
+
+@functools.cache
+def _whole_below(dtype: Any) -> int:
+    """Returns the number below which a dtype of floats holds each integer."""
+    powers = (1 << bits for bits in range(1, 54))
+    return next(power for power in powers if float(np.array(power + 1).astype(dtype)) != power + 1)
+
+
+def _has_tables(model: Any) -> bool:
+    return next(tables_in(model), None) is not None
+
+
+def _inputs_of(model: Any) -> Any:
+    """Returns the inputs of a model, in their structure; one of a class of one's own has none."""
+    inputs = getattr(model, "inputs", None)
+    structure = getattr(model, "input", None) if inputs else None
+    # A Sequential that is called in another model says what it was called with there.
+    is_own = {id(each) for each in tf.nest.flatten(structure)} == {
+        id(each) for each in inputs or ()
+    }
+    return structure if is_own else inputs
+
+
+def _of_integer_inputs(inputs: Any, x: Any, act: Callable[[Any, Any], Any]) -> Any:
+    """Returns the data of a model, with what `act` gives for that of each input of integers.
+
+    Args:
+      inputs: a structure of inputs.
+      x: the data; where it is not of that structure it is for Keras to take.
+      act: takes an input and its data.
+    """
+    if hasattr(inputs, "dtype"):
+        if isinstance(x, Mapping):
+            return {name: _of_integer_inputs(inputs, each, act) for name, each in x.items()}
+        if isinstance(x, (list, tuple)):
+            return [_of_integer_inputs(inputs, each, act) for each in x] if len(x) == 1 else x
+        return act(inputs, x) if tf.as_dtype(inputs.dtype).is_integer else x
+    if isinstance(inputs, (list, tuple)):
+        if isinstance(x, (list, tuple)) and len(x) == len(inputs):
+            return [_of_integer_inputs(*each, act) for each in zip(inputs, x, strict=True)]
+        if len(inputs) == 1 and not isinstance(x, Mapping):
+            return _of_integer_inputs(inputs[0], x, act)
+        inputs = {getattr(each, "name", None): each for each in inputs}
+    if isinstance(inputs, Mapping) and isinstance(x, Mapping):
+        return {
+            name: _of_integer_inputs(inputs[name], each, act) if name in inputs else each
+            for name, each in x.items()
+        }
+    return x

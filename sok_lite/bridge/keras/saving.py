@@ -26,6 +26,8 @@ SAVING = ("save", "save_weights", "load_weights")
 _FORMATS = (".keras", ".weights.h5")
 # Whether a model is being saved by a method that every rank calls.
 all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
+# Whether Keras is loading weights and restores no optimizer.
+_no_optimizer: ContextVar[bool] = ContextVar("no_optimizer", default=False)
 # The variables of tables that were saved or loaded since the call of a model's method began.
 _done: ContextVar[list[Any] | None] = ContextVar("tables_done", default=None)
 
@@ -35,6 +37,11 @@ def note(variable: Any) -> None:
     done = _done.get()
     if done is not None:
         done.append(variable)
+
+
+def restores_optimizers() -> bool:
+    """Whether Keras restores optimizers, if there are any in what it loads a table of."""
+    return not (_no_optimizer.get() or hooks.is_loading_uncompiled())
 
 
 def look_at_files(name: str, model: Any) -> None:
@@ -102,10 +109,17 @@ def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kw
         more = args[1:] if args else ()
         rest = {name: value for name, value in kwargs.items() if name != "filepath"}
         may_skip = bool(kwargs.get("skip_mismatch"))
-        with _all_done(method, tables, may_skip), _scratch(method, filepath) as path:
-            return call(self, path, *more, **rest)
+        left = method == "load_weights" and not _loads_optimizers(self)
+        with set_within(_no_optimizer, left), _all_done(method, tables, may_skip):
+            with _scratch(method, filepath) as path:
+                return call(self, path, *more, **rest)
     _check_left_out(package, method, self, arguments)
     return call(self, *args, **kwargs)
+
+
+def _loads_optimizers(model: Any) -> bool:
+    """Whether `load_weights` restores optimizers: it does those that are built."""
+    return any(held.BUILT_FOR in vars(each) for each in held.optimizers_in(model))
 
 
 def _check_left_out(package: str, method: str, holder: Any, arguments: Mapping[str, Any]) -> None:

@@ -185,6 +185,7 @@ def _setting(call: Any, self: Any, weights: Sequence[Any]) -> None:
             _refuse_array(variable, value)
     for variable, tensors in tables:
         variable.restore_tensors(tensors)
+        variable.settle_states()  # as with dense weights, which come without any
     for variable, value in dense:
         variable.assign(value)
 

@@ -46,8 +46,6 @@ from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 # In what Keras saves of how a model was compiled: the options of the wrapped optimizer, and under
 # `_SAVED_APIS` what each API has said of it.
 _SAVED, _SAVED_APIS = "sok_lite", "apis"
-# Of an optimizer, in its dict: weak references to variables, tables among them.
-_BUILT_FOR = "_sok_lite_built_for"
 
 _do_train = False
 # By the name of an API, the function that tells it of a loaded optimizer.
@@ -179,7 +177,7 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
     if is_stepping(self):  # a method of a program's own calls that of its base class
         return call(self, grads, trainable_variables)
     if trainable_variables is None:
-        built_for = vars(self).get(_BUILT_FOR, ())
+        built_for = vars(self).get(held.BUILT_FOR, ())
         if len(grads) == len(built_for):  # else they are of dense variables alone
             trainable_variables = [each() for each in built_for]
     if trainable_variables is not None:
@@ -202,7 +200,7 @@ def _building(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     dense = [variable for variable in listed if not is_ours(variable, self)]
     if len(dense) == len(listed):
         return call(self, variables)
-    vars(self)[_BUILT_FOR] = [weakref.ref(each) for each in listed]
+    vars(self)[held.BUILT_FOR] = [weakref.ref(each) for each in listed]
     return call(self, dense)
 
 
