@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.string_keys import is_keras_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
+from sok_lite.engine.dtypes import array_of_keys
 
 
 def without_keras(value: Any) -> Any:
@@ -27,11 +28,21 @@ def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
     Raises:
       TypeError: they are not integers.
     """
-    return integer_keys(keys, f"Keys of {variable.name!r}", variable.key_type.name)
+    key_type = variable.key_type
+    return integer_keys(keys, f"Keys of {variable.name!r}", key_type.name, key_type)
 
 
-def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
-    """Returns keys as a tensor of integers; the texts are for the TypeError if they are none."""
+def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.int64) -> tf.Tensor:
+    """Returns keys as a tensor of integers.
+
+    Args:
+      keys: of any shape.
+      whose, expected: what they are and what they must be, for errors.
+      key_type: of the table: integers of Python become such exactly, whatever NumPy takes them for.
+
+    Raises:
+      TypeError: they are no integers. ValueError: integers of Python do not fit the key type.
+    """
     keys = without_keras(keys)
     if is_keras_tensor(keys):
         raise TypeError(
@@ -42,16 +53,15 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
     if isinstance(keys, (list, tuple)) and not tf.executing_eagerly():
         keys = _stack_tensors(keys, whose)
     if not tf.is_tensor(keys):
-        array = np.asarray(keys)
-        if array.size == 0 and array.dtype == np.float64:
-            array = array.astype(np.int64)  # NumPy's dtype for an empty list
+        array = array_of_keys(keys, key_type.as_numpy_dtype, whose)
         keys = tf.convert_to_tensor(array) if array.dtype.kind in "iuf" else array
     dtype = getattr(keys, "dtype", None)
     if not isinstance(dtype, tf.DType) or not dtype.is_integer:
         name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
         advice = "Cast them first if they really are keys."
-        if dtype == tf.string:
+        if dtype == tf.string:  # which NumPy's texts and objects are equal to
             advice = "Turn strings into keys with sok_lite.hash_strings."
+            name = name if name == "object" else "texts"
         raise TypeError(f"{whose} must be integers ({expected}). Received: {name}. {advice}")
     return keys
 

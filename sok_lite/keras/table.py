@@ -229,11 +229,16 @@ class TablePart:
     def assign(self, keys: Any, rows: Any) -> None:
         """Sets the rows of keys on this rank, inserting keys that are new.
 
-        Here and below the keys of a table of texts are texts, or the hashes that `export` gives.
+        Here and below the keys of a table of texts are texts, or their hashes as an int64 tensor
+        or array, as `export` and `sok_lite.hash_strings` give them; integers of Python are none.
 
         Args:
           keys: (n,) integers, or texts.
           rows: (n, dim).
+
+        Raises:
+          TypeError: keys are not what the table has for keys, or rows no floats.
+          ValueError: shapes do not fit, or a key not the key type. Nothing has changed then.
         """
         keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)

@@ -320,6 +320,48 @@ def test_first_mistakes_with_a_table_teach(keras, sk):
         tf.matmul(table.variable, tf.ones([4, 1]))
 
 
+NO_TEXTS = {
+    "integers of Python": [1, 2],
+    "one integer": 1,
+    "int32": np.array([1, 2], np.int32),
+    "a tensor of int32": tf.constant([1, 2]),
+    "uint64": np.array([1, 2], np.uint64),
+    "floats": [1.0, 2.0],
+    "a missing text": ["Oslo", None],
+}
+
+
+@pytest.mark.parametrize("case", NO_TEXTS)
+def test_keys_of_texts_are_texts_or_their_hashes(sk, case):
+    words, keys = sk.Table("words", 2, key_type=str), NO_TEXTS[case]
+    for call in (
+        words.contains,
+        words.scores,
+        words.erase,
+        lambda k: words.assign(k, np.ones((2, 2))),
+    ):
+        with pytest.raises(TypeError, match="must be texts.*Received.*hashes.* int64 tensor"):
+            call(keys)
+    assert len(words) == 0
+
+
+def test_a_hash_is_a_key_in_every_method(sk):
+    words, hashes = sk.Table("words", 2, key_type=str), sok_lite.hash_strings(["Oslo", "Lima"])
+    words.assign(tf.constant(hashes), np.ones((2, 2)))
+    for keys in (hashes, tf.constant(hashes), list(hashes)):
+        assert words.contains(keys).numpy().all()
+    assert hashes[0] in words and tf.constant("Lima") in words and np.int64(5) not in words
+    with pytest.raises(TypeError, match="must be texts"):
+        _ = int(hashes[0]) in words
+    assert words.contains([]).shape == [0] and int(words.erase(hashes[:1])) == 1
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.string)])
+    def contains(texts):
+        return words.contains(texts)
+
+    assert contains([["Lima"], ["Oslo"]]).numpy().tolist() == [[True], [False]]
+
+
 def test_a_table_has_the_methods_of_a_variable(sk):
     numbers, words = sk.Table("numbers", 2), sk.Table("words", 2, key_type=str)
     numbers.assign([3, -5, 2**62], np.ones((3, 2)))

@@ -74,7 +74,13 @@ _NOT_ON_GPU = {
     "test_stream_operation",
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
-    *("test_gradient_refusals", "test_saved_parts", "test_small_tables", "test_sok_document"),
+    *(
+        "test_checks",
+        "test_gradient_refusals",
+        "test_saved_parts",
+        "test_small_tables",
+        "test_sok_document",
+    ),
     *("test_sok_modules", "test_strategies", "test_tf_private", "test_without_v2"),
     # They read the tables of the engine as NumPy arrays.
     *("test_checkpoint", "test_patched_optimizers"),
