@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.string_keys import is_keras_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
-from sok_lite.engine.dtypes import array_of_keys
+from sok_lite.engine.dtypes import array_of_keys, is_integer
 
 
 def without_keras(value: Any) -> Any:
@@ -20,6 +20,26 @@ def without_keras(value: Any) -> Any:
     if tf.is_tensor(value) and isinstance(value.dtype, str):
         return tf.convert_to_tensor(value)
     return value
+
+
+def checked_dtype(argument: str, dtype: Any) -> tf.DType:
+    """Returns a dtype that a program passes.
+
+    Raises:
+      TypeError: it is none, or an integer: TensorFlow takes those for places in a list of its own,
+        and 16, meant for a dimension, is quint16.
+    """
+    if is_integer(dtype):
+        raise TypeError(
+            f"`{argument}` must be a dtype such as tf.int64. Received: {argument}={dtype!r}. A "
+            "table has a dimension and no number of rows: of Embedding(rows, dim) give dim alone."
+        )
+    try:
+        return tf.as_dtype(dtype)
+    except TypeError:
+        raise TypeError(
+            f"`{argument}` must be a dtype such as tf.int64. Received: {argument}={dtype!r}."
+        ) from None
 
 
 def checked_keys(variable: Any, keys: Any) -> tf.Tensor:

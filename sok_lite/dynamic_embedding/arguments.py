@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.checks import checked_dtype
 from sok_lite.bridge.string_keys import tensor_of_texts
 from sok_lite.engine.dtypes import array_of_keys, key_dtype
 
@@ -15,10 +16,12 @@ KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (*(tf.float32, tf.float16, tf.bfloat16, tf.float64), *(tf.int32, tf.int64, tf.int8))
 
 
-def check_dtypes(key_dtype: tf.DType, value_dtype: tf.DType) -> None:
-    """Raises DtypeError for keys or values that no table has."""
+def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType]:
+    """Returns the dtypes of keys and values; DtypeError: no table has them. TypeError: no dtype."""
+    key_dtype = checked_dtype("key_dtype", key_dtype)
+    value_dtype = checked_dtype("value_dtype", value_dtype)
     if key_dtype in KEY_DTYPES and value_dtype in VALUE_DTYPES:
-        return
+        return key_dtype, value_dtype
     keys, values = (
         ", ".join(dtype.name for dtype in dtypes) for dtypes in (KEY_DTYPES, VALUE_DTYPES)
     )

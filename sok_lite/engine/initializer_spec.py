@@ -3,15 +3,20 @@
 Objects are known by their class name and their config, so that nothing here imports either.
 """
 
+import functools
+import inspect
 import math
 import numbers
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import numpy as np
 
+from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.row_initializer import RowInitializer
 
+_P = ParamSpec("_P")
 # "random" and "" mean different things in SOK's two kinds of table; the other words mean one thing.
 _RANDOM = {"hbm": Initializer("uniform", -0.05, 0.05), "hybrid": Initializer("normal", 0.0, 1.0)}
 _WORDS = {
@@ -37,6 +42,34 @@ _BY_NAME: dict[str, dict[str, float]] = {
     "TruncatedNormal": {"stddev": 0.05},
     **{name: {} for name in ("Zeros", "Ones", "VarianceScaling", *_FAN_BASED)},
 }
+
+
+def refusing_sizes(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Returns an `__init__` that takes no integer but 0 for `initializer` by its place.
+
+    Of an Embedding(rows, dim) one writes two numbers. Here the second would be a dimension that
+    becomes what every element begins with. By its name an initializer may be any number.
+    """
+    signature = inspect.signature(init)
+    place = list(signature.parameters).index("initializer")
+
+    @functools.wraps(init)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        if len(args) > place and is_integer(args[place]) and args[place] != 0:
+            made, *named, dim, number = args[: place + 1]
+            called, right = (
+                f"{type(made).__name__}({', '.join(map(repr, [*named, *given]))}"
+                for given in ([dim, number], [number])
+            )
+            raise TypeError(
+                f"A table has a dimension and no number of rows. Received: {called}), of which "
+                f"the last number is an initial value. Write {right}) for rows of {number} "
+                f"numbers, or initializer={number}.0 for rows of {dim} that begin with it."
+            )
+        init(*args, **kwargs)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]  # what Keras asks for
+    return checked
 
 
 def make_initializer(

@@ -13,7 +13,7 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.texts import remember_texts, texts_of_keys
 from sok_lite.bridge.variable import facts_html, table_for_variable
-from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.keras.features import Feature, rows_of
@@ -71,6 +71,7 @@ class TablePart:
     name: str
     variable: TableWeight
 
+    @refusing_sizes
     def __init__(
         self,
         name: str,

@@ -13,7 +13,7 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.static_rows import WithStaticRows, by_row_number
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
-from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.sok.arguments import (
     checked_dimension,
@@ -106,6 +106,7 @@ class DynamicVariable(WithStaticRows):
     )
     instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
 
+    @refusing_sizes
     def __init__(
         self,
         dimension: int,

@@ -417,6 +417,11 @@ def test_initializers_that_there_are_not(initializer, error, text):
         ({"dim": 1.5}, TypeError, "dim=1.5"),
         ({"init_size": -1}, ValueError, "init_size=-1"),
         ({"devices": []}, ValueError, "devices"),
+        ({"devices": 16}, TypeError, "`devices` must be a name.*devices=16"),
+        # Of Embedding(rows, dim): TensorFlow has 9 for int64 and 7 for string.
+        ({"key_dtype": 1000, "value_dtype": 16}, TypeError, "key_dtype=1000. A table has a dim"),
+        ({"key_dtype": 9}, TypeError, "`key_dtype` must be a dtype such as .*key_dtype=9"),
+        ({"value_dtype": 1}, TypeError, "`value_dtype` must be a dtype such as .*value_dtype=1"),
         ({"key_dtype": tf.float32}, TypeError, "key_dtype=float32"),
         ({"value_dtype": tf.complex64}, TypeError, "value_dtype=complex64"),
         ({"value_dtype": tf.string}, TypeError, "value_dtype=string"),

@@ -255,6 +255,12 @@ REFUSED = {
     "floats": (lambda sk, t: t(tf.constant([1.5])), TypeError, "integer"),
     "dim": (lambda sk, t: sk.Table("t", 0), ValueError, "`dim` must be at least 1"),
     "a dim that is no number": (lambda sk, t: sk.Table("t", "4"), TypeError, "`dim`"),
+    "a number of rows": (
+        lambda sk, t: sk.Table("t", 1000, 16),
+        TypeError,
+        r"Received: Table\('t', 1000, 16\).*Write Table\('t', 16\).*initializer=16.0",
+    ),
+    "a number for a dtype": (lambda sk, t: sk.Table("t", 4, None, 9), ValueError, "key_type='9'"),
     "key_type": (lambda sk, t: sk.Table("t", 4, key_type="float"), ValueError, "`key_type`"),
     "row_dtype": (lambda sk, t: sk.Table("t", 4, row_dtype="int8"), ValueError, "`row_dtype`"),
     "an option": (
