@@ -44,6 +44,24 @@ class RowDtype(NamedTuple):
         wide = self.is_integer or self.name == "float64"
         return self.storage if wide else np.dtype(np.float32)
 
+    def check_finite(self, numbers: Any, what: str) -> None:
+        """Raises ValueError where one of some finite numbers is an infinity in a format of floats.
+
+        Args:
+          numbers: an array-like of floats.
+          what: names them in errors.
+        """
+        values = np.asarray(numbers, np.float64)
+        with np.errstate(over="ignore"):
+            stored = self.to_storage(np, values)
+            finite = np.isfinite(stored if self.name == "float64" else self.to_float32(np, stored))
+        if not finite.all():
+            raise ValueError(
+                f"{what} must be at most {_LARGEST[self.name]:.6g} in size, the largest number of "
+                f"{self.name}. Received: {values[~finite][0]:.6g}, which would be an infinity. "
+                "Take smaller numbers, or rows of another dtype."
+            )
+
     def require_floats(self, table: str, done: str, instead: str) -> None:
         """Raises TypeError for rows of integers.
 
@@ -125,6 +143,12 @@ class RowDtype(NamedTuple):
         return bits < least.view(np.uint32)
 
 
+_LARGEST = {
+    "float32": float(np.finfo(np.float32).max),
+    "float16": float(np.finfo(np.float16).max),
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float64": float(np.finfo(np.float64).max),
+}
 _ROW_DTYPES = {
     "float32": RowDtype("float32", np.dtype(np.float32), "f32", 0),
     "float16": RowDtype("float16", np.dtype(np.float16), "f16", 1),

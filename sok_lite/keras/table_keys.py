@@ -24,6 +24,30 @@ def as_tensor_of_texts(ids: Any) -> Any:
     return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
 
 
+def check_mask_value(table: Any, mask_value: Any) -> None:
+    """Raises TypeError or ValueError for a `mask_value` that is no id of a table.
+
+    TensorFlow would cut an integer that does not fit, and so leave out another id.
+    """
+    if mask_value is None:
+        return
+    kinds = (str, bytes) if table.has_texts else (int, np.integer)
+    expected = "a text" if table.has_texts else f"an integer, as ids of {table.key_dtype_name} are"
+    if not isinstance(mask_value, kinds) or isinstance(mask_value, bool):
+        raise TypeError(
+            f"`mask_value` for table {table.name!r} must be {expected}. Received: "
+            f"mask_value={mask_value!r}."
+        )
+    if not table.has_texts:
+        limits = tf.as_dtype(table.key_dtype_name)
+        if not limits.min <= mask_value <= limits.max:
+            raise ValueError(
+                f"`mask_value` for table {table.name!r} must fit {limits.name} ({limits.min} to "
+                f"{limits.max}). Received: mask_value={mask_value}. No id is that number: leave "
+                "it out."
+            )
+
+
 def keys_of_ids(table: Any, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
     """Returns the keys of flat ids: of texts their hash.
 

@@ -117,6 +117,37 @@ def test_an_id_that_is_masked_is_none(sk, table, kind, combiner):
         check(layer(ids, weights=weights), [pooled(keys[keys != 0], combiner) for keys in padded])
 
 
+WRONG_MASKS = {
+    "too large": ("int32", 2**40, ValueError, "must fit int32.*mask_value=1099511627776"),
+    "negative": ("uint64", -1, ValueError, "must fit uint64.*mask_value=-1"),
+    "a text": ("int64", "", TypeError, "must be an integer, as ids of int64 are.*''"),
+    "a float": ("int64", 0.0, TypeError, "must be an integer"),
+    "a bool": ("int64", False, TypeError, "must be an integer"),
+    "several": ("int64", [0, 1], TypeError, "must be an integer"),
+    "a number for a text": (str, 0, TypeError, "must be a text. Received: mask_value=0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MASKS)
+def test_a_mask_that_is_no_id_is_refused(sk, case):
+    key_type, mask_value, error, text = WRONG_MASKS[case]
+    table = sk.Table("t", 2, key_type=key_type)
+    for make in (
+        lambda: sk.Embedding(table, "sum", mask_value),
+        lambda: sk.Embeddings({"x": Feature(table, None, mask_value)}),
+    ):
+        with pytest.raises(error, match=f"`mask_value` for table 't' {text}"):
+            make()
+
+
+@pytest.mark.parametrize("mask_value", [2**40, np.int64(-(2**40))])
+def test_ids_that_cannot_hold_the_mask_are_all_ids(sk, mask_value):
+    table = sk.Table("t", 2, "ones")
+    ids = tf.constant([[0, 7]])  # int32: cut to it the mask would be 0
+    assert sk.Embedding(table, "sum", mask_value)(ids, training=True).numpy().tolist() == [[2, 2]]
+    assert 0 in table and 7 in table
+
+
 def test_a_mask_reaches_the_layers_behind(keras, sk, table):
     ids = keras.Input([3], dtype="int64")
     rows = sk.Embedding(table, mask_value=0)(ids)
