@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.string_keys import is_keras_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
+from sok_lite.engine.dtypes import array_of_keys, is_integer
 
 
 def without_keras(value: Any) -> Any:
@@ -21,17 +22,47 @@ def without_keras(value: Any) -> Any:
     return value
 
 
+def checked_dtype(argument: str, dtype: Any) -> tf.DType:
+    """Returns a dtype that a program passes.
+
+    Raises:
+      TypeError: it is none, or an integer: TensorFlow takes those for places in a list of its own,
+        and 16, meant for a dimension, is quint16.
+    """
+    if is_integer(dtype):
+        raise TypeError(
+            f"`{argument}` must be a dtype such as tf.int64. Received: {argument}={dtype!r}. A "
+            "table has a dimension and no number of rows: of Embedding(rows, dim) give dim alone."
+        )
+    try:
+        return tf.as_dtype(dtype)
+    except TypeError:
+        raise TypeError(
+            f"`{argument}` must be a dtype such as tf.int64. Received: {argument}={dtype!r}."
+        ) from None
+
+
 def checked_keys(variable: Any, keys: Any) -> tf.Tensor:
     """Returns keys as a tensor of integers that the table accepts.
 
     Raises:
       TypeError: they are not integers.
     """
-    return integer_keys(keys, f"Keys of {variable.name!r}", variable.key_type.name)
+    key_type = variable.key_type
+    return integer_keys(keys, f"Keys of {variable.name!r}", key_type.name, key_type)
 
 
-def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
-    """Returns keys as a tensor of integers; the texts are for the TypeError if they are none."""
+def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.int64) -> tf.Tensor:
+    """Returns keys as a tensor of integers.
+
+    Args:
+      keys: of any shape.
+      whose, expected: what they are and what they must be, for errors.
+      key_type: of the table: integers of Python become such exactly, whatever NumPy takes them for.
+
+    Raises:
+      TypeError: they are no integers. ValueError: integers of Python do not fit the key type.
+    """
     keys = without_keras(keys)
     if is_keras_tensor(keys):
         raise TypeError(
@@ -42,16 +73,15 @@ def integer_keys(keys: Any, whose: str, expected: str) -> tf.Tensor:
     if isinstance(keys, (list, tuple)) and not tf.executing_eagerly():
         keys = _stack_tensors(keys, whose)
     if not tf.is_tensor(keys):
-        array = np.asarray(keys)
-        if array.size == 0 and array.dtype == np.float64:
-            array = array.astype(np.int64)  # NumPy's dtype for an empty list
+        array = array_of_keys(keys, key_type.as_numpy_dtype, whose)
         keys = tf.convert_to_tensor(array) if array.dtype.kind in "iuf" else array
     dtype = getattr(keys, "dtype", None)
     if not isinstance(dtype, tf.DType) or not dtype.is_integer:
         name = dtype.name if isinstance(dtype, (tf.DType, np.dtype)) else type(keys).__name__
         advice = "Cast them first if they really are keys."
-        if dtype == tf.string:
+        if dtype == tf.string:  # which NumPy's texts and objects are equal to
             advice = "Turn strings into keys with sok_lite.hash_strings."
+            name = name if name == "object" else "texts"
         raise TypeError(f"{whose} must be integers ({expected}). Received: {name}. {advice}")
     return keys
 

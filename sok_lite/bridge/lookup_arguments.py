@@ -206,7 +206,7 @@ def _argument(
 ) -> Argument:
     if not isinstance(ids, _MATRICES):
         expected = "ragged, sparse or dense: int64 or int32"
-        ids = integer_keys(ids, f"sp_ids[{number}]", expected)
+        ids = integer_keys(ids, f"sp_ids[{number}]", expected, variable.key_type)
     values, rows, batch = _taken_apart(f"sp_ids[{number}]", ids)
     keys = checked_keys(variable, values)
     check_pooled(variable.table)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -14,6 +15,19 @@ def is_tensor(strings: Any) -> bool:
     """Whether strings are TensorFlow's, or stand for such in Keras."""
     kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
     return isinstance(strings, kinds) or is_keras_tensor(strings)
+
+
+def tensor_of_texts(texts: Any) -> tf.Tensor | None:
+    """Returns a text, or lists, an array or a column of texts, as a tensor; None: others are there.
+
+    There may be no texts at all.
+    """
+    # As objects: NumPy's own texts lose zeros at their end.
+    array = np.asarray(texts, None if isinstance(texts, np.ndarray) else object)
+    flat = array.astype(object).reshape(-1).tolist()
+    if not all(isinstance(each, (str, bytes)) for each in flat):
+        return None
+    return tf.constant(array.astype(object), tf.string)
 
 
 def hash_tensor(strings: Any) -> Any:

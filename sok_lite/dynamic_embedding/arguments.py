@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.checks import checked_dtype
+from sok_lite.bridge.string_keys import tensor_of_texts
+from sok_lite.engine.dtypes import array_of_keys, key_dtype
+
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (*(tf.float32, tf.float16, tf.bfloat16, tf.float64), *(tf.int32, tf.int64, tf.int8))
 
 
-def check_dtypes(key_dtype: tf.DType, value_dtype: tf.DType) -> None:
-    """Raises DtypeError for keys or values that no table has."""
+def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType]:
+    """Returns the dtypes of keys and values; DtypeError: no table has them. TypeError: no dtype."""
+    key_dtype = checked_dtype("key_dtype", key_dtype)
+    value_dtype = checked_dtype("value_dtype", value_dtype)
     if key_dtype in KEY_DTYPES and value_dtype in VALUE_DTYPES:
-        return
+        return key_dtype, value_dtype
     keys, values = (
         ", ".join(dtype.name for dtype in dtypes) for dtypes in (KEY_DTYPES, VALUE_DTYPES)
     )
@@ -39,33 +45,42 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
     if isinstance(keys, tf.Variable):
         keys = keys.read_value()
     if not tf.is_tensor(keys):
-        # Texts as objects: NumPy's own lose zeros at their end.
-        is_text = dtype == tf.string and not isinstance(keys, np.ndarray)
-        array = np.array(keys, object) if is_text else np.asarray(keys)
-        kinds = "SUO" if dtype == tf.string else "iu"
-        if array.dtype.kind in kinds or array.size == 0:
-            keys = _convert(array.astype(object) if dtype == tf.string else array, dtype)
-        else:
-            keys = array
+        keys = _texts_of(keys) if dtype == tf.string else _integers_of(keys, dtype, name)
     if getattr(keys, "dtype", None) != dtype or not isinstance(keys, tf.Tensor):
-        raise DtypeError(
-            f"Keys of {name!r} must be {dtype.name}. Received: "
-            f"{getattr(getattr(keys, 'dtype', None), 'name', type(keys).__name__)}"
-            f"{'' if isinstance(keys, (tf.Tensor, np.ndarray)) else f' in a {type(keys).__name__}'}"
-            ". Cast them first if they really are keys."
-        )
+        received = getattr(getattr(keys, "dtype", None), "name", type(keys).__name__)
+        if isinstance(keys, np.ndarray) and keys.dtype.kind in "SU":
+            received = "texts"
+        advice = "Cast them first if they really are keys."
+        if (
+            getattr(keys, "dtype", None) == tf.string
+        ):  # which NumPy's texts and objects are equal to
+            advice = "Make the table with key_dtype=tf.string, or use sok_lite.hash_strings."
+        elif dtype == tf.string:
+            advice = "Turn numbers into texts with tf.strings.as_string."
+        if not isinstance(keys, (tf.Tensor, np.ndarray)):
+            received = f"{received} in a {type(keys).__name__}"
+        raise DtypeError(f"Keys of {name!r} must be {dtype.name}. Received: {received}. {advice}")
     return keys
 
 
-def _convert(array: np.ndarray, dtype: tf.DType) -> Any:
-    if array.size == 0:
-        return tf.zeros(array.shape, dtype) if dtype != tf.string else tf.fill(array.shape, "")
-    converted = (
-        tf.convert_to_tensor(array) if dtype == tf.string else array.astype(dtype.as_numpy_dtype)
-    )
-    if dtype != tf.string and not (converted == array).all():
-        return array  # some do not fit
-    return tf.convert_to_tensor(converted)
+def _texts_of(keys: Any) -> Any:
+    """Returns texts as a tensor; an array of others as it is."""
+    texts = tensor_of_texts(keys)
+    return np.asarray(keys) if texts is None else texts
+
+
+def _integers_of(keys: Any, dtype: tf.DType, name: str) -> Any:
+    """Returns integers as a tensor of the dtype; an array of others as it is."""
+    what = f"Keys of {name!r}"
+    try:
+        array = array_of_keys(keys, dtype.as_numpy_dtype, what)
+        if array.size and array.dtype.kind not in "iu":
+            return array
+        if array.size:
+            key_dtype(dtype.name).check(np, array, what)
+    except ValueError as error:
+        raise DtypeError(str(error)) from None
+    return tf.convert_to_tensor(array.astype(dtype.as_numpy_dtype))
 
 
 def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name: str) -> tf.Tensor:

@@ -14,6 +14,7 @@ from sok_lite.bridge.keras import guard
 from sok_lite.bridge.keras.classes import made_so_far, share_in_copies
 from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
+from sok_lite.dynamic_embedding.arguments import checked_dtypes
 from sok_lite.dynamic_embedding.creators import KVCreator
 from sok_lite.dynamic_embedding.graph_keys import of_graph
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn
@@ -198,7 +199,7 @@ def _check_agrees(found: Variable, arguments: dict[str, Any]) -> None:
     """Raises ValueError where a variable is not what a program asks for by its name."""
     keys, values, dim, devices = (arguments[each] for each in _COMPARED)
     has = (found.key_dtype.name, found.value_dtype.name, found.dim, found.shard_num)
-    wants = (tf.as_dtype(keys).name, tf.as_dtype(values).name, dim, len(listed(devices)))
+    wants = (*(each.name for each in checked_dtypes(keys, values)), dim, len(listed(devices)))
     if has != wants:
         raise ValueError(
             f"Variable {found.name!r} exists with (key_dtype, value_dtype, dim, shards) = {has}. "

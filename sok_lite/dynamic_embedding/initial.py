@@ -1,19 +1,17 @@
 """Initial values of rows: the argument `initializer`, as the engine takes it."""
 
-import math
 import numbers
-import warnings
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.dynamic_embedding.arguments import DtypeError
-from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer, warn_of_fans
 
 # What a warning says of TFRA is of a lookup of so many keys.
 _SOME_KEYS = 1024
-_CUT = 0.8796  # the standard deviation of N(0, 1) cut at 2
+_IN_TFRA = f"TFRA counts the keys of each lookup as fan_in: with {_SOME_KEYS}"
 
 
 def initial_value(
@@ -61,7 +59,7 @@ def initial_value(
             initializer = initializer() if isinstance(initializer, type) else initializer
             made = make_initializer(initializer, dim, row_shape)
             if row_shape is None:
-                _warn_of_fans(initializer, made, dim, name)
+                warn_of_fans(initializer, dim, name, _SOME_KEYS, _IN_TFRA)
             return made
         if not callable(initializer):
             break
@@ -84,28 +82,6 @@ def initial_value(
         raise ValueError(f"Values of {dtype.name} begin with numbers. Received: {initializer!r}.")
     values = values.astype(np.float64 if dtype.is_floating else np.int64)
     return make_initializer(values[0] if values.size == 1 else values, dim)
-
-
-def _warn_of_fans(initializer: Any, made: Any, dim: int, name: str) -> None:
-    """Says what TFRA would draw, where that is something else."""
-    theirs = make_initializer(initializer, dim, (_SOME_KEYS, dim))
-    if theirs == made:
-        return
-    warnings.warn(
-        f"{type(initializer).__name__} of {name!r} depends on the shape of a whole weight. Here it "
-        f"is that of a row, ({dim}, {dim}): initial values have a standard deviation of "
-        f"{_deviation(made):.3g}. TFRA counts the keys of each lookup as fan_in: with {_SOME_KEYS} "
-        f"it is {_deviation(theirs):.3g}. Give row_shape=(fan_in, fan_out), such as row_shape="
-        f"({_SOME_KEYS}, {dim}), or an initializer that no shape matters to, such as RandomNormal.",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-
-
-def _deviation(made: Any) -> float:
-    if made.kind == "uniform":
-        return (made.b - made.a) / math.sqrt(12)
-    return made.b * (_CUT if made.kind == "truncated_normal" else 1)
 
 
 def array_of(tensor: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ from sok_lite.bridge.tf_private import SAVER, SaveableObject
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.dynamic_embedding import accumulation, file_methods, table_checkpoint
-from sok_lite.dynamic_embedding.arguments import check_dtypes, checked_keys, checked_values
+from sok_lite.dynamic_embedding.arguments import checked_dtypes, checked_keys, checked_values
 from sok_lite.dynamic_embedding.initial import array_of, initial_value
 from sok_lite.dynamic_embedding.saved_by_tfra import ShardsOfTfra
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
@@ -92,8 +92,7 @@ class HashTable(TableVariable, SaveableObject):
         checkpoint: bool,
         options: dict[str, Any],
     ) -> None:
-        self.key_dtype, self.value_dtype = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
-        check_dtypes(self.key_dtype, self.value_dtype)
+        self.key_dtype, self.value_dtype = checked_dtypes(key_dtype, value_dtype)
         rows = default_value
         if not isinstance(rows, RowOptions):
             values = array_of(default_value)

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from sok_lite.bridge.refusals import is_called_from
 from sok_lite.bridge.saveable import TableSaveable
 from sok_lite.bridge.tf_private import SAVER, WHOLE
 from sok_lite.dynamic_embedding import file_methods, rows_by_key, variable_lookups
-from sok_lite.dynamic_embedding.arguments import check_dtypes
+from sok_lite.dynamic_embedding.arguments import checked_dtypes
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from sok_lite.dynamic_embedding.graph_keys import add_to_graph
 from sok_lite.dynamic_embedding.partition import (
@@ -108,8 +108,7 @@ class Variable(tf.__internal__.tracking.Trackable):
         short_file_name: bool = False,
         row_shape: tuple[int, int] | None = None,
     ) -> None:
-        self.key_dtype, self.value_dtype = tf.as_dtype(key_dtype), tf.as_dtype(value_dtype)
-        check_dtypes(self.key_dtype, self.value_dtype)
+        self.key_dtype, self.value_dtype = checked_dtypes(key_dtype, value_dtype)
         check_integer("dim", dim, 1)
         check_integer("init_size", init_size, 0)
         if kv_creator is not None and not isinstance(kv_creator, KVCreator):
@@ -335,6 +334,11 @@ def listed(devices: str | Sequence[str] | None) -> list[str]:
     """Returns one name for each shard, of the argument `devices`."""
     if devices is None:
         return ["/CPU:0" if get_backend().name == "cpu" else "/GPU:0"]
+    if not isinstance(devices, Iterable):
+        raise TypeError(
+            "`devices` must be a name, or a list with one for each shard. "
+            f"Received: devices={devices!r}."
+        )
     listed = [devices] if isinstance(devices, str) else list(devices)
     if not listed:
         raise ValueError("`devices` must have one name for each shard. Received: [].")

@@ -1,7 +1,7 @@
 """The types of keys and rows, and how they are stored."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -43,6 +43,24 @@ class RowDtype(NamedTuple):
         """The dtype of what is added to rows, and in which it is summed before."""
         wide = self.is_integer or self.name == "float64"
         return self.storage if wide else np.dtype(np.float32)
+
+    def check_finite(self, numbers: Any, what: str) -> None:
+        """Raises ValueError where one of some finite numbers is an infinity in a format of floats.
+
+        Args:
+          numbers: an array-like of floats.
+          what: names them in errors.
+        """
+        values = np.asarray(numbers, np.float64)
+        with np.errstate(over="ignore"):
+            stored = self.to_storage(np, values)
+            finite = np.isfinite(stored if self.name == "float64" else self.to_float32(np, stored))
+        if not finite.all():
+            raise ValueError(
+                f"{what} must be at most {_LARGEST[self.name]:.6g} in size, the largest number of "
+                f"{self.name}. Received: {values[~finite][0]:.6g}, which would be an infinity. "
+                "Take smaller numbers, or rows of another dtype."
+            )
 
     def require_floats(self, table: str, done: str, instead: str) -> None:
         """Raises TypeError for rows of integers.
@@ -125,6 +143,12 @@ class RowDtype(NamedTuple):
         return bits < least.view(np.uint32)
 
 
+_LARGEST = {
+    "float32": float(np.finfo(np.float32).max),
+    "float16": float(np.finfo(np.float16).max),
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float64": float(np.finfo(np.float64).max),
+}
 _ROW_DTYPES = {
     "float32": RowDtype("float32", np.dtype(np.float32), "f32", 0),
     "float16": RowDtype("float16", np.dtype(np.float16), "f16", 1),
@@ -173,21 +197,25 @@ class KeyDtype(NamedTuple):
           TypeError: they are not integers.
           ValueError: one of them does not fit the key type; the message names the first.
         """
+        if not isinstance(keys, (np.ndarray, xp.ndarray)) or keys.dtype == object:
+            keys = array_of_keys(keys, self.dtype, what)
         keys = xp.asarray(keys)
         if keys.size == 0 and keys.dtype == np.float64:
-            keys = keys.astype(self.dtype)  # NumPy's dtype for an empty list
+            keys = keys.astype(self.dtype)  # as an array that was filled from an empty list
         if keys.dtype.kind not in "iu":
             raise TypeError(
                 f"{what} must be integers that fit {self.name}. Received: dtype {keys.dtype}. "
                 "Cast them first if they really are keys."
             )
-        if keys.dtype != self.dtype:
-            advice = "Make the table with a key_type that holds such keys."
-            _check_fits(xp, keys, self.dtype, what, advice)
+        self.check(xp, keys, what)
         if self.name == "uint64":
             keys = keys.astype(np.uint64, copy=False)
             return xp.ascontiguousarray(keys).view(np.int64).reshape(keys.shape)
         return xp.ascontiguousarray(keys, dtype=np.int64).reshape(keys.shape)
+
+    def check(self, xp: Any, keys: Array, what: str) -> None:
+        """Raises ValueError, which names the first of some integers that does not fit, if any."""
+        _check_fits(xp, keys, self.dtype, what, _OTHER_KEY_TYPE)
 
     def from_int64(self, xp: Any, keys: Array) -> Array:
         """Returns engine keys in the user's type."""
@@ -196,7 +224,8 @@ class KeyDtype(NamedTuple):
         return keys.astype(self.dtype, copy=False)
 
 
-_I64 = np.iinfo(np.int64)
+_I64, _U64 = np.iinfo(np.int64), np.iinfo(np.uint64)
+_OTHER_KEY_TYPE = "Make the table with a key type that holds such keys."
 _KEY_DTYPES = {
     "int64": KeyDtype("int64", np.dtype(np.int64), int(_I64.max), int(_I64.min)),
     "int32": KeyDtype("int32", np.dtype(np.int32), int(_I64.max), int(_I64.min)),
@@ -227,11 +256,52 @@ def _check_fits(xp: Any, numbers: Array, dtype: np.dtype, what: str, advice: str
     if theirs.min < mine.min:
         bad |= numbers < numbers.dtype.type(mine.min)
     if bool(bad.any()):
-        first = numbers[bad].reshape(-1)[0]
-        raise ValueError(
-            f"{what} must fit {dtype.name} ({mine.min} to {mine.max}). Received: {int(first)}. "
-            f"{advice}"
-        )
+        _refuse(int(numbers[bad].reshape(-1)[0]), dtype, what, advice)
+
+
+def _refuse(number: int, dtype: np.dtype, what: str, advice: str) -> NoReturn:
+    limits = np.iinfo(dtype)
+    raise ValueError(
+        f"{what} must fit {dtype.name} ({limits.min} to {limits.max}). Received: {number}. {advice}"
+    )
+
+
+def array_of_keys(keys: Any, dtype: Any, what: str) -> np.ndarray:
+    """Returns what a program passes for keys as an array of NumPy, without loss.
+
+    Of Python's integers NumPy makes floats where some are above those of int64, and objects where
+    one has more than 64 bits. Here they become keys of the dtype.
+
+    Args:
+      keys: an array, or a number or lists of Python.
+      dtype: of the table's keys.
+      what: names them in errors.
+
+    Returns:
+      The array; it may hold anything else than integers, which its dtype says.
+
+    Raises:
+      ValueError: an integer of Python does not fit the dtype; the message names the first.
+    """
+    dtype, array = np.dtype(dtype), np.asarray(keys)
+    if array.size == 0 and array.dtype == np.float64:
+        return array.astype(dtype)  # NumPy's dtype for an empty list
+    is_list = not hasattr(keys, "dtype")
+    if not (array.dtype.kind == "O" or (is_list and array.dtype.kind == "f")):
+        return array
+    objects = np.asarray(keys, object)
+    numbers = objects.reshape(-1).tolist()
+    if not numbers or not all(map(is_integer, numbers)):
+        return array
+    limits = np.iinfo(dtype)
+    for number in numbers:
+        if not limits.min <= number <= limits.max:
+            if _I64.min <= number <= _U64.max:
+                advice = _OTHER_KEY_TYPE
+            else:
+                advice = "No key has more than 64 bits: take a hash, as sok_lite.hash_strings does."
+            _refuse(number, dtype, what, advice)
+    return objects.astype(dtype)
 
 
 def is_integer(value: Any) -> bool:

@@ -24,6 +24,11 @@ _PARAMETERS = {
 }
 
 
+# Of 2**32 values of N(0, 1), which one word of random bits chooses from, the largest: the kernel
+# takes the inverse of its distribution function at (word + 0.5) / 2**32.
+_FARTHEST = 6.338
+
+
 @dataclass(frozen=True)
 class Initializer(GivesFirstRows):
     """The distribution of the initial values of rows.
@@ -76,6 +81,18 @@ class Initializer(GivesFirstRows):
             )
         if self._is_row(row_dtype):
             self._as_row(dim).check(row_dtype, dim)
+        elif not row_dtype.is_integer:
+            # Numbers are drawn as float32, where they may be infinities already.
+            with np.errstate(over="ignore"):
+                ends = np.array(self._ends(), np.float32)
+            row_dtype.check_finite(ends, f"Values of a {self.kind} initializer")
+
+    def _ends(self) -> tuple[float, float]:
+        """Returns the lowest and the highest value that is drawn."""
+        if self.kind in ("constant", "uniform"):
+            return self.a, self.b if self.kind == "uniform" else self.a
+        reach = (2.0 if self.kind == "truncated_normal" else _FARTHEST) * self.b
+        return self.a - reach, self.a + reach
 
     def constant_row(self, dim: int) -> tuple[float, ...] | None:
         """Returns the row that every key starts with; None: they start with rows of their own."""

@@ -3,15 +3,22 @@
 Objects are known by their class name and their config, so that nothing here imports either.
 """
 
+import functools
+import inspect
 import math
 import numbers
-from typing import Any
+import warnings
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import numpy as np
 
+from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.row_initializer import RowInitializer
 
+_P = ParamSpec("_P")
+_CUT = 0.87962566103423978  # the standard deviation of N(0, 1) cut at 2
 # "random" and "" mean different things in SOK's two kinds of table; the other words mean one thing.
 _RANDOM = {"hbm": Initializer("uniform", -0.05, 0.05), "hybrid": Initializer("normal", 0.0, 1.0)}
 _WORDS = {
@@ -37,6 +44,34 @@ _BY_NAME: dict[str, dict[str, float]] = {
     "TruncatedNormal": {"stddev": 0.05},
     **{name: {} for name in ("Zeros", "Ones", "VarianceScaling", *_FAN_BASED)},
 }
+
+
+def refusing_sizes(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Returns an `__init__` that takes no integer but 0 for `initializer` by its place.
+
+    Of an Embedding(rows, dim) one writes two numbers. Here the second would be a dimension that
+    becomes what every element begins with. By its name an initializer may be any number.
+    """
+    signature = inspect.signature(init)
+    place = list(signature.parameters).index("initializer")
+
+    @functools.wraps(init)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        if len(args) > place and is_integer(args[place]) and args[place] != 0:
+            made, *named, dim, number = args[: place + 1]
+            called, right = (
+                f"{type(made).__name__}({', '.join(map(repr, [*named, *given]))}"
+                for given in ([dim, number], [number])
+            )
+            raise TypeError(
+                f"A table has a dimension and no number of rows. Received: {called}), of which "
+                f"the last number is an initial value. Write {right}) for rows of {number} "
+                f"numbers, or initializer={number}.0 for rows of {dim} that begin with it."
+            )
+        init(*args, **kwargs)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]  # what Keras asks for
+    return checked
 
 
 def make_initializer(
@@ -67,6 +102,11 @@ def make_initializer(
       ValueError: an unknown string, initializer or parameter.
       TypeError: an object of another kind.
     """
+    if row_shape is not None and not _are_fans(row_shape):
+        raise ValueError(
+            "`row_shape` must be (fan_in, fan_out), two numbers above 0. "
+            f"Received: row_shape={row_shape!r}."
+        )
     if isinstance(spec, (Initializer, RowInitializer)):
         return spec
     if spec is None:
@@ -83,6 +123,54 @@ def make_initializer(
         "`initializer` must be a string, a number or a Keras or TensorFlow initializer. "
         f"Received: {spec!r} of type {type(spec).__name__}."
     )
+
+
+def _are_fans(row_shape: Any) -> bool:
+    return (
+        isinstance(row_shape, (tuple, list))
+        and len(row_shape) == 2
+        and all(isinstance(fan, numbers.Real) and fan > 0 for fan in row_shape)
+    )
+
+
+def warn_of_fans(
+    spec: Any,
+    dim: int,
+    name: str,
+    rows: int = 100_000,
+    elsewhere: str = "In a keras.layers.Embedding of 100,000 rows",
+    stacklevel: int = 2,
+) -> None:
+    """Warns of an initializer that takes a row for a vector, where a peer counts with a matrix.
+
+    Args:
+      spec: as `make_initializer` takes it, without a `row_shape`.
+      dim: elements of a row.
+      name: of the table.
+      rows: how many the matrix of the peer has.
+      elsewhere: says what the peer is.
+      stacklevel: of `warnings.warn`, for the caller.
+    """
+    here, there = (make_initializer(spec, dim, shape) for shape in (None, (rows, dim)))
+    if here == there or not isinstance(here, Initializer) or not isinstance(there, Initializer):
+        return
+    is_name = isinstance(spec, (str, type))
+    what = getattr(spec, "__name__", spec) if is_name else type(spec).__name__
+    warnings.warn(
+        f"{what} of {name!r} depends on the shape of a whole weight. Here it is that of a row, "
+        f"({dim}, {dim}): initial values have a standard deviation of {_deviation(here):.3g}. "
+        f"{elsewhere} it is {_deviation(there):.3g}. Give row_shape=(fan_in, fan_out), such as "
+        f"row_shape=({rows}, {dim}), or an initializer that no shape matters to, such as "
+        "RandomNormal.",
+        RuntimeWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
+def _deviation(made: Initializer) -> float:
+    if made.kind == "uniform":
+        return (made.b - made.a) / math.sqrt(12)
+    return made.b * (_CUT if made.kind == "truncated_normal" else 1)
 
 
 def _from_string(
@@ -164,13 +252,7 @@ def _variance_scaling(
     dim: int,
     row_shape: tuple[int, int] | None,
 ) -> Initializer:
-    row_shape = (dim, dim) if row_shape is None else row_shape
-    if not isinstance(row_shape, (tuple, list)) or len(row_shape) != 2 or min(row_shape) <= 0:
-        raise ValueError(
-            "`row_shape` must be (fan_in, fan_out), two numbers above 0. "
-            f"Received: row_shape={row_shape!r}."
-        )
-    fan_in, fan_out = (float(fan) for fan in row_shape)
+    fan_in, fan_out = (float(fan) for fan in row_shape or (dim, dim))
     fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
     if mode not in fans:
         raise ValueError(f"`mode` must be one of {', '.join(fans)}. Received: mode={mode!r}.")
@@ -181,8 +263,7 @@ def _variance_scaling(
     if distribution == "untruncated_normal":
         return Initializer("normal", 0.0, math.sqrt(variance), seed)
     if distribution in ("truncated_normal", "normal"):  # "normal" is the old name of the same
-        # The standard deviation of N(0, 1) cut at 2, which the cut would take away.
-        return Initializer("truncated_normal", 0.0, math.sqrt(variance) / 0.87962566103423978, seed)
+        return Initializer("truncated_normal", 0.0, math.sqrt(variance) / _CUT, seed)
     raise ValueError(
         "`distribution` must be 'uniform', 'truncated_normal' or 'untruncated_normal'. "
         f"Received: distribution={distribution!r}."

@@ -74,19 +74,15 @@ class RowInitializer(GivesFirstRows):
                 f"A row of initial values must have {dim} numbers, as the table's rows. "
                 f"Received: {len(self.values)}."
             )
-        if row_dtype.is_integer:
-            limits = np.iinfo(row_dtype.storage)
-            expected = f"a whole number from {limits.min} to {limits.max}"
-            fits = [int(x) == x and limits.min <= x <= limits.max for x in self.values]
-        else:
-            wide = row_dtype.name == "float64"
-            limit = float(np.finfo(np.float64 if wide else np.float32).max)
-            expected = f"at most {limit:g} in size"
-            fits = [abs(x) <= limit for x in self.values]
+        if not row_dtype.is_integer:
+            row_dtype.check_finite(self.values, "Initial values of rows")
+            return
+        limits = np.iinfo(row_dtype.storage)
+        fits = [int(x) == x and limits.min <= x <= limits.max for x in self.values]
         if not all(fits):
             raise ValueError(
-                f"An initial value of {row_dtype.name} must be {expected}. "
-                f"Received: {self.values[fits.index(False)]}."
+                f"An initial value of {row_dtype.name} must be a whole number from {limits.min} to "
+                f"{limits.max}. Received: {self.values[fits.index(False)]}."
             )
 
     def constant_row(self, dim: int) -> tuple[float, ...]:
@@ -157,6 +153,7 @@ class MatrixInitializer(GivesFirstRows):
                 f"Rows of {row_dtype.name} begin with a constant, or a row of numbers. "
                 "Received: a matrix."
             )
+        row_dtype.check_finite(self._matrix, "Initial values of rows")
 
     def plan_fill(
         self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int

@@ -213,4 +213,9 @@ def _of_dense(feature: Feature, ids: tf.Tensor, weights: Any, inserts: bool) -> 
 
 
 def _is_id(feature: Feature, flat: tf.Tensor) -> tf.Tensor:
-    return tf.not_equal(flat, tf.constant(feature.mask_value, flat.dtype))
+    mask_value = feature.mask_value
+    if (flat.dtype == tf.string) != feature.table.has_texts:
+        keys_of_ids(feature.table, flat, False)  # raises
+    if flat.dtype.is_integer and not flat.dtype.min <= mask_value <= flat.dtype.max:
+        return tf.ones_like(flat, tf.bool)  # ids of a dtype that cannot hold it
+    return tf.not_equal(flat, tf.constant(mask_value, flat.dtype))

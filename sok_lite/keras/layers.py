@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
-from sok_lite.keras.table_keys import as_tensor_of_texts
+from sok_lite.keras.table_keys import as_tensor_of_texts, check_mask_value
 from sok_lite.keras.together import is_made_of, note_place, prepared_rows
 
 
@@ -287,6 +287,7 @@ def _feature(value: Any, table_class: Any) -> Feature:
             f"`combiner` must be one of {', '.join(COMBINERS)} or None. "
             f"Received: combiner={feature.combiner!r}."
         )
+    check_mask_value(feature.table, feature.mask_value)
     return feature
 
 

@@ -13,7 +13,7 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.texts import remember_texts, texts_of_keys
 from sok_lite.bridge.variable import facts_html, table_for_variable
-from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.keras.features import Feature, rows_of
@@ -39,13 +39,15 @@ class TablePart:
       name: of the layer. It also seeds the rows.
       dim: elements of a row.
       initializer: initial value of a row: a number, or an initializer of Keras or its name; None:
-        Keras' "uniform", as of its Embedding. GlorotUniform and others that count with the shape of
-        a weight take a row for a vector: fan_in = fan_out = dim.
+        Keras' "uniform", as of its Embedding.
       key_type: "int64", "int32" or "uint64"; or str: texts, whose key is `tf.fingerprint`
         (Fingerprint64 of FarmHash), 64 bits that are the same everywhere.
       var_type: "hbm": it grows without bound. "hybrid": up to `max_capacity` keys, then others go.
       row_dtype: "float32", "float16" or "bfloat16". What the layer gives has its compute dtype.
       seed: of rows that are random.
+      row_shape: (fan_in, fan_out) that Glorot, He, Lecun and VarianceScaling count with, such as
+        (1000, dim) to begin as an Embedding of 1000 rows does. None: (dim, dim), as of a vector,
+        and a warning says what that changes.
       keep_texts: whether a table of key_type=str remembers its texts, so that `texts` finds those
         of keys. This rank keeps those that its lookups in training ask for.
       trainable: whether it is trained.
@@ -71,6 +73,7 @@ class TablePart:
     name: str
     variable: TableWeight
 
+    @refusing_sizes
     def __init__(
         self,
         name: str,
@@ -81,6 +84,7 @@ class TablePart:
         var_type: str = "hbm",
         row_dtype: Any = "float32",
         seed: int = 0,
+        row_shape: tuple[int, int] | None = None,
         keep_texts: bool = False,
         trainable: bool = True,
         dtype: Any = None,
@@ -93,7 +97,9 @@ class TablePart:
         super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
         if initializer is None or isinstance(initializer, str):
             initializer = self.package.initializers.get(initializer or "uniform")
-        initial = make_initializer(initializer, int(dim))
+        initial = make_initializer(initializer, int(dim), row_shape)
+        if row_shape is None:
+            warn_of_fans(initializer, int(dim), name, stacklevel=3)
 
         def make(backend: Backend) -> EmbeddingTable:
             return make_table(
@@ -117,6 +123,7 @@ class TablePart:
             var_type=var_type,
             row_dtype=row_dtype,
             seed=int(seed),
+            **({"row_shape": tuple(row_shape)} if row_shape is not None else {}),
             **({"keep_texts": True} if keep_texts else {}),
             **options,
         )
@@ -229,11 +236,16 @@ class TablePart:
     def assign(self, keys: Any, rows: Any) -> None:
         """Sets the rows of keys on this rank, inserting keys that are new.
 
-        Here and below the keys of a table of texts are texts, or the hashes that `export` gives.
+        Here and below the keys of a table of texts are texts, or their hashes as an int64 tensor
+        or array, as `export` and `sok_lite.hash_strings` give them; integers of Python are none.
 
         Args:
           keys: (n,) integers, or texts.
           rows: (n, dim).
+
+        Raises:
+          TypeError: keys are not what the table has for keys, or rows no floats.
+          ValueError: shapes do not fit, or a key not the key type. Nothing has changed then.
         """
         keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)

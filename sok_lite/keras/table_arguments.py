@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.engine.dtypes import check_integer
+from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.table.hkv_options import HkvOptions
 
 TEXTS = "str"
@@ -69,7 +69,11 @@ def checked_arguments(
 def _name_of(dtype: Any) -> str:
     """Returns the name of a dtype; of what is none, its text."""
     try:
-        return tf.as_dtype(np.int64 if dtype is int else dtype).name
+        return (
+            str(dtype)
+            if is_integer(dtype)
+            else tf.as_dtype(np.int64 if dtype is int else dtype).name
+        )
     except TypeError:
         return str(dtype)
 

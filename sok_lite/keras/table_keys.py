@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.checks import without_keras
+from sok_lite.bridge.string_keys import tensor_of_texts
 from sok_lite.bridge.texts import keys_of_kept
+from sok_lite.engine.dtypes import number_in
 from sok_lite.engine.fingerprint import fingerprints
 
 
@@ -19,6 +22,30 @@ def as_tensor_of_texts(ids: Any) -> Any:
         first = first[0]
     is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "US"
     return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
+
+
+def check_mask_value(table: Any, mask_value: Any) -> None:
+    """Raises TypeError or ValueError for a `mask_value` that is no id of a table.
+
+    TensorFlow would cut an integer that does not fit, and so leave out another id.
+    """
+    if mask_value is None:
+        return
+    kinds = (str, bytes) if table.has_texts else (int, np.integer)
+    expected = "a text" if table.has_texts else f"an integer, as ids of {table.key_dtype_name} are"
+    if not isinstance(mask_value, kinds) or isinstance(mask_value, bool):
+        raise TypeError(
+            f"`mask_value` for table {table.name!r} must be {expected}. Received: "
+            f"mask_value={mask_value!r}."
+        )
+    if not table.has_texts:
+        limits = tf.as_dtype(table.key_dtype_name)
+        if not limits.min <= mask_value <= limits.max:
+            raise ValueError(
+                f"`mask_value` for table {table.name!r} must fit {limits.name} ({limits.min} to "
+                f"{limits.max}). Received: mask_value={mask_value}. No id is that number: leave "
+                "it out."
+            )
 
 
 def keys_of_ids(table: Any, flat: tf.Tensor, inserts: bool) -> tf.Tensor:
@@ -67,10 +94,21 @@ def keys_of_texts(variable: Any, texts: tf.Tensor, remember: bool) -> tf.Tensor:
 
 
 def key_of(table: Any, key: Any) -> Any:
-    """Returns the key of a text; what is none, or of a table of integers, as it is."""
-    if not (table.has_texts and isinstance(key, (str, bytes))):
+    """Returns the key of a text, or a hash; of a table of integers what is given.
+
+    Raises:
+      TypeError: of a table of texts it is neither.
+    """
+    if not table.has_texts:
         return key
-    return fingerprints([key.encode() if isinstance(key, str) else key])[0]
+    if tf.is_tensor(key) and key.shape.rank == 0 and hasattr(key, "numpy"):
+        key = key.numpy()
+    key = number_in(key)
+    if isinstance(key, (str, bytes)):
+        return fingerprints([key.encode() if isinstance(key, str) else key])[0]
+    if isinstance(key, np.int64):
+        return key
+    raise _no_texts(table, repr(key))
 
 
 def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
@@ -78,10 +116,36 @@ def keys_of(table: Any, keys: Any, remember: bool = False) -> Any:
 
     Args:
       table: a `Table`.
-      keys: integers or, of a table of texts, texts.
+      keys: integers; of a table of texts, texts, or their hashes as an int64 tensor or array.
       remember: whether they get rows: then a table that keeps texts remembers theirs.
+
+    Raises:
+      TypeError: of a table of texts they are neither.
     """
-    if table.has_texts and (keys := tf.convert_to_tensor(keys)).dtype == tf.string:
-        flat = keys_of_texts(table.variable, tf.reshape(keys, [-1]), remember)
-        keys = tf.reshape(flat, keys.shape)
-    return keys
+    if not table.has_texts:
+        return keys
+    if any(tf.is_tensor(each) for each in tf.nest.flatten(keys)):
+        given = tf.convert_to_tensor(without_keras(keys))
+    else:
+        given = tensor_of_texts(keys)
+        if given is None:
+            given = np.asarray(keys)
+            hashed = hasattr(keys, "dtype") or all(
+                isinstance(each, np.int64) for each in np.asarray(keys, object).reshape(-1).tolist()
+            )
+            if not hashed:
+                raise _no_texts(table, f"{given.dtype.name} in a {type(keys).__name__}")
+    if given.dtype == tf.string:
+        flat = keys_of_texts(table.variable, tf.reshape(given, [-1]), remember)
+        return tf.ensure_shape(tf.reshape(flat, tf.shape(given)), given.shape)
+    if given.dtype != tf.int64:
+        raise _no_texts(table, given.dtype.name)
+    return given
+
+
+def _no_texts(table: Any, received: str) -> TypeError:
+    return TypeError(
+        f"Keys of table {table.name!r} must be texts: it was made with key_type=str. Received: "
+        f"{received}. Their hashes are taken as an int64 tensor or array, as `export` and "
+        "sok_lite.hash_strings give them. For integer keys make the table with another key_type."
+    )

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.checks import checked_dtype
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.row_initializer import MatrixInitializer
@@ -43,7 +44,7 @@ def check_types(
 
 def checked_key_dtype(dtype: Any) -> tf.DType:
     """Returns the type of the keys. Python's int is int64."""
-    key_dtype = tf.int64 if dtype is int else tf.as_dtype(dtype)
+    key_dtype = tf.int64 if dtype is int else checked_dtype("key_dtype", dtype)
     if key_dtype not in KEY_DTYPES:
         raise ValueError(
             f"`key_dtype` must be tf.int64 or tf.int32. Received: {key_dtype.name}. Hash texts to "
@@ -54,7 +55,7 @@ def checked_key_dtype(dtype: Any) -> tf.DType:
 
 def checked_value_dtype(dtype: Any) -> tf.DType:
     """Returns the type of the rows."""
-    value_dtype = tf.as_dtype(dtype)
+    value_dtype = checked_dtype("value_dtype", dtype)
     if value_dtype not in VALUE_DTYPES:
         known = ", ".join(f"tf.{each.name}" for each in VALUE_DTYPES)
         raise ValueError(f"`value_dtype` must be one of {known}. Received: {value_dtype.name}.")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.bridge.checks import checked_dtype
 from sok_lite.engine.dtypes import RowDtype, check_integer, is_integer, row_dtype
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
 from sok_lite.engine.table.directory import LINE
@@ -87,7 +88,7 @@ def _warn_of_ignored(names: Iterable[str]) -> None:
             f"{', '.join(new)}: ignored for a table of var_type 'hbm', which keeps every key in "
             "one memory and grows without bound. Use var_type='hybrid', or leave it out. (Said "
             "once for each option.)",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
@@ -115,7 +116,7 @@ def _rounded_up(options: dict[str, Any]) -> dict[str, Any]:
         warnings.warn(
             f"{', '.join(texts)}: the capacity of a table of var_type 'hybrid' is a power of two. "
             "(Said once for each option.)",
-            stacklevel=6,
+            stacklevel=7,
         )
     return options | rounded
 
@@ -182,12 +183,7 @@ def checked_owner(mode: Any, partitioner: Any) -> OwnerRule:
 
 
 def dtype_name(dtype: Any, default: str, argument: str) -> str:
-    try:
-        return tf.as_dtype(default if dtype is None else dtype).name
-    except TypeError as error:
-        raise TypeError(
-            f"`{argument}` must be a dtype such as tf.{default}. Received: {argument}={dtype!r}."
-        ) from error
+    return checked_dtype(argument, default if dtype is None else dtype).name
 
 
 def checked_gradient_dtype(dtype: Any) -> bool:

@@ -12,7 +12,7 @@ from sok_lite.bridge import refusals, table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.engine.dtypes import KeyDtype, key_dtype
-from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.sok.arguments import (
     checked_dimension,
@@ -71,7 +71,7 @@ class DynamicVariable(TableVariable):
           tf.bfloat16, half the bytes; the same on all ranks. docs/concepts/ranks.md has more.
         * `row_shape`: the (fan_in, fan_out) that a Glorot, He, Lecun or VarianceScaling initializer
           is to count with, since a table has none. Left out: a row counts as a vector does in
-          Keras, (dimension, dimension).
+          Keras, (dimension, dimension), and a warning says what that changes.
 
     Raises:
       TypeError: unknown keyword, or an argument of a wrong type.
@@ -105,6 +105,7 @@ class DynamicVariable(TableVariable):
     )
     instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
 
+    @refusing_sizes
     def __init__(
         self,
         dimension: int,
@@ -161,6 +162,8 @@ class DynamicVariable(TableVariable):
         self._mode = mode
         self._config_dict = dict(kwargs)
         table = table_for_variable(self.kind, make)
+        if kwargs.get("row_shape") is None:
+            warn_of_fans(first_values, dimension, name, stacklevel=5)
         super().__init__(table, name=name, trainable=trainable)
 
     # ---------------------------------------------------------------- facts

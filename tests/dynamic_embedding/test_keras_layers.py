@@ -88,6 +88,9 @@ def test_what_is_no_size_is_refused(layers):
         layers.Embedding(0)
     with pytest.raises(TypeError, match="nslots='many'"):
         layers.FieldWiseEmbedding(2, "many", slot_map_fn=lambda ids: ids)
+    for dim in (16, 9, 7):  # the last two are int64 and string to TensorFlow
+        with pytest.raises(TypeError, match=f"key_dtype={dim}. A table has a dimension and no"):
+            layers.Embedding(1000, dim)
 
 
 def test_an_initializer_may_be_a_name_of_keras(layers):

@@ -417,6 +417,11 @@ def test_initializers_that_there_are_not(initializer, error, text):
         ({"dim": 1.5}, TypeError, "dim=1.5"),
         ({"init_size": -1}, ValueError, "init_size=-1"),
         ({"devices": []}, ValueError, "devices"),
+        ({"devices": 16}, TypeError, "`devices` must be a name.*devices=16"),
+        # Of Embedding(rows, dim): TensorFlow has 9 for int64 and 7 for string.
+        ({"key_dtype": 1000, "value_dtype": 16}, TypeError, "key_dtype=1000. A table has a dim"),
+        ({"key_dtype": 9}, TypeError, "`key_dtype` must be a dtype such as .*key_dtype=9"),
+        ({"value_dtype": 1}, TypeError, "`value_dtype` must be a dtype such as .*value_dtype=1"),
         ({"key_dtype": tf.float32}, TypeError, "key_dtype=float32"),
         ({"value_dtype": tf.complex64}, TypeError, "value_dtype=complex64"),
         ({"value_dtype": tf.string}, TypeError, "value_dtype=string"),
@@ -428,6 +433,36 @@ def test_initializers_that_there_are_not(initializer, error, text):
 def test_arguments_that_do_not_fit(arguments, error, text):
     with pytest.raises(error, match=text):
         de.Variable(**arguments)
+
+
+REFUSED_KEYS = {
+    "above int64": (tf.int64, [2**63 + 7, 5], "must fit int64.*9223372036854775815. Make"),
+    "above uint64": (tf.int64, [2**64], "must fit int64.*18446744073709551616. No key has more"),
+    "above int32": (tf.int32, [5, 2**40], "must fit int32.*1099511627776. Make the table"),
+    "texts": (tf.int64, ["a"], "must be int64. Received: texts. Make .* key_dtype=tf.string"),
+    "bytes": (tf.int32, np.array([b"a"]), "must be int32. Received: texts"),
+    "a tensor of texts": (tf.int64, tf.constant(["a"]), "must be int64. Received: string. Make"),
+    "numbers for texts": (tf.string, [1, 2], "must be string. Received: int64. .*as_string"),
+    "a number among texts": (tf.string, ["a", 2], "must be string. Received"),
+    "no text": (tf.string, np.array(["a", None], object), "must be string. Received: object"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_KEYS)
+def test_keys_that_do_not_fit(case):
+    key_dtype, keys, text = REFUSED_KEYS[case]
+    variable = de.Variable(key_dtype, dim=1)
+    rows = np.ones((len(keys), 1), np.float32)
+    for call in (variable.lookup, variable.remove, lambda keys: variable.upsert(keys, rows)):
+        with pytest.raises(TypeError, match=text):
+            call(keys)
+    assert int(variable.size()) == 0
+
+
+def test_integers_of_python_as_objects_are_keys():
+    variable = de.Variable(dim=1)
+    variable.upsert(np.array([2**62 + 1, -3], object), np.array([[1.0], [2.0]]))
+    np.testing.assert_array_equal(variable.lookup([-3, 2**62 + 1]), [[2.0], [1.0]])
 
 
 @pytest.mark.parametrize("call", ["lookup", "remove", "upsert", "accum"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, row_dtype
+from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, key_dtype, row_dtype
 
 
 def test_bfloat16_rounds_to_nearest_even_and_keeps_nan():
@@ -33,3 +33,19 @@ def test_float64_and_integers_are_kept_as_they_are(backend):
 def test_values_of_another_kind_are_refused(backend):
     with pytest.raises(TypeError, match=r"must be float32.*int64"):
         row_dtype("float32").to_storage(backend.xp, backend.from_host(np.ones((1, 3), np.int64)))
+
+
+@pytest.mark.parametrize(
+    "keys", [[2**63 + 7, 5], [[2**64 - 1], [0]], 2**63 + 7, [], [7, 5]], ids=str
+)
+def test_integers_of_python_become_keys_with_each_bit(backend, keys):
+    found = backend.to_host(key_dtype("uint64").to_int64(backend.xp, keys))
+    expected = np.array(keys, np.uint64).view(np.int64)
+    assert found.dtype == np.int64 and found.shape == np.shape(keys)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_integers_of_python_that_do_not_fit_are_refused(backend):
+    for keys, text in (([2**63 + 7, 5], "key type that holds"), ([2**64], "more than 64 bits")):
+        with pytest.raises(ValueError, match=f"keys must fit int64.*{max(keys)}.*{text}"):
+            key_dtype("int64").to_int64(backend.xp, keys)

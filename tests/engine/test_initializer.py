@@ -1,6 +1,7 @@
 """Initial values: the same bits everywhere, the right distribution."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -282,6 +283,45 @@ def test_a_row_of_another_length_or_without_end_is_refused():
         RowInitializer((1, 2, 3)).check(row_dtype("float32"), 4)
     with pytest.raises(ValueError, match="must be finite. Received: nan"):
         RowInitializer((1, float("nan")))
+
+
+# What is drawn at most: of N(0, 1) the quantile of half of one of 2**32 equal parts.
+REACH = {
+    "constant": 1,
+    "uniform": 1,
+    "truncated_normal": 2,
+    "normal": -NormalDist().inv_cdf(2**-33),
+}
+CASTS = {"float16": np.float16, "bfloat16": None, "float32": np.float32}
+
+
+@pytest.mark.parametrize("dtype", CASTS)
+@pytest.mark.parametrize("kind", REACH)
+def test_values_that_would_be_infinities_are_refused(kind, dtype):
+    """The oracle is where the cast of NumPy, of bfloat16 that of ml_dtypes, begins to be inf."""
+    cast = CASTS[dtype] or pytest.importorskip("ml_dtypes").bfloat16
+    ends = {"float16": 65520.0, "bfloat16": (2 - 2**-8) * 2.0**127, "float32": 2.0**128}
+    below, above = ends[dtype] * (1 - 1e-3), ends[dtype] * (1 + 1e-3)
+    with np.errstate(over="ignore"):
+        assert np.isfinite(np.float64(below).astype(cast)) and np.isinf(
+            np.float64(above).astype(cast)
+        )
+    for last, fits in ((below, True), (above, False)):
+        # A uniform one that is as wide as the format has no float32 for its width.
+        numbers = (last,) if kind == "constant" else (0.0, last / REACH[kind])
+        for sign in (1, -1) if kind == "constant" else (1,):
+            try:
+                Initializer(kind, *(sign * each for each in numbers)).check(row_dtype(dtype), 4)
+                assert fits
+            except ValueError as error:
+                assert not fits and ("at most" in str(error) or "finite float32" in str(error))
+
+
+def test_a_matrix_of_infinities_is_refused():
+    matrix = MatrixInitializer(np.array([[1.0, 2.0], [3.0, 70000.0]]))
+    matrix.check(row_dtype("bfloat16"), 2)
+    with pytest.raises(ValueError, match="at most 65504 in size.*Received: 70000"):
+        matrix.check(row_dtype("float16"), 2)
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,18 @@ def test_float64_takes_any_float_and_no_integer(backend):
         ("int8", 128, "Received: 128"),
         ("int64", 2.0**63, "of int64 must be a whole number"),
         ("int32", np.array([1, 2, 0.5]), "Received: 0.5"),
-        ("float32", np.array([1, 2, 1e39]), "of float32 must be at most 3.40282e.38 in size"),
+        (
+            "float32",
+            np.array([1, 2, 1e39]),
+            "at most 3.40282e.38 in size, the largest number of float32. Received: 1e.39",
+        ),
+        (
+            "float16",
+            70000.0,
+            "at most 65504 in size, the largest number of float16. .*: 70000, which",
+        ),
+        ("float16", np.array([1, 2, -1e6]), "at most 65504 in size.*Received: -1e.06"),
+        ("bfloat16", 3.4e38, "at most 3.38953e.38 in size"),
     ],
 )
 def test_initial_values_that_do_not_fit_are_refused_when_a_table_is_made(dtype, first, message):

@@ -1,5 +1,7 @@
 """What layers give for dense, ragged and sparse ids, against rows that NumPy combines."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -113,6 +115,37 @@ def test_an_id_that_is_masked_is_none(sk, table, kind, combiner):
     weights = {"dense": np.ones((3, 3), np.float32), "ragged": None, "sparse": None}[kind]
     if combiner and weights is not None:
         check(layer(ids, weights=weights), [pooled(keys[keys != 0], combiner) for keys in padded])
+
+
+WRONG_MASKS = {
+    "too large": ("int32", 2**40, ValueError, "must fit int32.*mask_value=1099511627776"),
+    "negative": ("uint64", -1, ValueError, "must fit uint64.*mask_value=-1"),
+    "a text": ("int64", "", TypeError, "must be an integer, as ids of int64 are.*''"),
+    "a float": ("int64", 0.0, TypeError, "must be an integer"),
+    "a bool": ("int64", False, TypeError, "must be an integer"),
+    "several": ("int64", [0, 1], TypeError, "must be an integer"),
+    "a number for a text": (str, 0, TypeError, "must be a text. Received: mask_value=0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MASKS)
+def test_a_mask_that_is_no_id_is_refused(sk, case):
+    key_type, mask_value, error, text = WRONG_MASKS[case]
+    table = sk.Table("t", 2, key_type=key_type)
+    for make in (
+        lambda: sk.Embedding(table, "sum", mask_value),
+        lambda: sk.Embeddings({"x": Feature(table, None, mask_value)}),
+    ):
+        with pytest.raises(error, match=f"`mask_value` for table 't' {text}"):
+            make()
+
+
+@pytest.mark.parametrize("mask_value", [2**40, np.int64(-(2**40))])
+def test_ids_that_cannot_hold_the_mask_are_all_ids(sk, mask_value):
+    table = sk.Table("t", 2, "ones")
+    ids = tf.constant([[0, 7]])  # int32: cut to it the mask would be 0
+    assert sk.Embedding(table, "sum", mask_value)(ids, training=True).numpy().tolist() == [[2, 2]]
+    assert 0 in table and 7 in table
 
 
 def test_a_mask_reaches_the_layers_behind(keras, sk, table):
@@ -255,6 +288,12 @@ REFUSED = {
     "floats": (lambda sk, t: t(tf.constant([1.5])), TypeError, "integer"),
     "dim": (lambda sk, t: sk.Table("t", 0), ValueError, "`dim` must be at least 1"),
     "a dim that is no number": (lambda sk, t: sk.Table("t", "4"), TypeError, "`dim`"),
+    "a number of rows": (
+        lambda sk, t: sk.Table("t", 1000, 16),
+        TypeError,
+        r"Received: Table\('t', 1000, 16\).*Write Table\('t', 16\).*initializer=16.0",
+    ),
+    "a number for a dtype": (lambda sk, t: sk.Table("t", 4, None, 9), ValueError, "key_type='9'"),
     "key_type": (lambda sk, t: sk.Table("t", 4, key_type="float"), ValueError, "`key_type`"),
     "row_dtype": (lambda sk, t: sk.Table("t", 4, row_dtype="int8"), ValueError, "`row_dtype`"),
     "an option": (
@@ -320,6 +359,48 @@ def test_first_mistakes_with_a_table_teach(keras, sk):
         tf.matmul(table.variable, tf.ones([4, 1]))
 
 
+NO_TEXTS = {
+    "integers of Python": [1, 2],
+    "one integer": 1,
+    "int32": np.array([1, 2], np.int32),
+    "a tensor of int32": tf.constant([1, 2]),
+    "uint64": np.array([1, 2], np.uint64),
+    "floats": [1.0, 2.0],
+    "a missing text": ["Oslo", None],
+}
+
+
+@pytest.mark.parametrize("case", NO_TEXTS)
+def test_keys_of_texts_are_texts_or_their_hashes(sk, case):
+    words, keys = sk.Table("words", 2, key_type=str), NO_TEXTS[case]
+    for call in (
+        words.contains,
+        words.scores,
+        words.erase,
+        lambda k: words.assign(k, np.ones((2, 2))),
+    ):
+        with pytest.raises(TypeError, match="must be texts.*Received.*hashes.* int64 tensor"):
+            call(keys)
+    assert len(words) == 0
+
+
+def test_a_hash_is_a_key_in_every_method(sk):
+    words, hashes = sk.Table("words", 2, key_type=str), sok_lite.hash_strings(["Oslo", "Lima"])
+    words.assign(tf.constant(hashes), np.ones((2, 2)))
+    for keys in (hashes, tf.constant(hashes), list(hashes)):
+        assert words.contains(keys).numpy().all()
+    assert hashes[0] in words and tf.constant("Lima") in words and np.int64(5) not in words
+    with pytest.raises(TypeError, match="must be texts"):
+        _ = int(hashes[0]) in words
+    assert words.contains([]).shape == [0] and int(words.erase(hashes[:1])) == 1
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.string)])
+    def contains(texts):
+        return words.contains(texts)
+
+    assert contains([["Lima"], ["Oslo"]]).numpy().tolist() == [[True], [False]]
+
+
 def test_a_table_has_the_methods_of_a_variable(sk):
     numbers, words = sk.Table("numbers", 2), sk.Table("words", 2, key_type=str)
     numbers.assign([3, -5, 2**62], np.ones((3, 2)))
@@ -371,3 +452,40 @@ def test_a_layer_that_gets_floats_says_where_they_come_from(keras, sk):
         assert len(table) == 12
     with pytest.raises(TypeError, match="'t' must be int64. Received: float32"):
         table(ids.astype(np.float32))
+
+
+FANS = ("glorot_uniform", "he_normal", "lecun_uniform", "variance_scaling")
+
+
+@pytest.mark.parametrize("name", FANS)
+def test_rows_begin_as_those_of_an_embedding_of_a_shape(keras, sk, name, recwarn):
+    """The oracle is what Keras draws for the weight of an Embedding."""
+    layer = keras.layers.Embedding(2000, 8, name)
+    drawn = layer(tf.range(2000)).numpy()
+    table = sk.Table("fans", 8, name, row_shape=(2000, 8))
+    rows = table(tf.range(2000), training=True).numpy()
+    assert abs(rows.std() / drawn.std() - 1) < 0.03
+    assert not [each for each in recwarn if "row_shape" in str(each.message)]
+    again = sk.Table.from_config(table.get_config())
+    assert (again(tf.range(9), training=True).numpy() == rows[:9]).all()
+
+
+@pytest.mark.parametrize("name", FANS)
+def test_without_a_shape_a_table_says_how_an_embedding_begins(keras, sk, name):
+    with pytest.warns(RuntimeWarning, match="of 'fans' depends on.*row_shape=") as told:
+        table = sk.Table("fans", 8, name)
+    assert told[0].filename == __file__
+    said = re.search(r"deviation of ([0-9.]+)\. .*it is ([0-9.]+)\. ", str(told[0].message))
+    here, there = map(float, said.groups())
+    assert abs(table(tf.range(5000), training=True).numpy().std() / here - 1) < 0.03
+    assert abs(np.std(keras.initializers.get(name)((100_000, 8))) / there - 1) < 0.03
+
+
+def test_initializers_that_no_shape_matters_to_are_not_warned_of(keras, sk, recwarn):
+    scaling = keras.initializers.VarianceScaling(mode="fan_out")
+    for initializer in (None, "uniform", "zeros", 0.5, np.ones(4), scaling):
+        sk.Table("plain", 4, initializer)
+    assert not [each for each in recwarn if "row_shape" in str(each.message)]
+    for row_shape in ((4,), (0, 4), 4):
+        with pytest.raises(ValueError, match="`row_shape` must be"):
+            sk.Table("t", 4, row_shape=row_shape)

@@ -258,6 +258,8 @@ def test_a_variable_that_is_not_trainable_has_no_gradient(parts, made):
         ({"embedding_dim": 0}, ValueError, "at least 1"),
         ({"embedding_dim": 2, "key_dtype": tf.string}, ValueError, "to_hash_bucket_fast"),
         ({"embedding_dim": 2, "key_dtype": tf.uint64}, ValueError, "`key_dtype`.*uint64"),
+        ({"embedding_dim": 1000, "key_dtype": 16}, TypeError, "key_dtype=16. A table has a dim"),
+        ({"embedding_dim": 2, "value_dtype": 1}, TypeError, "`value_dtype`.*value_dtype=1"),
         ({"embedding_dim": 2, "value_dtype": tf.int32}, ValueError, "`value_dtype`.*int32"),
         ({"embedding_dim": 2, "value_dtype": tf.float64}, ValueError, "`value_dtype`.*float64"),
         ({"embedding_dim": 2, "constraint": tf.nn.relu}, NotImplementedError, "constraint"),

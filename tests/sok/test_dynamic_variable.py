@@ -56,7 +56,9 @@ def test_a_fan_based_initializer_counts_with_the_row_shape():
     rows = tf.nn.embedding_lookup(v, tf.range(500, dtype=tf.int64)).numpy()
     limit = np.sqrt(6 / (1000 + 64))
     assert 0.99 * limit < np.abs(rows).max() <= np.float32(limit)
-    alone = sok.DynamicVariable(64, initializer="glorot_uniform", name="alone").sparse_read([5])
+    with pytest.warns(RuntimeWarning, match="glorot_uniform of 'alone' depends on") as told:
+        alone = sok.DynamicVariable(64, initializer="glorot_uniform", name="alone").sparse_read([5])
+    assert told[0].filename == __file__
     assert limit < np.abs(alone).max() <= np.float32(np.sqrt(6 / (64 + 64)))
     for wrong in (5, (1, 2, 3), (0, 64)):
         with pytest.raises(ValueError, match="two numbers above 0"):

@@ -160,6 +160,7 @@ def test_a_strategy_with_replicas_is_refused():
         ({"initializer": "randn"}, ValueError, "Received: initializer='randn'"),
         ({"key_type": tf.float32}, ValueError, "int64, int32, uint64. Received: 'float32'"),
         ({"key_type": "keys"}, TypeError, "must be a dtype"),
+        ({"key_type": 9}, TypeError, "`key_type` must be a dtype.*key_type=9. A table has a dim"),
         ({"dtype": tf.float64}, ValueError, "float32, float16, bfloat16. Received: 'float64'"),
         ({"mode": "localised"}, ValueError, "'localized:<rank>'"),
         ({"mode": "localized:x"}, ValueError, "'localized:<rank>'"),
@@ -179,6 +180,19 @@ def test_a_strategy_with_replicas_is_refused():
 def test_bad_arguments_are_refused(arguments, error, text):
     with pytest.raises(error, match=text):
         sok.DynamicVariable(**({"dimension": 2} | arguments))
+
+
+def test_a_number_of_rows_is_no_dimension():
+    with pytest.raises(
+        TypeError, match=r"DynamicVariable\(1000, 16\).*Write DynamicVariable\(16\)"
+    ):
+        sok.DynamicVariable(1000, 16)
+    with pytest.raises(TypeError, match="or initializer=1.0 for rows of 1000"):
+        sok.DynamicVariable(1000, np.int64(1), "hybrid")
+    for arguments, options in (((2, 16.0), {}), ((2, 0), {}), ((2,), {"initializer": 16})):
+        table = sok.DynamicVariable(*arguments, **options)
+        expected = options.get("initializer", arguments[-1])
+        np.testing.assert_array_equal(table.sparse_read([5]), [[expected, expected]])
 
 
 def test_options_of_sok_are_accepted():

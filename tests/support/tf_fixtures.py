@@ -76,6 +76,7 @@ _NOT_ON_GPU = {
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
     *(
         "test_as_a_whole",
+        "test_checks",
         "test_gradient_refusals",
         "test_saved_parts",
         "test_small_tables",

@@ -123,6 +123,15 @@ class ReadonlyTable:
             raise ValueError(
                 f"`default` must be a number or a row of {self.dim}. Received: {default!r}."
             )
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = row.astype(self.dtype)
+        is_same = (
+            stored == row if self.dtype.kind == "i" else np.isfinite(stored) | ~np.isfinite(row)
+        )
+        if not is_same.all():
+            raise ValueError(
+                f"`default` must fit {self.dtype.name}, as the rows. Received: {default!r}."
+            )
         found, places = self._places(wanted)
         rows = np.empty((wanted.size, self.dim), self.dtype)
         if found.size < wanted.size:

@@ -66,6 +66,13 @@ class UpdateRule:
             if limit is not None:
                 expected, holds = limit
                 self.require(holds(getattr(self, field.name)), field.name, expected)
+        for state, first in self.states.items():
+            if abs(first) > _MOST:
+                raise ValueError(
+                    f"The state `{state}` of {type(self).__name__} must begin with a number that "
+                    f"fits float32, at most {_MOST:.6g}. Received: {first}, which would be an "
+                    "infinity. Give the optimizer a smaller one."
+                )
 
     @property
     def states(self) -> dict[str, float]:

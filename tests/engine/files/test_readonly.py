@@ -144,6 +144,31 @@ def test_what_does_not_fit_is_refused(tmp_path, ask, error, message):
     assert 2**40 not in table and 1 in table
 
 
+@pytest.mark.parametrize(
+    ("dtype", "default", "fits"),
+    [
+        *(
+            ("int8", -128, True),
+            ("int8", 300, False),
+            ("int8", 0.5, False),
+            ("int8", [1, 128], False),
+        ),
+        *(("float16", 65504, True), ("float16", 70000.0, False), ("float16", -np.inf, True)),
+        *(("bfloat16", 3.4e38, True), ("float32", 1e39, False), ("float64", 1e39, True)),
+    ],
+)
+def test_a_default_has_to_fit_the_rows(tmp_path, dtype, default, fits):
+    stored = np.ones((1, 2), "uint16" if dtype == "bfloat16" else dtype)
+    dump(tmp_path, [table_of([1], stored, dtype=dtype)], ONE)
+    table = open_readonly(tmp_path)["t"]
+    if fits:
+        expected = np.full((1, 2), default).astype(table.dtype)
+        np.testing.assert_array_equal(table.lookup([7], default=default), expected)
+    else:
+        with pytest.raises(ValueError, match=f"`default` must fit {dtype}, as the rows"):
+            table.lookup([7], default=default)
+
+
 def test_no_checkpoint_is_told(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no manifest.json: no dump into it"):
         open_readonly(tmp_path)

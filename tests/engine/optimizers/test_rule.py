@@ -259,6 +259,8 @@ def test_every_rule_names_its_states():
         (AdamW, {"weight_decay": -1.0}, "weight_decay"),
         (Adagrad, {"initial_accumulator": -0.1}, "initial_accumulator"),
         (Adagrad, {"epsilon": 0.0, "initial_accumulator": 0.0}, "> 0 where epsilon is 0"),
+        (Adagrad, {"initial_accumulator": 1e39}, "`accumulator` of Adagrad must begin.*: 1e.39"),
+        (Ftrl, {"initial_accumulator": 1e300}, "`accumulator` of Ftrl must begin.* fits float32"),
         (RMSprop, {"rho": 1.1}, "rho"),
         (RMSprop, {"momentum": -0.1}, "momentum"),
         (Ftrl, {"learning_rate_power": 0.5}, "learning_rate_power"),

@@ -1,0 +1,91 @@
+"""Keys as programs write them: lists of Python's integers keep each bit, and others are refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+import sok_lite.keras as sk
+from sok_lite import kv_variable as kv
+
+# Below and above 2**63: of such a list NumPy makes float64, in which these are others.
+KEYS = [2**63 + 7, 5, 2**64 - 1]
+ROWS = np.array([[1.0], [2.0], [3.0]], np.float32)
+
+MAKES = {
+    "sok": lambda key_type="uint64": sok.DynamicVariable(1, key_type=key_type, name="t"),
+    "keras": lambda key_type="uint64": sk.Table("t", 1, key_type=key_type),
+}
+
+
+@pytest.mark.parametrize("keys", [KEYS, tuple(KEYS), np.array(KEYS, object)], ids=type)
+@pytest.mark.parametrize("api", MAKES)
+def test_integers_of_python_become_the_keys_that_they_are(api, keys, mode):
+    table = MAKES[api]()
+    table.assign(keys, ROWS)
+    found, rows = table.export()
+    assert dict(zip(found.numpy().tolist(), rows.numpy()[:, 0], strict=True)) == dict(
+        zip(KEYS, [1, 2, 3], strict=True)
+    )
+    asked = [[2**63 + 7, 6], [5, 2**63]]
+    assert mode(lambda: table.contains(asked))().numpy().tolist() == [[True, False], [True, False]]
+    assert (table.scores(keys).numpy() > 0).all()
+    assert int(table.erase(keys[1:])) == 2 and len(table) == 1 and KEYS[0] in table
+
+
+def test_lookups_and_states_take_integers_of_python(mode):
+    table = MAKES["sok"]()
+    sok.assign(table, KEYS, ROWS)
+    look_up = mode(lambda: sok.lookup_sparse(table, [[KEYS, KEYS[::-1]]], combiners="sum"))
+    np.testing.assert_array_equal(look_up()[0], [[6.0], [6.0]])
+    np.testing.assert_array_equal(mode(lambda: table.sparse_read(KEYS))(), ROWS)
+    table.to_static(KEYS)
+    np.testing.assert_array_equal(table.indices, np.array(KEYS, np.uint64))
+    table.to_dynamic()
+
+
+REFUSED = {
+    "above int64": (MAKES["sok"], "int64", KEYS, "9223372036854775815. Make the table"),
+    "a table of Keras": (MAKES["keras"], "int64", KEYS, "9223372036854775815. Make the table"),
+    "above uint64": (MAKES["sok"], "uint64", [5, 2**64], "18446744073709551616. No key has more"),
+    "one above uint64": (MAKES["sok"], "int64", 2**64, "18446744073709551616. No key has more"),
+    "below int64": (MAKES["sok"], "int64", [-(2**63) - 1], "-9223372036854775809. No key has more"),
+    "below 0": (MAKES["keras"], "uint64", [2**63, -1], "Received: -1. Make the table"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_integers_of_python_that_do_not_fit_are_refused(case):
+    make, key_type, keys, text = REFUSED[case]
+    table = make(key_type)
+    with pytest.raises(ValueError, match=f"Keys of 't:0' must fit {key_type}.*{text}"):
+        table.contains(keys)
+    with pytest.raises(ValueError, match=text):
+        table.assign(keys, ROWS[: np.size(keys)])
+    assert len(table) == 0
+
+
+def test_ids_of_a_lookup_that_do_not_fit_are_refused():
+    table = MAKES["sok"]("int64")
+    with pytest.raises(ValueError, match=r"sp_ids\[0\] must fit int64.*9223372036854775815"):
+        sok.lookup_sparse(table, [KEYS])
+    variable = kv.get_kv_variable("kv", 1)
+    with pytest.raises(ValueError, match="must fit int64.*9223372036854775815"):
+        variable.sparse_read(KEYS)
+
+
+@pytest.mark.parametrize("keys", [["a", "b"], np.array(["a", "b"]), [b"a"], tf.constant(["a"])])
+@pytest.mark.parametrize("api", MAKES)
+def test_texts_for_integers_are_refused(api, keys):
+    table = MAKES[api]("int64")
+    calls = [table.contains, table.scores, table.erase, lambda keys: table.assign(keys, ROWS)]
+    for call in calls:
+        with pytest.raises(TypeError, match="must be integers.*(texts|string). Turn strings into"):
+            call(keys)
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("keys", [[1.0, 2.0], [1, None], np.array([2.0**63])], ids=str)
+def test_what_is_no_integer_is_still_refused(keys):
+    with pytest.raises(TypeError, match="must be integers"):
+        MAKES["sok"]("int64").contains(keys)
