@@ -72,13 +72,11 @@ def check_stream(backend: Backend) -> None:
     stream = backend.xp.cuda.get_current_stream().ptr
     if stream == _NULL_STREAM:
         return
-    came = (
-        f"a stream of the program's own ({stream:#x}). Make this call outside of its `with` block"
-    )
+    came = f"the program's own, {stream:#x}. Make this call outside of its `with` block"
     if stream == _STREAM_OF_THREAD:
         came = (
-            "one for each thread, by CUPY_CUDA_PER_THREAD_DEFAULT_STREAM. Start the program without "
-            "that variable"
+            "one for each thread, by CUPY_CUDA_PER_THREAD_DEFAULT_STREAM. Start the program "
+            "without that variable"
         )
     raise ValueError(
         "Tables on a GPU must be used by TensorFlow on CUDA's null stream, which has the calls of "
