@@ -30,9 +30,13 @@ def share_gpu(backend: Backend) -> None:
 
     Raises:
       RuntimeError: TensorFlow uses another GPU, and this cannot be changed any more.
+      ValueError: kernels would not be launched on CUDA's null stream.
     """
     global _shared
-    if backend.name == "cpu" or _shared == backend.device_id:
+    if backend.name == "cpu":
+        return
+    check_stream(backend)
+    if _shared == backend.device_id:
         return
     number = backend.device_id
     gpus = {_number(gpu): gpu for gpu in tf.config.list_physical_devices("GPU")}
@@ -49,6 +53,35 @@ def share_gpu(backend: Backend) -> None:
         _use_alone(gpu, number)
         _let_grow(gpu, number)
     _shared = number
+
+
+# CUDA's numbers of its null stream, and of the one that each thread has instead.
+_NULL_STREAM, _STREAM_OF_THREAD = 0, 2
+
+
+def check_stream(backend: Backend) -> None:
+    """Raises where this thread would not launch on CUDA's null stream. The backend is of a GPU.
+
+    TensorFlow calls from several threads, and a call may return before its kernels have run: it is
+    the one stream that has them in order. CuPy's current stream is one of a thread, and may be
+    another in the next call.
+
+    Raises:
+      ValueError: of the kinds that TensorFlow keeps, should it be in a py_function.
+    """
+    stream = backend.xp.cuda.get_current_stream().ptr
+    if stream == _NULL_STREAM:
+        return
+    came = f"the program's own, {stream:#x}. Make this call outside of its `with` block"
+    if stream == _STREAM_OF_THREAD:
+        came = (
+            "one for each thread, by CUPY_CUDA_PER_THREAD_DEFAULT_STREAM. Start the program "
+            "without that variable"
+        )
+    raise ValueError(
+        "Tables on a GPU must be used by TensorFlow on CUDA's null stream, which has the calls of "
+        f"all threads in order. Received: CuPy's current stream is {came}."
+    )
 
 
 def check_local_rank(local_rank: int) -> None:

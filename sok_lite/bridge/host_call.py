@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge.collective_order import CollectiveCall, in_collective_order, needs_order
-from sok_lite.bridge.gpu import device_name
+from sok_lite.bridge.gpu import check_stream, device_name
 from sok_lite.bridge.host_numbers import (
     HostNumbers,
     crossing_inputs,
@@ -50,9 +50,13 @@ def on_device(
       function: called with `args`.
       waits: False: kernels write nothing that TensorFlow reads, so the call may return before they
         have run. TensorFlow's memory that they read is kept until a later call has waited.
+
+    Raises:
+      ValueError: the thread's stream is not CUDA's null stream.
     """
     if backend.name == "cpu":
         return function(*args)  # nothing is chosen, kept or waited for
+    check_stream(backend)
     with memory_of_call(backend, left_behind=not waits) as memory:
         backend.activate()
         try:

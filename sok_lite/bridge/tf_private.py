@@ -117,6 +117,10 @@ TELLS_PATH = "_checkpoint_adapter"
 execute: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute")
 context: Any = private("tensorflow.python.eager.context", "context")
 
+# Of the context, what tells the cluster that TensorFlow is connected to, None if it is not: by
+# tf.config.experimental_connect_to_cluster, or by a strategy of several workers.
+CLUSTER_OF_CONTEXT = ("_server_def", "_collective_ops_server_def")
+
 # Of a collection of a graph, how it gets into a meta graph and out of one.
 register_proto_function: Any = private("tensorflow.python.framework.ops", "register_proto_function")
 
@@ -158,6 +162,14 @@ TRACK = "_track_trackable"
 
 # Of an eager tensor: gives its shape as a tuple of ints, in a tenth of the time of `shape`.
 SHAPE_OF_EAGER = "_shape_tuple"
+
+# Of a dataset: gives those that it is made of. Of some: the two seeds, how many elements a batch
+# has, the tensors that it was made of, and "false" where a map may leave the order open.
+INPUTS_OF_DATASET = "_inputs"
+SEEDS_OF_DATASET = ("_seed", "_seed2")
+BATCH_SIZE_OF_DATASET = "_batch_size"
+ARRAYS_OF_DATASET = "_tensors"
+ORDER_OF_DATASET = "_deterministic"
 
 # Of a tf.function: the cache whose `values()` are the concrete ones that were made of it.
 FUNCTION_CACHE = "_function_cache"

@@ -19,6 +19,8 @@ OK, MISSING, BROKEN = "ok", "missing", "BROKEN"
 # As pyproject.toml asks pip for.
 _PYTHONS = (3, 10), (3, 14)
 _TENSORFLOWS = (2, 16), (2, 22)
+# Has CuPy launch on a stream of each thread.
+_STREAM_OF_THREAD = "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 
 class Finding(NamedTuple):
@@ -93,6 +95,9 @@ def _kernels() -> Finding:
 def _gpu() -> Finding:
     reason = cuda_unavailable()
     has_driver = os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
+    if reason is None and os.environ.get(_STREAM_OF_THREAD, "0") != "0":
+        found = f"{_STREAM_OF_THREAD} is set: calls of several threads have no order"
+        return Finding(BROKEN, "GPU", found, f"unset {_STREAM_OF_THREAD}")
     if reason is None:
         return Finding(OK, "GPU", "CuPy sees one: tables are in its memory")
     if os.environ.get("SOK_LITE_BACKEND", "").strip() == "cuda":

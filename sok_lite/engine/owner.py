@@ -135,8 +135,8 @@ class FunctionOfKeys(OwnerRule):
     Attributes:
       label: its name: ranks cannot compare functions. Different functions need different labels.
       function: hashable; (keys in the table's key type, number of ranks) -> (n,) integers, the
-        owners in [0, ranks); of NumPy or CuPy as the keys are. The owner of a key must be the same
-        on every rank, and must not depend on the other keys.
+        owners in [0, ranks); of NumPy or CuPy as the keys are, which are its own to change. The
+        owner of a key must be the same on every rank, and must not depend on the other keys.
     """
 
     label: str
@@ -155,7 +155,8 @@ class FunctionOfKeys(OwnerRule):
 
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         kind = key_dtype(kind) if isinstance(kind, str) else kind
-        owners = xp.asarray(self.function(kind.from_int64(xp, keys), size))
+        # A copy: the keys go on to their owners, also where the function works in place.
+        owners = xp.asarray(self.function(xp.array(kind.from_int64(xp, keys)), size))
         if owners.shape != keys.shape or owners.dtype.kind not in "iu":
             raise ValueError(
                 f"The {self.name} must return one integer per key, the rank that owns it, shape "

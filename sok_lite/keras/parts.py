@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras.data import check_alike, check_batches
 from sok_lite.bridge.keras.steps import rows_of
 
 
@@ -15,16 +16,28 @@ def shard(batches: tf.data.Dataset, drop_remainder: bool = False) -> tf.data.Dat
 
     The rows of a batch that the number of ranks does not divide go to the first ranks, one each. So
     a rank may have a part without rows, which counts nothing; see docs/keras.md. On one rank the
-    batches come as they are. Every rank must have the same batches, in the same order.
+    batches come as they are.
+
+    Every rank must call it, with the same batches in the same order. The ranks compare what the
+    dataset was made of: its types, its number and sizes of batches, the seeds of `shuffle` and
+    arrays of numbers. What a function of `map` or `interleave` draws, and files, they do not see.
 
     Args:
       batches: of the whole job, of tensors and RaggedTensors.
       drop_remainder: whether those rows are left out instead, and all parts equally long; for a
         `train_step` of a program's own, whose ranks count alike.
+
+    Raises:
+      TypeError: it is no dataset of tensors and RaggedTensors. ValueError: its elements are no
+        batches. Both on one rank too.
+      RanksDifferError: on all ranks, where these differ in what they compare, or the order of a
+        dataset is by chance: a `shuffle` without a seed, or `deterministic=False`.
     """
+    check_batches(batches, "shard")
     comm = other_ranks()
     if comm is None:
         return batches
+    check_alike(batches)
     rank, size = comm.rank, comm.size
 
     def part(*batch: Any) -> Any:
@@ -48,8 +61,10 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
         number, they are read once to count them.
 
     Raises:
-      ValueError: a rank has no batch, or endlessly many; on all ranks.
+      TypeError: it is no dataset of tensors and RaggedTensors.
+      ValueError: its elements are no batches; or, on all ranks, one has none, or endlessly many.
     """
+    check_batches(batches, "equal_steps")
     if other_ranks() is None:
         return batches
     count = int(batches.cardinality())

@@ -56,8 +56,11 @@ class Config:
             self.growing.append(device)
 
 
-def backend_on(number, num_devices=4):
-    return SimpleNamespace(name="cuda", device_id=number, num_devices=num_devices)
+def backend_on(number, num_devices=4, stream=0):
+    """A backend of a GPU, where CuPy's current stream has that number."""
+    cuda = SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=stream))
+    xp = SimpleNamespace(cuda=cuda)
+    return SimpleNamespace(name="cuda", device_id=number, num_devices=num_devices, xp=xp)
 
 
 @pytest.fixture
@@ -142,6 +145,20 @@ def test_init_shares_the_gpu(config, monkeypatch, uninitialised):
     monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(0))
     sok.init("single")
     assert config.visible == config.growing == [config.physical[0]]
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [(2, "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM. Start the program without"), (0x77, "outside of")],
+)
+def test_init_refuses_other_streams_than_the_null_stream(
+    config, monkeypatch, uninitialised, stream, text
+):
+    monkeypatch.setattr(gpu, "default_backend", lambda: "cuda")
+    monkeypatch.setattr(gpu, "get_backend", lambda name=None: backend_on(0, stream=stream))
+    with pytest.raises(ValueError, match=f"CUDA's null stream.*Received.*{text}"):
+        sok.init("single")
+    assert config.visible == config.physical
 
 
 def test_without_init_the_first_table_does_before_it_starts_tensorflow(config, monkeypatch, play):

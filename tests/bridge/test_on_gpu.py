@@ -293,6 +293,26 @@ def test_tensorflows_stream_and_ours_are_in_order(streams, mode):
     np.testing.assert_array_equal(rows, np.repeat([[0.0], [0.5], [0.0], [0.5]], 4, axis=1))
 
 
+@pytest.mark.parametrize("non_blocking", [True, False])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
+def test_a_stream_of_the_program_is_refused_before_a_table_changes(play, graph, non_blocking):
+    """The next call may be of another thread, whose kernels would not wait for it."""
+    table = sok.DynamicVariable(4, "ones")
+    kind = tf.errors.InvalidArgumentError if graph else ValueError
+
+    def look_up():
+        return tf.nn.embedding_lookup(table, tf.constant([3], tf.int64))
+
+    # On all threads: TensorFlow may run a graph on another one.
+    current = play.backend.xp.cuda.Stream(non_blocking=non_blocking)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(play.backend.xp.cuda, "get_current_stream", lambda: current)
+        with pytest.raises(kind, match=r"CUDA's null stream.*the program's own, 0x"):
+            tf.function(look_up)() if graph else look_up()
+    assert len(table) == 0
+    np.testing.assert_array_equal(look_up(), [[1.0] * 4])
+
+
 def test_a_capsule_that_does_not_wait_for_tensorflow_is_found(streams):
     streams.capsule_waits = False
     with pytest.raises(Race, match="TensorFlow's operation on TensorFlow's stream"):

@@ -166,6 +166,32 @@ def test_the_shape_of_an_eager_tensor():
     assert getattr(tf.ones([0, 2, 3]), tf_private.SHAPE_OF_EAGER)() == (0, 2, 3)
 
 
+@pytest.mark.parametrize("name", tf_private.CLUSTER_OF_CONTEXT)
+def test_the_context_knows_the_cluster(name):
+    assert getattr(tf_private.context(), name) is None
+
+
+def test_what_datasets_are_made_of():
+    def only(dataset):
+        (found,) = getattr(dataset, tf_private.INPUTS_OF_DATASET)()
+        return found
+
+    rows = tf.data.Dataset.from_tensor_slices([3, 4, 5])
+    mapped = rows.shuffle(3, seed=7).batch(2).map(tf.identity, 2, deterministic=False)
+    batched = only(mapped)
+    shuffled = only(batched)
+    assert getattr(mapped, tf_private.ORDER_OF_DATASET) == "false"
+    assert getattr(batched, tf_private.BATCH_SIZE_OF_DATASET) == 2
+    assert getattr(shuffled, tf_private.SEEDS_OF_DATASET[1]) == 7
+    assert [list(each) for each in getattr(only(shuffled), tf_private.ARRAYS_OF_DATASET)] == [
+        [3, 4, 5]
+    ]
+    assert getattr(only(shuffled), tf_private.INPUTS_OF_DATASET)() == []
+    for name in tf_private.SEEDS_OF_DATASET:
+        assert getattr(rows.shuffle(3), name) == 0  # no seed
+        assert_has(tf.data.Dataset.random(), name)
+
+
 def test_the_global_default_graph():
     graph = getattr(tf_private.default_graphs, tf_private.GLOBAL_GRAPH)
     assert graph() is graph() is tf.compat.v1.get_default_graph()

@@ -122,6 +122,15 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_broken(capsys, monkeypatch
     assert status == 0 and found["GPU"][0] == "missing" and "cupy-cuda12x" in found["GPU"][2]
 
 
+def test_a_stream_for_each_thread_is_broken(capsys, monkeypatch):
+    monkeypatch.setattr(installed, "cuda_unavailable", lambda: None)
+    for value, state in (("1", "BROKEN"), ("0", "ok")):
+        monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", value)
+        status, found, _ = told(capsys)
+        assert found["GPU"][0] == state
+    assert status == 0
+
+
 def test_the_versions_are_those_that_pip_is_asked_for():
     text = (installed.Path(__file__).parents[2] / "pyproject.toml").read_text()
     (first, end) = (".".join(map(str, each)) for each in installed._TENSORFLOWS)

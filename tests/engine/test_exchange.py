@@ -121,6 +121,21 @@ def test_a_function_is_asked_once_for_all_tables_of_a_key_type():
     assert asked == [("int64", [0, 1, 6, 7]), ("uint64", [2, 3])]
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint64"])
+def test_a_function_that_works_in_place_changes_no_key(kind):
+    def in_place(keys, size):
+        keys //= 10
+        keys %= size
+        return keys
+
+    keys = np.array([5, 17, 23, 39])
+    found = owners(
+        get_backend("cpu"), keys, np.array([4]), 2, [kind], [FunctionOfKeys("f", in_place)]
+    )
+    assert found.tolist() == [0, 1, 0, 1]
+    assert keys.tolist() == [5, 17, 23, 39]
+
+
 def test_rules_are_values():
     assert OneRank(2) == OneRank(2) != OneRank(1)
     assert len({HASH, MOD, OneRank(0), OneRank(1), OneRank(1)}) == 4

@@ -500,6 +500,22 @@ def test_a_predicate_chooses_what_is_exported(backend, var_type, key_type):
     assert backend.to_host(keys).size == 0 and backend.to_host(rows).shape == (0, 4)
 
 
+def test_a_predicate_that_works_in_place_chooses_what_is_in_the_table(backend, var_type):
+    table = make(backend, var_type)
+    table.find_or_insert(np.arange(10))
+
+    def is_even(entries):
+        for each in (entries.keys, entries.rows, entries.scores):
+            each %= 2
+        return entries.keys == 0
+
+    keys, rows = table.export_if(is_even)
+    assert backend.to_host(keys).tolist() == [0, 2, 4, 6, 8]
+    assert backend.to_host(rows)[:, 3].tolist() == [0, 2, 4, 6, 8]
+    assert table.erase_if(is_even) == 5
+    assert backend.to_host(table.export()[0]).tolist() == [1, 3, 5, 7, 9]
+
+
 def test_scores_can_be_set(backend, var_type):
     table = make(backend, var_type)
     for _ in range(8):

@@ -1,5 +1,7 @@
 """`fit` over real ranks, against a dense model that one rank trains on the batches of all."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -485,6 +487,138 @@ def test_data_that_does_not_fit_is_an_error_on_all_ranks(comm):
     endless = batches().repeat() if comm.rank else batches()
     with pytest.raises(ValueError, match=r"endless"):
         sok_lite.keras.equal_steps(endless)
+
+
+# ---- the same data, and other data ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [sok_lite.keras.shard, sok_lite.keras.equal_steps])
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (lambda: (X, Y), TypeError, "a tuple. Make one of arrays: .*from_tensor_slices"),
+        (lambda: X, TypeError, "a ndarray. Make one of arrays: .*from_tensor_slices"),
+        (lambda: batches().unbatch(), ValueError, r"elements of .*Call batch\(\) before"),
+        (
+            lambda: batched((X[:, 0], Y), 8).unbatch(),
+            ValueError,
+            r"elements of .*Call batch\(\) before",
+        ),
+        (
+            lambda: batches().map(lambda x, y: (tf.sparse.from_dense(x), y)),
+            *(TypeError, "a SparseTensor. .*from_sparse"),
+        ),
+    ],
+    ids=["arrays", "an array", "rows", "numbers", "sparse"],
+)
+def test_what_is_no_dataset_of_batches_is_refused_on_one_rank_too(
+    comm, function, data, error, text
+):
+    with pytest.raises(error, match=f"{function.__name__}.*Received: {text}"):
+        function(data())
+
+
+def shuffled(**seed):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(41, **seed).batch(BATCH)
+
+
+def with_a_global_seed(rank):
+    tf.random.set_seed(rank)
+    return shuffled(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (with_a_global_seed, r"other seeds of shuffle.*here \[\({rank}, 3\)\].*set_seed"),
+        (lambda rank: shuffled(seed=3 + rank), r"other seeds of shuffle.*Give it the same one"),
+        (lambda rank: shuffled(), r"without a seed. Give it one"),
+        (lambda rank: shuffled(seed=None if rank else 3), r"without a seed"),
+        (lambda rank: shuffled(seed=3).take(2 + rank), r"\[2, 3.*batches, by rank"),
+        (lambda rank: batched((X + rank, Y), BATCH), r"other arrays.*equal_steps"),
+        (lambda rank: batched((X.astype([np.int64, np.int32][rank % 2]), Y), 8), r"other types"),
+        (lambda rank: batched((X, Y), 21 + rank), r"other sizes of batches; here \[2"),
+        (
+            lambda rank: batches().map(lambda *a: a, num_parallel_calls=2, deterministic=False),
+            "leaves its order open",
+        ),
+        (
+            lambda rank: batches().with_options(at_any_time()),
+            "leaves its order open",
+        ),
+    ],
+)
+def test_shard_tells_of_other_batches_on_all_ranks(comm, once, data, text):
+    tf.random.set_seed(None)
+    batches = data(comm.rank)
+    if comm.size == 1:
+        assert sok_lite.keras.shard(batches) is batches
+        return
+    with pytest.raises(RanksDifferError, match=f"same order.*{text.format(rank=comm.rank)}"):
+        sok_lite.keras.shard(batches)
+
+
+def at_any_time():
+    options = tf.data.Options()
+    options.deterministic = False
+    return options
+
+
+def test_shard_with_equal_seeds_takes_every_row_once(comm, once):
+    tf.random.set_seed(5)
+    for data in (shuffled(seed=3), shuffled()):
+        mine = np.concatenate([y for _, y in sok_lite.keras.shard(data)])
+        assert sorted(allgather(mine).numpy().ravel()) == sorted(Y.ravel())
+
+
+def told(model, *data, **options):
+    """Trains; returns what ranks are told that train the same rows."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(*data, verbose=0, **options)
+    texts = [str(each.message) for each in caught]
+    return [text for text in texts if "each trains on all rows" in text]
+
+
+def test_the_same_rows_on_all_ranks_are_told_once(comm, once, keras, sk):
+    model, _ = with_table(comm, keras, sk)
+    own, callbacks = X + NUM_KEYS * comm.rank, [sk.AllRanks()]
+    for given in (
+        told(model, batches(), epochs=2, callbacks=callbacks),
+        told(model, batches(), epochs=2),  # by itself `fit` looks too
+        told(model, X, Y, epochs=2),  # of arrays also where each rank shuffles by itself
+    ):
+        assert len(given) == (comm.size > 1)
+        assert all(f"All {comm.size} ranks" in text and "keras.shard" in text for text in given)
+    for data in (sok_lite.keras.shard(batches()), batched((own, Y), BATCH)):
+        assert told(model, data) == told(model, data, callbacks=callbacks) == []
+    assert told(model, own, Y) == []
+    # By chance or on purpose.
+    assert told(model, batched((X[:8], Y[:8]), 4)) == []
+    assert told(model, batched((X * 0, Y * 0), BATCH)) == []
+
+
+def test_a_first_batch_of_ragged_ids_and_texts_is_looked_at(comm, once, keras, sk):
+    """The model is built by its first step: its weights are made equal before they are compared."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.rows = sk.Embedding(sk.Table("ragged", DIM), "sum")
+            self.head = keras.layers.Dense(1)
+
+        def call(self, features):
+            return self.head(self.rows(features["ids"]))
+
+    def data(first):
+        features = {"ids": tf.ragged.constant([[first + i] * (i % 3) for i in range(8)])}
+        features["text"] = tf.constant([str(i) for i in range(8)])
+        return tf.data.Dataset.from_tensors((features, Y[:8])).repeat(2)
+
+    for first, is_told in ((0, comm.size > 1), (100 * comm.rank, False)):
+        model = Model()
+        model.compile("sgd", "mse")
+        assert bool(told(model, data(first), callbacks=[sk.AllRanks()])) is is_told
 
 
 # ---- backups and checkpoints ---------------------------------------------------------------------

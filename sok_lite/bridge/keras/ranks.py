@@ -3,6 +3,7 @@
 import inspect
 import sys
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allgather, allreduce, broadcast
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.keras import data, held, hooks
 from sok_lite.bridge.keras.callbacks import check_fit
 from sok_lite.bridge.keras.classes import made_class
 from sok_lite.bridge.variable import TableVariable
@@ -24,7 +25,11 @@ class RankChecksPart:
     """A callback that looks whether the ranks of `fit` go together. `fit` has it by itself.
 
     It looks before each epoch whether all ranks have as many steps, and after the first step and
-    each epoch whether trained dense weights are equal still. On one rank it does nothing.
+    each epoch whether trained dense weights are equal still. It warns, once, where all ranks train
+    the same rows. On one rank it does nothing.
+
+    Attributes:
+      given: the fingerprint of the arrays that `fit` was given, (2,) int64.
 
     Raises:
       RanksDifferError: in `fit`, on all ranks.
@@ -32,24 +37,27 @@ class RankChecksPart:
 
     def __init__(self) -> None:
         super().__init__()
-        self._has_looked = False
+        self._has_looked = self._has_warned = False
+        self.given = data.of_arrays(())
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins to look anew."""
-        self._has_looked = False
+        self._has_looked = self._has_warned = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks once whether trained weights are equal."""
+        """Looks once whether trained weights are equal, and the rows not."""
         if not self._has_looked:
             self._has_looked = True
-            _check_trained(self.model)  # type: ignore[attr-defined]
+            self._check_trained()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Raises if the ranks have not as many steps."""
         if other_ranks() is None:
             return
         steps = self.params.get("steps")  # type: ignore[attr-defined]
-        all_steps = allgather(np.array([-1 if steps is None else steps], np.int64)).numpy().tolist()
+        facts = np.array([[-1 if steps is None else steps, *self.given]], np.int64)
+        gathered = allgather(facts).numpy()
+        all_steps = gathered[:, 0].tolist()
         if len(set(all_steps)) > 1:
             raise RanksDifferError(
                 "All ranks must have as many steps in an epoch: each step needs every rank. "
@@ -57,10 +65,28 @@ class RankChecksPart:
                 "sok_lite.keras.shard(batches) if all ranks have the same batches, "
                 "sok_lite.keras.equal_steps(batches) if each has its own, or steps_per_epoch."
             )
+        self._has_warned |= data.warn_if_same(gathered[:, 1:], "the same arrays")
+        self.given = data.of_arrays(())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Looks whether trained weights are equal."""
-        _check_trained(self.model)  # type: ignore[attr-defined]
+        self._check_trained()
+
+    def _check_trained(self) -> None:
+        """Raises, on all ranks, if training has made the dense weights of ranks unequal."""
+        if other_ranks() is None:
+            return
+        model = self.model  # type: ignore[attr-defined]
+        gathered = _gathered(model.trainable_weights, data.first_batch(model))
+        if (gathered[:, 0] != gathered[0, 0]).any():
+            raise RanksDifferError(
+                f"The dense weights of {model.name!r} are no longer equal on all ranks: its "
+                "train_step applied gradients that were not averaged over ranks. Keep each "
+                "optimizer in an attribute of the model, and do not change it after compile(): "
+                "fit() averages theirs."
+            )
+        if not self._has_warned:
+            self._has_warned = data.warn_if_same(gathered[:, 1:], "the same rows in a first batch")
 
 
 class AllRanksPart(RankChecksPart):
@@ -152,9 +178,15 @@ def _with_checks(
     is_list = isinstance(named, package.callbacks.CallbackList)
     callbacks = named.callbacks if is_list else tf.nest.flatten(named or [])
     check_fit(self, package, callbacks, tables)
-    is_looking = any(isinstance(each, RankChecksPart) for each in callbacks)
-    if other_ranks() is not None and not (is_list or is_looking):
-        bound.arguments["callbacks"] = [checks(), *callbacks]
+    if other_ranks() is not None:
+        looking = [each for each in callbacks if isinstance(each, RankChecksPart)]
+        if not (is_list or looking):
+            looking = [checks()]
+            bound.arguments["callbacks"] = [*looking, *callbacks]
+        given = data.of_arrays([bound.arguments.get("x"), bound.arguments.get("y")])
+        for each in looking:
+            each.given = given
+        data.watch_first_batch(self)
     return call(*bound.args, **bound.kwargs)
 
 
@@ -166,16 +198,6 @@ def _check_equal(model: Any) -> None:
         "Received: different ones on another rank, or weights that are not built yet. Give fit() "
         "sok_lite.keras.AllRanks() as its first callback."
     )
-
-
-def _check_trained(model: Any) -> None:
-    """Raises, on all ranks, if training has made the dense weights of ranks unequal."""
-    if other_ranks() is not None and not _are_equal(model.trainable_weights):
-        raise RanksDifferError(
-            f"The dense weights of {model.name!r} are no longer equal on all ranks: its train_step "
-            "applied gradients that were not averaged over ranks. Keep each optimizer in an "
-            "attribute of the model, and do not change it after compile(): fit() averages theirs."
-        )
 
 
 def _check_alike(model: Any, dense: list[Any]) -> None:
@@ -206,6 +228,11 @@ def _dense(weights: Any) -> list[Any]:
 
 def _are_equal(weights: Any) -> bool:
     """Whether dense weights are the same on all ranks, to the bit. Every rank must call it."""
+    sums = _gathered(weights, ())
+    return bool((sums == sums[0]).all())
+
+
+def _gathered(weights: Any, more: Sequence[int]) -> np.ndarray:
+    """Returns a sum of dense weights and more numbers, (num_ranks, 1 + len(more)) int64."""
     sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in _dense(weights)]
-    all_sums = allgather(np.array([hash(tuple(sums))], np.int64)).numpy()
-    return bool((all_sums == all_sums[0]).all())
+    return allgather(np.array([[hash(tuple(sums)), *more]], np.int64)).numpy()

@@ -128,7 +128,9 @@ def chosen(table: TableParts, predicate: Predicate) -> Iterator[Entries]:
     """Yields the entries that a predicate chooses, in pieces. Raises ValueError where it gives no
     bool for each key."""
     for entries in chunks(table):
-        mask = table.backend.xp.asarray(predicate(entries))
+        # Copies: what is taken then is what is in the table, also where a predicate works in place.
+        copies = (each.copy() for each in (entries.keys, entries.rows, entries.scores))
+        mask = table.backend.xp.asarray(predicate(Entries(*copies, entries.store)))
         if mask.shape != entries.keys.shape or mask.dtype != np.bool_:
             raise ValueError(
                 f"A predicate must return one bool per key, shape {entries.keys.shape}. "
