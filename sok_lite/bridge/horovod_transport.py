@@ -9,12 +9,12 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.tensor import empty, memory_of_call, to_array, to_tensor
 from sok_lite.comm import Communicator, CommunicatorError
-from sok_lite.comm.host_controlled import HostControlledTransport
+from sok_lite.comm.gpu_transport import GpuTransport
 
 _NAME = "sok_carried"
 
 
-class HorovodTransport(HostControlledTransport):
+class HorovodTransport(GpuTransport):
     """Horovod's all-to-all. It is called in host calls, which keep memory of TensorFlow's."""
 
     name = "horovod"

@@ -34,7 +34,7 @@ def join(comm_tool: str, gpu_transport: str | None = None) -> None:
 
     Args:
       comm_tool: "horovod", "mpi" or "single".
-      gpu_transport: how arrays travel between GPUs: "horovod", "nccl", "host" or "auto"; None: as
+      gpu_transport: how arrays travel between GPUs: "horovod", "host" or "auto"; None: as
         SOK_LITE_GPU_TRANSPORT says. One process has no use for it.
 
     Raises:
@@ -103,8 +103,6 @@ def disconnect() -> None:
     """Lets ranks of an elastic job fail that wait for this one, which is to be connected anew."""
     comm = communicator()
     if isinstance(comm, ElasticCommunicator):
-        if comm.gpu_transport is not None:
-            comm.gpu_transport.leave()
         comm.disconnect()
 
 
@@ -117,7 +115,5 @@ def reconnect() -> None:
     """
     comm = communicator()
     if isinstance(comm, ElasticCommunicator):
-        if comm.gpu_transport is not None:
-            comm.gpu_transport.leave()
         comm.reconnect()
         _choose_transport(comm, _wanted)

@@ -41,8 +41,6 @@ def end_together(comm: Communicator) -> None:
             return  # a forked child that ends like a program
         if failures:
             comm.abort(failures[-1])
-        if comm.gpu_transport is not None:
-            comm.gpu_transport.leave()
         comm.leave()
 
     sys.excepthook = note

@@ -1,27 +1,26 @@
-"""The interface of transports that send arrays of a GPU between ranks without the host.
+"""Transports that send arrays of a GPU between ranks without the host.
 
 Payload and control are separate. Payload is keys, rows and gradients: bytes on the device that
 never pass through the host. Control is which call this is, how many keys each rank sends to each,
 and who failed.
 """
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import Communicator, CommunicatorError
-from sok_lite.comm.rows import Gathered
 
 LONGEST_REASON_BYTES = 4096
 
-# Words of a block of control: the call, its number, the tag and tables of a lookup, and whether the
-# rank that sends it has no keys, by a failure of its own.
-TURN, CALL, TAG, NUM_TABLES, FAILED = range(5)
-NUM_WORDS = 5
+# Words of a block of control: the tag and tables of a lookup, and whether the rank that sends it
+# has no keys, by a failure of its own.
+FAILED = 2
+NUM_WORDS = 3
 
 
 class Check(NamedTuple):
@@ -51,9 +50,10 @@ class Counts(NamedTuple):
 class GpuTransport(ABC):
     """Carries arrays of a backend between the ranks of a communicator.
 
-    `counts`, `keys`, `rows` and `refuse` are collectives of that communicator: every rank must call
-    them in the same order, `keys` after each `counts`. A message is (n, 2) int64, its rows those
-    for rank 0 first; splits count rows and are (size,) integers.
+    Control goes through the host, by collectives of that communicator, which compare the calls of
+    all ranks; payload does not. `counts`, `keys`, `rows` and `refuse` are collectives too: every
+    rank must call them in the same order, `keys` after each `counts`. A message is (n, 2) int64,
+    its rows those for rank 0 first; splits count rows and are (size,) integers.
 
     Attributes:
       name: of the argument `gpu_transport` of `sok.init`.
@@ -67,6 +67,12 @@ class GpuTransport(ABC):
         self._comm, self._backend = comm, backend
 
     @abstractmethod
+    def _carried(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
+        """Carries a message, (n, 2) int64 of the backend; returns when all has arrived.
+
+        It has to raise if a rank dies meanwhile.
+        """
+
     def counts(
         self, call: str, offsets: Array, num_tables: int, tag: int, check: Check | None
     ) -> Counts:
@@ -86,57 +92,58 @@ class GpuTransport(ABC):
             tables; or a rank has died.
           Exception: whatever the check raises; on other ranks a CommunicatorError with the reason.
         """
+        self._check_arrays(offsets)
+        size, told = self._comm.size, [offsets] if check is None else [offsets, check.count]
+        on_host = self._backend.to_host(self._backend.xp.concatenate(told))  # one wait
+        if check is not None and on_host[-1]:
+            try:
+                check.refuse()
+            except Exception as error:
+                with suppress(CommunicatorError):  # the reason that counts here is still this one
+                    self.refuse(call, f"{type(error).__name__}: {error}")
+                raise
+        sent = np.diff(on_host[: len(offsets)]).reshape(size, num_tables)
+        words = np.tile(np.array([tag, num_tables, 0], np.int64), (size, 1))
+        theirs = self._exchange(call, np.concatenate([words, sent], axis=1))
+        if any(part[FAILED] for part in theirs):
+            self._raise_reasons(call, None)
+        for rank, part in enumerate(theirs):
+            if part[:FAILED].tolist() != [tag, num_tables]:
+                told_by = part[:FAILED].tolist()
+                raise CommunicatorError(
+                    other_lookup(self._comm.rank, num_tables, tag, rank, told_by)
+                )
+        return Counts(sent, np.stack([part[NUM_WORDS:] for part in theirs]))
 
-    @abstractmethod
-    def keys(self, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray) -> Array:
-        """Sends keys that were counted. Every rank must call it. The host need not wait.
-
-        Returns:
-          The received message. Until `check` has returned it may be partly zeros.
-        """
-
-    @abstractmethod
     def rows(
         self, call: str, message: Array, send_splits: np.ndarray, recv_splits: np.ndarray
     ) -> Array:
-        """Sends rows or gradients whose counts all ranks know. Every rank must call it.
-
-        The host waits once: the returned message has arrived completely.
+        """Sends keys, rows or gradients whose counts all ranks know. Every rank must call it.
 
         Raises:
           CommunicatorError: a rank has died, or is in another call.
         """
+        self._check_arrays(message)
+        # Who fails before it can send is met here: what carries waits for it, and it never comes.
+        self._comm.barrier(call)
+        return self._comm._together(
+            lambda _: self._carried(message, send_splits, recv_splits), call
+        )
 
-    @abstractmethod
     def refuse(self, call: str, reason: str) -> None:
         """Takes the place of `counts` on a rank that has no keys.
 
         Raises:
           CommunicatorError: with the reason, on all ranks.
         """
+        self._exchange(call, np.tile(np.array([0, 0, 1], np.int64), (self._comm.size, 1)))
+        self._raise_reasons(call, reason)
 
-    @abstractmethod
-    def fail(self, call: str) -> None:
-        """Makes all ranks raise that wait for this one in `rows`, or come to it, or to `check`.
-
-        It returns when the others know, and all may continue.
-
-        Args:
-          call: the failure, in place of the name of a call; equal failures have equal texts.
-        """
-
-    def check(self, turn: int) -> None:
-        """Raises CommunicatorError if the keys of the collective `turn` may be incomplete.
-
-        To be called when the device has used them, before results of them change anything.
-        """
-        return None
-
-    def leave(self) -> None:
-        """Frees the resources of this rank, which makes no more calls; one alone may call it."""
-        return None
-
-    # ---- what they share ------------------------------------------------------------------------
+    def _exchange(self, call: str, blocks: np.ndarray) -> list[np.ndarray]:
+        """Gives a block to each rank; returns theirs, whose lengths may differ."""
+        size, width = blocks.shape
+        came = self._comm.alltoallv(blocks.reshape(-1), np.full(size, width), call=call)
+        return came.by_rank()
 
     def _check_arrays(self, *arrays: Any) -> None:
         """Raises TypeError if an array is not of the backend, such as one of NumPy."""
@@ -148,31 +155,14 @@ class GpuTransport(ABC):
                     "communicator's `alltoallv` for arrays of the host."
                 )
 
-    def _words(self, call: str, num_tables: int = 0, tag: int = 0, failed: int = 0) -> np.ndarray:
-        """Returns the control of this rank's part in the collective that has begun."""
-        words = np.zeros(NUM_WORDS, np.int64)
-        words[[TURN, CALL]] = self._comm.turn, zlib.crc32(call.encode())
-        words[[TAG, NUM_TABLES, FAILED]] = tag, num_tables, failed
-        return words
-
-    def _check_tables(self, theirs: np.ndarray, num_tables: int, tag: int) -> None:
-        """Raises where a rank looks up other tables than this one; `theirs`: (size, words)."""
-        for rank, words in enumerate(theirs[:, [TAG, NUM_TABLES]].tolist()):
-            if words != [tag, num_tables]:
-                raise CommunicatorError(other_lookup(self._comm.rank, num_tables, tag, rank, words))
-
-    def _gathered(self, call: str, rows: np.ndarray) -> Gathered:
-        """Gives the rows of all ranks to all ranks, by the communicator."""
-        return self._comm.allgatherv(rows, call)
-
     def _raise_reasons(self, call: str, mine: str | None) -> NoReturn:
         """Tells all ranks why this one has no keys, if so, and raises the reason of the first rank.
 
-        Every rank must call it; NCCL's in a collective, where another cannot begin.
+        Every rank must call it.
         """
         text = (mine or "").encode()[:LONGEST_REASON_BYTES]
         rows = np.frombuffer(text, np.uint8).reshape(-1, 1)
-        gathered = self._gathered(f"why not {call}", rows)
+        gathered = self._comm.allgatherv(rows, f"why not {call}")
         for rank, reason in enumerate(gathered.by_rank()):
             if reason.size:
                 raise CommunicatorError(no_lookup(rank, reason.tobytes().decode(errors="replace")))

@@ -9,15 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Backend
-from sok_lite.backend.nccl import load_nccl, nccl_unavailable
 from sok_lite.comm.gpu_transport import GpuTransport
-from sok_lite.comm.nccl import NcclTransport
 from sok_lite.comm.protocol import Communicator, CommunicatorError, RanksDifferError
 
-TRANSPORTS = ("auto", "horovod", "nccl", "host")
-# What "auto" tries, in this order. Beside Horovod a communicator of our own might wait for one of
-# Horovod's, which waits for ours: so Horovod's is taken where it connects the ranks' GPUs.
-_AUTO = ("horovod", "nccl")
+TRANSPORTS = ("auto", "horovod", "host")
 TRANSPORT_VARIABLE = "SOK_LITE_GPU_TRANSPORT"
 
 
@@ -43,10 +38,8 @@ def checked_transport(transport: str | None) -> str:
     if transport is None:
         source, transport = TRANSPORT_VARIABLE, os.environ.get(TRANSPORT_VARIABLE, "").strip()
     transport = transport or "auto"
-    if transport == "mpi":
-        raise ValueError(
-            f"{source}='mpi' is gone: no measurement spoke for CUDA-aware MPI. Use 'auto'."
-        )
+    if transport in ("mpi", "nccl"):
+        raise ValueError(f"{source}={transport!r} is gone. Use 'auto': Horovod's or the host.")
     if transport not in TRANSPORTS:
         raise ValueError(
             f"{source} must be one of {', '.join(map(repr, TRANSPORTS))}. Received: {transport!r}."
@@ -58,16 +51,16 @@ def choose_transport(
     comm: Communicator,
     backend: Backend,
     transport: str,
-    more: Mapping[str, TransportKind] | None = None,
+    kinds: Mapping[str, TransportKind],
 ) -> str:
     """Sets the transport of a communicator of several ranks. Every rank must call it.
 
     Args:
       comm: the ranks.
       backend: of this rank's tables.
-      transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of Horovod and NCCL that
-        all ranks can use, each with a GPU of its own, else the host.
-      more: kinds that this module does not know, by name.
+      transport: of `TRANSPORTS`, equal on all ranks. "auto" is the first of `kinds` that all ranks
+        can use, each with a GPU of its own, else the host.
+      kinds: by name.
 
     Returns:
       A description of the transport, for people.
@@ -77,9 +70,7 @@ def choose_transport(
       CommunicatorError: a rank cannot use the requested transport, or not with the others; on all
         ranks.
     """
-    kinds = {"nccl": TransportKind(lambda _: nccl_unavailable(), _nccl), **(more or {})}
-    known = tuple(name for name in _AUTO if name in kinds)
-    names = {"auto": known, "host": ()}.get(transport, (transport,))
+    names = {"auto": tuple(kinds), "host": ()}.get(transport, (transport,))
     comm.gpu_transport = None
     obstacles = {name: _obstacle(comm, backend, name, kinds) for name in names}
     if None in obstacles.values():
@@ -121,8 +112,6 @@ def _connect(comm: Communicator, backend: Backend, kind: TransportKind) -> str:
     if not reasons:
         comm.gpu_transport = transport
         return ""
-    if transport is not None:
-        transport.leave()
     return reasons[0]
 
 
@@ -148,10 +137,6 @@ def _obstacle(
     if name not in kinds:
         return f"nobody here knows {name!r}"
     return kinds[name].unavailable(comm)
-
-
-def _nccl(comm: Communicator, backend: Backend) -> GpuTransport:
-    return NcclTransport(comm, backend, backend.xp.cuda, load_nccl())
 
 
 def _gpu(backend: Backend) -> str:

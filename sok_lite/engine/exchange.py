@@ -139,7 +139,7 @@ def _keys_by_gpu_transport(
         recv_keys = backend.xp.empty(int(counts.received.sum()), np.int64)
         route = Route(backend, comm, counts.sent, counts.received, groups.order, comm.turn)
     _note_sent(SENT_KEYS, comm, sent.splits)
-    received = transport.keys(message, sent.splits, came.splits)
+    received = transport.rows("keys", message, sent.splits, came.splits)
     with failure_known_to_all(comm):
         came.unpack(received, cut(recv_keys, route.num_received))
         return recv_keys, route

@@ -67,10 +67,7 @@ def _telling_failure(comm: Communicator) -> Iterator[None]:
         text = f"no call, after {type(error).__name__}: {error}"
         call = text.encode("ascii", "replace")[:LONGEST_CALL].decode()
         with suppress(CommunicatorError):
-            if comm.gpu_transport is None:
-                comm.barrier(call)
-            else:
-                comm.gpu_transport.fail(call)
+            comm.barrier(call)
         raise
 
 

@@ -85,8 +85,8 @@ def forward(
         return _forward_alone(backend, comm, batch, buffer, new_rows)
     sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
-        num_received, check = sent.route.num_received.tolist(), sent.route.check
-        owned = OwnerLookup(backend, batch, sent.received, num_received, check, new_rows)
+        num_received = sent.route.num_received.tolist()
+        owned = OwnerLookup(backend, batch, sent.received, num_received, new_rows)
         returned = return_rows(sent.route, owned.look_up())
     pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
     return pooled, _context(pooling, owned)
@@ -101,7 +101,7 @@ def _forward_alone(
 ) -> tuple[Pieces, BackwardContext]:
     """Does what `forward` does on one rank: no key is sent, so none is deduplicated."""
     batch.check_splits_of_no_rows()
-    owned = OwnerLookup(backend, batch, batch.keys, batch.layout.sizes, None, new_rows)
+    owned = OwnerLookup(backend, batch, batch.keys, batch.layout.sizes, new_rows)
     outputs = Pieces.new(backend, batch.layout.places, buffer)
     try:
         owned.pool(outputs)

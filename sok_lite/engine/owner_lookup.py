@@ -25,8 +25,6 @@ class OwnerLookup:
       batch: the tables, and how they are looked up.
       keys: (m,) int64, the received keys of all parts, part by part.
       sizes: number of keys of each part.
-      check: called when the device has found the keys and before a table changes; raises
-        CommunicatorError if they did not arrive complete. None: they are complete.
       new_rows: allocates uint32 memory of a shape for the row numbers; None: the backend does.
 
     Attributes:
@@ -45,10 +43,8 @@ class OwnerLookup:
         batch: Batch,
         keys: Array,
         sizes: list[int],
-        check: Callable[[], None] | None,
         new_rows: Empty | None,
     ) -> None:
-        self._check = check
         self._backend, self._batch = backend, batch
         self._tables: Sequence[Any] = batch.tables
         self.keys, self.sizes = keys, sizes
@@ -158,7 +154,7 @@ class OwnerLookup:
             rows = self._backend.xp.empty(keys.size, np.uint32)
 
         def found() -> None:
-            num_without_row = look_up_batch(self._backend, keys, rows, lookup, check=self._check)
+            num_without_row = look_up_batch(self._backend, keys, rows, lookup)
             if not is_ordered:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
                 all_rows = [found_of[i] for i in range(len(self.sizes))]

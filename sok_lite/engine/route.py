@@ -53,14 +53,6 @@ class Route:
         counts = self.recv_counts
         return counts[0] if len(counts) == 1 else counts.sum(axis=0)
 
-    def check(self) -> None:
-        """Raises CommunicatorError if the received keys may be incomplete.
-
-        To be called when the device has used them, before they change a table.
-        """
-        if self.comm.gpu_transport is not None:
-            self.comm.gpu_transport.check(self.lookup)
-
     @property
     def numbers(self) -> np.ndarray:
         """Its counts and its lookup, (`num_numbers`,) int64 on the host: all but `order`."""

@@ -87,9 +87,9 @@ def init(
       use_legacy_optimizer: makes `tf.keras.optimizers` the legacy optimizers where TensorFlow runs
         with tf_keras (`TF_USE_LEGACY_KERAS=1`), as SOK does. Nothing changes under Keras 3.
       gpu_transport: how keys, rows and gradients travel between GPUs: "horovod" (its alltoall on
-        GPUs), "nccl" (a communicator of our own), "host", or "auto": where every rank has a GPU of
-        its own Horovod, if it connects them and was built with NCCL, or NCCL, if CuPy has it; else
-        the host. None: what SOK_LITE_GPU_TRANSPORT says, else "auto". Of no use to one process.
+        GPUs), "host", or "auto": Horovod, where it connects the ranks, was built with NCCL and each
+        has a GPU of its own; else the host. None: what SOK_LITE_GPU_TRANSPORT says, else "auto". Of
+        no use to one process.
       hash_seed: from 0 to 2**58 - 1, with which tables made from now on hash their keys; None: as
         SOK_LITE_HASH_SEED says, else a random one for each table. Rows do not depend on it; where a
         "hybrid" table has its keys does, and so what a full one evicts and refuses, and the order

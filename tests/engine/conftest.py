@@ -7,24 +7,21 @@ import pytest
 
 from sok_lite.comm import run_ranks
 from tests.support.fault_bench import FULL, Bench
-from tests.support.nccl_stand_in import run_ranks_by_nccl
-from tests.support.simt.backend import is_simulated
+from tests.support.meeting_transport import run_ranks_by_transport
 
 _IN_MEMORY = "/dev/shm"
 
 
-@pytest.fixture(params=["by the host", "by NCCL"])
+@pytest.fixture(params=["by the host", "by a transport"])
 def ranks(request):
     """Runs ranks as `run_ranks` does; takes the backend of their arrays too. Each way in turn."""
 
     def run(size, program, backend=None):
         if request.param == "by the host":
             return run_ranks(size, program)
-        if backend is not None and backend.name == "cuda" and not is_simulated(backend):
-            pytest.skip("NCCL is a stand-in here, and has no GPU")
-        return run_ranks_by_nccl(size, program, backend)
+        return run_ranks_by_transport(size, program, backend)
 
-    run.by_nccl = request.param == "by NCCL"
+    run.by_transport = request.param != "by the host"
     return run
 
 

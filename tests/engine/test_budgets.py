@@ -19,7 +19,7 @@ from sok_lite.engine.table import make_table
 from sok_lite.engine.update_rows import Update
 from tests.support.call_counts import Counts, can_count, counts_of, counts_of_ranks
 from tests.support.exchange_facts import OWNERS, rule_of
-from tests.support.nccl_stand_in import run_ranks_by_nccl
+from tests.support.meeting_transport import run_ranks_by_transport
 from tests.support.parts import Part, by_part, forward_parts
 from tests.support.simt.backend import is_simulated
 from tests.support.steps import apply_updates
@@ -317,23 +317,23 @@ def test_a_call_of_two_ranks_asks_for_no_more_than_its_budget(backend, name, num
     assert collectives.total() <= budget.collectives
 
 
-# By NCCL keys are packed and unpacked, and control is made, on the device; nothing is copied by the
-# host but counts. It waits as often as by the host.
-BYTES_BY_NCCL = 520, 850
-BUDGETS_BY_NCCL = {
-    "forward, known": BudgetOfRanks(known, 24, 26, 32, 8, 0, _FEW),
-    "backward": BudgetOfRanks(backward, 22, 22, 8, 4, 0, _FEW),
+# By a transport of GPUs keys are packed and unpacked on the device; nothing is copied by the host
+# but counts. It waits as often as by the host, and once before each message is carried.
+BYTES_BY_TRANSPORT = 520, 850
+BUDGETS_BY_TRANSPORT = {
+    "forward, known": BudgetOfRanks(known, 24, 26, 32, 12, 1, _FEW),
+    "backward": BudgetOfRanks(backward, 22, 22, 10, 6, 0, _FEW),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "num_tables"),
-    [(name, number) for name, budget in BUDGETS_BY_NCCL.items() for number in budget.tables],
+    [(name, number) for name, budget in BUDGETS_BY_TRANSPORT.items() for number in budget.tables],
 )
-def test_a_call_by_nccl_asks_for_no_more_than_its_budget(backend, name, num_tables):
+def test_a_call_by_a_transport_asks_for_no_more_than_its_budget(backend, name, num_tables):
     if not can_count(backend):
         pytest.skip("nobody counts what is asked of this GPU")
-    budget = BUDGETS_BY_NCCL[name]
+    budget = BUDGETS_BY_TRANSPORT[name]
 
     def prepare(comm):
         job = Job(backend, num_tables, ALL, comm)
@@ -341,14 +341,14 @@ def test_a_call_by_nccl_asks_for_no_more_than_its_budget(backend, name, num_tabl
             budget.call(job)()
         return budget.call(job)
 
-    run = partial(run_ranks_by_nccl, backend=backend)
+    run = partial(run_ranks_by_transport, backend=backend)
     counts, collectives = counts_of_ranks(backend, 2, prepare, run)
-    within(backend, counts, budget, num_tables, BYTES_BY_NCCL)
+    within(backend, counts, budget, num_tables, BYTES_BY_TRANSPORT)
     assert collectives.total() <= budget.collectives
 
 
 @pytest.mark.parametrize("owners", [("mod",), tuple(OWNERS)], ids=["mod", "all owners"])
-def test_a_step_by_nccl_copies_as_much_for_few_keys_as_for_many(backend, owners):
+def test_a_step_by_a_transport_copies_as_much_for_few_keys_as_for_many(backend, owners):
     """Counts, addresses and words of control: nothing that has an entry for each key."""
     if not is_simulated(backend):
         pytest.skip("nobody counts what is copied on a CPU, or on this GPU")
@@ -366,7 +366,7 @@ def test_a_step_by_nccl_copies_as_much_for_few_keys_as_for_many(backend, owners)
             step()
         return step
 
-    run = partial(run_ranks_by_nccl, backend=backend)
+    run = partial(run_ranks_by_transport, backend=backend)
     few, many = (counts_of_ranks(backend, 2, partial(step_of, n), run)[0] for n in (8, 40))
     assert (few.to_device, few.to_host) == (many.to_device, many.to_host)
     assert few.to_device > 0

@@ -378,10 +378,11 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
     forward, backward = FORWARD[num_tables], BACKWARD[num_tables]
     if backend.name == "cuda" and num_tables > 1:
         forward = forward._replace(launches=forward.launches + NUMBERING)
-    if ranks.by_nccl:
-        # Keys are packed and unpacked on the device; the host waits as often.
-        forward, backward = (counts._replace(collectives=0) for counts in (forward, backward))
-        forward = forward._replace(launches=forward.launches + 2)
+    if ranks.by_transport:
+        # Keys are packed and unpacked on the device. Their counts go by the host; rows and gradients
+        # are not copied to it.
+        forward = forward._replace(launches=forward.launches + 2, waits=3, collectives=1)
+        backward = backward._replace(waits=1, collectives=0)
     expected = [forward, backward]
     for told in ranks(2, program, backend):
         assert list(told) == expected

@@ -12,7 +12,7 @@ from sok_lite.engine.segments import cut
 from sok_lite.engine.static_table import StaticTable
 from tests.support.call_counts import can_count, counts_of, counts_of_ranks
 from tests.support.helpers import new_table, on
-from tests.support.nccl_stand_in import run_ranks_by_nccl
+from tests.support.meeting_transport import run_ranks_by_transport
 from tests.support.parts import Part, batch_of, by_part, forward_parts
 from tests.support.simt.backend import is_simulated
 from tests.support.step_oracle import flat, random_ragged
@@ -257,7 +257,7 @@ def test_what_is_asked_of_the_device_does_not_depend_on_the_number_of_tables(bac
     assert few == many
 
 
-def test_a_call_by_nccl_copies_as_much_for_few_keys_as_for_many(backend):
+def test_a_call_by_a_transport_copies_as_much_for_few_keys_as_for_many(backend):
     """Of several tables; the rows that are read stay on the device."""
     if not is_simulated(backend):
         pytest.skip("nobody counts what is copied on a CPU, or on this GPU")
@@ -285,6 +285,6 @@ def test_a_call_by_nccl_copies_as_much_for_few_keys_as_for_many(backend):
         call()
         return call
 
-    run = partial(run_ranks_by_nccl, backend=backend)
+    run = partial(run_ranks_by_transport, backend=backend)
     few, many = (counts_of_ranks(backend, 2, partial(call_of, n), run)[0] for n in (8, 40))
     assert (few.to_device, few.to_host) == (many.to_device, many.to_host)

@@ -114,7 +114,6 @@ def look_up_batch(
     rows: Array,
     lookup: BatchedLookup,
     extra_actions: Sequence[Sequence[Action]] = (),
-    check: Callable[[], None] | None = None,
 ) -> list[int]:
     """Finds keys, inserts those that are missing, and writes row numbers and rows.
 
@@ -124,8 +123,6 @@ def look_up_batch(
       lookup: what the tables are to do.
       extra_actions: lists of actions to be taken when new keys get their rows; there are such keys
         then.
-      check: raises where the keys are not what they should be. It is called when they were read;
-        until then the kernels only find, and keys that are present count as seen.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -154,8 +151,6 @@ def look_up_batch(
         finding = _plan_find_and_pool(backend, keys, rows, lookup, lookup_numbers, counters)
     publish([*beginning, *finding])
     found = backend.to_host(counters)
-    if check is not None:
-        check()
     missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
     if any(wrong_splits):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
