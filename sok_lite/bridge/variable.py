@@ -17,6 +17,7 @@ from sok_lite.backend import Backend, get_backend
 from sok_lite.bridge import checkpoint, tf_lookups, tf_private
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
+from sok_lite.bridge.cluster import refuse_clusters
 from sok_lite.bridge.gpu import share_gpu
 from sok_lite.bridge.graph_gradient import custom_gradient, source_of
 from sok_lite.bridge.host_call import make_turn, on_device
@@ -54,7 +55,10 @@ Table = TypeVar("Table")
 
 
 def table_for_variable(
-    kind: str, make: Callable[[Backend], Table], can_be_cloned: bool = False
+    kind: str,
+    make: Callable[[Backend], Table],
+    can_be_cloned: bool = False,
+    is_shared: bool = False,
 ) -> Table:
     """Makes the engine's table of a variable, where TensorFlow can have one.
 
@@ -62,13 +66,15 @@ def table_for_variable(
       kind: the class by the name that a program knows it by, for errors.
       make: takes the backend and gives the table.
       can_be_cloned: whether Keras may make it where it clones a model, new and empty.
+      is_shared: whether its rows are in a server that all processes share.
 
     While a tf.function is traced for the first time a table is made outside of it, as a tf.Variable
     is, so that a layer may make it in its `build`.
 
     Raises:
       ValueError: a tf.function that is traced once more makes another one.
-      NotImplementedError: under a tf.distribute strategy with several replicas.
+      NotImplementedError: under a tf.distribute strategy with several replicas, or in a cluster of
+        TensorFlow's own.
     """
     if can_be_cloned:
         guard.watch()
@@ -79,6 +85,8 @@ def table_for_variable(
             f"{kind} does not work under a tf.distribute strategy with several replicas. Start "
             "one process per GPU with horovodrun and use sok_lite.init()."
         )
+    if not is_shared:
+        refuse_clusters()
     backend = get_backend()
     share_gpu(backend)  # before TensorFlow's first operation, if that is to come
     if tf.inside_function():

@@ -1,6 +1,7 @@
 """Checks whether the machine and other packages work for sok_lite, each with its remedy."""
 
 import importlib
+import json
 import os
 import re
 import shutil
@@ -138,6 +139,20 @@ def _mpi() -> Finding:
     return Finding(OK, "mpi4py", version)
 
 
+def _cluster() -> Finding:
+    """Looks at TensorFlow's own variable for clusters, in which tables are refused."""
+    try:
+        jobs = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
+        counts = {name: len(tasks) for name, tasks in jobs.items()}
+    except (ValueError, TypeError, AttributeError):
+        counts = {}  # TensorFlow says what is wrong with it
+    if sum(counts.values()) <= 1 and "ps" not in counts:
+        return Finding(OK, "cluster", "TF_CONFIG has none of several tasks")
+    found = ", ".join(f"{count} {name}" for name, count in counts.items())
+    mend = "unset TF_CONFIG, and start the workers with horovodrun: ranks share tables"
+    return Finding(BROKEN, "cluster", f"TF_CONFIG has one of {found}: it shares no tables", mend)
+
+
 def _cache() -> Finding:
     folder = cache_folder()
     try:
@@ -164,7 +179,7 @@ def _package(name: str, purpose: str, wanted: str) -> Callable[[], Finding]:
 
 CHECKS: Sequence[Callable[[], Finding]] = (
     *(_python, _itself, _kernels, _gpu, _tensorflow, _package("keras", "Keras 3", "keras>=3")),
-    *(_tf_keras, _horovod, _mpi, _cache),
+    *(_tf_keras, _horovod, _mpi, _cluster, _cache),
     _package("tqdm", "bars of long dumps and loads", "tqdm>=4.60"),
     _package("pyarrow", "Parquet on the command line", "pyarrow>=16.1"),
     _package("matplotlib", "plots of reports", "matplotlib>=3.8"),

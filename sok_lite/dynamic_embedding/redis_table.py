@@ -56,6 +56,7 @@ class RedisTable(HashTable):
     """
 
     kind = "de.RedisTable"
+    is_shared = True
     instead_of_save = (
         "Its rows stay in the Redis. Save the dense part of the model alone; for serving, use "
         "sok_lite.export_serving, which copies the rows."

@@ -81,6 +81,7 @@ class HashTable(TableVariable, SaveableObject):
     # A saver of TF1 finds the table among the saveable objects: `save_with_graph` puts it there.
     collections = (tf.compat.v1.GraphKeys.LOCAL_VARIABLES,)
     var_type = "hbm"
+    is_shared = False  # whether its rows are in a server that all processes share
     shards_of_tfra: ShardsOfTfra | None = None  # of the checkpoint that was restored last
 
     def __init__(
@@ -127,7 +128,8 @@ class HashTable(TableVariable, SaveableObject):
                 return on_device(table.backend, are_held, table, keys)
 
             self._texts = Texts(name, are_there)
-        super().__init__(table_for_variable(self.kind, make), name=name, trainable=False)
+        table = table_for_variable(self.kind, make, is_shared=self.is_shared)
+        super().__init__(table, name=name, trainable=False)
         self.checkpoint = checkpoint
         if checkpoint and self._in_graph_mode:
             save_with_graph(self, self.op.name)

@@ -122,6 +122,27 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_broken(capsys, monkeypatch
     assert status == 0 and found["GPU"][0] == "missing" and "cupy-cuda12x" in found["GPU"][2]
 
 
+@pytest.mark.parametrize(
+    ("config", "state"),
+    [
+        ('{"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]}}', "BROKEN"),
+        ('{"cluster": {"worker": ["b:1", "c:1"]}}', "BROKEN"),
+        ('{"cluster": {"ps": ["a:1"]}}', "BROKEN"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}', "ok"),
+        ("", "ok"),
+        ("{}", "ok"),
+        ("no JSON", "ok"),
+        ('{"cluster": {"worker": 3}}', "ok"),
+    ],
+)
+def test_a_cluster_of_tensorflows_own_is_broken(capsys, monkeypatch, config, state):
+    monkeypatch.setattr(installed, "CHECKS", (installed._cluster,))
+    monkeypatch.setenv("TF_CONFIG", config)
+    status, found, _ = told(capsys)
+    assert found["cluster"][0] == state and status == (state == "BROKEN")
+    assert (found["cluster"][2] is None) == (state == "ok")
+
+
 def test_a_stream_for_each_thread_is_broken(capsys, monkeypatch):
     monkeypatch.setattr(installed, "cuda_unavailable", lambda: None)
     for value, state in (("1", "BROKEN"), ("0", "ok")):

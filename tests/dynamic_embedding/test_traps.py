@@ -12,7 +12,14 @@ import tf_keras
 from sok_lite import dynamic_embedding as de
 from tests.dynamic_embedding.test_training import one_step
 from tests.support.own_process import run_program
-from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, OF_OPTIMIZERS, PROGRAM
+from tests.support.patched_names import (
+    OF_CHECKPOINTS,
+    OF_LAYERS,
+    OF_MODELS,
+    OF_OPTIMIZERS,
+    OF_SESSIONS,
+    PROGRAM,
+)
 
 tf1 = tf.compat.v1
 
@@ -200,7 +207,7 @@ except ValueError:
     print("UNKNOWN_SHAPES_RAISE")
 """
 # Those of the first three keep a table from being left out without a word: bridge/keras/guard.py.
-GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS}
+GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS, *OF_SESSIONS}
 
 
 @pytest.mark.full_only("tests/bridge/test_no_patches.py is the smoke")

@@ -12,7 +12,14 @@ import tensorflow as tf
 from sok_lite import kv_variable as kv
 from sok_lite.kv_variable import get_kv_variable
 from tests.support.own_process import run_program
-from tests.support.patched_names import OF_CHECKPOINTS, OF_LAYERS, OF_MODELS, OF_OPTIMIZERS, PROGRAM
+from tests.support.patched_names import (
+    OF_CHECKPOINTS,
+    OF_LAYERS,
+    OF_MODELS,
+    OF_OPTIMIZERS,
+    OF_SESSIONS,
+    PROGRAM,
+)
 
 tf1 = tf.compat.v1
 
@@ -207,7 +214,7 @@ print("LOADED", *changes(first, facts()))
 """
 # By these an optimizer as it comes trains tables: see bridge/optimizers/patched.py. The others keep
 # a table from being left out without a word: see bridge/keras/guard.py.
-GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS}
+GUARDED = {*OF_CHECKPOINTS, *OF_LAYERS, *OF_MODELS, *OF_OPTIMIZERS, *OF_SESSIONS}
 
 
 @pytest.mark.full_only("starts a process; that of TFRA is the smoke")

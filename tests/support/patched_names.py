@@ -72,6 +72,8 @@ OF_MODELS = [
     *("make_test_function", "make_train_function"),
     *("predict", "save", "save_weights", "set_state_tree", "train_step"),
 ]
+# Tells a session in a cluster of TensorFlow's own: see bridge/cluster.py.
+OF_SESSIONS = ["run"]
 # Have optimizers train tables that ask for it: see bridge/optimizers/patched.py. What it does
 # around `compile` and `make_train_function` changes neither once more.
 OF_OPTIMIZERS = ["apply", "apply_gradients", "build", "compile_from_config", "get_compile_config"]

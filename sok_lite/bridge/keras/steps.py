@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allreduce
 from sok_lite.bridge.job import num_ranks, other_ranks
-from sok_lite.bridge.keras import data, held, hooks
+from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.keras.data import note_batch
 from sok_lite.bridge.loss_weight import counted
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.variable import TableVariable
@@ -48,15 +49,15 @@ def rows_of(batch: Any) -> tf.Tensor:
 # ---- steps ---------------------------------------------------------------------------------------
 
 
-def _counting(method: str, call: Any, self: Any, batch: Any) -> Any:
+def _counting(method: str, call: Any, self: Any, data: Any) -> Any:
     if other_ranks() is None or not held.kept_tables(self):
-        return call(self, batch)
+        return call(self, data)
     if method == _TRAINS:
-        data.note_batch(self, batch)
-    rows, before = rows_of(batch), _states(self)
+        note_batch(self, data)
+    rows, before = rows_of(data), _states(self)
     counts = counted(rows) if method == _TRAINS else nullcontext()
     with counts, set_within(_is_of_this_rank, True):
-        logs = call(self, batch)
+        logs = call(self, data)
         return _without_nothing(self, rows, before, logs)
 
 

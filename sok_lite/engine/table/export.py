@@ -129,8 +129,8 @@ def chosen(table: TableParts, predicate: Predicate) -> Iterator[Entries]:
     bool for each key."""
     for entries in chunks(table):
         # Copies: what is taken then is what is in the table, also where a predicate works in place.
-        copies = (each.copy() for each in (entries.keys, entries.rows, entries.scores))
-        mask = table.backend.xp.asarray(predicate(Entries(*copies, entries.store)))
+        keys, rows, scores = (each.copy() for each in (entries.keys, entries.rows, entries.scores))
+        mask = table.backend.xp.asarray(predicate(Entries(keys, rows, scores, entries.store)))
         if mask.shape != entries.keys.shape or mask.dtype != np.bool_:
             raise ValueError(
                 f"A predicate must return one bool per key, shape {entries.keys.shape}. "

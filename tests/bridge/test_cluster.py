@@ -1,0 +1,137 @@
+"""A table in a cluster of TensorFlow's own, of real servers: several tasks may not use it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from sok_lite.bridge import cluster, tf_private
+from sok_lite.bridge.variable import table_for_variable
+from tests.support.own_process import run_program
+
+# Two processes: this one is the worker, and the one that it starts the parameter server.
+PROGRAM = """
+import json
+import socket
+import subprocess
+import sys
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+def places(count):
+    sockets = [socket.create_server(("localhost", 0)) for _ in range(count)]
+    found = [f"localhost:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    return found
+
+
+SERVER = '''
+import sys
+import tensorflow as tf
+tf.distribute.Server({"ps": [sys.argv[1]], "worker": [sys.argv[2]]}, "ps", 0).join()
+'''
+ps, worker, chief = places(3)
+other = subprocess.Popen([sys.executable, "-c", SERVER, ps, worker])
+
+import sok_lite as sok
+from sok_lite import dynamic_embedding as de
+from sok_lite import kv_variable as kv
+
+sok.init("single")
+cluster = tf.train.ClusterSpec({"ps": [ps], "worker": [worker]})
+report = {}
+
+
+def outcome(use):
+    try:
+        return str(use())
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+
+
+TABLES = {
+    "sok": lambda: sok.DynamicVariable(2, "ones", name="s"),
+    "de": lambda: de.get_variable("d", dim=2, initializer=1.0),
+    "kv": lambda: kv.get_kv_variable("k", 2, initializer=tf.ones_initializer()),
+}
+
+
+def run_in(session, make):
+    # As a program does that was written for parameter servers.
+    with tf.Graph().as_default(), v1.device(v1.train.replica_device_setter(cluster=cluster)):
+        table = make()
+        step = v1.train.get_or_create_global_step()
+        with v1.device("/job:worker/task:0"):
+            ids = tf.constant([1], tf.int64)
+            is_de = isinstance(table, de.Variable)
+            rows = table.lookup(ids) if is_de else tf.nn.embedding_lookup(table, ids)
+        with session() as opened:
+            return opened.run(rows).tolist()
+
+
+def monitored():
+    return v1.train.MonitoredTrainingSession(master=server.target)
+
+
+try:
+    server = tf.distribute.Server(cluster, "worker", 0)
+    for name, make in TABLES.items():
+        report["session, " + name] = outcome(
+            lambda: run_in(lambda: v1.Session(server.target), make)
+        )
+    report["monitored session"] = outcome(lambda: run_in(monitored, TABLES["de"]))
+    own = tf.distribute.Server.create_local_server()
+    with tf.Graph().as_default():
+        rows = tf.nn.embedding_lookup(TABLES["sok"](), [1])
+        for name, target in (("no server", ""), ("local server", own.target)):
+            report[name] = outcome(lambda: v1.Session(target).run(rows).tolist())
+    tf.config.experimental_connect_to_cluster(
+        tf.train.ClusterSpec({"ps": [ps], "chief": [chief]}), job_name="chief"
+    )
+    for name, make in TABLES.items():
+        report["connected, " + name] = outcome(make)
+finally:
+    other.kill()
+print("REPORT" + json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module")
+def report():
+    (line,) = [line for line in run_program(PROGRAM).splitlines() if line.startswith("REPORT")]
+    return json.loads(line.removeprefix("REPORT"))
+
+
+@pytest.mark.parametrize("api", ["sok", "de", "kv"])
+@pytest.mark.parametrize("way", ["session", "connected"])
+def test_a_worker_beside_a_parameter_server_has_no_table(report, way, api):
+    text = report[f"{way}, {api}"]
+    me = "worker" if way == "session" else "chief"
+    for task in (f"/job:{me}/task:0", "/job:ps/task:0"):
+        assert task in text
+    assert text.startswith("NotImplementedError") and "horovodrun" in text
+
+
+def test_a_monitored_session_of_several_tasks_is_refused_too(report):
+    assert report["monitored session"].startswith("NotImplementedError")
+    assert "/job:ps/task:0" in report["monitored session"]
+
+
+@pytest.mark.parametrize("server", ["no server", "local server"])
+def test_one_task_goes_on(report, server):
+    assert report[server] == "[[1.0, 1.0]]"
+
+
+def test_a_table_that_is_in_a_server_of_its_own_goes_on(monkeypatch):
+    jobs = [tf.train.JobDef(name="ps", tasks={0: "localhost:1"})]
+    server = SimpleNamespace(cluster=tf.train.ClusterDef(job=jobs))
+    context = SimpleNamespace(**dict.fromkeys(tf_private.CLUSTER_OF_CONTEXT, server))
+    monkeypatch.setattr(cluster, "context", lambda: context)
+    with pytest.raises(NotImplementedError, match="/job:ps/task:0"):
+        table_for_variable("table", lambda backend: "a table")
+    assert table_for_variable("table", lambda backend: "rows", is_shared=True) == "rows"
