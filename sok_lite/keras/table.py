@@ -227,13 +227,19 @@ class TablePart:
         return table_exports.export(self.variable, cutoff)
 
     def assign(self, keys: Any, rows: Any) -> None:
-        """Sets the rows of keys on this rank, inserting keys that are new.
+        """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
-        Here and below the keys of a table of texts are texts, or the hashes that `export` gives.
+        Of several ranks each gives the keys with key mod ranks == rank, of texts that of their
+        hashes. Here and below the keys of a table of texts are texts, or the hashes that `export`
+        gives.
 
         Args:
           keys: (n,) integers, or texts.
           rows: (n, dim).
+
+        Raises:
+          TypeError, ValueError: keys or rows do not fit, or other ranks own keys that have no row
+            here. Nothing has changed then.
         """
         keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)

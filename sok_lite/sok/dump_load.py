@@ -80,7 +80,8 @@ def dump(
       first. Else None, when the checkpoint is there.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here, or differs between ranks.
+      TypeError, ValueError: an argument is not as said here, or differs between ranks, or a key has
+        rows on several ranks. The checkpoint before is as it was.
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
       ImportError: `progress` is True and there is no tqdm.

@@ -134,7 +134,7 @@ def dump_in_background(
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: a name repeats, or a rank has other tables.
+      ValueError: a name repeats, or a rank has other tables, or a key has rows on several ranks.
       RuntimeError: another thread has restored a table meanwhile.
       OSError: the folders cannot be made. The old checkpoint is as it was.
       MemoryError: a rank has no memory for a copy of its part. The old checkpoint is as it was.

@@ -23,12 +23,20 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.increment import shards_to_continue
-from sok_lite.engine.files.item import Item, Named, forget_gone_optimizers, items_of, tables_of
+from sok_lite.engine.files.item import (
+    Item,
+    Named,
+    forget_gone_optimizers,
+    items_of,
+    keyed_tables_of,
+    tables_of,
+)
 from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.shard_content import ShardContent, write_part
+from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.texts import KeyTexts, settle
@@ -70,7 +78,7 @@ def dump(
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: a name repeats, or a rank has other tables.
+      ValueError: a name repeats, or a rank has other tables, or a key has rows on several ranks.
       RuntimeError: another thread has restored a table meanwhile.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
@@ -118,6 +126,7 @@ def begin(
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
     wanted = {"path": os.fspath(path), "incremental": incremental}
     items = checked_items(tables, comm, wanted, "dump")
+    refuse_keys_on_several_ranks(keyed_tables_of(items), comm, "A dump")
     folder, since = os.path.abspath(path), time.monotonic()
     wait_for_pending(comm, folder)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)

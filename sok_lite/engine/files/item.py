@@ -125,6 +125,11 @@ def tables_of(items: Iterable[Item]) -> list[EmbeddingTable]:
     return [table for item in items for table in item.tables_to_lock]
 
 
+def keyed_tables_of(items: Iterable[Item]) -> list[EmbeddingTable]:
+    """Returns the tables of keys among items."""
+    return [item.table for item in items if isinstance(item.table, EmbeddingTable)]
+
+
 def forget_gone_optimizers(items: Iterable[Item]) -> None:
     """Drops the states of optimizers that are gone: they are not written."""
     for table in tables_of(items):

@@ -153,13 +153,16 @@ class Chooser:
 
     def warn(self) -> None:
         """Says how many keys have come again."""
-        if self.num_repeated:
-            _log.warning(
-                "What was saved of table %r has %s keys more than once: of each the first one "
-                "counts.",
-                self._name,
-                f"{self.num_repeated:,}",
-            )
+        warn_of_repeated(self._name, self.num_repeated)
+
+
+def warn_of_repeated(name: str, num_repeated: int) -> None:
+    """Says how many keys of a table have come again in what was saved, if any."""
+    if num_repeated:
+        _log.warning(
+            "What was saved of table %r has %s keys more than once: of each the first one counts.",
+            *(name, f"{num_repeated:,}"),
+        )
 
 
 def are_first(xp: Any, keys: Array) -> Array:

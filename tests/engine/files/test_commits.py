@@ -128,6 +128,7 @@ def test_a_job_goes_on_with_other_ranks(backend, tmp_path, size, then, on_disk):
     assert go_on(processes[::-1]) == [b"x" * 100] * len(then)
 
     def next_one(comm):
+        processes[comm.rank].commits.restore(comm)  # as this rank: it was another one
         processes[comm.rank].fill(comm, n, seed=9)
         processes[comm.rank].commits.make(comm, b"y")
 
