@@ -13,6 +13,7 @@ import sok_lite.keras as sk
 from sok_lite import dynamic_embedding as de
 from sok_lite import kv_variable as kv
 from sok_lite.bridge import job
+from sok_lite.cli.main import main
 from sok_lite.comm import SingleCommunicator
 
 KEYS = np.arange(-40, 61)
@@ -221,3 +222,45 @@ def test_a_key_on_several_ranks_is_not_saved_by_keras(comm, once, folder, name):
         assert (folder / name).read_bytes() == before
     table.erase(KEYS[KEYS % comm.size != comm.rank])
     save(folder / name)
+
+
+def small_model(max_capacity):
+    table = sk.Table(
+        "item", 2, var_type="hybrid", max_capacity=max_capacity, evict_strategy="kCustomized"
+    )
+    ids = keras.Input([], dtype="int64")
+    return keras.Model(ids, table(ids)), table
+
+
+def test_a_full_table_goes_to_fewer_ranks(comm, once, folder, monkeypatch, tmp_path, caplog):
+    """As its dump and as a model's file, on ranks that are as many jobs of one."""
+    model, table = small_model(64)
+    own = np.arange(comm.rank, 120 * comm.size, comm.size)[:60]
+    sok.assign(table, own, rows_of(own), scores=(own * 7919) % 1000)
+    sok.dump(folder / "dump", table)
+    model.save(folder / "m.keras")
+    keys = np.concatenate(comm.allgatherv(sok.export(table)[0].numpy()).by_rank())
+    if comm.size == 1:
+        return
+    comm.barrier()
+    monkeypatch.setattr(job, "_communicator", SingleCommunicator())
+    with pytest.raises(ValueError, match=r"max_capacity.*load_weights.*on_full='evict'"):
+        keras.models.load_model(folder / "m.keras")
+    # As the error says: a larger table, or without the keys of the lowest scores.
+    larger, its_table = small_model(256)
+    larger.load_weights(folder / "m.keras")
+    found, rows = sok.export(its_table)
+    np.testing.assert_array_equal(found, np.sort(keys))
+    np.testing.assert_array_equal(rows, rows_of(np.sort(keys)))
+    assert main(["convert", str(folder / "m.keras"), str(tmp_path / "converted")]) == 0
+    ordered = keys[np.argsort(-((keys * 7919) % 1000), kind="stable")]
+    for path in (folder / "dump", tmp_path / "converted"):
+        _, again = small_model(64)
+        with pytest.raises(ValueError, match="has no room for"):
+            sok.load(path, again)
+        assert len(again) == 0
+        sok.load(path, again, on_full="evict")
+        found, rows = (each.numpy() for each in sok.export(again))
+        np.testing.assert_array_equal(rows, rows_of(found))
+        assert set(ordered[:40]) <= set(found) <= set(ordered) and len(found) >= 60
+        assert f"{keys.size - len(found)} of {keys.size} keys" in caplog.records[-1].getMessage()

@@ -26,6 +26,7 @@ from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.restoring import publish_restored
 
 MODES = ("replace", "merge")
+ON_FULL = ("error", "evict")
 
 
 def load(
@@ -36,6 +37,7 @@ def load(
     cast: bool = False,
     report: Report | None = None,
     accept: Callable[[dict[str, Any]], None] | None = None,
+    on_full: str = "error",
 ) -> dict[str, Any]:
     """Loads tables from a checkpoint. Every rank must call it; it returns together.
 
@@ -57,6 +59,9 @@ def load(
         reads, rows included that newer files replace.
       accept: called with the `extra` of `dump` before anything else is read; raises ValueError to
         reject it.
+      on_full: of a "hybrid" table with less room than keys: "error": nothing is loaded. "evict":
+        those of the lowest scores are left out, on each rank by itself; the logger "sok_lite" says
+        how many.
 
     Returns:
       The `extra` of `dump`.
@@ -69,10 +74,12 @@ def load(
       MemoryError: no memory for it. In all cases every table is as it was, on all ranks.
     """
     folder = os.path.abspath(path)
-    wanted = {"path": os.fspath(path), "mode": mode, "cast": cast}
+    wanted = {"path": os.fspath(path), "mode": mode, "cast": cast, "on_full": on_full}
     items = checked_items(tables, comm, wanted, "load")
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
+    if on_full not in ON_FULL:
+        raise ValueError(f"`on_full` must be 'error' or 'evict'. Received: on_full={on_full!r}.")
     wait_for_pending(comm, folder)
     found = together(comm, lambda: _checked_items(folder, items, cast, accept))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
@@ -80,7 +87,9 @@ def load(
     dynamic = tables_of(items)
 
     def give() -> None:
-        prepared = together(comm, lambda: _prepare(folder, found, items, comm, mode, report))
+        prepared = together(
+            comm, lambda: _prepare(folder, found, items, comm, mode, on_full, report)
+        )
         publish_restored(dynamic, prepared)
         if mode == "replace":
             remember_load(folder, dynamic, found, comm)
@@ -134,6 +143,7 @@ def _prepare(
     items: Sequence[Item],
     comm: Communicator,
     mode: str,
+    on_full: str,
     report: Report | None,
 ) -> list[list[Action]]:
     facts = [found.tables[item.table.name] for item in items]
@@ -145,7 +155,7 @@ def _prepare(
     total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
     progress = Progress(report, total)
     prepared = [
-        item.actions(its_facts, folder, comm, mode, progress)
+        item.actions(its_facts, folder, comm, mode, on_full, progress)
         for item, its_facts in zip(items, facts, strict=True)
     ]
     progress.finish()
