@@ -135,16 +135,16 @@ def refuse_keys_on_several_ranks(
         comm, lambda: [alone(table, partial(_foreign_keys, table, ranks)) for table in tables]
     )
     counts = np.array([keys.size for keys in found], np.int64)
-    are_some = np.stack(comm.allgatherv(counts, call="foreign keys").by_rank()).any(axis=0)
-    for table, keys, is_doubtful in zip(tables, found, are_some.tolist(), strict=True):
-        if is_doubtful:
+    all_counts = np.sum(comm.allgatherv(counts, call="foreign keys").by_rank(), axis=0)
+    for table, keys, count in zip(tables, found, all_counts.tolist(), strict=True):
+        if count:
             _check_once(table, keys, comm, what)
             if keys.size and table.owner.is_strict:
-                count, example = _foreign(table, table.backend.from_host(keys), ranks)
+                _, example = _foreign(table, table.backend.from_host(keys), ranks)
                 _log.warning(
                     "Rank %s has %s keys of table %r that other ranks own, such as %s: no lookup "
                     "over ranks finds them. They are saved as those of rank %s.",
-                    *(comm.rank, f"{count:,}", table.name, example, comm.rank),
+                    *(comm.rank, f"{keys.size:,}", table.name, example, comm.rank),
                 )
 
 

@@ -158,8 +158,7 @@ def load(
     shown = checked_progress(progress, comm.rank)
     with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
         accept = None if wrapper is None else partial(_check_extra, path)
-        shown_by = {"report": report, "accept": accept, "on_full": on_full}
-        read = partial(engine_load, path, tables, comm, mode, cast, **shown_by)
+        read = partial(engine_load, path, tables, comm, mode, cast, report, accept, on_full)
         extra = on_device(variables[0].table.backend, read)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)

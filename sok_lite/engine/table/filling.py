@@ -9,6 +9,7 @@ Where more keys come than fit, those of the highest scores may be kept: see `_fi
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,8 +41,8 @@ _TO_BE_CHOSEN = NO_ROW - 1
 _SHARE_OF_A_BATCH = 64
 
 AnyIndex: TypeAlias = DetIndex | HkvIndex
-# Gives the scores of the keys of a part, in its pieces, unsigned.
-Scores: TypeAlias = Callable[[SavedPart], Iterator[Array]]
+# Gives the scores that the keys of a part are to have in an index, in its pieces, unsigned.
+Scores: TypeAlias = Callable[[AnyIndex, SavedPart], Iterator[Array]]
 
 
 class Filled(NamedTuple):
@@ -137,10 +138,10 @@ def _filled_hybrid(table: HkvTable, saved: Saved, scores: Scores | None) -> Fill
     raise ValueError(
         f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were saved: "
         f"max_capacity is {table.index.max_capacity:,} slots, in buckets of {table.index.bucket}. "
-        f"They come from a table with {room}. Nothing was changed. Make it with a larger "
-        "max_capacity: of a model of Keras the whole model, and load_weights() of the file. Or "
-        "leave the keys of the lowest scores out: sok.load(..., on_full='evict') of a dump, which "
-        "`sok-lite convert` makes of a file of Keras."
+        f"They come from a table with {room}. Nothing was changed. Use a larger "
+        "max_capacity: build a model of Keras anew with it, and load_weights() of the file. Or "
+        "leave the keys of the lowest scores out, by sok.load(..., on_full='evict') of a dump, "
+        "which `sok-lite convert` makes of a file of Keras."
     )
 
 
@@ -152,8 +153,8 @@ def _filled_by_score(table: HkvTable, saved: Saved, scores: Scores) -> Filled:
     other; the logger "sok_lite" says how many are left out. It needs some 40 bytes a key on the
     host.
     """
-    keys, order = _by_score(table, saved, scores)
     index, device = table.index.emptied(seed=new_seed()), table.backend.from_host
+    keys, order = _by_score(table, saved, partial(scores, index))
     index.make_room(keys.size)
     step, num_left_out = max(1, index.max_capacity // _SHARE_OF_A_BATCH), 0
     for at in range(0, keys.size, step):
@@ -181,7 +182,9 @@ def _filled_by_score(table: HkvTable, saved: Saved, scores: Scores) -> Filled:
     )
 
 
-def _by_score(table: HkvTable, saved: Saved, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+def _by_score(
+    table: HkvTable, saved: Saved, scores: Callable[[SavedPart], Iterator[Array]]
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct keys that count, (n,) int64 on the host, and their order by scores.
 
     Of equal scores the first come first.

@@ -112,8 +112,11 @@ def _times(table: EmbeddingTable, facts: dict[str, Any]) -> tuple[int, Spans | N
 
 def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> list[Action]:
     """Makes what the table is to hold, and returns the actions that give it that."""
-    scores = _Scoring(table, table.index.emptied(), saved).hottest if evicts else None
-    made = filled(table, saved, scores)
+
+    def scores(index: AnyIndex, part: SavedPart) -> Iterator[Array]:
+        return _Scoring(table, index, saved).hottest(part)
+
+    made = filled(table, saved, scores if evicts else None)
     index, chooser = made.new_index, made.chooser
     scoring = _Scoring(table, index, saved)
     store, n = table.store.emptied(), chooser.num_rows
