@@ -139,13 +139,29 @@ def refuse_keys_on_several_ranks(
     for table, keys, count in zip(tables, found, all_counts.tolist(), strict=True):
         if count:
             _check_once(table, keys, comm, what)
-            if keys.size and table.owner.is_strict:
-                _, example = _foreign(table, table.backend.from_host(keys), ranks)
-                _log.warning(
-                    "Rank %s has %s keys of table %r that other ranks own, such as %s: no lookup "
-                    "over ranks finds them. They are saved as those of rank %s.",
-                    *(comm.rank, f"{keys.size:,}", table.name, example, comm.rank),
-                )
+            _warn(table, keys, ranks)
+
+
+def warn_of_foreign_keys(tables: Iterable[EmbeddingTable], comm: Communicator) -> None:
+    """Has the logger "sok_lite" say of keys that are on this rank and owned by others.
+
+    Not of tables whose ranks may each have any key. It does not communicate.
+    """
+    ranks = RankInfo(comm.rank, comm.size)
+    for table in tables:
+        if comm.size > 1 and table.owner.is_strict:
+            _warn(table, alone(table, partial(_foreign_keys, table, ranks)), ranks)
+
+
+def _warn(table: EmbeddingTable, keys: np.ndarray, ranks: RankInfo) -> None:
+    """Says that this rank has keys (n,) int64 of a table that others own, if any."""
+    if keys.size and table.owner.is_strict:
+        _, example = _foreign(table, table.backend.from_host(keys), ranks)
+        _log.warning(
+            "Rank %s has %s keys of table %r that other ranks own, such as %s: no lookup over "
+            "ranks finds them.",
+            *(ranks.rank, f"{keys.size:,}", table.name, example),
+        )
 
 
 def _foreign_keys(table: EmbeddingTable, ranks: RankInfo) -> np.ndarray:

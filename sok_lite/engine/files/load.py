@@ -16,11 +16,12 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import checked_items
 from sok_lite.engine.files.increment import remember_load
-from sok_lite.engine.files.item import Item, Named, tables_of
+from sok_lite.engine.files.item import Item, Named, keyed_tables_of, tables_of
 from sok_lite.engine.files.manifest_facts import Manifest, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.reading import shards_of
+from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.restoring import publish_restored
@@ -95,6 +96,9 @@ def load(
             remember_load(folder, dynamic, found, comm)
 
     holding(dynamic, give)
+    # What as many ranks wrote each has read whole, keys of other ranks among its own.
+    as_many = [item for item in items if len(found.tables[item.table.name].shards) == comm.size]
+    warn_of_foreign_keys(keyed_tables_of(as_many), comm)
     return found.extra
 
 

@@ -17,7 +17,7 @@ from sok_lite.engine import hashing
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.owner import HASH, OneRank
+from sok_lite.engine.owner import HASH, MOD, AlsoLocal, OneRank
 from tests.conftest import QUICK
 from tests.support.filled_tables import (
     HYBRID,
@@ -456,6 +456,26 @@ def test_progress_ends_with_all_bytes(backend, tmp_path, ranks):
             done, totals = zip(*of_rank, strict=True)
             assert set(totals) == {files[rank]} == {done[-1]}
             assert list(done) == sorted(done) and len(done) > 1
+
+
+def test_a_rank_that_reads_its_own_file_says_which_keys_are_of_others(backend, tmp_path, caplog):
+    def program(comm):
+        for owner in (AlsoLocal(MOD), MOD):  # the first writes what an older version did
+            table = new_table(backend, 1, owner=owner)
+            if owner == MOD:
+                load(tmp_path, [table], comm)
+            else:
+                table.find_or_insert([4, 7])
+                dump(tmp_path, [table], comm)
+                caplog.clear()
+        return backend.to_host(table.export()[0]).tolist()
+
+    assert run_ranks(2, program) == [[4, 7], [4, 7]]
+    said = sorted(record.getMessage().split(":")[0] for record in caplog.records)
+    assert [text.split("'")[::2] for text in said] == [
+        [f"Rank {rank} has 1 keys of table ", f" that other ranks own, such as key {key} of {of}"]
+        for rank, key, of in ((0, 7, "rank 1"), (1, 4, "rank 0"))
+    ]
 
 
 STRATEGIES = ["kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized"]
