@@ -117,8 +117,8 @@ def refuse_keys_on_several_ranks(
     """Raises on all ranks if a key has rows on several, before they are saved. All must call it.
 
     What was saved would have such a key twice, with different rows. Other keys that are on another
-    rank than their owner's are saved, and the logger "sok_lite" says of them. Of a table whose
-    ranks may each have any key it says only which ones are on several.
+    rank than their owner's are saved, and the logger "sok_lite" says of them. Tables whose ranks
+    may each have any key are not looked at.
 
     Args:
       tables: the same on all ranks.
@@ -127,16 +127,16 @@ def refuse_keys_on_several_ranks(
     Raises:
       ForeignKeysError: there are such keys; all ranks raise the same.
     """
-    if comm.size == 1:
+    strict = [table for table in tables if table.owner.is_strict]
+    if comm.size == 1 or not strict:
         return
     ranks = RankInfo(comm.rank, comm.size)
-    tables = list(tables)
     found = together(
-        comm, lambda: [alone(table, partial(_foreign_keys, table, ranks)) for table in tables]
+        comm, lambda: [alone(table, partial(_foreign_keys, table, ranks)) for table in strict]
     )
     counts = np.array([keys.size for keys in found], np.int64)
     all_counts = np.sum(comm.allgatherv(counts, call="foreign keys").by_rank(), axis=0)
-    for table, keys, count in zip(tables, found, all_counts.tolist(), strict=True):
+    for table, keys, count in zip(strict, found, all_counts.tolist(), strict=True):
         if count:
             _check_once(table, keys, comm, what)
             _warn(table, keys, ranks)
@@ -155,7 +155,7 @@ def warn_of_foreign_keys(tables: Iterable[EmbeddingTable], comm: Communicator) -
 
 def _warn(table: EmbeddingTable, keys: np.ndarray, ranks: RankInfo) -> None:
     """Says that this rank has keys (n,) int64 of a table that others own, if any."""
-    if keys.size and table.owner.is_strict:
+    if keys.size:
         _, example = _foreign(table, table.backend.from_host(keys), ranks)
         _log.warning(
             "Rank %s has %s keys of table %r that other ranks own, such as %s: no lookup over "
@@ -175,39 +175,38 @@ def _foreign_keys(table: EmbeddingTable, ranks: RankInfo) -> np.ndarray:
 
 
 def _check_once(table: EmbeddingTable, foreign: np.ndarray, comm: Communicator, what: str) -> None:
-    """Raises on all ranks if a key of a table is on several; only warns where any rank may have it.
+    """Raises on all ranks if a key of a table is on several: its owner is told of it, and looks.
 
     Args:
       foreign: (n,) int64, the keys of this rank that others own.
     """
-    all_foreign = comm.allgatherv(foreign, call="foreign keys").by_rank()
-    others = np.concatenate([keys for rank, keys in enumerate(all_foreign) if rank != comm.rank])
     kind, backend = table.key_dtype, table.backend
-    wanted = backend.from_host(kind.from_int64(np, others))
+    owners = table.owner.owners(foreign, comm.size, kind)
+    by_owner = foreign[np.argsort(owners, kind="stable")]
+    splits = np.bincount(owners, minlength=comm.size)
+    told = comm.alltoallv(by_owner, splits, call="foreign keys")
+    wanted = backend.from_host(kind.from_int64(np, told.rows))
     is_here = together(comm, lambda: backend.to_host(table.contains(wanted)))
-    here = comm.allgatherv(np.unique(others[is_here]), call="foreign keys")
-    repeated = np.unique(here.rows)
-    if not repeated.size:
+    distinct, num_told = np.unique(told.rows, return_counts=True)
+    repeated = distinct[np.isin(distinct, told.rows[is_here]) | (num_told > 1)]
+    counts = comm.allgatherv(np.array([repeated.size]), call="foreign keys").rows
+    if not counts.any():
         return
-    key = repeated[0]
-    holders = [
-        str(rank)
-        for rank, parts in enumerate(zip(all_foreign, here.by_rank(), strict=True))
-        if any(key in part for part in parts)
-    ]
-    owner = table.owner.owners(repeated[:1], comm.size, kind)[0]
-    text = (
-        f"{repeated.size:,} keys of table {table.name!r} are on several ranks, such as key "
-        f"{kind.from_int64(np, repeated[:1])[0]}, of rank {owner}, on ranks {', '.join(holders)}"
+    example = ""
+    if repeated.size:
+        key = repeated[:1]
+        holders = [rank for rank, keys in enumerate(told.by_rank()) if key in keys]
+        holders += [comm.rank] * bool(np.isin(key, told.rows[is_here]))
+        on = ", ".join(map(str, sorted(holders)))
+        example = f"{kind.from_int64(np, key)[0]}, of rank {comm.rank}, on ranks {on}"
+    texts = comm.allgatherv(np.frombuffer(example.encode(), np.uint8), call="foreign keys")
+    first = texts.by_rank()[np.flatnonzero(counts)[0]].tobytes().decode()
+    raise ForeignKeysError(
+        f"{what} must have each key once. Received: {counts.sum():,} keys of table {table.name!r} "
+        f"are on several ranks, such as key {first}. Nothing was saved. Erase them on the ranks "
+        "that do not own them; sok.export gives the keys of a rank. And where the program gives "
+        f"them rows: {table.owner.advice}."
     )
-    if table.owner.is_strict:
-        raise ForeignKeysError(
-            f"{what} must have each key once. Received: {text}. Nothing was saved. Erase them on "
-            "the ranks that do not own them; sok.export gives the keys of a rank. And where the "
-            f"program gives them rows: {table.owner.advice}."
-        )
-    if comm.rank == 0:
-        _log.warning("%s; of each, another number of ranks loads the row of the lowest.", text)
 
 
 def _foreign(table: EmbeddingTable, keys: Array, rank_info: RankInfo) -> tuple[int, str]:
