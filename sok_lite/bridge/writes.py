@@ -1,6 +1,7 @@
 """How rows given by a program get into a table: what assigning and the scatters share.
 
-Functions of a variable, which the APIs name as its methods. They act on the part of this rank.
+Functions of a variable, which the APIs name as its methods. They act on the part of this rank, and
+one rank may call them alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows, checked_scores
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_write
 from sok_lite.engine.table import EmbeddingTable
 
 
@@ -33,14 +37,31 @@ def insert_or_assign(
 
     Raises:
       TypeError: keys are no integers, or rows not of the variable's kind, floats or integers.
-      ValueError: shapes do not fit, or a key or row not its type. Nothing has changed then.
+      ValueError: shapes do not fit, or a key or row not its type, or other ranks own a key, which
+        has no row here. Nothing has changed then.
     """
     keys = checked_keys(variable, indices)
     rows = checked_rows(variable, keys, values, what)
     others = [] if scores is None else [checked_scores(variable.name, scores)]
-    return _write(
-        variable, what, keys, rows, lambda table, *arrays: table.insert_or_assign(*arrays), *others
-    )
+
+    def write(table: EmbeddingTable, keys: Array, *arrays: Array) -> None:
+        refuse_foreign(table, keys, what)
+        table.insert_or_assign(keys, *arrays)
+
+    return _write(variable, what, keys, rows, write, *others)
+
+
+def refuse_foreign(table: EmbeddingTable, keys: Array, what: str) -> None:
+    """Raises ForeignKeysError if keys that are to get rows belong to other ranks.
+
+    Args:
+      keys: (n,) of the key type, on the device.
+      what: the program's call.
+    """
+    comm = other_ranks()
+    if comm is not None:
+        what = f"{what} of table {table.name!r}"
+        refuse_foreign_write(table, keys, RankInfo(comm.rank, comm.size), what)
 
 
 def scatter_add(

@@ -1,15 +1,32 @@
-"""Keys of other ranks in a gradient: rejected before they become rows that no lookup finds here.
+"""Keys of other ranks: rejected before they become rows that no lookup over ranks finds here.
 
 A lookup over all ranks returns to each rank the gradient of its own keys. If a program passes that
-to Horovod, it gathers the slices, and the result has the keys of all ranks.
+to Horovod, it gathers the slices, and the result has the keys of all ranks. A program that assigns
+the same rows on every rank brings keys of other ranks too.
+
+A rank that has a row for such a key already may change it: lookups on one rank alone may insert
+any key.
 """
 
+import logging
+from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from sok_lite.backend import Array
+from sok_lite.comm.protocol import Communicator
+from sok_lite.engine.failure import together
 from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.table.base import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.update_rows import ResolvedUpdates, Updates
+
+# Slots that are looked at together: few enough for a processor's cache.
+_SLOTS = 1 << 16
+
+_log = logging.getLogger("sok_lite")
 
 
 class RankInfo(NamedTuple):
@@ -25,7 +42,7 @@ class RankInfo(NamedTuple):
 
 
 class ForeignKeysError(ValueError):
-    """A gradient has keys that belong to other ranks."""
+    """Keys that belong to other ranks were to get rows."""
 
 
 def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: RankInfo) -> None:
@@ -50,21 +67,155 @@ def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: Ra
         if count and not of_gradient
     ]
     for table, all_keys, rows in zip(*by_row.some(doubtful)[:3], strict=True):
-        xp = table.backend.xp
         if not table.owner.is_strict:
             continue
-        keys = all_keys[rows == np.uint32(NO_ROW)]
-        owners = table.owner.owners(keys, rank_info.size, table.key_dtype, xp)
-        foreign = owners != rank_info.rank
-        count = int(foreign.sum())
+        count, example = _foreign(table, all_keys[rows == np.uint32(NO_ROW)], rank_info)
         if count:
-            first = table.backend.to_host(keys[foreign][:1])
-            key = table.key_dtype.from_int64(np, first)[0]
             raise ForeignKeysError(
                 f"{count} of {all_keys.size} keys of the gradient of table {table.name!r} belong "
                 f"to other ranks than this one, {rank_info.rank}, which has no row for them. "
-                f"Received: key {key} of rank {int(owners[foreign][0])}; nothing was changed. "
+                f"Received: {example}; nothing was changed. "
                 "A lookup gives each rank the gradient of its own keys, summed over all ranks: "
                 "keep it out of Horovod's collectives. With hvd.DistributedGradientTape, call "
                 "tape.register_local_source(table)."
             )
+
+
+def refuse_foreign_write(
+    table: EmbeddingTable, keys: Array, rank_info: RankInfo, what: str
+) -> None:
+    """Raises if keys to which a program gives rows belong to other ranks and have no row here.
+
+    No rank can tell what the others write, and one may write alone: so keys of others are refused
+    although all ranks might have been given the same ones.
+
+    Args:
+      keys: (n,) of the table's key type, on its device.
+      rank_info: this rank.
+      what: the program's call, for the error.
+
+    Raises:
+      ForeignKeysError: there are such keys.
+    """
+    if not table.owner.is_strict or rank_info.size == 1:
+        return
+    whole = table.key_dtype.to_int64(table.backend.xp, keys, f"keys of {table.name!r}")
+    if not _foreign(table, whole, rank_info)[0]:
+        return
+    count, example = _foreign(table, whole[~table.contains(keys)], rank_info)
+    if count:
+        raise ForeignKeysError(
+            f"{count:,} of {keys.size:,} keys that {what} is to write belong to other ranks than "
+            f"this one, {rank_info.rank}. Received: {example}; nothing was changed. A lookup over "
+            f"ranks would not find them here: {table.owner.advice}."
+        )
+
+
+def refuse_keys_on_several_ranks(
+    tables: Iterable[EmbeddingTable], comm: Communicator, what: str
+) -> None:
+    """Raises on all ranks if a key has rows on several, before they are saved. All must call it.
+
+    What was saved would have such a key twice, with different rows. Other keys that are on another
+    rank than their owner's are saved, and the logger "sok_lite" says of them. Tables whose ranks
+    may each have any key are not looked at.
+
+    Args:
+      tables: the same on all ranks.
+      what: saves them, for the error.
+
+    Raises:
+      ForeignKeysError: there are such keys; all ranks raise the same.
+    """
+    strict = [table for table in tables if table.owner.is_strict]
+    if comm.size == 1 or not strict:
+        return
+    ranks = RankInfo(comm.rank, comm.size)
+    found = together(
+        comm, lambda: [alone(table, partial(_foreign_keys, table, ranks)) for table in strict]
+    )
+    counts = np.array([keys.size for keys in found], np.int64)
+    all_counts = np.sum(comm.allgatherv(counts, call="foreign keys").by_rank(), axis=0)
+    for table, keys, count in zip(strict, found, all_counts.tolist(), strict=True):
+        if count:
+            _check_once(table, keys, comm, what)
+            _warn(table, keys, ranks)
+
+
+def warn_of_foreign_keys(tables: Iterable[EmbeddingTable], comm: Communicator) -> None:
+    """Has the logger "sok_lite" say of keys that are on this rank and owned by others.
+
+    Not of tables whose ranks may each have any key. It does not communicate.
+    """
+    ranks = RankInfo(comm.rank, comm.size)
+    for table in tables:
+        if comm.size > 1 and table.owner.is_strict:
+            _warn(table, alone(table, partial(_foreign_keys, table, ranks)), ranks)
+
+
+def _warn(table: EmbeddingTable, keys: np.ndarray, ranks: RankInfo) -> None:
+    """Says that this rank has keys (n,) int64 of a table that others own, if any."""
+    if keys.size:
+        _, example = _foreign(table, table.backend.from_host(keys), ranks)
+        _log.warning(
+            "Rank %s has %s keys of table %r that other ranks own, such as %s: no lookup over "
+            "ranks finds them.",
+            *(ranks.rank, f"{keys.size:,}", table.name, example),
+        )
+
+
+def _foreign_keys(table: EmbeddingTable, ranks: RankInfo) -> np.ndarray:
+    """Returns the keys of a table, which is held, that other ranks own: (n,) int64 on the host."""
+    parts = [np.empty(0, np.int64)]
+    for first in range(0, table.index.num_slots, _SLOTS):
+        keys = table.index.entries(first, _SLOTS).keys
+        owners = table.owner.owners(keys, ranks.size, table.key_dtype, table.backend.xp)
+        parts.append(table.backend.to_host(keys[owners != ranks.rank]))
+    return np.concatenate(parts)
+
+
+def _check_once(table: EmbeddingTable, foreign: np.ndarray, comm: Communicator, what: str) -> None:
+    """Raises on all ranks if a key of a table is on several: its owner is told of it, and looks.
+
+    Args:
+      foreign: (n,) int64, the keys of this rank that others own.
+    """
+    kind, backend = table.key_dtype, table.backend
+    owners = table.owner.owners(foreign, comm.size, kind)
+    by_owner = foreign[np.argsort(owners, kind="stable")]
+    splits = np.bincount(owners, minlength=comm.size)
+    told = comm.alltoallv(by_owner, splits, call="foreign keys")
+    wanted = backend.from_host(kind.from_int64(np, told.rows))
+    is_here = together(comm, lambda: backend.to_host(table.contains(wanted)))
+    distinct, num_told = np.unique(told.rows, return_counts=True)
+    repeated = distinct[np.isin(distinct, told.rows[is_here]) | (num_told > 1)]
+    counts = comm.allgatherv(np.array([repeated.size]), call="foreign keys").rows
+    if not counts.any():
+        return
+    example = ""
+    if repeated.size:
+        key = repeated[:1]
+        holders = [rank for rank, keys in enumerate(told.by_rank()) if key in keys]
+        holders += [comm.rank] * bool(np.isin(key, told.rows[is_here]))
+        on = ", ".join(map(str, sorted(holders)))
+        example = f"{kind.from_int64(np, key)[0]}, of rank {comm.rank}, on ranks {on}"
+    texts = comm.allgatherv(np.frombuffer(example.encode(), np.uint8), call="foreign keys")
+    first = texts.by_rank()[np.flatnonzero(counts)[0]].tobytes().decode()
+    raise ForeignKeysError(
+        f"{what} must have each key once. Received: {counts.sum():,} keys of table {table.name!r} "
+        f"are on several ranks, such as key {first}. Nothing was saved. Erase them on the ranks "
+        "that do not own them; sok.export gives the keys of a rank. And where the program gives "
+        f"them rows: {table.owner.advice}."
+    )
+
+
+def _foreign(table: EmbeddingTable, keys: Array, rank_info: RankInfo) -> tuple[int, str]:
+    """Returns how many of some keys (n,) int64 other ranks own, and names one of them."""
+    rank, size = rank_info
+    owners = table.owner.owners(keys, size, table.key_dtype, table.backend.xp)
+    foreign = owners != rank
+    count = int(foreign.sum())
+    if not count:
+        return 0, ""
+    first = table.backend.to_host(keys[foreign][:1])
+    return count, f"key {table.key_dtype.from_int64(np, first)[0]} of rank {owners[foreign][0]}"

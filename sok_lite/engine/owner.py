@@ -34,6 +34,11 @@ class OwnerRule(ABC):
         """Whether it is an error if a rank has a key of another owner."""
         return True
 
+    @property
+    def advice(self) -> str:
+        """How a program gives each rank its own keys: a clause, for errors."""
+        return "convert them by `sok-lite convert`, and sok.load gives each rank its own"
+
     @abstractmethod
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         """Returns the rank that owns each key.
@@ -64,6 +69,13 @@ class KeyModRanks(OwnerRule):
     @property
     def name(self) -> str:
         return "key mod ranks"
+
+    @property
+    def advice(self) -> str:
+        return (
+            "give each rank the keys with keys % sok.communication.num_ranks() == "
+            "sok.communication.rank(); sok.load does so by itself"
+        )
 
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         if size & (size - 1) == 0:
@@ -124,6 +136,10 @@ class OneRank(OwnerRule):
     def only_rank(self) -> int:
         return self.rank
 
+    @property
+    def advice(self) -> str:
+        return f"call it on rank {self.rank} alone, which has the table"
+
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         return xp.full(keys.shape, _checked_rank(self, size), np.int32)
 
@@ -152,6 +168,13 @@ class FunctionOfKeys(OwnerRule):
     @property
     def name(self) -> str:
         return f"function {self.label!r}"
+
+    @property
+    def advice(self) -> str:
+        return (
+            f"give each rank the keys for which the {self.name} returns "
+            "sok.communication.rank(); sok.load does so by itself"
+        )
 
     def owners(self, keys: Array, size: int, kind: KeyDtype | str = "int64", xp: Any = np) -> Array:
         kind = key_dtype(kind) if isinstance(kind, str) else kind

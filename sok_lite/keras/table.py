@@ -234,10 +234,12 @@ class TablePart:
         return table_exports.export(self.variable, cutoff)
 
     def assign(self, keys: Any, rows: Any) -> None:
-        """Sets the rows of keys on this rank, inserting keys that are new.
+        """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
-        Here and below the keys of a table of texts are texts, or their hashes as an int64 tensor
-        or array, as `export` and `sok_lite.hash_strings` give them; integers of Python are none.
+        Of several ranks each gives the keys with key mod ranks == rank, of texts that of their
+        hashes. Here and below the keys of a table of texts are texts, or their hashes as an int64
+        tensor or array, as `export` and `sok_lite.hash_strings` give them; integers of Python are
+        none.
 
         Args:
           keys: (n,) integers, or texts.
@@ -245,7 +247,8 @@ class TablePart:
 
         Raises:
           TypeError: keys are not what the table has for keys, or rows no floats.
-          ValueError: shapes do not fit, or a key not the key type. Nothing has changed then.
+          ValueError: shapes do not fit, or a key not the key type, or other ranks own keys that
+            have no row here. Nothing has changed then.
         """
         keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)

@@ -14,6 +14,7 @@ from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked
 from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.bridge.writes import refuse_foreign
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable import counting, reading, removing, scatter
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
@@ -311,6 +312,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
         def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
             mine = share.has(keys)
+            refuse_foreign(table, keys[mine], "assign")
             removing.remove_all(table, share)
             table.insert_or_assign(keys[mine], rows[mine])
 

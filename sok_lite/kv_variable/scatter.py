@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.bridge.table_call import method_call
+from sok_lite.bridge.writes import refuse_foreign
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 
@@ -48,6 +49,10 @@ def scatter_method(operation: str) -> Callable[..., Any]:
 
         Returns:
           The variable in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError, ValueError: keys or rows do not fit, or other ranks own keys that have no row
+            here. Nothing has changed then.
         """
     return scatter
 
@@ -65,6 +70,7 @@ def _scatter(variable: "KvVariable", operation: str, sparse_delta: Any) -> Any:
     _, function = OPERATIONS[operation]
 
     def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        refuse_foreign(table, keys, what)
         if function is None:
             table.insert_or_assign(keys, rows)
         else:
@@ -82,11 +88,16 @@ def insert(variable: "KvVariable", indices: Any, values: Any) -> Any:
 
     Returns:
       The variable in eager mode, the operation in a graph.
+
+    Raises:
+      TypeError, ValueError: keys or rows do not fit, or other ranks own keys that have no row here.
+        Nothing has changed then.
     """
     keys = checked_keys(variable, indices)
     rows = tf.cast(checked_rows(variable, keys, values, "insert"), variable.dtype)
 
     def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        refuse_foreign(table, keys, "insert")
         table.insert_or_assign(keys, rows)
 
     return done(variable, method_call(variable, "insert", run, [keys, rows]))

@@ -80,7 +80,8 @@ def dump(
       first. Else None, when the checkpoint is there.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here, or differs between ranks.
+      TypeError, ValueError: an argument is not as said here, or differs between ranks, or a key has
+        rows on several ranks. The checkpoint before is as it was.
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
       OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
       ImportError: `progress` is True and there is no tqdm.
@@ -119,6 +120,7 @@ def load(
     mode: str = "replace",
     cast: bool = False,
     progress: bool | None = None,
+    on_full: str = "error",
 ) -> None:
     """Gives variables what `dump` wrote, on any number of ranks. Every rank must call it.
 
@@ -136,6 +138,10 @@ def load(
       cast: whether rows may be of another dtype of floats than those that were written.
       progress: whether rank 0 shows a bar of its bytes; None: if it writes to a terminal and tqdm
         is installed.
+      on_full: of a "hybrid" table that has no room for all keys, as on fewer ranks than wrote them:
+        "error": nothing is loaded. "evict": the keys of the lowest scores are left out, those that
+        the table would evict, and the logger `sok_lite` says how many. That takes some 40 bytes a
+        key on the host.
 
     Raises:
       TypeError, ValueError: an argument is not as said here or differs between ranks, the variables
@@ -152,7 +158,7 @@ def load(
     shown = checked_progress(progress, comm.rank)
     with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
         accept = None if wrapper is None else partial(_check_extra, path)
-        read = partial(engine_load, path, tables, comm, mode, cast, report=report, accept=accept)
+        read = partial(engine_load, path, tables, comm, mode, cast, report, accept, on_full)
         extra = on_device(variables[0].table.backend, read)
     if wrapper is not None:
         _go_on_from(wrapper, extra, path)

@@ -45,6 +45,8 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
 def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
     """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
+    Of several ranks each gives its own keys: those that it owns, or that have a row here.
+
     Args:
       var: a DynamicVariable or a sok_lite.keras.Table, or a view of an optimizer state of one: that
         needs keys that have a row.
@@ -59,8 +61,9 @@ def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
 
     Raises:
       TypeError: `var` is no DynamicVariable, keys are no integers or rows no floats.
-      ValueError: shapes do not fit, a key does not fit the key type, or has no row to have a state;
-        a state comes with scores. Nothing has changed then.
+      ValueError: shapes do not fit, a key does not fit the key type, other ranks own it and it has
+        no row here, or it has no row to have a state; a state comes with scores. Nothing has
+        changed then.
 
     Examples:
       >>> items = sok.DynamicVariable(2, initializer=0.0, name="item")

@@ -1,13 +1,19 @@
 """sok.dump and sok.load over real ranks."""
 
+import itertools
 from datetime import datetime, timedelta
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+import sok_lite.keras as sk
+from sok_lite import dynamic_embedding as de
+from sok_lite import kv_variable as kv
 from sok_lite.bridge import job
+from sok_lite.cli.main import main
 from sok_lite.comm import SingleCommunicator
 
 KEYS = np.arange(-40, 61)
@@ -20,9 +26,15 @@ def over(comm, monkeypatch):
 
 
 def variable(keys):
-    made = sok.DynamicVariable(2, name="v")
-    sok.assign(made, keys, tf.constant(rows_of(keys)))
+    """One that has those of the keys that this rank owns."""
+    made, own = sok.DynamicVariable(2, name="v"), owned(keys)
+    sok.assign(made, own, tf.constant(rows_of(own)))
     return made
+
+
+def owned(keys):
+    comm = job.communicator()
+    return keys[keys % comm.size == comm.rank]
 
 
 def rows_of(keys):
@@ -128,3 +140,127 @@ def test_ranks_train_while_a_dump_is_written(comm, folder):
     comm.barrier()
     with pytest.raises(OSError, match="is a file"):
         sok.dump(folder / "is a file", one, background=True)
+
+
+def new_kv_variable():
+    return kv.get_kv_variable(f"kv_{next(_numbers)}", 2)
+
+
+def number_of(table):
+    return getattr(table, "variable", table).table.size
+
+
+_numbers = itertools.count()
+WRITES = {
+    "sok.assign": (lambda: sok.DynamicVariable(2, name="v"), sok.assign),
+    "Table.assign": (lambda: sk.Table("v", 2), lambda table, *rows: table.assign(*rows)),
+    "KvVariable.insert": (new_kv_variable, lambda v, *rows: v.insert(*rows)),
+    "scatter_update": (
+        new_kv_variable,
+        lambda v, keys, rows: v.scatter_update(tf.IndexedSlices(rows, keys)),
+    ),
+    "scatter_add": (
+        new_kv_variable,
+        lambda v, keys, rows: v.scatter_add(tf.IndexedSlices(rows, keys)),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_graph", [False, True])
+@pytest.mark.parametrize("api", WRITES)
+def test_keys_of_other_ranks_are_not_written(comm, api, is_graph):
+    make, write = WRITES[api]
+    table = make()
+    call = tf.function(lambda keys, rows: write(table, keys, rows) and None) if is_graph else None
+    call = call or (lambda keys, rows: write(table, keys, rows))
+    own = owned(KEYS)
+    if comm.size > 1:
+        text = f"{KEYS.size - own.size} of {KEYS.size} keys .*, {comm.rank}.* Received: key "
+        with pytest.raises((ValueError, tf.errors.OpError), match=text):
+            call(tf.constant(KEYS), tf.constant(rows_of(KEYS)))
+        assert number_of(table) == 0
+    call(tf.constant(own), tf.constant(rows_of(own)))
+    assert number_of(table) == own.size
+
+
+def test_a_variable_of_tfra_takes_any_key(comm, once):
+    one = de.Variable(tf.int64, tf.float32, dim=2, name="v")
+    one.upsert(tf.constant(KEYS), tf.constant(rows_of(KEYS)))
+    np.testing.assert_array_equal(one.lookup(tf.constant(KEYS)).numpy(), rows_of(KEYS))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_key_on_several_ranks_is_not_dumped(comm, folder, background):
+    one = variable(KEYS)
+    sok.dump(folder, one)
+    tf.nn.embedding_lookup(one, KEYS)  # on this rank alone: it inserts any key
+    if comm.size > 1:
+        text = f"{KEYS.size} keys of table 'v' are on several ranks.* on ranks 0, 1"
+        with pytest.raises(ValueError, match=text):
+            sok.dump(folder, one, background=background)
+    sok.load(folder, one)  # the checkpoint before is there still
+    assert_has(one, owned(KEYS))
+    tf.nn.embedding_lookup(one, [1000 + comm.rank + 1])
+    sok.dump(folder, one)  # each of these is on one rank, if not on that of its owner
+    assert sum(len(keys) for keys in comm.allgatherv(sok.export(one)[0].numpy()).by_rank()) == (
+        KEYS.size + comm.size
+    )
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])
+def test_a_key_on_several_ranks_is_not_saved_by_keras(comm, once, folder, name):
+    table, ids = sk.Table("v", 2), keras.Input([], dtype="int64")
+    model = keras.Model(ids, table(ids))
+    save = model.save if name == "m.keras" else model.save_weights
+    table.assign(owned(KEYS), rows_of(owned(KEYS)))
+    save(folder / name)
+    before = (folder / name).read_bytes()
+    tf.nn.embedding_lookup(table.variable, KEYS)
+    if comm.size > 1:
+        with pytest.raises(ValueError, match=f"{KEYS.size} keys of table 'v' are on several"):
+            save(folder / name)
+        assert (folder / name).read_bytes() == before
+    table.erase(KEYS[KEYS % comm.size != comm.rank])
+    save(folder / name)
+
+
+def small_model(max_capacity):
+    table = sk.Table(
+        "item", 2, var_type="hybrid", max_capacity=max_capacity, evict_strategy="kCustomized"
+    )
+    ids = keras.Input([], dtype="int64")
+    return keras.Model(ids, table(ids)), table
+
+
+def test_a_full_table_goes_to_fewer_ranks(comm, once, folder, monkeypatch, tmp_path, caplog):
+    """As its dump and as a model's file, on ranks that are as many jobs of one."""
+    model, table = small_model(64)
+    own = np.arange(comm.rank, 120 * comm.size, comm.size)[:60]
+    sok.assign(table, own, rows_of(own), scores=(own * 7919) % 1000)
+    sok.dump(folder / "dump", table)
+    model.save(folder / "m.keras")
+    keys = np.concatenate(comm.allgatherv(sok.export(table)[0].numpy()).by_rank())
+    if comm.size == 1:
+        return
+    comm.barrier()
+    monkeypatch.setattr(job, "_communicator", SingleCommunicator())
+    with pytest.raises(ValueError, match=r"max_capacity.*load_weights.*on_full='evict'"):
+        keras.models.load_model(folder / "m.keras")
+    # As the error says: a larger table, or without the keys of the lowest scores.
+    larger, its_table = small_model(256)
+    larger.load_weights(folder / "m.keras")
+    found, rows = sok.export(its_table)
+    np.testing.assert_array_equal(found, np.sort(keys))
+    np.testing.assert_array_equal(rows, rows_of(np.sort(keys)))
+    assert main(["convert", str(folder / "m.keras"), str(tmp_path / "converted")]) == 0
+    ordered = keys[np.argsort(-((keys * 7919) % 1000), kind="stable")]
+    for path in (folder / "dump", tmp_path / "converted"):
+        _, again = small_model(64)
+        with pytest.raises(ValueError, match="has no room for"):
+            sok.load(path, again)
+        assert len(again) == 0
+        sok.load(path, again, on_full="evict")
+        found, rows = (each.numpy() for each in sok.export(again))
+        np.testing.assert_array_equal(rows, rows_of(found))
+        assert set(ordered[:40]) <= set(found) <= set(ordered) and len(found) >= 60
+        assert f"{keys.size - len(found)} of {keys.size} keys" in caplog.records[-1].getMessage()

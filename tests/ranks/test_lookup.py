@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import job
+from sok_lite.comm import SingleCommunicator
 from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
 
 DIM = 4
@@ -157,8 +158,6 @@ def train(comm, size, make_optimizer, steps=20, batch=24):
     ids=["SGD", "Adam"],
 )
 def test_the_same_seed_trains_the_same_table_on_any_number_of_ranks(comm, make, monkeypatch):
-    from sok_lite.comm import SingleCommunicator
-
     keys, values = train(comm, comm.size, make)
     assert all(key % comm.size == comm.rank for key in keys.numpy().tolist())
     all_keys = comm.allgatherv(keys.numpy()).rows
@@ -171,11 +170,13 @@ def test_the_same_seed_trains_the_same_table_on_any_number_of_ranks(comm, make, 
     np.testing.assert_allclose(all_values[order], one_values, rtol=0, atol=1e-5)
 
 
-def test_parts_assigned_on_another_number_of_ranks_give_the_same_rows(comm):
+def test_parts_assigned_on_another_number_of_ranks_give_the_same_rows(comm, monkeypatch):
     table = new_table(comm)
     keys, values = sok.export(table)
     all_keys = comm.allgatherv(keys.numpy()).rows
     all_values = comm.allgatherv(values.numpy()).rows
+    # Every rank by itself, as a job of one.
+    monkeypatch.setattr(job, "_communicator", SingleCommunicator())
     whole = sok.DynamicVariable(DIM)
     sok.assign(whole, all_keys, all_values)
     rows = tf.nn.embedding_lookup(whole, np.arange(-15, 15))

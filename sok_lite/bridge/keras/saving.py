@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held, hooks
 from sok_lite.bridge.keras.held import names_of, tables_in
 from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.bridge.keras.weights import check_saving, check_weights
 from sok_lite.bridge.set_within import set_within
+from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 
 # Public: what a program calls on models.
 SAVING = ("save", "save_weights", "load_weights")
@@ -111,7 +113,7 @@ def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kw
         may_skip = bool(kwargs.get("skip_mismatch"))
         left = method == "load_weights" and not _loads_optimizers(self)
         with set_within(_no_optimizer, left), _all_done(method, tables, may_skip):
-            with _scratch(method, filepath) as path:
+            with _scratch(method, filepath, tables) as path:
                 return call(self, path, *more, **rest)
     _check_left_out(package, method, self, arguments)
     return call(self, *args, **kwargs)
@@ -198,12 +200,18 @@ def refuse_several_ranks(what: str, tables: Sequence[Any]) -> None:
 
 
 @contextmanager
-def _scratch(method: str, filepath: Any) -> Iterator[Any]:
-    """Gives where this rank reads or writes: of several the first writes, with the rows of all."""
+def _scratch(method: str, filepath: Any, tables: Sequence[Any]) -> Iterator[Any]:
+    """Gives where this rank reads or writes: of several the first writes, with the rows of all.
+
+    Raises:
+      ForeignKeysError: a key of a table is on several ranks; no file has changed.
+    """
     comm = other_ranks()
     if comm is None or not method.startswith("save"):
         yield filepath
         return
+    keyed, what = [each.table for each in tables], f"{method}()"
+    on_device(keyed[0].backend, refuse_keys_on_several_ranks, keyed, comm, what)
     with set_within(all_ranks_save, True):
         comm.barrier()  # no rank is still copying the older file, as BackupAndRestore does
         if comm.rank == 0:

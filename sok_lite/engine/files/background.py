@@ -135,7 +135,8 @@ def dump_in_background(
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: the path is no local one, a name repeats, or a rank has other tables.
+      ValueError: the path is no local one, a name repeats, a rank has other tables, or a key has
+        rows on several ranks.
       RuntimeError: another thread has restored a table meanwhile.
       BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError: the folders cannot be made. The old checkpoint is as it was.

@@ -27,6 +27,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.content_message import WORD, as_message, from_message
 from sok_lite.engine.files.dump import checked_items, dump
 from sok_lite.engine.files.load import load
+from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content, as_saved, take
@@ -77,7 +78,7 @@ class Commits:
 
         Raises:
           TypeError: an item is no table with keys of its own.
-          ValueError: a name repeats, or a rank has other tables.
+          ValueError: a name repeats, or a rank has other tables, or a key has rows on several.
           OSError, MemoryError: a rank cannot store its part. The previous commit is as it was.
           CommunicatorError: a rank has died. The last commit is this one or the previous one.
         """
@@ -91,6 +92,7 @@ class Commits:
             self._staged = Commit(number, comm.size, values, {})
             dump(self._folder, self._tables, comm, {_NUMBER: number})
         else:
+            refuse_keys_on_several_ranks(self._tables, comm, "A commit")
             parts = self._kept_twice(comm, keepers(cards[:, 1].tolist()))
             self._staged = Commit(number, comm.size, values, parts)
             comm.barrier("commit")

@@ -23,13 +23,21 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.increment import shards_to_continue
-from sok_lite.engine.files.item import Item, Named, forget_gone_optimizers, items_of, tables_of
+from sok_lite.engine.files.item import (
+    Item,
+    Named,
+    forget_gone_optimizers,
+    items_of,
+    keyed_tables_of,
+    tables_of,
+)
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.shard_content import ShardContent, write_part
+from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
@@ -75,7 +83,8 @@ def dump(
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: the path is no local one, a name repeats, or a rank has other tables.
+      ValueError: the path is no local one, a name repeats, a rank has other tables, or a key has
+        rows on several ranks.
       RuntimeError: another thread has restored a table meanwhile.
       BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
@@ -127,6 +136,7 @@ def begin(
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
     path = together(comm, lambda: local_path(path))
     items = checked_items(tables, comm, {"path": path, "incremental": incremental}, "dump")
+    refuse_keys_on_several_ranks(keyed_tables_of(items), comm, "A dump")
     folder, since = os.path.abspath(path), time.monotonic()
     wait_for_pending(comm, folder)
     lock = together(comm, lambda: manifest.lock(folder) if comm.rank == 0 else None)

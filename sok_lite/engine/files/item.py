@@ -54,13 +54,20 @@ class Item(ABC):
 
     @abstractmethod
     def actions(
-        self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
+        self,
+        facts: TableFacts,
+        folder: str,
+        comm: Communicator,
+        mode: str,
+        on_full: str,
+        progress: Progress,
     ) -> list[Action]:
         """Prepares to load this rank's part from a checkpoint of any number of ranks.
 
         Args:
           facts: the manifest's entry of the table.
           mode: "replace" or "merge".
+          on_full: "error" or "evict".
 
         Raises:
           OSError: a file cannot be read. ValueError: a file is corrupt, or does not fit.
@@ -84,13 +91,19 @@ class _TableItem(Item):
         return made
 
     def actions(
-        self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
+        self,
+        facts: TableFacts,
+        folder: str,
+        comm: Communicator,
+        mode: str,
+        on_full: str,
+        progress: Progress,
     ) -> list[Action]:
         (table,) = self.tables_to_lock
         saved = saved_in(table, facts, folder, comm, progress)
         if mode == "merge":
             saved = merged(table, saved, CHUNK_BYTES)
-        restoring = plan_restore(table, saved)
+        restoring = plan_restore(table, saved, evicts=on_full == "evict")
         if self.texts is None:
             return restoring
         texts = texts_in(facts, folder, comm.rank, comm.size)
@@ -123,6 +136,11 @@ def items_of(tables: Iterable[Any], what: str) -> list[Item]:
 def tables_of(items: Iterable[Item]) -> list[EmbeddingTable]:
     """Returns the tables to lock while items are read or changed."""
     return [table for item in items for table in item.tables_to_lock]
+
+
+def keyed_tables_of(items: Iterable[Item]) -> list[EmbeddingTable]:
+    """Returns the tables of keys among items."""
+    return [item.table for item in items if isinstance(item.table, EmbeddingTable)]
 
 
 def forget_gone_optimizers(items: Iterable[Item]) -> None:

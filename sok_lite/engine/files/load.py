@@ -16,17 +16,19 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import checked_items
 from sok_lite.engine.files.increment import remember_load
-from sok_lite.engine.files.item import Item, Named, tables_of
+from sok_lite.engine.files.item import Item, Named, keyed_tables_of, tables_of
 from sok_lite.engine.files.manifest_facts import Manifest, TableFacts
 from sok_lite.engine.files.pending import wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.reading import shards_of
+from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.restoring import publish_restored
 
 MODES = ("replace", "merge")
+ON_FULL = ("error", "evict")
 
 
 def load(
@@ -37,6 +39,7 @@ def load(
     cast: bool = False,
     report: Report | None = None,
     accept: Callable[[dict[str, Any]], None] | None = None,
+    on_full: str = "error",
 ) -> dict[str, Any]:
     """Loads tables from a checkpoint. Every rank must call it; it returns together.
 
@@ -58,6 +61,9 @@ def load(
         reads, rows included that newer files replace.
       accept: called with the `extra` of `dump` before anything else is read; raises ValueError to
         reject it.
+      on_full: of a "hybrid" table with less room than keys: "error": nothing is loaded. "evict":
+        those of the lowest scores are left out, on each rank by itself; the logger "sok_lite" says
+        how many.
 
     Returns:
       The `extra` of `dump`.
@@ -71,10 +77,12 @@ def load(
     """
     path = together(comm, lambda: local_path(path))
     folder = os.path.abspath(path)
-    wanted = {"path": path, "mode": mode, "cast": cast}
+    wanted = {"path": path, "mode": mode, "cast": cast, "on_full": on_full}
     items = checked_items(tables, comm, wanted, "load")
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
+    if on_full not in ON_FULL:
+        raise ValueError(f"`on_full` must be 'error' or 'evict'. Received: on_full={on_full!r}.")
     wait_for_pending(comm, folder)
     found = together(comm, lambda: _checked_items(folder, items, cast, accept))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
@@ -82,12 +90,17 @@ def load(
     dynamic = tables_of(items)
 
     def give() -> None:
-        prepared = together(comm, lambda: _prepare(folder, found, items, comm, mode, report))
+        prepared = together(
+            comm, lambda: _prepare(folder, found, items, comm, mode, on_full, report)
+        )
         publish_restored(dynamic, prepared)
         if mode == "replace":
             remember_load(folder, dynamic, found, comm)
 
     holding(dynamic, give)
+    # What as many ranks wrote each has read whole, keys of other ranks among its own.
+    as_many = [item for item in items if len(found.tables[item.table.name].shards) == comm.size]
+    warn_of_foreign_keys(keyed_tables_of(as_many), comm)
     return found.extra
 
 
@@ -136,6 +149,7 @@ def _prepare(
     items: Sequence[Item],
     comm: Communicator,
     mode: str,
+    on_full: str,
     report: Report | None,
 ) -> list[list[Action]]:
     facts = [found.tables[item.table.name] for item in items]
@@ -147,7 +161,7 @@ def _prepare(
     total = sum(part.written.num_bytes for shard in shards for part in shard.chain)
     progress = Progress(report, total)
     prepared = [
-        item.actions(its_facts, folder, comm, mode, progress)
+        item.actions(its_facts, folder, comm, mode, on_full, progress)
         for item, its_facts in zip(items, facts, strict=True)
     ]
     progress.finish()

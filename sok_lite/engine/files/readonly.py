@@ -18,6 +18,7 @@ from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
 from sok_lite.engine.files.manifest_facts import TableFacts
 from sok_lite.engine.files.mapped import MappedShard
 from sok_lite.engine.local_path import local_path
+from sok_lite.engine.table.choosing import warn_of_repeated
 
 __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
 
@@ -27,7 +28,7 @@ class ReadonlyTable:
 
     The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory, and 4
     more where there are increments. `prepare` does it ahead. A key that several ranks wrote has the
-    row of the lowest of them, as after a load.
+    row of the lowest of them, as after a load; the logger `sok_lite` says of how many.
 
     Attributes:
       name: of the table.
@@ -155,8 +156,13 @@ class ReadonlyTable:
                     file.check_keys()
                 if len(self._files) > len(self._shards):
                     self._row_places = self._places_of_rows()
-                keys = [self._key_dtype.to_int64(np, shard.keys) for shard in self._shards]
-                self._index = make_index(keys[0] if len(keys) == 1 else np.concatenate(keys))
+                parts = [self._key_dtype.to_int64(np, shard.keys) for shard in self._shards]
+                keys = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                index = make_index(keys)
+                if len(parts) > 1:
+                    keys.sort()
+                    warn_of_repeated(self.name, int(np.count_nonzero(keys[1:] == keys[:-1])))
+                self._index = index
 
     def _places_of_rows(self) -> np.ndarray:
         num_rows, num_files = int(self._row_starts[-1]), 0

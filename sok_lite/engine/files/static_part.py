@@ -71,7 +71,13 @@ class StaticPart(Item):
         return ShardContent(table.name, shard, tensors, arrays)
 
     def actions(
-        self, facts: TableFacts, folder: str, comm: Communicator, mode: str, progress: Progress
+        self,
+        facts: TableFacts,
+        folder: str,
+        comm: Communicator,
+        mode: str,
+        on_full: str,
+        progress: Progress,
     ) -> list[Action]:
         table, num_rows = self.table, sum(shard.rows for shard in facts.shards)
         if num_rows != table.num_rows:

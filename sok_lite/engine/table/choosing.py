@@ -75,6 +75,7 @@ class Chooser:
         others than those that count.
       insert: gives keys (k,) int64 that count the rows from `first` on. They are distinct and not
         there.
+      keeps: says which of some keys (k,) int64 may count, (k,) bool; None: all.
 
     Attributes:
       num_rows: how many keys count.
@@ -88,9 +89,10 @@ class Chooser:
         name: str,
         find: Callable[[Array], Array],
         insert: Callable[[Array, int], None],
+        keeps: Callable[[Array], Array] | None = None,
     ) -> None:
         self._backend, self._key_dtype, self._name = backend, key_dtype, name
-        self._find, self._insert = find, insert
+        self._find, self._insert, self._keeps = find, insert, keeps
         self.num_rows = self.num_repeated = 0
 
     def keys(self, keys: Array) -> Array:
@@ -113,9 +115,10 @@ class Chooser:
         if num_new < keys.size and not part.may_repeat:
             is_repeat = ~counts if is_own is None else ~counts & is_own
             self.num_repeated += int(xp.count_nonzero(is_repeat))
-        if is_own is not None:
-            counts &= is_own
-            num_new = int(xp.count_nonzero(counts))
+        for is_wanted in (is_own, None if self._keeps is None else self._keeps(keys)):
+            if is_wanted is not None:
+                counts &= is_wanted
+                num_new = int(xp.count_nonzero(counts))
         self.num_rows += num_new
         self._insert(keys if num_new == keys.size else keys[counts], first)
         return Numbers.of(self._backend, counts, range(first, self.num_rows))
@@ -153,13 +156,16 @@ class Chooser:
 
     def warn(self) -> None:
         """Says how many keys have come again."""
-        if self.num_repeated:
-            _log.warning(
-                "What was saved of table %r has %s keys more than once: of each the first one "
-                "counts.",
-                self._name,
-                f"{self.num_repeated:,}",
-            )
+        warn_of_repeated(self._name, self.num_repeated)
+
+
+def warn_of_repeated(name: str, num_repeated: int) -> None:
+    """Says how many keys of a table have come again in what was saved, if any."""
+    if num_repeated:
+        _log.warning(
+            "What was saved of table %r has %s keys more than once: of each the first one counts.",
+            *(name, f"{num_repeated:,}"),
+        )
 
 
 def are_first(xp: Any, keys: Array) -> Array:

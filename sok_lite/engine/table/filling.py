@@ -3,9 +3,13 @@
 A full "hybrid" table must hold all of its keys again, and in another order of insertion some might
 find both of their buckets full: so where the slots are known they are used, if buckets and segments
 are of the same size.
+
+Where more keys come than fit, those of the highest scores may be kept: see `_filled_by_score`.
 """
 
+import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,13 +17,16 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import plan_set, publish
 from sok_lite.engine.hashing import new_seed, seed_after
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.base import EmbeddingTable
-from sok_lite.engine.table.choosing import Chooser, Chosen
+from sok_lite.engine.table.choosing import Chooser, Chosen, are_first
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
-from sok_lite.engine.table.saved import Saved
+from sok_lite.engine.table.saved import Saved, SavedPart
+
+_log = logging.getLogger("sok_lite")
 
 # The largest index that is made because a file says so: so many slots, or so many a key. Fewer keys
 # than that find room in any smaller one.
@@ -28,7 +35,14 @@ _SMALL, _MOST_SLOTS_A_KEY = 1 << 16, 64
 # may have no room for all of them by one seed, and room by another.
 _MOST_SEEDS = 4
 
+# The row number of a key that has a slot and is not chosen yet: no table has so many rows.
+_TO_BE_CHOSEN = NO_ROW - 1
+# Keys that are inserted together where scores decide: so large a share of `max_capacity`.
+_SHARE_OF_A_BATCH = 64
+
 AnyIndex: TypeAlias = DetIndex | HkvIndex
+# Gives the scores that the keys of a part are to have in an index, in its pieces, unsigned.
+Scores: TypeAlias = Callable[[AnyIndex, SavedPart], Iterator[Array]]
 
 
 class Filled(NamedTuple):
@@ -49,14 +63,21 @@ class _CannotUseSlotsError(Exception):
     """Not all keys count: slots say something of all keys together."""
 
 
-def filled(table: EmbeddingTable, saved: Saved) -> Filled:
+def filled(table: EmbeddingTable, saved: Saved, scores: Scores | None) -> Filled:
     """Returns a new index like that of a table, with the keys that were saved.
+
+    Args:
+      scores: of more keys than there is room for, those whose scores are the lowest are left out;
+        None: none may be.
 
     Raises:
       ValueError: they do not fit the key type or `max_capacity`, or contradict their slots.
       MemoryError: no memory for it.
     """
-    made = _filled_hybrid(table, saved) if isinstance(table, HkvTable) else _fill(table, saved)
+    if isinstance(table, HkvTable):
+        made = _filled_hybrid(table, saved, scores)
+    else:
+        made = _fill(table, saved)
     made.chooser.warn()
     return made
 
@@ -74,10 +95,15 @@ def _fill(table: EmbeddingTable, saved: Saved) -> Filled:
 
 
 def _choose(
-    table: EmbeddingTable, saved: Saved, index: AnyIndex, insert: Callable[[Array, int], None]
+    table: EmbeddingTable,
+    saved: Saved,
+    index: AnyIndex,
+    insert: Callable[[Array, int], None],
+    find: Callable[[Array], Array] | None = None,
+    keeps: Callable[[Array], Array] | None = None,
 ) -> Filled:
     of_table = (table.backend, table.key_dtype, table.name)
-    chooser = Chooser(*of_table, lambda keys: index.find(keys).rows, insert)
+    chooser = Chooser(*of_table, find or (lambda keys: index.find(keys).rows), insert, keeps)
     return Filled(index, chooser, [chooser.choose(part) for part in saved.parts])
 
 
@@ -85,7 +111,7 @@ def _num_keys(saved: Saved) -> int:
     return sum(part.num_keys for part in saved.parts)
 
 
-def _filled_hybrid(table: HkvTable, saved: Saved) -> Filled:
+def _filled_hybrid(table: HkvTable, saved: Saved, scores: Scores | None) -> Filled:
     made = _in_their_slots(table, saved)
     if made is not None:
         return made
@@ -105,13 +131,74 @@ def _filled_hybrid(table: HkvTable, saved: Saved) -> Filled:
         if not num_refused:
             return made
         seed = seed_after(seed)
+    if scores is not None:
+        return _filled_by_score(table, saved, scores)
     facts, capacity = saved.facts, saved.facts.get("capacity", 0)
     room = f"{capacity:,} slots in buckets of {facts['bucket']}" if capacity else "no limit"
     raise ValueError(
         f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were saved: "
         f"max_capacity is {table.index.max_capacity:,} slots, in buckets of {table.index.bucket}. "
-        f"They come from a table with {room}. Nothing was changed. Use a larger max_capacity."
+        f"They come from a table with {room}. Nothing was changed. Use a larger "
+        "max_capacity: build a model of Keras anew with it, and load_weights() of the file. Or "
+        "leave the keys of the lowest scores out, by sok.load(..., on_full='evict') of a dump, "
+        "which `sok-lite convert` makes of a file of Keras."
     )
+
+
+def _filled_by_score(table: HkvTable, saved: Saved, scores: Scores) -> Filled:
+    """Returns a new index with as many of the keys as find room, those of higher scores first.
+
+    So a key is left out only where both of its buckets are full of keys with scores that are no
+    lower. Of the keys that are inserted together, a 64th of the table, each may come before any
+    other; the logger "sok_lite" says how many are left out. It needs some 40 bytes a key on the
+    host.
+    """
+    index, device = table.index.emptied(seed=new_seed()), table.backend.from_host
+    keys, order = _by_score(table, saved, partial(scores, index))
+    index.make_room(keys.size)
+    step, num_left_out = max(1, index.max_capacity // _SHARE_OF_A_BATCH), 0
+    for at in range(0, keys.size, step):
+        num_left_out += index.insert_all(device(keys[order[at : at + step]]))
+    _log.warning(
+        "Table %r has left out %s of %s keys that were saved, those of the lowest scores: "
+        "max_capacity is %s.",
+        *(table.name, f"{num_left_out:,}", f"{keys.size:,}", f"{index.max_capacity:,}"),
+    )
+    # Those that have found room get their rows when they are chosen.
+    xp, held = table.backend.xp, index.entries().keys
+    publish(index.plan_update(held, xp.full(held.size, _TO_BE_CHOSEN, np.uint32)))
+
+    def insert(keys: Array, first: int) -> None:
+        rows = xp.arange(first, first + keys.size, dtype=np.uint32)
+        publish(index.plan_update(keys, rows))
+
+    def find(keys: Array) -> Array:
+        rows = index.find(keys).rows
+        return xp.where(rows == np.uint32(_TO_BE_CHOSEN), np.uint32(NO_ROW), rows)
+
+    return _choose(
+        *(table, saved, index, insert, find),
+        lambda keys: index.find(keys).rows != np.uint32(NO_ROW),
+    )
+
+
+def _by_score(
+    table: HkvTable, saved: Saved, scores: Callable[[SavedPart], Iterator[Array]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct keys that count, (n,) int64 on the host, and their order by scores.
+
+    Of equal scores the first come first.
+    """
+    host, kind = table.backend.to_host, table.key_dtype
+    all_keys, all_scores = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+    for part in saved.parts:
+        for keys, its_scores in zip(map(host, part.read("keys")), scores(part), strict=True):
+            is_own = slice(None) if part.owns is None else part.owns(keys)
+            all_keys.append(kind.to_int64(np, keys[is_own], f"keys of {table.name!r}"))
+            all_scores.append(host(its_scores)[is_own].astype(np.uint64, copy=False))
+    keys, its_scores = np.concatenate(all_keys), np.concatenate(all_scores)
+    distinct = are_first(np, keys)
+    return keys[distinct], np.argsort(~its_scores[distinct], kind="stable")
 
 
 def _in_their_slots(table: HkvTable, saved: Saved) -> Filled | None:

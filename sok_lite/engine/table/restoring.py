@@ -73,8 +73,12 @@ def publish_restored(
         store.close_far()
 
 
-def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
+def plan_restore(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -> list[Action]:
     """Prepares what `restore` does, for `publish_restored`. Hold the table from before it on.
+
+    Args:
+      evicts: whether keys that find no room are left out, those of the lowest scores; else they are
+        an error.
 
     Raises:
       ValueError: the keys do not fit, or what was saved contradicts itself. MemoryError: no memory
@@ -82,7 +86,7 @@ def plan_restore(table: EmbeddingTable, saved: Saved) -> list[Action]:
     """
     times = _times(saved.facts)
     try:
-        actions = _prepare(table, saved)
+        actions = _prepare(table, saved, evicts)
     except MemoryError as error:
         n = sum(part.num_keys for part in saved.parts)
         size = f" Clear it first: it holds {table.size:,} keys." if table.size else ""
@@ -103,9 +107,13 @@ def _times(facts: dict[str, Any]) -> tuple[int, Spans | None]:
     return now, Spans.of(facts["spans"], now) if "spans" in facts else None
 
 
-def _prepare(table: EmbeddingTable, saved: Saved) -> list[Action]:
+def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> list[Action]:
     """Makes what the table is to hold, and returns the actions that give it that."""
-    made = filled(table, saved)
+
+    def scores(index: AnyIndex, part: SavedPart) -> Iterator[Array]:
+        return _Scoring(table, index, saved).hottest(part)
+
+    made = filled(table, saved, scores if evicts else None)
     index, chooser = made.new_index, made.chooser
     scoring = _Scoring(table, index, saved)
     store, n = table.store.emptied(), chooser.num_rows

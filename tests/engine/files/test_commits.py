@@ -128,6 +128,7 @@ def test_a_job_goes_on_with_other_ranks(backend, tmp_path, size, then, on_disk):
     assert go_on(processes[::-1]) == [b"x" * 100] * len(then)
 
     def next_one(comm):
+        processes[comm.rank].commits.restore(comm)  # as this rank: it was another one
         processes[comm.rank].fill(comm, n, seed=9)
         processes[comm.rank].commits.make(comm, b"y")
 
@@ -254,3 +255,20 @@ def test_a_checkpoint_of_another_job_is_no_commit_of_this_one(backend, tmp_path)
     run_ranks(2, work)
     with pytest.raises(RuntimeError, match="no commit of this job"):
         go_on(processes)
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_a_key_on_several_ranks_is_not_committed(backend, tmp_path, on_disk):
+    folder = str(tmp_path / "commits") if on_disk else None
+    processes = [Process(backend, folder) for _ in range(2)]
+
+    def work(comm):
+        process = processes[comm.rank]
+        process.fill(comm, 20, seed=1)
+        process.commits.make(comm, b"one")
+        process.tables[0].lookup([12345])  # on each rank by itself
+        with pytest.raises(ValueError, match="A .* must have each key once.* key 12345, of rank"):
+            process.commits.make(comm, b"two")
+
+    run_ranks(2, work)
+    assert go_on(processes) == [b"one", b"one"]

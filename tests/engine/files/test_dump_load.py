@@ -17,7 +17,7 @@ from sok_lite.engine import hashing
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.owner import HASH, OneRank
+from sok_lite.engine.owner import HASH, MOD, AlsoLocal, OneRank
 from tests.conftest import QUICK
 from tests.support.filled_tables import (
     HYBRID,
@@ -456,3 +456,132 @@ def test_progress_ends_with_all_bytes(backend, tmp_path, ranks):
             done, totals = zip(*of_rank, strict=True)
             assert set(totals) == {files[rank]} == {done[-1]}
             assert list(done) == sorted(done) and len(done) > 1
+
+
+def test_a_rank_that_reads_its_own_file_says_which_keys_are_of_others(backend, tmp_path, caplog):
+    def program(comm):
+        for owner in (AlsoLocal(MOD), MOD):  # the first writes what an older version did
+            table = new_table(backend, 1, owner=owner)
+            if owner == MOD:
+                load(tmp_path, [table], comm)
+            else:
+                table.find_or_insert([4, 7])
+                dump(tmp_path, [table], comm)
+                caplog.clear()
+        return backend.to_host(table.export()[0]).tolist()
+
+    assert run_ranks(2, program) == [[4, 7], [4, 7]]
+    said = sorted(record.getMessage().split(":")[0] for record in caplog.records)
+    assert [text.split("'")[::2] for text in said] == [
+        [f"Rank {rank} has 1 keys of table ", f" that other ranks own, such as key {key} of {of}"]
+        for rank, key, of in ((0, 7, "rank 1"), (1, 4, "rank 0"))
+    ]
+
+
+STRATEGIES = ["kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized"]
+TIERS = {"one tier": {}, "two tiers": {"max_hbm_for_vectors": 8 * 12 / 2**30}}
+
+
+def full(backend, rank, size, strategy, **more):
+    """A full table of 64 slots with keys of a rank, and the score of each."""
+    options = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64, "name": "full"}
+    options |= {"evict_strategy": strategy, "on_refused": "ignore"}
+    table, rng = new_table(backend, 3, **options | more), np.random.default_rng(rank)
+    for epoch in range(40):
+        if "Epoch" in strategy:
+            table.epoch = epoch // 8
+        keys, given = rng.integers(-150, 150, 6) * size + rank, rng.integers(1, 99, 6, np.uint64)
+        table.find_or_insert(keys, scores=None if strategy.endswith("Lru") else given)
+    keys = backend.to_host(table.export()[0])
+    table.assign(keys, backend.from_host(rows_by_key(keys)))
+    ensure_state(table.store, "m", 0.25)
+    table.assign_state("m", keys, backend.from_host(-rows_by_key(keys)))
+    scores = backend.to_host(table.scores(keys)).tolist()
+    return table, dict(zip(keys.tolist(), scores, strict=True))
+
+
+def rows_by_key(keys):
+    return np.stack([keys, keys * 2, keys % 7], axis=1).astype(np.float32)
+
+
+def assert_keeps_the_highest(table, scores):
+    """A table has the rows of the keys of the highest scores, as many as find a slot.
+
+    A key finds none where all slots of its two buckets have keys whose scores are no lower.
+    """
+    audit(table)
+    backend, index = table.backend, table.index
+    kept = backend.to_host(table.export()[0])
+    assert set(kept.tolist()) <= scores.keys() and 60 <= kept.size <= 64
+    assert held(table) == held_by(kept, rows_by_key(kept), -rows_by_key(kept))
+    entries = index.entries()
+    slots, keys = (backend.to_host(each).tolist() for each in (entries.slots, entries.keys))
+    key_in = dict(zip(slots, keys, strict=True))
+    left_out = np.array(sorted(scores.keys() - set(kept.tolist())))
+    firsts, seconds, _ = map(backend.to_host, index.homes_of(backend.from_host(left_out)))
+    for key, *homes in zip(left_out.tolist(), firsts.tolist(), seconds.tolist(), strict=True):
+        lowest = min(scores[key_in[home + i]] for home in homes for i in range(index.bucket))
+        assert scores[key] <= lowest
+    ordered = sorted(scores, key=scores.__getitem__, reverse=True)
+    least = scores[ordered[40]]
+    assert {key for key in scores if scores[key] > least} <= set(kept.tolist())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("tiers", TIERS)
+def test_fewer_ranks_may_leave_out_the_keys_of_the_lowest_scores(
+    backend, tmp_path, caplog, strategy, tiers
+):
+    def write(comm):
+        table, scores = full(backend, comm.rank, comm.size, strategy)
+        dump(tmp_path, [table], comm, chunk_bytes=100)
+        return scores
+
+    scores = {key: score for each in run_ranks(2, write) for key, score in each.items()}
+    table, before = full(backend, 5, 7, strategy, **TIERS[tiers])
+    with pytest.raises(ValueError, match=f"{len(scores)} keys that were saved: .*on_full='evict'"):
+        load(tmp_path, [table], ONE)
+    assert set(backend.to_host(table.export()[0]).tolist()) == before.keys()
+    load(tmp_path, [table], ONE, on_full="evict")
+    assert_keeps_the_highest(table, scores)
+    keys = backend.to_host(table.export()[0])
+    assert dict(zip(keys.tolist(), backend.to_host(table.scores(keys)).tolist(), strict=True)) == {
+        key: scores[key] for key in keys.tolist()
+    }
+    (said,) = [record.getMessage() for record in caplog.records]
+    num_left_out = len(scores) - keys.size
+    assert said.startswith(f"Table 'full' has left out {num_left_out} of {len(scores)} keys")
+    everything = new_table(backend, 3, name="full")  # "hbm": it leaves nothing out
+    load(tmp_path, [everything], ONE, on_full="evict")
+    assert everything.size == len(scores)
+
+
+def test_a_merge_may_leave_out_keys_too(backend, tmp_path):
+    saved, scores = full(backend, 0, 2, "kCustomized")
+    dump(tmp_path, [saved], ONE)
+    table, own = full(backend, 1, 2, "kCustomized")
+    with pytest.raises(ValueError, match="has no room for"):
+        load(tmp_path, [table], ONE, mode="merge")
+    load(tmp_path, [table], ONE, mode="merge", on_full="evict")
+    assert_keeps_the_highest(table, scores | own)
+
+
+def test_increments_may_leave_out_keys_too(backend, tmp_path):
+    def write(comm):
+        table, scores = full(backend, comm.rank, comm.size, "kCustomized")
+        dump(tmp_path, [table], comm, chunk_bytes=100)
+        some = np.array(sorted(scores)[::3])
+        table.assign(some, backend.from_host(rows_by_key(some)))
+        dump(tmp_path, [table], comm, chunk_bytes=100, incremental=True)
+        return scores
+
+    scores = {key: score for each in run_ranks(2, write) for key, score in each.items()}
+    table = full(backend, 0, 1, "kCustomized")[0]
+    load(tmp_path, [table], ONE, on_full="evict")
+    assert_keeps_the_highest(table, scores)
+
+
+def test_what_a_full_table_does_is_error_or_evict(tmp_path):
+    table = new_table(get_backend("cpu"), 3)
+    with pytest.raises(ValueError, match="'error' or 'evict'. Received: on_full='drop'"):
+        load(tmp_path, [table], ONE, on_full="drop")

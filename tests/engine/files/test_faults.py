@@ -20,6 +20,7 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
+from sok_lite.engine.owner import MOD, AlsoLocal
 from tests.conftest import QUICK
 from tests.support.failing_calls import FailingCalls
 from tests.support.helpers import new_table
@@ -37,8 +38,8 @@ CPU = get_backend("cpu")
 
 
 def table_of(version, name="t", n=40, **options):
-    """A table whose rows say of which version they are."""
-    table = new_table(CPU, 2, name=name, **options)
+    """A table whose rows say of which version they are. Every rank may have all of its keys."""
+    table = new_table(CPU, 2, name=name, owner=AlsoLocal(MOD), **options)
     table.insert_or_assign(np.arange(n), np.full((n, 2), version, np.float32))
     return table
 

@@ -17,6 +17,7 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
+from sok_lite.engine.owner import MOD, AlsoLocal
 from tests.conftest import QUICK
 from tests.engine.files.test_faults import HYBRID
 from tests.engine.files.test_increments import contents, no_warning
@@ -32,7 +33,9 @@ NUM_KEYS = 40
 
 
 def tables():
-    made = [new_table(CPU, 2, name=name, **options) for name, options in KINDS.items()]
+    """One of each kind. Every rank may have all of their keys."""
+    owner = AlsoLocal(MOD)
+    made = [new_table(CPU, 2, name=name, owner=owner, **its) for name, its in KINDS.items()]
     for table in made:
         for _ in range(2):  # of two sightings one is not enough
             table.lookup(np.arange(NUM_KEYS))

@@ -15,7 +15,7 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
-from sok_lite.engine.owner import HASH, OneRank
+from sok_lite.engine.owner import HASH, MOD, AlsoLocal, OneRank
 from tests.support.filled_tables import rows_of, some_keys
 from tests.support.helpers import new_table, run_threads
 from tests.support.own_process import run_program
@@ -86,13 +86,17 @@ def test_ranks_may_own_keys_by_any_rule(tmp_path, owner):
     np.testing.assert_array_equal(open_readonly(tmp_path)["t"].lookup(keys), rows)
 
 
-def test_a_key_of_several_ranks_has_the_row_of_the_lowest(tmp_path):
+def test_a_key_of_several_ranks_has_the_row_of_the_lowest(tmp_path, caplog):
     def write(comm):
-        dump(tmp_path, [table_of([5, 6 + comm.rank], np.full((2, 2), comm.rank, "f4"))], comm)
+        rows = np.full((2, 2), comm.rank, "f4")
+        dump(tmp_path, [table_of([5, 6 + comm.rank], rows, owner=AlsoLocal(MOD))], comm)
 
     run_ranks(2, write)
     table = open_readonly(tmp_path)["t"]
+    caplog.clear()
     assert table.lookup([5, 6, 7, 8], default=9)[:, 0].tolist() == [0, 0, 1, 9]
+    (said,) = caplog.records
+    assert "table 't' has 1 keys more than once: of each the first one" in said.getMessage()
 
 
 def test_several_tables_are_a_mapping(tmp_path):
