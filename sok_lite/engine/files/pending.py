@@ -33,10 +33,16 @@ def remove_pending(comm: Communicator, folder: str, dump: "BackgroundDump") -> N
 def wait_for_pending(comm: Communicator, folder: str) -> None:
     """Waits for the background dump into a folder, if there is one. Every rank must call it.
 
+    One of ranks that were connected before, which nobody can wait for any more, is given up.
+
     Raises:
       OSError: that dump has failed; or any other error of it.
     """
-    dump = _pending.get(comm.connection, {}).get(os.path.realpath(folder))
+    path = os.path.realpath(folder)
+    for connection, dumps in list(_pending.items()):
+        if connection is not comm.connection and path in dumps and dumps[path].done:
+            dumps.pop(path).give_up()
+    dump = _pending.get(comm.connection, {}).get(path)
     if dump is not None:
         dump.wait()
 
