@@ -90,6 +90,11 @@ class BackgroundDump:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def rank(self) -> int:
+        """The rank that it is on."""
+        return self._begun.comm.rank
+
     def give_up(self) -> None:
         """Ends it without a checkpoint, where the ranks do not agree any more."""
         if not self._is_over:

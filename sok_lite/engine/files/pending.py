@@ -33,18 +33,25 @@ def remove_pending(comm: Communicator, folder: str, dump: "BackgroundDump") -> N
 def wait_for_pending(comm: Communicator, folder: str) -> None:
     """Waits for the background dump into a folder, if there is one. Every rank must call it.
 
-    One of ranks that were connected before, which nobody can wait for any more, is given up.
-
     Raises:
       OSError: that dump has failed; or any other error of it.
     """
-    path = os.path.realpath(folder)
-    for connection, dumps in list(_pending.items()):
-        if connection is not comm.connection and path in dumps and dumps[path].done:
-            dumps.pop(path).give_up()
-    dump = _pending.get(comm.connection, {}).get(path)
+    dump = _pending.get(comm.connection, {}).get(os.path.realpath(folder))
     if dump is not None:
         dump.wait()
+
+
+def give_up_others(comm: Communicator, folder: str) -> None:
+    """Gives up a dump into a folder that this rank has written when it was connected before.
+
+    The ranks of then cannot agree any more, and it would keep the folder locked.
+    """
+    path = os.path.realpath(folder)
+    for connection, dumps in list(_pending.items()):
+        dump = None if connection is comm.connection else dumps.get(path)
+        if dump is not None and dump.done and dump.rank == comm.rank:  # ranks may be threads
+            del dumps[path]
+            dump.give_up()
 
 
 def _at_exit() -> None:
