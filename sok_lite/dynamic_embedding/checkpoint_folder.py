@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sok_lite.engine.files.key_value_files import has_nothing_else
 from sok_lite.engine.local_path import local_path, plain_path
 
 # The folders that are open, the latest last. TensorFlow runs host calls on threads of its own, so
@@ -78,7 +79,7 @@ class WrittenFolders:
         for prefix in gone:
             del self._of_prefix[prefix]
         for folder in set(gone.values()).difference(self._of_prefix.values()):
-            if not _is_of_another(folder):
+            if has_nothing_else(folder) and not _is_of_another(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # one that another process removes, too
 
 

@@ -24,6 +24,7 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.files.background import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
+from sok_lite.engine.local_path import local_path
 from sok_lite.keras import checkpoints
 from sok_lite.keras.dense_states import DenseStates
 from sok_lite.keras.skipping import in_one_call, skip_batches
@@ -68,7 +69,8 @@ class CheckpointPart:
     writes its tables, rank 0 the dense weights; any number of ranks restore them.
 
     Args:
-      path: of the folder for checkpoints.
+      path: of the folder for checkpoints, on this machine or mounted. Of what else is there nothing
+        is removed.
       every: batches after which to save; None: after epochs alone.
       keep: how many checkpoints stay; older ones are removed when a new one is whole.
       incremental: how many saves after a whole one write only what has changed, into its folder;
@@ -77,7 +79,9 @@ class CheckpointPart:
         On several ranks such a checkpoint is there from the next save, or end of an epoch, on.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here.
+      TypeError, ValueError: an argument is not as said here. A save raises BlockingIOError (of
+        several ranks OSError) where another process writes the same checkpoint, FileExistsError
+        where what is there was not written by a Checkpoint.
     """
 
     model: Any
@@ -101,7 +105,8 @@ class CheckpointPart:
                 "`incremental` must be True, False, or how many increments follow a whole save. "
                 f"Received: incremental={incremental!r}."
             )
-        self._path, self._shown_path = os.path.abspath(path), os.fspath(path)
+        self._shown_path = local_path(path)
+        self._path = os.path.abspath(self._shown_path)
         self._every, self._keep, self._in_background = every, int(keep), bool(background)
         self._most_increments = sys.maxsize if incremental is True else int(incremental)
         self._increments = 0
@@ -282,11 +287,21 @@ class CheckpointPart:
         dense = f"dense-{step}-{epoch}-{batch}"  # no other checkpoint has these files
         if not is_increment:
             together(comm, lambda: checkpoints.sweep(self._path, comm.rank))
-        together(comm, lambda: states.write(os.path.join(folder, dense), comm.rank, comm.size))
+
+        def prepare() -> None:
+            together(comm, lambda: checkpoints.mark(folder, comm.rank))
+            together(comm, lambda: states.write(os.path.join(folder, dense), comm.rank, comm.size))
+
         at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}
         write: Callable[..., Any] = dump_in_background if self._in_background else dump
         writing = partial(
-            write, folder, tables, comm, {checkpoints.EXTRA: at}, incremental=is_increment
+            write,
+            folder,
+            tables,
+            comm,
+            {checkpoints.EXTRA: at},
+            incremental=is_increment,
+            prepare=prepare,
         )
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0

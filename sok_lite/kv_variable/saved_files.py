@@ -112,6 +112,12 @@ def _exists(path: str) -> bool:
     return bool(tf.io.gfile.exists(f"{path}.index"))
 
 
+def _reader_of(path: str) -> Any:
+    # A checkpoint is asked for first: ram:// takes the start of a folder's name for a folder.
+    reader = tf.compat.v1.train.NewCheckpointReader if _exists(path) else tf.train.load_checkpoint
+    return reader(path)
+
+
 def check_path(path: str, name: str) -> None:
     """Raises ValueError where several ranks would save, or have saved, under one name."""
     rank, size = ranks()
@@ -166,12 +172,12 @@ def places_of(path: str, name: str) -> list[PartPlace]:
 
 def names_in(path: str) -> list[str]:
     """Returns the variables that a checkpoint has something of, without partition."""
-    tensors = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    tensors = _reader_of(path).get_variable_to_shape_map()
     return sorted({match[1] for tensor in tensors if (match := _KEYS.fullmatch(tensor))})
 
 
 def _places_in(path: str, name: str) -> list[PartPlace]:
-    reader = tf.train.load_checkpoint(path)
+    reader = _reader_of(path)
     part = re.compile(re.escape(name) + r"(?:/part_(\d+))?:0-keys")
     found = {
         match[1]: tensor.removesuffix("-keys")

@@ -61,7 +61,8 @@ def dump(
     lookups. A dump without `incremental` replaces everything: now and then it saves time and space.
 
     Args:
-      path: of the folder, which all ranks must see; it is made if it is not there.
+      path: of the folder, which all ranks must see; it is made if it is not there. It is on this
+        machine or mounted. One dump writes into it at a time.
       dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several with different names. Of a sok.Variable all rows are written each time.
       optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of one: its step count is
@@ -83,7 +84,8 @@ def dump(
       TypeError, ValueError: an argument is not as said here, or differs between ranks, or a key has
         rows on several ranks. The checkpoint before is as it was.
       RuntimeError: not in eager mode, or `sok.init` has not connected the ranks.
-      OSError, MemoryError: a rank cannot write its files. All ranks raise the same.
+      OSError, MemoryError: a rank cannot write its files, or another process or thread dumps into
+        the folder. All ranks raise the same.
       ImportError: `progress` is True and there is no tqdm.
 
     Examples:

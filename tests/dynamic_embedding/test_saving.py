@@ -456,6 +456,25 @@ def test_without_a_folder_nothing_is_saved_or_restored(tmp_path):
             de.train.Checkpoint().write(str(tmp_path / "e"))
 
 
+def test_files_of_others_stay_when_a_checkpoint_goes(tmp_path):
+    manager = tf.train.CheckpointManager(
+        de.train.Checkpoint(it=filled([1], kv_creator=creator(True))), str(tmp_path), 1
+    )
+    others = [
+        tmp_path / "TFRADynamicEmbedding-1" / "notes.txt",
+        tmp_path / "TFRADynamicEmbedding-2" / "w_mht_1of1_rank0_size1-keys",  # of TFRA itself
+    ]
+    for path in others:
+        path.parent.mkdir()
+        path.write_text("of another program")
+    for _ in range(4):
+        manager.save()
+    assert [path.read_text() for path in others] == ["of another program"] * 2
+    names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    kept = {f"TFRADynamicEmbedding-{step}" for step in (1, 2, 4)}
+    assert kept <= names <= kept | {"TFRADynamicEmbedding-3"}  # which goes with the next save
+
+
 def test_a_manager_of_checkpoints(tmp_path):
     variable = filled([], kv_creator=creator(True))
     checkpoint = de.train.Checkpoint(it=variable)

@@ -344,6 +344,78 @@ def test_a_save_that_was_broken_off_is_no_checkpoint(keras, sk, tmp_path):
     assert names == ["step-0000000003", "step-0000000006"]
 
 
+def files_in(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_of_others_is_removed(keras, sk, tmp_path):
+    """Files, whole dumps and broken-off ones: without the mark nobody knows that they are ours."""
+    rows = sok.DynamicVariable(2, name="mine")
+    sok.assign(rows, [1], [[1.0, 2.0]])
+    others = ["step-1", "step-7", "step-0000000000", "step-0000000001", "step-0000000900"]
+    for name in [*others[:2], others[4]]:
+        sok.dump(tmp_path / name, rows)
+    (tmp_path / others[4] / manifest.NAME).unlink()
+    (tmp_path / others[3]).mkdir()
+    (tmp_path / others[3] / "weights.pt").write_text("of another tool")
+    before = []
+
+    def dump_and_look(epoch, logs):
+        if epoch == 0:
+            sok.dump(tmp_path / others[2], rows)  # a name as of ours, of its own while it trains
+            before.append(files_in(tmp_path))
+
+    own = keras.callbacks.LambdaCallback(on_epoch_begin=dump_and_look)
+    fit(made(keras, sk), own, sk.Checkpoint(tmp_path, every=2, keep=1), epochs=2)
+    assert before[0].items() <= files_in(tmp_path).items()
+    assert {path.name for path in tmp_path.iterdir()} == {*others, f"step-{2 * STEPS:010d}"}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_folder_of_others_is_not_written(keras, sk, tmp_path, is_whole):
+    folder = tmp_path / f"step-{STEPS:010d}"
+    if is_whole:
+        sok.dump(folder, sok.DynamicVariable(2, name="mine"))
+    else:
+        folder.mkdir()
+        (folder / "weights.pt").write_text("of another tool")
+    before = files_in(tmp_path)
+    error = ValueError if is_whole else FileExistsError  # before and after the epoch
+    with pytest.raises(error, match="Give (it|Checkpoint) a path of its own"):
+        fit(made(keras, sk), sk.Checkpoint(tmp_path), epochs=1)
+    assert files_in(tmp_path) == before
+
+
+def test_a_save_of_another_process_is_not_broken_off(keras, sk, tmp_path):
+    model = made(keras, sk)
+    fit(model, sk.Checkpoint(tmp_path / "own"), epochs=1)
+    (whole,) = (tmp_path / "own").iterdir()
+    under_way = tmp_path / "ck" / "step-0000000900"
+    shutil.copytree(whole, under_way)
+    (under_way / manifest.NAME).unlink()
+    with manifest.lock(str(under_way)):
+        fit(model, sk.Checkpoint(tmp_path / "ck"), epochs=1)
+        assert len(list(under_way.iterdir())) == 4  # rows, dense weights, the mark and the lock
+    fit(made(keras, sk, seed=2), sk.Checkpoint(tmp_path / "ck"), epochs=2)
+    assert not under_way.exists()
+
+
+def test_two_processes_do_not_write_one_folder(keras, sk, tmp_path):
+    folder = tmp_path / f"step-{STEPS:010d}"
+    with manifest.lock(str(folder)):
+        with pytest.raises(BlockingIOError, match=r"must have one writer.*\(pid \d+ on host"):
+            fit(made(keras, sk), sk.Checkpoint(tmp_path), epochs=1)
+        assert [path.name for path in folder.iterdir()] == ["manifest.json.lock"]
+
+
+def test_an_address_is_no_path(sk, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("gs://bucket/ck", ""):
+        with pytest.raises(ValueError, match="must be in a folder of this machine"):
+            sk.Checkpoint(path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", [["reshard", "--ranks", "2"], ["merge"]])
 def test_a_copy_of_its_tables_does_not_name_dense_weights(keras, sk, tmp_path, command):
     model = made(keras, sk)

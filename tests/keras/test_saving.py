@@ -3,6 +3,7 @@
 import copy
 import datetime
 import pickle
+import uuid
 
 import numpy as np
 import pytest
@@ -543,6 +544,22 @@ def test_checkpoints_of_tensorflow_have_the_tables(keras, sk, model, tmp_path):
     other = fresh(keras, sk)
     tf.train.Checkpoint(model=other).restore(path)
     check_goes_on(model, other)
+
+
+def test_addresses_of_tensorflows_file_systems_are_for_what_goes_by_them(
+    keras, sk, model, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folder, again = f"ram://{uuid.uuid4().hex}", compiled(keras, sk)
+    tf.train.Checkpoint(model=again).restore(
+        tf.train.Checkpoint(model=model).save(f"{folder}/c")
+    ).expect_partial()
+    check_equal(content(again), content(model))
+    model.save(f"{folder}/m.keras")
+    check_equal(content(keras.models.load_model(f"{folder}/m.keras")), content(model))
+    backup = keras.callbacks.BackupAndRestore(f"{folder}/backup")
+    model.fit(batches(), epochs=2, verbose=0, callbacks=[backup])
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import gc
 import json
 import time
+import uuid
 import weakref
 
 import numpy as np
@@ -150,6 +151,16 @@ def test_awkward_keys_are_restored(tmp_path, batches):
         tf1.train.Saver().restore(session, path)
         assert again.known()[0] == known
         assert session.run(again.variable.total_count) == len({k for b in batches for k in b})
+
+
+def test_an_address_is_for_a_saver_of_tensorflow(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, known = make(f"ram://{uuid.uuid4().hex}/model", 3)
+    again = Trained(3)
+    with again.session() as session:
+        tf1.train.Saver().restore(session, path)
+        assert again.known()[0] == known
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

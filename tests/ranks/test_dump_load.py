@@ -15,6 +15,7 @@ from sok_lite import kv_variable as kv
 from sok_lite.bridge import job
 from sok_lite.cli.main import main
 from sok_lite.comm import SingleCommunicator
+from sok_lite.engine.files import manifest
 
 KEYS = np.arange(-40, 61)
 
@@ -62,6 +63,25 @@ def test_each_rank_gets_its_keys(comm, folder, monkeypatch):
     comm.barrier()
     sok.load(folder / "one", other)
     assert_has(other, mine)
+
+
+def test_a_second_dump_into_a_folder_is_refused_on_all_ranks(comm, folder):
+    one = variable(KEYS[KEYS % comm.size == comm.rank])
+    sok.dump(folder / "all", one)
+    lock = manifest.lock(str(folder / "all")) if comm.rank == 0 else None
+    comm.barrier()
+    for options in ({}, {"incremental": True}, {"background": True}):
+        with pytest.raises(OSError, match=r"must have one writer at a time.*\(pid \d+ on host"):
+            sok.dump(folder / "all", variable(KEYS[:1]), **options)
+    comm.barrier()
+    if lock is not None:
+        lock.release()
+    comm.barrier()
+    other = variable(KEYS[:1])
+    sok.load(folder / "all", other)
+    assert_has(other, KEYS[KEYS % comm.size == comm.rank])
+    with pytest.raises(ValueError, match="must be in a folder of this machine"):
+        sok.dump("s3://bucket/c" if comm.rank else folder / "all", one)  # one rank alone
 
 
 def test_each_rank_gets_its_rows_of_a_static_variable(comm, folder, monkeypatch):

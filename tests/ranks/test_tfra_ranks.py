@@ -232,6 +232,11 @@ def test_a_rank_that_cannot_save_tells_the_others(comm, keras, folder):
     error = FileExistsError if comm.rank == 0 else RuntimeError
     with pytest.raises(error, match="not to be replaced"):
         de.keras.models.de_hvd_save_model(model, path, overwrite=False)
+    model(tf.zeros([1, 2], tf.int64))
+    for below in ("m", "m.keras"):  # a file is there in place of their folder
+        error = FileExistsError if comm.rank == 0 else RuntimeError
+        with pytest.raises(error, match="File exists"):
+            de.keras.models.de_hvd_save_model(model, os.path.join(path, below))
     de.keras.models.de_hvd_save_model(model, path)
 
 

@@ -18,6 +18,16 @@ _LAST = (".index", "saved_model.pb")
 _OF_ONE = ("assets", "saved_model.pb", "fingerprint.pb", "variables")
 
 
+def checked_folder(path: Any) -> str:
+    """Returns a folder of this machine, or an address of one.
+
+    Raises:
+      ValueError: it is empty, or an address that pathlib has cut.
+    """
+    path = os.fspath(path)
+    return path if is_address(path) and not path.startswith("file:///") else local_path(path)
+
+
 @contextmanager
 def as_a_whole(path: Any) -> Iterator[str]:
     """Gives a folder to write to, and puts what is there then in place of what is at another path.
@@ -30,10 +40,10 @@ def as_a_whole(path: Any) -> Iterator[str]:
       path: of a folder, or an address of one.
 
     Raises:
-      ValueError: it is empty. OSError, tf.errors.OpError: it cannot be written.
+      ValueError: as `checked_folder` has it. OSError, tf.errors.OpError: it cannot be written.
     """
-    path = os.fspath(path)
-    if is_address(path) and not path.startswith("file:///"):
+    path = checked_folder(path)
+    if is_address(path):
         part = f"{path.rstrip('/')}.part-{secrets.token_hex(8)}"
         try:
             yield part
@@ -42,7 +52,7 @@ def as_a_whole(path: Any) -> Iterator[str]:
             if tf.io.gfile.exists(part):
                 tf.io.gfile.rmtree(part)
         return
-    path = os.path.realpath(local_path(path))
+    path = os.path.realpath(path)
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     # A mounted folder cannot be moved, nor one whose place is another's.

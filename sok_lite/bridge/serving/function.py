@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
-from sok_lite.bridge.serving.as_a_whole import as_a_whole
+from sok_lite.bridge.serving.as_a_whole import as_a_whole, checked_folder
 from sok_lite.bridge.serving.graph_def import check_plain
 from sok_lite.bridge.serving.mode import exporting
 from sok_lite.bridge.serving.models import function_of, resources_in
@@ -113,6 +113,8 @@ def export_functions(
     """
     check_cutoff(cutoff)
     check_quantize(quantize)
+    if ranks.is_first:
+        checked_folder(path)
     names = {name: arguments.flat() for name, (_, arguments) in functions.items()}
     tables = ServedTables(_variable, _value, cutoff, quantize, ranks)
     module = tf.Module()

@@ -1,6 +1,5 @@
 """`export_serving_graph`: a part of a graph of TF1 as a SavedModel that needs no sok_lite."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
-from sok_lite.bridge.serving.as_a_whole import as_a_whole
+from sok_lite.bridge.serving.as_a_whole import as_a_whole, checked_folder
 from sok_lite.bridge.serving.graph_def import Nodes, check_plain
 from sok_lite.bridge.serving.mode import Lookup, lookups_of
 from sok_lite.bridge.serving.rows import check_quantize
@@ -255,7 +254,7 @@ def _leaves(tensors: Mapping[str, Any]) -> list[tf.Tensor]:
 
 
 def _check_empty(path: Any) -> None:
-    path = os.fspath(path)
+    path = checked_folder(path)
     if tf.io.gfile.isdir(path) and tf.io.gfile.listdir(path):
         raise FileExistsError(f"{path!r} is not empty. Give another path, or remove what is there.")
 

@@ -110,7 +110,9 @@ def de_hvd_save_model(
         functions = _functions(model, path, signatures)
         if comm.rank == 0:
             check_new(path, overwrite)
-    with _together(comm), written_as_a_whole(path, comm.rank == 0) as whole:
+    with _together(comm), contextlib.ExitStack() as stack:
+        with _together(comm):  # before they meet in what they write
+            whole = stack.enter_context(written_as_a_whole(path, comm.rank == 0))
         _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
             with set_within(all_ranks_save, True):

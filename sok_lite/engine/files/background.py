@@ -90,6 +90,20 @@ class BackgroundDump:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def rank(self) -> int:
+        """The rank that it is on."""
+        return self._begun.comm.rank
+
+    def give_up(self) -> None:
+        """Ends it without a checkpoint, where the ranks do not agree any more."""
+        if not self._is_over:
+            self._is_over = True
+            self._failure = RuntimeError(
+                f"The dump into {self.path} was given up: other ranks of this process dump there."
+            )
+            end(self._begun)
+
     def _finish(self) -> None:
         failure, self._failure = self._failure, self._interruption()
         self._is_over = True

@@ -33,7 +33,7 @@ from sok_lite.engine.files.item import (
 )
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts
-from sok_lite.engine.files.pending import wait_for_pending
+from sok_lite.engine.files.pending import give_up_others, wait_for_pending
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.shard_content import ShardContent, write_part
@@ -139,6 +139,7 @@ def begin(
     refuse_keys_on_several_ranks(keyed_tables_of(items), comm, "A dump")
     folder, since = os.path.abspath(path), time.monotonic()
     wait_for_pending(comm, folder)
+    give_up_others(comm, folder)
     lock = together(comm, lambda: manifest.lock(folder) if comm.rank == 0 else None)
     mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
     data = "data-" + comm.broadcast(mine).tobytes().hex()

@@ -34,6 +34,8 @@ from sok_lite.engine.files.manifest import sync_path
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
 
+STATES = "-states.npz"  # the file of key_value_states
+
 _FORMAT = {"format": "sok_lite keys and values", "version": 1}
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
@@ -199,6 +201,15 @@ def described(folder: str, base: str) -> Layout | None:
     """
     meta = _read_meta(os.path.join(folder, base))
     return None if meta is None else make_layout(*(meta[field] for field in _FIELDS))
+
+
+def has_nothing_else(folder: str) -> bool:
+    """Whether all that is in a folder is of shards that this package has written."""
+    names = set(os.listdir(folder)) if os.path.isdir(folder) else set[str]()
+    ends = ("-keys", "-values", "-meta.json")
+    bases = (name.removesuffix(ends[2]) for name in names if name.endswith(ends[2]))
+    ours = {f"{base}{end}" for base in bases for end in ends}
+    return all(name in ours or name.endswith(STATES) for name in names)
 
 
 def _keys(base: str) -> str:

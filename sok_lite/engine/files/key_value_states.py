@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sok_lite.engine.files.growing_file import GrowingFile
+from sok_lite.engine.files.key_value_files import STATES
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
 
 
 def states_path(folder: str, name: str, rank: int, size: int) -> str:
     """Returns the path of the file of a process."""
-    return os.path.join(folder, f"{name.replace('/', '_')}_rank{rank}_size{size}-states.npz")
+    return os.path.join(folder, f"{name.replace('/', '_')}_rank{rank}_size{size}{STATES}")
 
 
 def write_states(

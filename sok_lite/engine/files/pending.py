@@ -41,6 +41,19 @@ def wait_for_pending(comm: Communicator, folder: str) -> None:
         dump.wait()
 
 
+def give_up_others(comm: Communicator, folder: str) -> None:
+    """Gives up a dump into a folder that this rank has written when it was connected before.
+
+    The ranks of then cannot agree any more, and it would keep the folder locked.
+    """
+    path = os.path.realpath(folder)
+    for connection, dumps in list(_pending.items()):
+        dump = None if connection is comm.connection else dumps.get(path)
+        if dump is not None and dump.done and dump.rank == comm.rank:  # ranks may be threads
+            del dumps[path]
+            dump.give_up()
+
+
 def _at_exit() -> None:
     for dumps in list(_pending.values()):
         for folder, dump in dumps.items():

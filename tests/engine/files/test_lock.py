@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,23 @@ def test_a_second_thread_is_refused(tmp_path):
         over.set()
         thread.join()
     assert keys_in(tmp_path) == [1]
+
+
+def test_ranks_that_are_connected_anew_go_on(tmp_path):
+    """A dump that the ranks before them have not waited for is in nobody's way."""
+    begun = {}
+
+    def program(comm):
+        begun[comm.rank] = dump_in_background(tmp_path, [table_of([comm.rank])], comm)
+        while not begun[comm.rank].done:
+            time.sleep(0.01)
+
+    run_ranks(2, program)
+    dump(tmp_path, [table_of([7])], ONE)
+    assert keys_in(tmp_path) == [7] and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(RuntimeError, match="was given up: other ranks"):
+        begun[0].wait()
+    assert keys_in(tmp_path) == [7]
 
 
 def test_a_dump_that_fails_leaves_no_lock(tmp_path):
