@@ -81,7 +81,7 @@ def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.i
         advice = "Cast them first if they really are keys."
         if dtype == tf.string:  # which NumPy's texts and objects are equal to
             advice = "Turn strings into keys with sok_lite.hash_strings."
-            name = name if name == "object" else "texts"
+            name = name if name in ("object", "string") else "texts"
         raise TypeError(f"{whose} must be integers ({expected}). Received: {name}. {advice}")
     return keys
 

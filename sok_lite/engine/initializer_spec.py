@@ -129,7 +129,7 @@ def _are_fans(row_shape: Any) -> bool:
     return (
         isinstance(row_shape, (tuple, list))
         and len(row_shape) == 2
-        and all(isinstance(fan, numbers.Real) and fan > 0 for fan in row_shape)
+        and all(isinstance(fan, numbers.Real) and float(fan) > 0 for fan in row_shape)
     )
 
 

@@ -43,7 +43,7 @@ def check_mask_value(table: Any, mask_value: Any) -> None:
         if not limits.min <= mask_value <= limits.max:
             raise ValueError(
                 f"`mask_value` for table {table.name!r} must fit {limits.name} ({limits.min} to "
-                f"{limits.max}). Received: mask_value={mask_value}. No id is that number: leave "
+                f"{limits.max}). Received: mask_value={mask_value!r}. No id is that number: leave "
                 "it out."
             )
 

@@ -152,9 +152,9 @@ def dummy_var_initialize(
     variable = _OfHandle(
         resource,
         facts.dimension,
-        _first(initializer),
-        var_type,
-        unique_name,
+        initializer=_first(initializer),
+        var_type=var_type,
+        name=unique_name,
         key_type=facts.key_type,
         dtype=facts.dtype,
         trainable=False,  # a tape is told to watch the handle

@@ -130,6 +130,20 @@ def test_fit_trains_rows_however_it_is_run(keras, sk, way):
     check_rows(table, layer)
 
 
+def test_ids_that_a_batch_repeats_are_summed_before_they_are_squared(keras, sk):
+    """As by tf_keras, and not by Keras 3: docs/howto/coming-from-embedding.md says so."""
+    table, dense = sk.Table("t", 1, "zeros"), keras.layers.Embedding(8, 1, "zeros")
+    for layer in (table, dense):
+        ids = keras.Input([], dtype="int64")
+        model = keras.Model(ids, layer(ids))
+        model.compile(keras.optimizers.Adagrad(1.0), "mse")
+        model.fit(np.array([7, 7]), np.ones([2, 1]), verbose=0)  # each has a gradient of -1
+    summed, by_itself = 2 / np.sqrt(0.1 + (1 + 1) ** 2), 2 / np.sqrt(0.1 + 1**2 + 1**2)
+    np.testing.assert_allclose(table.export()[1], [[summed]], rtol=1e-5)
+    of_keras = by_itself if keras.__name__ == "keras" else summed
+    np.testing.assert_allclose(dense.embeddings.numpy()[7], [of_keras], rtol=1e-5)
+
+
 def test_mixed_precision(keras, sk):
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:

@@ -27,7 +27,7 @@ GIVEN = {
 
 
 def rows_of(initializer, var_type):
-    table = sok.DynamicVariable(3, initializer, var_type, name="alike")
+    table = sok.DynamicVariable(3, initializer=initializer, var_type=var_type, name="alike")
     return table, tf.nn.embedding_lookup(table, KEYS).numpy()
 
 

@@ -1,6 +1,7 @@
 """Layers of ours as classes of a Keras: of Keras 3, of tf_keras, or of both in one program."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -53,7 +54,7 @@ def register_as_layer(
       members: attributes of the class; `package` among them, the Keras.
     """
     if "__init__" in vars(part):  # whose name Python says where an argument is missing
-        vars(part)["__init__"].__qualname__ = f"{name}.__init__"
+        inspect.unwrap(vars(part)["__init__"]).__qualname__ = f"{name}.__init__"
     cls = made_class(name, part, base, **members)
     saving = SimpleNamespace(**members).package.saving
     return saving.register_keras_serializable(registered, name)(cls)
