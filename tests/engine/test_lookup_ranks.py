@@ -379,7 +379,7 @@ def test_launches_waits_and_collectives_do_not_depend_on_the_number_of_tables(
     if backend.name == "cuda" and num_tables > 1:
         forward = forward._replace(launches=forward.launches + NUMBERING)
     if ranks.by_transport:
-        # Keys are packed and unpacked on the device. Their counts go by the host; rows and gradients
+        # Keys are packed and unpacked on the device. Counts go by the host; rows and gradients
         # are not copied to it.
         forward = forward._replace(launches=forward.launches + 2, waits=3, collectives=1)
         backward = backward._replace(waits=1, collectives=0)
