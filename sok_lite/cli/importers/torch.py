@@ -14,6 +14,7 @@ import numpy as np
 from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import ABOUT, about_text, named_columns, package, reader, shape_of
 from sok_lite.cli.wrapped import only_one, read_plain
+from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source
 
 _DTYPES = frozenset(
@@ -24,7 +25,7 @@ _DTYPES = frozenset(
 def detect(path: str) -> bool:
     """Returns whether a file is an archive as PyTorch makes it."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())
     except (OSError, zipfile.BadZipFile):
         return False

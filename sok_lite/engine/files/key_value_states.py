@@ -16,6 +16,7 @@ import numpy as np
 
 from sok_lite.engine.files.growing_file import GrowingFile
 from sok_lite.engine.files.manifest import sync_path
+from sok_lite.engine.files.shard import read_arrays
 
 
 def states_path(folder: str, name: str, rank: int, size: int) -> str:
@@ -53,11 +54,10 @@ def read_states(
     """
     if not os.path.exists(path):
         return None
+    arrays = read_arrays(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
         expected = [tuple(pair) for pair in arrays.pop("checksums").tolist()]
-    except Exception as error:  # zipfile, zlib and NumPy have errors of many kinds
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{path!r} is corrupt: {error}. Take another copy of it.") from error
     if expected != list(checksums):
         raise ValueError(

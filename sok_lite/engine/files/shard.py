@@ -162,7 +162,7 @@ class ShardReader:
         begin = LENGTH_BYTES + length
         try:
             placed = placed_tensors(self._read(file, LENGTH_BYTES, begin))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self.corrupt(f"its header is none of safetensors: {error}") from error
         end = 0
         for first, last, tensor in placed:
@@ -266,6 +266,44 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     except BaseException:
         os.close(number)
         raise
+
+
+def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
+    """Returns the bytes of a file that somebody may have put there, if it is not too large.
+
+    Args:
+      most: bytes that no true one has.
+
+    Raises:
+      OSError: it cannot be opened, or is no regular file. ValueError: it has more bytes.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(
+                f"{os.fspath(path)} must have at most {most:,} bytes. Received: {size:,}. It is "
+                "another file, or corrupt: take another copy."
+            )
+        return file.read()
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file by name, all in memory.
+
+    Raises:
+      OSError: it cannot be opened, or is no regular file. ValueError: it is corrupt. MemoryError:
+        there is no memory for them.
+    """
+    with open_file(path) as opened:
+        try:
+            with np.load(opened, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except MemoryError:
+            raise
+        except Exception as error:  # zipfile, zlib and NumPy have errors of many kinds
+            raise ValueError(
+                f"{os.fspath(path)!r} is corrupt: {error}. Take another copy of it."
+            ) from error
 
 
 def _text(tensor: Tensor | None) -> str:
