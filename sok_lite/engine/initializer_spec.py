@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.row_initializer import RowInitializer
 
@@ -199,7 +200,7 @@ def _plain(value: Any) -> Any:
 
 def _number(value: Any, missing: float) -> float:
     value = _plain(value)
-    return missing if value is None else float(np.asarray(value).reshape(()))
+    return missing if value is None else as_float(np.asarray(value).reshape(()).item())
 
 
 def _own_seed(seed: Any) -> int | None:
