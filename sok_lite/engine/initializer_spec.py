@@ -110,6 +110,8 @@ def _from_string(
 
 def _constant(value: Any, dim: int) -> Initializer | RowInitializer:
     array = np.asarray(value)
+    if array.dtype == object and isinstance(value, numbers.Real):  # a large integer
+        array = np.asarray(as_float(value))
     is_row = array.shape == (dim,) and dim > 1
     if not (is_row or array.size == 1) or array.dtype.kind not in "iuf":
         raise ValueError(

@@ -198,10 +198,16 @@ class ShardReader:
         """Returns the bytes [begin, end), after checking their chunks."""
         size = self._written.chunk_bytes
         parts = []
-        for number in range(begin // size, -(-end // size)):
-            chunk = self._checked(file, number)
-            parts.append(chunk[max(0, begin - number * size) : end - number * size])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            for number in range(begin // size, -(-end // size)):
+                chunk = self._checked(file, number)
+                parts.append(chunk[max(0, begin - number * size) : end - number * size])
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        except MemoryError as error:  # Python's own says nothing
+            raise MemoryError(
+                f"No memory for {end - begin:,} bytes of {self._path}, a file of table "
+                f"{self._table!r}."
+            ) from error
 
     def _checked(self, file: Any, number: int) -> bytes:
         if number != self._number:
@@ -284,7 +290,10 @@ def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
                 f"{os.fspath(path)} must have at most {most:,} bytes. Received: {size:,}. It is "
                 "another file, or corrupt: take another copy."
             )
-        return file.read()
+        try:
+            return file.read()
+        except MemoryError as error:  # Python's own says nothing
+            raise MemoryError(f"No memory for {size:,} bytes of {os.fspath(path)}.") from error
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
