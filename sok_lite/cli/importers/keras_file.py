@@ -111,7 +111,7 @@ class _Stretch(io.RawIOBase):
     """A part of a file as a file."""
 
     def __init__(self, path: str, begin: int, size: int) -> None:
-        self._file = open_file(path)
+        self._file: Any = open_file(path)
         self._begin, self._size, self._at = begin, size, 0
 
     def readable(self) -> bool:
