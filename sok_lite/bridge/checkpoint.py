@@ -31,6 +31,7 @@ import tensorflow as tf
 from sok_lite.bridge.checks import checked_keys, checked_rows
 from sok_lite.bridge.table_call import table_call, to_rows
 from sok_lite.bridge.tensor import to_tensor
+from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import restore, take
 from sok_lite.engine.table.named_arrays import from_named_arrays, named_arrays
@@ -180,4 +181,4 @@ def _check_part(table: EmbeddingTable, facts: dict[str, Any], part: tuple[int, i
 
 
 def _facts(tensors: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-    return json.loads(bytes(tensors["facts"].numpy()))
+    return parsed(bytes(tensors["facts"].numpy()), "a table")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.string_keys import is_keras_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
-from sok_lite.engine.dtypes import array_of_keys, is_integer
+from sok_lite.engine.dtypes import array_of_keys, as_float, is_integer
 
 
 def without_keras(value: Any) -> Any:
@@ -196,6 +196,6 @@ def checked_strength(optimizer: Any, name: str, value: Any) -> float:
     what = f"`{name}` of {type(optimizer).__name__}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number. Received: {value!r}.")
-    if not 0 <= float(value) < float("inf"):
+    if not 0 <= as_float(value) < float("inf"):
         raise ValueError(f"{what} must be finite and >= 0. Received: {value!r}.")
     return float(value)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, key_dtype, row_dtype
 from sok_lite.engine.files.manifest_facts import StateFacts
-from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.source import About, Column, Source, column_of, columns_of
 
 # Numbers of a key that a source may have beside its row.
@@ -190,7 +190,7 @@ def raw_rows(path: str, begin: int, dtype: str, shape: tuple[int, ...]) -> Store
     width = storage.itemsize * math.prod(shape[1:])
 
     def read(piece_rows: int) -> Iterator[np.ndarray]:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(begin)
             for first in range(0, shape[0], piece_rows):
                 count = min(piece_rows, shape[0] - first)

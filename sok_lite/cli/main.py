@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError) as error:
         return _fail(args, FAILED, str(error))
     except MemoryError as error:
-        return _fail(args, FAILED, f"no memory ({error})")
+        return _fail(args, FAILED, f"no memory ({error or 'it is not said for what'})")
     except Exception as error:
         return _fail(args, FAILED, f"{type(error).__name__}: {error} (--debug shows where)")
 

@@ -25,7 +25,9 @@ from sok_lite.cli.file_source import NUMBERS, FileSource, Stored
 from sok_lite.cli.options import initial_values
 from sok_lite.cli.wrapped import plain_columns
 from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import About, Column, Source
+from sok_lite.engine.json_text import parsed
 
 ABOUT = "about"
 _STATE = re.compile(r"states\.(\d{1,9})\.(.+)", re.DOTALL)
@@ -132,11 +134,11 @@ def _said(text: Any, path: str) -> dict[str, Any]:
         return {}
     texts, numbers = ("table", "var_type", "dtype", "strategy"), ("num_lookups", "epoch")
     try:
-        said = dict(json.loads(text))
+        said = dict(parsed(text))
         wrong = [field for field in texts if type(said.get(field, "")) is not str]
         wrong += [field for field in numbers if not _is_number(said.get(field, 0))]
         wrong += [f for f in ("columns", "states") if type(said.get(f, [])) is not list]
-    except (RecursionError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise _corrupt(path, f"what it says of its table is no JSON object ({error})") from error
     if wrong:
         raise _corrupt(path, f"what it says of its table has a {wrong[0]} that is none")
@@ -244,8 +246,9 @@ def package(module: str, what: str, install: str) -> Any:
 
 
 def check_opens(path: str) -> None:
-    """Raises OSError if a file cannot be opened, which is no fault of its content."""
-    with open(path, "rb"):
+    """Raises OSError if a file cannot be opened, which is no fault of its content, or is a pipe or
+    device, which may have no end."""
+    with open_file(path):
         pass
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.importers import detected_format, format_module, names_with
+from sok_lite.cli.named import check_opens
 from sok_lite.cli.options import options_for
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.source import JoinedSource, Source
@@ -20,9 +21,11 @@ def format_of(path: str, name: str | None = None) -> str:
       name: what the user says it is; None: what it looks like.
 
     Raises:
-      FileNotFoundError: nothing is there. WrongUse: no such format, or it is none of those known.
+      OSError: nothing is there, or a pipe or device. WrongUse: no such format, or none of those
+        known.
     """
-    os.stat(path)
+    if not os.path.isdir(path):
+        check_opens(path)
     if name is None:
         # Says of a folder without a manifest what is expected, where nothing else fits.
         return detected_format(path)

@@ -17,9 +17,13 @@ The others are accepted, as TFRA's programs have them, and change nothing: reads
 rows are spread by a hash of their keys, they do not expire, and they stay in Redis.
 """
 
-import json
 import os
 from typing import Any
+
+from sok_lite.engine.files.shard import read_whole
+from sok_lite.engine.json_text import parsed
+
+_MOST_BYTES = 1 << 20  # of a file of settings
 
 CLUSTER, SENTINEL, ONE_SERVER = 0, 1, 2
 
@@ -87,8 +91,7 @@ def read_settings(
     if path is None:
         return make_settings({})
     try:
-        with open(path, encoding="utf-8") as file:
-            overrides = json.load(file)
+        overrides = parsed(read_whole(path, _MOST_BYTES))
     except OSError as error:
         raise ValueError(
             f"The settings of Redis must be a JSON file. Received: {path!r}, which cannot be "

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.tf_private import SaveSpec
 from sok_lite.dynamic_embedding.file_system import file_call
+from sok_lite.engine.json_text import parsed
 
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
@@ -25,7 +26,7 @@ def described(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> st
 
 def described_checksums(saved: str | bytes) -> list[tuple[int, int]] | None:
     """Returns the checksums that were passed to `described`."""
-    checksums = json.loads(saved).get("files")
+    checksums = parsed(saved, "a table").get("files")
     return None if checksums is None else [tuple(pair) for pair in checksums]
 
 
@@ -36,7 +37,7 @@ def check_described(rows: Any, saved: str | bytes) -> None:
       rows: a `HashTable`, which is to be restored.
       saved: what `described` gave of the table that was saved.
     """
-    facts, expected = json.loads(saved), json.loads(described(rows))
+    facts, expected = parsed(saved, "a table"), json.loads(described(rows))
     wrong = [field for field in _FIELDS if facts.get(field) != expected[field]]
     if wrong:
         raise ValueError(

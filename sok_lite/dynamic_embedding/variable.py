@@ -148,7 +148,7 @@ class Variable(tf.__internal__.tracking.Trackable):
             ),
             name,
             checkpoint,
-            int(init_size / self.shard_num) * self.shard_num,
+            int(init_size) // self.shard_num * self.shard_num,
             self.kv_creator.config,
             self.devices[0],
         )

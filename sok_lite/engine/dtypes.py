@@ -325,6 +325,15 @@ def number_in(value: Any) -> Any:
     return value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
+def as_float(number: Any) -> float:
+    """Returns a real number as a float; an integer that is too large for one is infinite, so that
+    whoever checks limits says what they are."""
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf") if number > 0 else float("-inf")
+
+
 def as_words(array: Array) -> tuple[str, Array]:
     """Returns an array as unsigned integers of its width, for kernels that only copy elements.
 

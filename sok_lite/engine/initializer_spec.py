@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
-from sok_lite.engine.dtypes import is_integer
+from sok_lite.engine.dtypes import as_float, is_integer
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.row_initializer import RowInitializer
 
@@ -197,6 +197,8 @@ def _from_string(
 
 def _constant(value: Any, dim: int) -> Initializer | RowInitializer:
     array = np.asarray(value)
+    if array.dtype == object and isinstance(value, numbers.Real):  # a large integer
+        array = np.asarray(as_float(value))
     is_row = array.shape == (dim,) and dim > 1
     if not (is_row or array.size == 1) or array.dtype.kind not in "iuf":
         raise ValueError(
@@ -280,7 +282,7 @@ def _plain(value: Any) -> Any:
 
 def _number(value: Any, missing: float) -> float:
     value = _plain(value)
-    return missing if value is None else float(np.asarray(value).reshape(()))
+    return missing if value is None else as_float(np.asarray(value).reshape(()).item())
 
 
 def _own_seed(seed: Any) -> int | None:

@@ -14,6 +14,7 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.shard import read_arrays
 
 _OF_ALL = "of_all_ranks.npz"
 _CARRIED = "carried_"  # and the number of the optimizer; files of before have none
@@ -151,13 +152,13 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
 
 
 def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
-    with np.load(path) as arrays:
-        dtypes = {str(i): _dtype(variable) for i, variable in enumerate(variables)}
-        if {name for name in arrays.files if not name.startswith(_CARRIED)} == set(dtypes):
-            found = list(stored.read_tensors(arrays, dtypes, path).values())
-            if all(each.shape == v.shape for each, v in zip(found, variables, strict=True)):
-                return found
-        shapes = [list(arrays[name].shape) for name in arrays.files]
+    arrays = read_arrays(path)
+    dtypes = {str(i): _dtype(variable) for i, variable in enumerate(variables)}
+    if {name for name in arrays if not name.startswith(_CARRIED)} == set(dtypes):
+        found = list(stored.read_tensors(arrays, dtypes, path).values())
+        if all(each.shape == v.shape for each, v in zip(found, variables, strict=True)):
+            return found
+    shapes = [list(array.shape) for array in arrays.values()]
     raise ValueError(
         f"The model must be as it was when {path} was written: {len(shapes)} variables of shapes "
         f"{shapes}. Received: {len(variables)}, of {[list(each.shape) for each in variables]}. "
@@ -167,9 +168,6 @@ def _read_file(path: str, variables: Sequence[Any]) -> list[tf.Tensor]:
 
 def _read_carried(path: str, count: int) -> list[dict[str, np.ndarray]]:
     """Returns the values of so many; none: the optimizer had taken no such step."""
-    with np.load(path) as arrays:
-        names = [f"{_CARRIED}{i}" for i in range(count)]
-        return [
-            CarriedState.read(arrays[name].tobytes()) if name in arrays.files else {}
-            for name in names
-        ]
+    arrays = read_arrays(path)
+    names = [f"{_CARRIED}{i}" for i in range(count)]
+    return [CarriedState.read(arrays[name].tobytes()) if name in arrays else {} for name in names]

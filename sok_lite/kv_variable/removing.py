@@ -7,6 +7,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.table_call import array_call, method_call
+from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.share import Share
@@ -40,7 +41,7 @@ def delete_with_timestamp(
     Returns:
       (n,) of the key type, the keys that are gone.
     """
-    limit = float(threshold) * 86400 if seconds is None else float(seconds)
+    limit = as_float(threshold) * 86400 if seconds is None else as_float(seconds)
     if not limit >= 0:
         raise ValueError(f"The time must be 0 or more. Received: {limit} seconds.")
 

@@ -31,6 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.engine.dtypes import RowDtype
+from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.content import Content
 from sok_lite.engine.table.content_parts import in_order, select
 from sok_lite.engine.table.state_columns import State, columns_of, side_by_side, states_of
@@ -149,7 +150,7 @@ def facts_of(text: Any, whose: str) -> Facts:
       ValueError: a later version has written them, or they are corrupt.
     """
     try:
-        facts = json.loads(text)
+        facts = parsed(text)
         version = facts.pop("version")
     except (ValueError, LookupError, AttributeError) as error:
         raise ValueError(f"What was saved of {whose} is corrupt: no facts. ({error})") from error
@@ -250,7 +251,7 @@ def _states(
 ) -> list[State]:
     if "states" not in tensors:
         return []
-    states = states_of(tensors["states"], json.loads(tensors["state_columns"]), whose)
+    states = states_of(tensors["states"], parsed(tensors["state_columns"], whose), whose)
     if any(len(state.rows) != num_stated for state in states):
         raise ValueError(
             f"What was saved of {whose} is corrupt: optimizer states of "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sok_lite.engine.files.beside import write_file
+from sok_lite.engine.json_text import parsed
 from sok_lite.reports.histogram import Histogram
 from sok_lite.reports.html import report_html, report_page
 from sok_lite.reports.text import report_text
@@ -172,10 +173,10 @@ class Report:
           ValueError: it is no such text, or lacks a number that reports of this version have.
         """
         try:
-            given = json.loads(text)
+            given = parsed(text)
             tables = tuple(TableReport.of_dict(table) for table in given["tables"])
             return cls(tables, int(given["ranks"]), float(given["time"]), str(given["source"]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 "This is no report as `to_json` gives it, or one of another version of sok_lite "
                 f"({type(error).__name__}: {error}). Received: {text!s:.60}."

@@ -11,7 +11,7 @@ from sok_lite.backend import Backend
 from sok_lite.bridge import refusals, table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.variable import TableVariable, table_for_variable
-from sok_lite.engine.dtypes import KeyDtype, key_dtype
+from sok_lite.engine.dtypes import KeyDtype, as_float, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.sok.arguments import (
@@ -157,7 +157,7 @@ class DynamicVariable(TableVariable):
         is_number = isinstance(first_values, numbers.Real) or (
             isinstance(first_values, np.ndarray) and first_values.size == 1
         )
-        number = float(np.asarray(first_values).item()) if is_number else None
+        number = as_float(np.asarray(first_values).item()) if is_number else None
         self._initializer_str = repr(number) if is_number else first_values
         self._mode = mode
         self._config_dict = dict(kwargs)

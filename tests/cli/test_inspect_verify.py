@@ -8,6 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
+from sok_lite.cli.importers import names_with
+from sok_lite.cli.reading import open_sources
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
@@ -35,6 +37,20 @@ def test_what_is_there_is_shown(tmp_path):
     assert {"name": "acc", "dim": 3, "initial": 1.0, "group": 2} in table["states"]
     sizes = [path.stat().st_size for path in files_of(tmp_path / "c")]
     assert shown["bytes"] == table["bytes"] == sum(sizes)
+
+
+@pytest.mark.parametrize("name", [None, *names_with("sources")])
+@pytest.mark.parametrize("place", ["pipe", "device"])
+def test_what_may_have_no_end_is_not_read(tmp_path, name, place):
+    path = tmp_path / "x.npz"
+    if place == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="Not a regular file"):
+        open_sources(str(path), name)
+    status, _, err = run("inspect", path)
+    assert status == 3 and err == f"sok-lite inspect: {path}: Not a regular file\n"
 
 
 def test_some_tables_are_shown_with_their_time_and_what_was_only_seen(tmp_path):

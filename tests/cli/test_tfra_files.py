@@ -109,6 +109,35 @@ def test_a_key_of_two_shards_has_the_row_of_the_later_one(tmp_path):
     assert rows_of(source) == expected
 
 
+@pytest.mark.parametrize("num_more", [0, 1, 3, 4])
+def test_keys_that_a_slot_has_more_are_left_out_and_said(tmp_path, caplog, num_more):
+    """As after `remove` of TFRA, which leaves them in the slots."""
+
+    def write(name, keys, value):
+        base = tmp_path / f"{name}_mht_1of1_rank0_size1"
+        (base.parent / f"{base.name}-keys").write_bytes(np.array(keys, "<i8").tobytes())
+        rows = np.full((len(keys), 2), value, "<f4")
+        (base.parent / f"{base.name}-values").write_bytes(rows.tobytes())
+
+    more = [5, 7, 9, 11][:num_more]
+    write("emb", [3, 1, 2], 1.0)
+    write("emb_Adam_m", [*more, 2, 1, 3], 0.5)
+    write("emb_Adam_v", [1, 2], 0.25)
+    found = tfra_files.sources(tmp_path)
+    texts = [record.getMessage() for record in caplog.records]
+    end = "they are left out" if num_more < 4 else "it stays a table"
+    said = f"state of 'emb', which does not have {num_more} of its {num_more + 3} keys: {end}."
+    assert texts == ([f"'emb_Adam_m' is named as a {said}"] if num_more else [])
+    states = {
+        "m": {k: [0.5, 0.5] for k in (1, 2, 3)},
+        "v": {1: [0.25] * 2, 2: [0.25] * 2, 3: [0, 0]},
+    }
+    if num_more == 4:
+        del states["m"]
+    assert {s.name: rows_of(found[0], s.tensor) for s in found[0].states} == states
+    assert [source.name for source in found[1:]] == ["emb_Adam_m"][: num_more == 4]
+
+
 def test_slots_that_are_no_slots_stay_tables(tmp_path):
     assert len(tfra_files.sources(ONE, slots="tables", **TYPES)) == 8
     folder = copied(tmp_path, "files_of_two_shards")

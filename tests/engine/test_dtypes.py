@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from sok_lite.engine.dtypes import bfloat16_to_float32, float32_to_bfloat16, key_dtype, row_dtype
+from sok_lite.engine.dtypes import (
+    as_float,
+    bfloat16_to_float32,
+    float32_to_bfloat16,
+    key_dtype,
+    row_dtype,
+)
+
+
+def test_a_number_that_no_float_holds_is_infinite():
+    assert [as_float(n) for n in (10**400, -(10**400), 2**53)] == [np.inf, -np.inf, 2.0**53]
 
 
 def test_bfloat16_rounds_to_nearest_even_and_keeps_nan():

@@ -54,6 +54,7 @@ def test_random_is_normal_in_a_hybrid_table():
         ("nan", ValueError, "must be finite. Received: nan"),
         (float("inf"), ValueError, "must be finite"),
         (1e39, ValueError, "finite float32"),
+        (-(10**400), ValueError, "must be finite. Received: -inf"),
         (np.zeros(3), ValueError, "one number for all elements of a row, or an array of its 4"),
         (np.zeros((1, 4)), ValueError, "one number for all elements"),
         (np.array(["1"] * 4), ValueError, "one number for all elements"),

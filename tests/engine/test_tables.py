@@ -422,6 +422,12 @@ def test_expire_takes_one_limit(backend, var_type, given, text):
     assert table.size == 1
 
 
+def test_nothing_expires_that_was_seen_within_a_time_that_no_float_holds(backend, var_type):
+    table = make(backend, var_type)
+    table.find_or_insert([1])
+    assert table.expire(seconds=10**400) == 0
+
+
 @pytest.mark.parametrize("given", [{"seconds": "a"}, {"num_lookups": True}], ids=str)
 def test_expire_takes_numbers(backend, var_type, given):
     with pytest.raises(TypeError, match="must be a number. Received"):

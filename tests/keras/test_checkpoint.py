@@ -35,6 +35,23 @@ def made(keras, sk, seed=1, optimizer="adam"):
     return model
 
 
+def test_a_dense_file_with_another_byte_is_named(tmp_path, keras, sk):
+    model = made(keras, sk)
+    fit(model, sk.Checkpoint(tmp_path), epochs=1)
+    (path,) = tmp_path.glob("**/of_all_ranks.npz")
+    whole, told = path.read_bytes(), 0
+    for at in range(0, len(whole), 997):
+        data = bytearray(whole)
+        data[at] ^= 0xFF
+        path.write_bytes(data)
+        try:
+            sk.Checkpoint(tmp_path).restore(model)
+        except ValueError as error:
+            assert str(path) in str(error)
+            told += 1
+    assert told
+
+
 def data():
     return batches().map(lambda x, y: ({name: x[name] for name in ("item", "user")}, y))
 

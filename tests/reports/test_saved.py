@@ -68,6 +68,8 @@ def test_json_comes_back_as_the_same_report():
         *("", "[]", "{}", '{"tables": [{}]}', "3", b"\xff", '{"tables": {"a": 1}}', None),
         '{"tables": [], "ranks": "x", "time": 0, "source": ""}',
         '{"tables": [], "ranks": 1, "time": null, "source": ""}',
+        '{"tables": [], "ranks": 1, "time": 1%s, "source": ""}' % ("0" * 400),
+        pytest.param("[" * 1_000_000, id="deep"),
     ],
 )
 def test_what_is_no_report_is_refused(text):

@@ -11,13 +11,14 @@ from sok_lite.engine.files.source import Source
 
 # A checkpoint takes the place of another in one piece.
 REPLACES_ITSELF = True
+_BEGINNING = 1 << 12  # bytes in which a manifest says its format
 
 
 def detect(path: str) -> bool:
     """Returns whether the folder has a manifest of ours, whole or not."""
     try:
         with open_file(os.path.join(path, manifest.NAME)) as file:
-            return manifest.FORMAT.encode() in file.read()
+            return manifest.FORMAT.encode() in file.read(_BEGINNING)
     except (FileNotFoundError, NotADirectoryError):
         return False
 

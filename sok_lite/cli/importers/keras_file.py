@@ -10,7 +10,6 @@ in chunks, were not written by Keras and are refused.
 """
 
 import io
-import json
 import os
 import re
 import struct
@@ -25,7 +24,9 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, raw_rows
 from sok_lite.cli.named import check_opens, naming, package
 from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import PENDING_COLUMNS, About, JoinedSource, Source
+from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.joined import without_slots
 from sok_lite.engine.table.state_columns import states_of
 from sok_lite.engine.texts import KeyTexts
@@ -44,18 +45,18 @@ _KEPT = ("text_keys", "texts_lengths", "texts_bytes")
 _MOST_TEXT = 1 << 20  # a few hundred bytes a state
 _ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError),
-    *(AttributeError, LookupError, TypeError, ValueError, RecursionError),
+    *(AttributeError, LookupError, TypeError, ValueError),
 )
 
 
 def detect(path: str) -> bool:
     """Returns whether a file is an archive with weights of Keras, or one of HDF5."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             if file.read(len(_HDF5)) == _HDF5:
                 return True
-        with zipfile.ZipFile(path) as archive:
-            return _MEMBER in archive.namelist()
+            with zipfile.ZipFile(file) as archive:
+                return _MEMBER in archive.namelist()
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError):
         return False
 
@@ -90,7 +91,7 @@ def sources(path: str) -> list[Source]:
 
 def _place_of_weights(path: str) -> tuple[int, int]:
     """Returns the first byte of the weights in a file, and how many there are."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         if file.read(len(_HDF5)) == _HDF5:
             return 0, os.fstat(file.fileno()).st_size
         with zipfile.ZipFile(file) as archive:
@@ -110,7 +111,7 @@ class _Stretch(io.RawIOBase):
     """A part of a file as a file."""
 
     def __init__(self, path: str, begin: int, size: int) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115
+        self._file: Any = open_file(path)
         self._begin, self._size, self._at = begin, size, 0
 
     def readable(self) -> bool:
@@ -191,7 +192,7 @@ def _part(path: str, begin: int, size: int, arrays: Mapping[str, Any], name: str
             raise ValueError(f"{each!r} of table {name!r} have shape {shape}, and keys {n}")
     if found["scores"].shape != found["keys"].shape:  # an empty tensor: "stamps" are the scores
         del found["scores"]
-    facts, columns = (json.loads(_text(arrays[each])) for each in _TEXTS)
+    facts, columns = (parsed(_text(arrays[each])) for each in _TEXTS)
     if type(facts["num_lookups"]) is not int:
         raise TypeError(f"table {name!r} has no number of lookups")
     rows = found.pop("states")

@@ -16,6 +16,7 @@ import numpy as np
 from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import ABOUT, about_text, named_columns, naming, reader, shape_of
 from sok_lite.cli.wrapped import only_one, read_plain
+from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source
 
 _END = ".npy"
@@ -35,7 +36,7 @@ _MOST_ABOUT = 1 << 20
 def detect(path: str) -> bool:
     """Returns whether a file is an archive of arrays."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             return any(name.endswith(_END) for name in archive.namelist())
     except _ERRORS:
         return False
@@ -44,7 +45,7 @@ def detect(path: str) -> bool:
 def _open(path: str) -> tuple[dict[str, Stored], str | None]:
     found: dict[str, Stored] = {}
     about = None
-    with zipfile.ZipFile(path) as archive:
+    with open_file(path) as whole, zipfile.ZipFile(whole) as archive:
         _check_has_all(path, archive)
         for info in archive.infolist():
             if info is not archive.getinfo(info.filename):
@@ -64,7 +65,7 @@ def _open(path: str) -> tuple[dict[str, Stored], str | None]:
 def _check_has_all(path: str, archive: zipfile.ZipFile) -> None:
     """Raises ValueError if the archive has more members than its list shows: a length in the list
     that is wrong hides those behind it."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(-22 - len(archive.comment), os.SEEK_END)
         stated = int.from_bytes(file.read(22)[10:12], "little")
     if stated not in (len(archive.infolist()), 0xFFFF):  # 0xFFFF: more than fit there
@@ -105,7 +106,12 @@ def _stored(path: str, member: str, shape: tuple[int, ...], dtype: np.dtype) -> 
     row_bytes = dtype.itemsize * math.prod(shape[1:])
 
     def read(piece_rows: int) -> Iterator[np.ndarray]:
-        with naming(path, *_ERRORS), zipfile.ZipFile(path) as archive, archive.open(member) as file:
+        with (
+            naming(path, *_ERRORS),
+            open_file(path) as whole,
+            zipfile.ZipFile(whole) as archive,
+            archive.open(member) as file,
+        ):
             _header(file, archive.getinfo(member))
             for first in range(0, shape[0], piece_rows):
                 count = min(piece_rows, shape[0] - first)

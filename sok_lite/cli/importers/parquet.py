@@ -22,6 +22,7 @@ from sok_lite.cli.named import (
     regrouped,
 )
 from sok_lite.cli.wrapped import only_one, read_plain
+from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Column, Source
 
 _MARK = b"PAR1"
@@ -34,7 +35,7 @@ _ELEMENT = re.compile(r"(.+)_(0|[1-9]\d{0,8})", re.DOTALL)
 def detect(path: str) -> bool:
     """Returns whether a file begins as those of Parquet do."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return file.read(len(_MARK)) == _MARK
     except OSError:
         return False

@@ -4,7 +4,6 @@ The package of that name is not needed. The files of our checkpoints are such fi
 one of those, a checkpoint has more: its checksums, and the files of all ranks together.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +18,9 @@ from sok_lite.engine.files.safetensors_header import (
     distinct,
     dtype_of,
 )
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter
+from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter, open_file
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.json_text import parsed
 
 _DTYPES = {
     "I64": "int64",
@@ -36,7 +36,7 @@ _DTYPES = {
     "F16": "float16",
     "BF16": "bfloat16",
 }
-_ERRORS = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+_ERRORS = (AttributeError, KeyError, TypeError, ValueError)
 
 
 def detect(path: str) -> bool:
@@ -50,12 +50,12 @@ def detect(path: str) -> bool:
 
 def _header(path: str) -> tuple[dict[str, Any], int, int]:
     """Returns the header, where the tensors begin, and the bytes that they have."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size - LENGTH_BYTES
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
         if length > min(MAX_HEADER_BYTES, size):
             raise ValueError(f"a header of {length:,} bytes is longer than the file, or allowed")
-        header = json.loads(file.read(length), object_pairs_hook=distinct)
+        header = parsed(file.read(length), object_pairs_hook=distinct)
     if type(header) is not dict:
         raise ValueError("its header is no JSON object")
     return header, LENGTH_BYTES + length, size - length

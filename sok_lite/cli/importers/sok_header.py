@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.files.shard import open_file
+
 HEADER = struct.Struct(">256sI32sI")
 KEYS, ROWS, STATE = range(3)
 _WHAT = {KEYS: "keys", ROWS: "rows", STATE: "an optimizer state"}
@@ -28,7 +30,7 @@ def opened(path: str, kind: int, state: str) -> File:
       kind: what it must be.
       state: the name that an optimizer state must have.
     """
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         head = file.read(HEADER.size)
         size = os.fstat(file.fileno()).st_size
     if len(head) < HEADER.size:

@@ -5,7 +5,6 @@ this package has written have a third one, `<base>-meta.json`, that says it all,
 states in a file for each process, which engine/files/key_value_states.py describes.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from sok_lite.engine.files.key_value_names import (
 )
 from sok_lite.engine.files.key_value_states import read_states, states_path
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.state_columns import State, states_of
 
 # Tables of restrict policies, which have numbers of int32.
@@ -254,7 +254,7 @@ def _states_beside(
             continue
         keys = np.sort(np.concatenate([parts[i].keys for i in places]))
         text = arrays["state_columns"].tobytes()
-        states = states_of(arrays["states"], json.loads(text), f"{layout.name!r} in {folder!r}")
+        states = states_of(arrays["states"], parsed(text), f"{layout.name!r} in {folder!r}")
         for number, state in enumerate(states):
             if state.rows.shape != (keys.size, state.dim):
                 raise ValueError(

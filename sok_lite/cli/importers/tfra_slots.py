@@ -5,6 +5,7 @@ or the optimizer, and the slot: `user/emb/user/emb-shadow/m`, `user/emb/Adam/m`,
 `short_file_name` `user/emb/m`. The names of its files have "_" for each "/".
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -15,6 +16,8 @@ from sok_lite.cli.options import initial_values
 from sok_lite.engine.files.manifest_facts import StateFacts
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.table.state_columns import State
+
+_log = logging.getLogger("sok_lite")
 
 # Slots of the frameworks' optimizers by what our rules call them.
 _STATES = {
@@ -39,8 +42,9 @@ def with_slots(
 ) -> list[Source]:
     """Returns tables as sources, those that are slots of another as its optimizer states.
 
-    A table is taken for a slot of another if its name says so, rows are as long, and every key of
-    it is one of the other. Others stay tables.
+    A table is taken for a slot of another if its name says so, rows are as long, and half of its
+    keys at least are of the other: TFRA leaves keys in slots that it has removed from their table.
+    The rest of them is left out. Others stay tables. Either is said, if the name is of a slot.
 
     Args:
       tables: by the names that TFRA gave.
@@ -92,7 +96,7 @@ def _owner(
         rest = name.removeprefix(other)  # such as /Adam/m
         for ending in _longest_first(_STATES):
             optimizer = rest.removesuffix(separator + ending)
-            if optimizer != rest and _fits(tables[other], slot):
+            if optimizer != rest and _fits(name, slot, other, tables[other]):
                 return other, optimizer, _STATES[ending]
     return None
 
@@ -101,7 +105,16 @@ def _longest_first(names: Iterable[str]) -> Sequence[str]:
     return sorted(names, key=len, reverse=True)
 
 
-def _fits(table: Keyed, slot: Keyed) -> bool:
+def _fits(name: str, slot: Keyed, other: str, table: Keyed) -> bool:
     if (table.key_type, table.dim) != (slot.key_type, slot.dim):
         return False
-    return bool(np.isin(slot.all_keys(), table.all_keys()).all())
+    keys = np.unique(slot.all_keys())
+    num_others = int(np.isin(keys, table.all_keys(), invert=True).sum())
+    fits = 2 * num_others <= keys.size
+    if num_others:
+        _log.warning(
+            "%r is named as a state of %r, which does not have %s of its %s keys: %s.",
+            *(name, other, f"{num_others:,}", f"{keys.size:,}"),
+            "they are left out" if fits else "it stays a table",
+        )
+    return fits

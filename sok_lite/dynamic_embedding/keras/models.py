@@ -31,6 +31,7 @@ from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, s
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.beside import in_place_of
+from sok_lite.engine.files.shard import read_arrays
 from sok_lite.engine.local_path import local_path
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
@@ -335,15 +336,15 @@ def _read_tables(model: Any, path: Path, comm: Communicator) -> None:
     """Gives a rank that is not the first its tables."""
     if comm.rank == 0:
         return
-    with np.load(_file_of_rank(path, comm)) as arrays:
-        variables = _variables_of(model)
-        names = [params.name for params in variables]
-        saved = [str(arrays[name]) for name in arrays.files if name.endswith("/name")]
-        if names != saved:
-            raise ValueError(
-                f"{str(path)!r} was saved of a model with the tables {saved}. This one has {names}."
-            )
-        for number, params in enumerate(variables):
-            start = f"{number}/"
-            parts = [name for name in arrays.files if name.startswith(start)]
-            load_rows(params, {name.removeprefix(start): arrays[name] for name in parts})
+    arrays = read_arrays(_file_of_rank(path, comm))
+    variables = _variables_of(model)
+    names = [params.name for params in variables]
+    saved = [str(arrays[name]) for name in arrays if name.endswith("/name")]
+    if names != saved:
+        raise ValueError(
+            f"{str(path)!r} was saved of a model with the tables {saved}. This one has {names}."
+        )
+    for number, params in enumerate(variables):
+        start = f"{number}/"
+        parts = [name for name in arrays if name.startswith(start)]
+        load_rows(params, {name.removeprefix(start): arrays[name] for name in parts})

@@ -31,11 +31,14 @@ from sok_lite.engine.files.key_value_layout import Layout, make_layout
 from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
+from sok_lite.engine.files.shard import open_file, read_whole
+from sok_lite.engine.json_text import parsed
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
 
 STATES = "-states.npz"  # the file of key_value_states
 
+_MOST_META_BYTES = 1 << 20  # of a third file, which has a few hundred and the variable's name
 _FORMAT = {"format": "sok_lite keys and values", "version": 1}
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
@@ -64,7 +67,7 @@ class StoredShard:
         """
         _check_buffer_size(buffer_size)
         layout = self.layout
-        with open(_keys(self.base), "rb") as key_file, open(_values(self.base), "rb") as value_file:
+        with open_file(_keys(self.base)) as key_file, open_file(_values(self.base)) as value_file:
             for start in range(0, self.count, buffer_size):
                 count = min(buffer_size, self.count - start)
                 keys = np.fromfile(key_file, layout.key_storage, count)
@@ -291,8 +294,7 @@ def _count(path: str, width: int, what: str) -> int:
 def _read_meta(base: str) -> dict[str, Any] | None:
     """Returns the content of a shard's third file; None: there is none."""
     try:
-        with open(_meta(base), encoding="utf-8") as file:
-            meta = json.load(file)
+        meta = parsed(read_whole(_meta(base), _MOST_META_BYTES))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -310,7 +312,7 @@ def _read_meta(base: str) -> dict[str, Any] | None:
 def _crc_of(path: str) -> int:
     """Returns the checksum of a file."""
     crc = 0
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while data := file.read(1 << 20):
             crc = zlib.crc32(data, crc)
     return crc

@@ -18,6 +18,7 @@ from sok_lite.engine.files.growing_file import GrowingFile
 from sok_lite.engine.files.key_value_files import STATES
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
+from sok_lite.engine.files.shard import read_arrays
 
 
 def states_path(folder: str, name: str, rank: int, size: int) -> str:
@@ -55,11 +56,10 @@ def read_states(
     """
     if not os.path.exists(path):
         return None
+    arrays = read_arrays(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
         expected = [tuple(pair) for pair in arrays.pop("checksums").tolist()]
-    except Exception as error:  # zipfile, zlib and NumPy have errors of many kinds
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{path!r} is corrupt: {error}. Take another copy of it.") from error
     if expected != list(checksums):
         raise ValueError(

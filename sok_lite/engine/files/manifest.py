@@ -25,7 +25,8 @@ from sok_lite.engine.files.manifest_facts import (
     TextFile,
 )
 from sok_lite.engine.files.safetensors_header import distinct
-from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, open_file
+from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, read_whole
+from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.joined import checked_facts, number_of
 
 NAME = "manifest.json"
@@ -36,6 +37,8 @@ VERSION_OF_INCREMENTS = 2
 # The folders of files, one for each dump.
 DATA_FOLDER = re.compile(r"data-[0-9a-f]{16}")
 
+# More than ten times that of 1,000 tables with ten states on 64 ranks, or of one table of 300 TB.
+_MOST_BYTES = 1 << 30
 _TEMPORARY = NAME + ".tmp"
 _LOCK = NAME + ".lock"
 _NO_SUM = "0" * 64
@@ -93,8 +96,7 @@ def read(folder: str | os.PathLike[str]) -> Manifest:
     """
     path = os.path.join(folder, NAME)
     try:
-        with open_file(path) as file:
-            data = file.read()
+        data = read_whole(path, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(
             f"{os.fspath(folder)} has no {NAME}: no dump into it was ever finished. Give the "
@@ -114,13 +116,13 @@ def from_text(data: bytes, path: str) -> Manifest:
       ValueError: it is not a manifest, or of a newer version, or corrupt.
     """
     try:
-        described = json.loads(data, object_pairs_hook=distinct)
+        described = parsed(data, object_pairs_hook=distinct)
         is_other = described["format"] != FORMAT
         version, stated = described["version"], described["sha256"]
         before, _, after = data.rpartition(stated.encode())
         summed = hashlib.sha256(before + _NO_SUM.encode() + after)
         is_whole = summed.hexdigest() == stated
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _corrupt(path, f"it cannot be read ({error})") from error
     if not is_whole:
         raise _corrupt(path, "its SHA-256 is not the one that it names")
@@ -164,10 +166,11 @@ def is_name_in_checkpoint(name: str) -> bool:
 
 def _check_is_ours(path: str) -> None:
     try:
-        with open_file(path) as file:
-            is_ours = FORMAT.encode() in file.read()
+        is_ours = FORMAT.encode() in read_whole(path, _MOST_BYTES)
     except FileNotFoundError:
         return
+    except ValueError:  # too large for one
+        is_ours = False
     if not is_ours:
         raise FileExistsError(
             f"{path} is no manifest of a checkpoint, and a dump would replace it. Dump into a "

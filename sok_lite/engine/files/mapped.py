@@ -36,7 +36,10 @@ class MappedShard:
         self.reader.forget()
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+        try:
+            self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+        except OSError as error:  # its own names no file
+            raise OSError(error.errno, error.strerror, path) from error
         if hasattr(mmap, "MADV_RANDOM"):
             # Else the system reads 128 KiB or more around each row.
             self._map.madvise(mmap.MADV_RANDOM)

@@ -14,7 +14,12 @@ import numpy as np
 from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, number_in, row_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.chain import newest_rows
-from sok_lite.engine.files.key_index import MAX_KEYS, KeyIndex, make_index
+from sok_lite.engine.files.key_index import (
+    MAX_KEYS,
+    KeyIndex,
+    make_index,
+    make_index_of_rows,
+)
 from sok_lite.engine.files.manifest_facts import TableFacts
 from sok_lite.engine.files.mapped import MappedShard
 from sok_lite.engine.local_path import local_path
@@ -26,9 +31,9 @@ __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
 class ReadonlyTable:
     """A table of a checkpoint, with the rows that all ranks wrote. Threads may share it.
 
-    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory, and 4
-    more where there are increments. `prepare` does it ahead. A key that several ranks wrote has the
-    row of the lowest of them, as after a load; the logger `sok_lite` says of how many.
+    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory.
+    `prepare` does it ahead. A key that several ranks wrote has the row of the lowest of them, as
+    after a load; the logger `sok_lite` says of how many.
 
     Attributes:
       name: of the table.
@@ -43,21 +48,20 @@ class ReadonlyTable:
         is_bfloat16 = facts.dtype == "bfloat16"
         self.dtype = np.dtype(np.float32) if is_bfloat16 else self._row_dtype.storage
         self._num_keys = sum(shard.rows for shard in facts.shards)
-        if self._num_keys >= MAX_KEYS:
+        num_rows = sum(part.num_rows for shard in facts.shards for part in shard.chain)
+        if num_rows >= MAX_KEYS:
             raise ValueError(
-                f"open_readonly takes tables of fewer than {MAX_KEYS:,} keys. Received: "
-                f"{self._num_keys:,} in table {self.name!r}. Load it on several ranks."
+                f"open_readonly takes tables of fewer than {MAX_KEYS:,} rows. Received: "
+                f"{num_rows:,} in table {self.name!r}, increments included. Load it on several "
+                "ranks."
             )
-        self._chains = [
-            [MappedShard(facts, part, folder) for part in shard.chain] for shard in facts.shards
+        self._chains = [  # the newest file of each has all keys of its rank
+            [MappedShard(facts, part, folder) for part in reversed(shard.chain)]
+            for shard in facts.shards
         ]
-        self._shards = [chain[-1] for chain in self._chains]  # which have all keys
         self._files = [file for chain in self._chains for file in chain]
-        # Of all keys together, and of all rows: where those of each file begin.
-        self._starts = np.cumsum([0, *(shard.keys.size for shard in self._shards)])
-        self._row_starts = np.cumsum([0, *(len(file.rows) for file in self._files)])
-        # Of each key, where its row is among all rows. None: each file has the rows of its keys.
-        self._row_places: np.ndarray | None = None
+        # Of all rows together, where those of each file begin.
+        self._starts = np.cumsum([0, *(len(file.rows) for file in self._files)])
         self._check_rows = check_rows
         self._index: KeyIndex | None = None
         self._making = threading.Lock()
@@ -85,7 +89,7 @@ class ReadonlyTable:
     def keys(self) -> np.ndarray:
         """Returns all keys in the order of the files, (n,) of the key type. It reads them all."""
         self.prepare()
-        return np.concatenate([shard.keys for shard in self._shards])
+        return np.concatenate([chain[0].keys for chain in self._chains])
 
     def contains(self, keys: Any) -> np.ndarray:
         """Returns which keys there are, bool.
@@ -137,8 +141,7 @@ class ReadonlyTable:
         rows = np.empty((wanted.size, self.dim), self.dtype)
         if found.size < wanted.size:
             rows[:] = row
-        at = places if self._row_places is None else self._row_places[places]
-        for file, which, numbers in _by_file(self._files, self._row_starts, at):
+        for file, which, numbers in _by_file(self._files, self._starts, places):
             if self._check_rows:
                 file.check_rows(numbers)
             rows[found[which]] = self._decode(file.rows[numbers])
@@ -154,30 +157,31 @@ class ReadonlyTable:
             if self._index is None:
                 for file in self._files:
                     file.check_keys()
-                if len(self._files) > len(self._shards):
-                    self._row_places = self._places_of_rows()
-                parts = [self._key_dtype.to_int64(np, shard.keys) for shard in self._shards]
-                keys = parts[0] if len(parts) == 1 else np.concatenate(parts)
-                index = make_index(keys)
-                if len(parts) > 1:
-                    keys.sort()
-                    warn_of_repeated(self.name, int(np.count_nonzero(keys[1:] == keys[:-1])))
-                self._index = index
+                self._index = self._make_index()
 
-    def _places_of_rows(self) -> np.ndarray:
-        num_rows, num_files = int(self._row_starts[-1]), 0
-        places = np.empty(self._num_keys, np.uint32 if num_rows <= MAX_KEYS else np.int64)
-        for chain, first in zip(self._chains, self._starts[:-1], strict=True):
-            starts = self._row_starts[num_files : num_files + len(chain)]
-            num_files += len(chain)
-            keys_with_rows = (file.keys[: len(file.rows)] for file in reversed(chain))
-            found = newest_rows(chain[-1].keys, keys_with_rows, chain[-1].reader.corrupt)
-            for (at, which), start in zip(found, reversed(starts), strict=True):
-                places[first + which] = start + at
-        return places
+    def _make_index(self) -> KeyIndex:
+        parts = [
+            (self._int64(chain[0].keys), [self._int64(f.keys[: len(f.rows)]) for f in chain])
+            for chain in self._chains
+        ]
+        if len(parts) > 1:
+            all_keys = np.sort(np.concatenate([keys for keys, _ in parts]))
+            warn_of_repeated(self.name, int(np.count_nonzero(all_keys[1:] == all_keys[:-1])))
+        if len(self._files) == len(self._chains):  # each file has the rows of its keys
+            return make_index([keys for keys, _ in parts])
+        index = make_index_of_rows(parts, self._key_at)
+        if isinstance(index, KeyIndex):
+            return index
+        keys, rows = parts[index]
+        corrupt = self._chains[index][0].reader.corrupt
+        newest_rows(keys, rows, corrupt)
+        raise corrupt("one of its keys is there twice")
+
+    def _int64(self, keys: np.ndarray) -> np.ndarray:
+        return self._key_dtype.to_int64(np, keys)
 
     def _places(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which of some keys exist, and their positions among all keys."""
+        """Returns which of some keys exist, and the positions of their rows among all rows."""
         if self._index is None:
             self.prepare()
         assert self._index is not None
@@ -185,7 +189,7 @@ class ReadonlyTable:
 
     def _key_at(self, places: np.ndarray) -> np.ndarray:
         keys = np.empty(places.size, np.int64)
-        for file, which, numbers in _by_file(self._shards, self._starts, places):
+        for file, which, numbers in _by_file(self._files, self._starts, places):
             keys[which] = self._key_dtype.to_int64(np, file.keys[numbers])
         return keys
 

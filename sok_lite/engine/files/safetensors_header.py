@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.json_text import parsed
+
 # The most that readers of safetensors take.
 MAX_HEADER_BYTES = 100_000_000
 
@@ -93,9 +95,9 @@ def placed_tensors(header: bytes) -> list[tuple[int, int, Tensor]]:
     """Returns the tensors of a header, by where they are: bytes [first, last) behind it, and each.
 
     Raises:
-      AttributeError, KeyError, TypeError, ValueError, RecursionError: it is no such header.
+      AttributeError, KeyError, TypeError, ValueError: it is no such header.
     """
-    described = json.loads(header, object_pairs_hook=distinct)
+    described = parsed(header, object_pairs_hook=distinct)
     described.pop("__metadata__", None)
     return sorted(_placed(name, facts) for name, facts in described.items())
 

@@ -162,7 +162,7 @@ class ShardReader:
         begin = LENGTH_BYTES + length
         try:
             placed = placed_tensors(self._read(file, LENGTH_BYTES, begin))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self.corrupt(f"its header is none of safetensors: {error}") from error
         end = 0
         for first, last, tensor in placed:
@@ -198,10 +198,16 @@ class ShardReader:
         """Returns the bytes [begin, end), after checking their chunks."""
         size = self._written.chunk_bytes
         parts = []
-        for number in range(begin // size, -(-end // size)):
-            chunk = self._checked(file, number)
-            parts.append(chunk[max(0, begin - number * size) : end - number * size])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            for number in range(begin // size, -(-end // size)):
+                chunk = self._checked(file, number)
+                parts.append(chunk[max(0, begin - number * size) : end - number * size])
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        except MemoryError as error:  # Python's own says nothing
+            raise MemoryError(
+                f"No memory for {end - begin:,} bytes of {self._path}, a file of table "
+                f"{self._table!r}."
+            ) from error
 
     def _checked(self, file: Any, number: int) -> bytes:
         if number != self._number:
@@ -266,6 +272,47 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     except BaseException:
         os.close(number)
         raise
+
+
+def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
+    """Returns the bytes of a file that somebody may have put there, if it is not too large.
+
+    Args:
+      most: bytes that no true one has.
+
+    Raises:
+      OSError: it cannot be opened, or is no regular file. ValueError: it has more bytes.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(
+                f"{os.fspath(path)} must have at most {most:,} bytes. Received: {size:,}. It is "
+                "another file, or corrupt: take another copy."
+            )
+        try:
+            return file.read()
+        except MemoryError as error:  # Python's own says nothing
+            raise MemoryError(f"No memory for {size:,} bytes of {os.fspath(path)}.") from error
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Returns the arrays of an .npz file by name, all in memory.
+
+    Raises:
+      OSError: it cannot be opened, or is no regular file. ValueError: it is corrupt. MemoryError:
+        there is no memory for them.
+    """
+    with open_file(path) as opened:
+        try:
+            with np.load(opened, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except MemoryError:
+            raise
+        except Exception as error:  # zipfile, zlib and NumPy have errors of many kinds
+            raise ValueError(
+                f"{os.fspath(path)!r} is corrupt: {error}. Take another copy of it."
+            ) from error
 
 
 def _text(tensor: Tensor | None) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
+from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.rows.state_owner import Kinds
 
 Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats where f32
@@ -59,8 +60,9 @@ class UpdateRule:
                     f"`{field.name}` of {type(self).__name__} must be a number. "
                     f"Received: {field.name}={value!r} of type {type(value).__name__}."
                 )
-            self.require(math.isfinite(value), field.name, "finite")
-            object.__setattr__(self, field.name, float(value))
+            number = as_float(value)
+            self.require(math.isfinite(number), field.name, "finite")
+            object.__setattr__(self, field.name, number)
         for field in fields(self):
             limit = getattr(field.type, "__metadata__", None)
             if limit is not None:
@@ -138,7 +140,7 @@ def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> Rul
             "`rule` must be an update rule of sok_lite.engine.optimizers, such as SGD(). "
             f"Received: {type(rule).__name__}."
         )
-    learning_rate = float(learning_rate)
+    learning_rate = as_float(learning_rate)
     check_step(learning_rate, number)
     scalars = rule.scalars(learning_rate, int(number))
     if [each for each in scalars if _MOST < each < math.inf or -math.inf < each < -_MOST]:

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table.directory import LINE
 
 # What the score of a key is; the place in the list is its number in kernels/hkv/hkv.cuh.
@@ -185,4 +186,4 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
         raise TypeError(f"`{name}` must be a number. Received: {name}={value!r}.")
     if not low <= value <= high:
         raise ValueError(f"`{name}` must be from {low:g} to {high:g}. Received: {name}={value}.")
-    return float(value)
+    return as_float(value)

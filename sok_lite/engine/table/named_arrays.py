@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.content import Content, check_sizes
 from sok_lite.engine.table.state_columns import columns_of, side_by_side, states_of
 
@@ -46,14 +47,14 @@ def from_named_arrays(arrays: Mapping[str, Any], whose: str) -> Content:
     content = Content(
         keys,
         arrays["values"],
-        states_of(arrays["states"], json.loads(arrays["state_columns"]), whose),
+        states_of(arrays["states"], parsed(arrays["state_columns"], whose), whose),
         columns,
         arrays["sighted_keys"],
         {
             "sightings": pending.astype(np.uint32),
             "sighting_stamps": (pending >> 32).astype(np.uint32),
         },
-        json.loads(arrays["facts"]),
+        parsed(arrays["facts"], whose),
     )
     check_sizes(content, whose)
     return content

@@ -11,6 +11,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dedup import unique
+from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import checked_keys
 from sok_lite.engine.table.exclusive import changing, exclusive
@@ -79,7 +80,7 @@ def expire(
         kind = "a whole number, 0 or more" if name == "num_lookups" else "0 or more"
         raise ValueError(f"`{name}` must be {kind}. Received: {name}={limit}.")
     if seconds is not None:
-        oldest = table.clock.first_since(table.clock.read() - seconds)
+        oldest = table.clock.first_since(table.clock.read() - as_float(seconds))
     else:
         oldest = max(0, table.clock.now - int(num_lookups or 0) + 1)
     doomed = keys_where(table, lambda last_seen: last_seen < oldest)

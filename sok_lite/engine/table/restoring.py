@@ -157,8 +157,8 @@ class _Scoring:
         scores = part.read("scores") if self._has_scores else None
         for piece in part.read("stamps"):
             last_seen = self._xp.minimum(self._device(piece), self._latest)
-            if scores is not None:
-                yield last_seen, self._index.not_after(self._device(next(scores)), self._latest)
+            if scores is not None and isinstance(index, HkvIndex):
+                yield last_seen, index.not_after(self._device(next(scores)), self._latest)
             elif isinstance(index, HkvIndex) and index.has_scores:
                 yield last_seen, index.initial_scores(last_seen)
             else:

@@ -235,6 +235,20 @@ def test_a_manifest_that_lies_is_not_believed(change, to):
         manifest.from_text(text.encode(), "m")
 
 
+def test_a_manifest_of_many_gigabytes_is_not_read(tmp_path):
+    """It would be in memory as a whole, though it were nothing but a hole."""
+    path = tmp_path / manifest.NAME
+    path.write_text(manifest.as_text(WHOLE))
+    os.truncate(path, 5 << 30)
+    with pytest.raises(ValueError, match="manifest.json must have at most 1,073,741,824 bytes"):
+        manifest.read(tmp_path)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_corrupt():
+    with pytest.raises(ValueError, match="m, a manifest, is corrupt: .*nested too deeply"):
+        manifest.from_text(b"[" * 1_000_000, "m")
+
+
 def test_two_tables_of_one_name_are_not_believed():
     text = manifest.as_text(Manifest(1, {"a": TABLE, "b": TABLE}, {}))
     with pytest.raises(ValueError, match="m, a manifest, is corrupt: .*table 'a' is there twice"):

@@ -45,6 +45,21 @@ def test_what_is_written_is_read(tmp_path, chunk_bytes):
             np.testing.assert_array_equal(rows, array[i:j])
 
 
+def test_no_memory_for_a_tensor_is_said_with_its_file(tmp_path, monkeypatch):
+    """Python's own error has no text."""
+    path = str(tmp_path / "file")
+    reader = ShardReader(path, written(path, TENSORS, 64), "t")
+
+    def none_left(self, file, number):
+        raise MemoryError
+
+    monkeypatch.setattr(ShardReader, "_checked", none_left)
+    with pytest.raises(
+        MemoryError, match=f"^No memory for 24 bytes of {path}, a file of table 't'"
+    ):
+        next(reader.rows("t I64", iter([(0, 3)])))
+
+
 def test_checksums_are_those_of_the_chunks(tmp_path):
     facts = written(tmp_path / "file", TENSORS, 100)
     data = (tmp_path / "file").read_bytes()

@@ -277,6 +277,7 @@ def test_every_rule_names_its_states():
         (ProximalAdagrad, {"l2": -1.0}, "l2"),
         (ProximalAdagrad, {"initial_accumulator": 0.0}, "initial_accumulator"),
         (AdagradDA, {"global_step": 0.0}, "global_step"),
+        (AdagradDA, {"global_step": 10**400}, "finite"),
         (AdagradDA, {"weight_decay": 0.1}, "0: a step does not read the row"),
     ],
 )
