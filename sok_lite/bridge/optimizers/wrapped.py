@@ -111,11 +111,11 @@ class WrappedOptimizer(RowOptimizer):
     ) -> Any:
         """Does what `apply_gradients` does, with further options for the dense variables."""
         refuse_unsupported(self._inner)
-        self._refuse_elsewhere()
         pairs, dense = separated(grads_and_vars)
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
+        self._refuse_elsewhere()
         batches = num_batches(self._inner)
         if batches > 1:
             check_accumulates(self.optimizer, self._family)
@@ -164,7 +164,7 @@ class WrappedOptimizer(RowOptimizer):
         if made_in is not here:
             names = {True: "eager mode", False: "a graph of TF1"}
             raise RuntimeError(
-                f"A {type(self).__name__} takes steps where it was made. It was made in "
+                f"{type(self).__name__} takes steps where it was made. It was made in "
                 f"{names[made_in is None]}. Received: a step in "
                 f"{names[here is None] if made_in is None or here is None else 'another graph'}. "
                 "Make the optimizer and its wrapper anew there."
