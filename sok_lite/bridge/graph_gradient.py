@@ -7,7 +7,7 @@ all operations of a trace. Here the graph keeps it.
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,9 +41,9 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         if tf.executing_eagerly() and not could_possibly_record():
             return function(*args)[0]  # no tape would see it
         if tf.executing_eagerly():
-            return tf.custom_gradient(function)(*args)
+            return _backward_only(function, args)
         if tf.inside_function():
-            results = tf.custom_gradient(function)(*map(_bring_into_graph, args))
+            results = _backward_only(function, list(map(_bring_into_graph, args)))
             _keep_with_graph(results[0] if isinstance(results, (list, tuple)) else results)
             return results
         tensors = [tf.convert_to_tensor(arg) for arg in args]
@@ -62,6 +62,34 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(results) if is_many else results[0]
 
     return call
+
+
+def _backward_only(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Does what `tf.custom_gradient` does, but for a ForwardAccumulator.
+
+    That asks for the gradient while the function is recorded, and derives it once more: what comes
+    of the keys of a table is an error within TensorFlow.
+    """
+    recorded = False
+
+    def with_gradient(*tensors: Any) -> Any:
+        results, gradient = function(*tensors)
+
+        def backward(*arrived: Any) -> Any:
+            if not recorded:
+                raise NotImplementedError(
+                    "tf.autodiff.ForwardAccumulator does not go through the lookup of a table, its "
+                    "weights, or a tf.function with a lookup: that is computed outside of "
+                    "TensorFlow. Use tf.GradientTape. Or look rows up by tf.nn.embedding_lookup, "
+                    "outside of a tf.function, and have it watch what is computed of them."
+                )
+            return gradient(*arrived)
+
+        return results, backward
+
+    results = tf.custom_gradient(with_gradient)(*args)
+    recorded = True
+    return results
 
 
 def source_of(handle: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:

@@ -141,6 +141,8 @@ LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_an
 CONTROL_FLOW = "_get_control_flow_context"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
+# The module that makes zeros for the gradient of a variable that has none.
+DEFAULT_GRADIENT = "tensorflow.python.ops.default_gradient"
 # The module that has the scatters of `tf.compat.v1`.
 STATE_OPS = "tensorflow.python.ops.state_ops"
 

@@ -24,8 +24,8 @@ from sok_lite.bridge.host_call import make_turn, on_device
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.keras import guard, held
 from sok_lite.bridge.local_lookup import local_lookup
-from sok_lite.bridge.refusals import RefusesDense
-from sok_lite.bridge.row_gradient import slices_only
+from sok_lite.bridge.refusals import RefusesDense, is_called_from
+from sok_lite.bridge.row_gradient import row_gradient, slices_only
 from sok_lite.bridge.serving.mode import stand_in
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
@@ -348,6 +348,17 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 tf_lookups.answer(
     "safe_embedding_lookup_sparse", TableVariable, lambda variable: variable.safe_lookup
 )
+
+
+@tf.experimental.dispatch_for_api(tf.compat.v1.zeros_like, {"tensor": TableVariable})
+def _zeros_like(tensor: Any, dtype: Any = None, name: Any = None, optimize: bool = True) -> Any:
+    """Answers a tape, with `unconnected_gradients="zero"`: a gradient of zeros has no rows."""
+    if not is_called_from(tf_private.DEFAULT_GRADIENT):
+        return NotImplemented
+    nothing = tf.zeros([0, tensor.dimension])
+    return row_gradient(
+        tensor.name, tf.zeros([0], tensor.key_type), nothing, tensor.dimension, distinct=True
+    )
 
 
 def facts_html(caption: str, facts: dict[str, str]) -> str:

@@ -3,6 +3,7 @@
 TensorFlow's own would drop negative keys, and would divide the keys of a list of partitions.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -251,6 +252,10 @@ def use_tf_embedding_ops() -> None:
     _answers, KvVariable.safe_lookup = False, None
 
 
+def _while_answering(function: Callable[..., Any], variable: Any) -> Any:
+    return function if _answers else None
+
+
 for _function in (embedding_lookup, embedding_lookup_sparse):
-    answer(_function.__name__, KvVariable, lambda _, ours=_function: ours if _answers else None)
+    answer(_function.__name__, KvVariable, partial(_while_answering, _function))
 use_tfplus_embedding_ops()

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.family import Settings
+from sok_lite.bridge.optimizers.minimize import check_trained
 from sok_lite.bridge.optimizers.step import RowOptimizer, operations, separated
 from sok_lite.engine.optimizers import SGD as SGDRule
 
@@ -43,14 +44,14 @@ class SGD(RowOptimizer):
         Raises:
           TypeError: no variable of TensorFlow, or the gradient of a dynamic one is no
             IndexedSlices.
-          ValueError: the gradient of a dense variable has another shape.
+          ValueError: no variable has a gradient, or that of a dense variable has another shape.
         """
-        pairs, dense = separated(grads_and_vars)
+        given = list(grads_and_vars)
+        check_trained(given)
+        pairs, dense = separated(given)
         dense = [(grad, var) for grad, var in dense if grad is not None]
         for grad, var in dense:
             _check_dense(grad, var)
-        if not pairs and not dense:
-            return None
         done = self._step(
             pairs,
             dense,

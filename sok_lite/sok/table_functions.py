@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge import table_exports, writes
+from sok_lite.bridge.keras.training import left_out_of
 from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.sok.dynamic_variable import DynamicVariable
@@ -100,9 +101,18 @@ def table_variable(value: Any) -> TableVariable | None:
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Splits variables into (sok's own, static ones too; others), each in its order there."""
+    """Splits variables into (sok's own, static ones too; others), each in its order there.
+
+    Raises:
+      NotImplementedError: they are all that a model of Keras 3 lists, and leave out a table that
+        the model holds: name it beside them, [*model.trainable_variables, model.table].
+    """
+    listed = list(vars)
+    left_out = left_out_of(listed)
+    if left_out is not None:
+        raise NotImplementedError(left_out)
     ours: list[Any] = []
     others: list[Any] = []
-    for var in vars:
+    for var in listed:
         (ours if isinstance(var, (DynamicVariable, FixedVariable)) else others).append(var)
     return ours, others

@@ -117,6 +117,34 @@ def test_the_gradient_has_the_keys_as_given_and_the_size(mode):
     np.testing.assert_array_equal(slices.dense_shape, [-1, 2])
 
 
+def test_a_tape_gives_zeros_of_no_rows_for_a_table_that_is_not_connected(mode):
+    used, other = sok.DynamicVariable(2, initializer="ones"), sok.DynamicVariable(3)
+    dense = tf.Variable(tf.ones([4, 2]))
+
+    @mode
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(used, [5]) * 2.0)
+        return tape.gradient(loss, [used, other, dense], unconnected_gradients="zero")
+
+    of_used, of_other, of_dense = gradients()
+    np.testing.assert_array_equal(of_used.values, [[2.0, 2.0]])
+    assert isinstance(of_other, tf.IndexedSlices)
+    assert (of_other.values.shape, of_other.indices.dtype) == ((0, 3), tf.int64)
+    np.testing.assert_array_equal(of_dense, np.zeros([4, 2]))
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+    optimizer.apply_gradients([(of_used, used), (of_other, other)])
+    assert (used.table.size, other.table.size) == (1, 0)
+
+
+@pytest.mark.parametrize("zeros_like", [tf.zeros_like, tf.compat.v1.zeros_like])
+def test_zeros_like_a_table_are_refused_elsewhere(zeros_like):
+    table = sok.DynamicVariable(2)
+    errors = (tf.errors.FailedPreconditionError, NotImplementedError)
+    with pytest.raises(errors, match="this is a table|has no dense tensor"):
+        zeros_like(table)
+
+
 def test_static_shapes_are_kept():
     table = sok.DynamicVariable(2)
     shapes = []

@@ -241,3 +241,43 @@ def test_a_jacobian_by_a_table_is_refused_and_one_by_dense_weights_goes_on(table
         mode(lambda: jacobian(table))()
     by_weights = mode(lambda: jacobian(weights))()
     np.testing.assert_array_equal(by_weights[:, :, 0], [[1.0, 1.0], [2.0, 2.0]])
+
+
+WEIGHTS = tf.constant([[2.0, 3.0]])
+FORWARD = {
+    "tf.nn": lambda table: tf.nn.embedding_lookup(table, [3, 4]),
+    "sok": lambda table: sok.lookup_sparse(table, tf.constant([[3, 4]]), combiners="sum"),
+    "weights": lambda table: sok.lookup_sparse(table, tf.constant([[3, 4]]), WEIGHTS, "sum"),
+}
+
+
+@pytest.mark.parametrize("look_up", FORWARD)
+def test_a_forward_accumulator_is_told_to_be_a_tape(table, look_up):
+    watched, tangent = table, tf.ones([2, 2])
+    if look_up == "weights":
+        watched, tangent = WEIGHTS, tf.ones([1, 2])
+    with (
+        pytest.raises(NotImplementedError, match="ForwardAccumulator does not.*tf.GradientTape"),
+        tf.autodiff.ForwardAccumulator(watched, tangent),
+    ):
+        FORWARD[look_up](table)
+
+
+@pytest.mark.parametrize("look_up", ["sok", "weights"])
+def test_a_forward_accumulator_does_not_go_through_a_function_that_looks_up(table, look_up):
+    scale = tf.constant(3.0)
+    function = tf.function(lambda: FORWARD[look_up](table) * scale, autograph=False)
+    with (
+        pytest.raises(NotImplementedError, match="ForwardAccumulator does not.*tf.function"),
+        tf.autodiff.ForwardAccumulator(scale, tf.constant(1.0)),
+    ):
+        function()
+
+
+@pytest.mark.parametrize("look_up", ["tf.nn", "sok"])
+def test_a_forward_accumulator_goes_through_what_is_computed_of_rows(table, look_up):
+    scale = tf.constant(3.0)
+    with tf.autodiff.ForwardAccumulator(scale, tf.constant(1.0)) as accumulator:
+        rows = FORWARD[look_up](table)
+        out = tf.reduce_sum(rows * scale**2)
+    np.testing.assert_allclose(accumulator.jvp(out), tf.reduce_sum(rows) * 6.0, rtol=1e-6)

@@ -48,7 +48,7 @@ OVERRIDDEN_OF_SPEC = ("_from_components", "_serialize")
 KERAS_OPTIMIZERS = ("_learning_rate", "_use_weight_decay")  # of Keras 3 and of tf_keras
 LEGACY_OPTIMIZERS = {
     "Optimizer": (
-        *("_create_hypers", "_get_hyper", "_hyper", "_initial_decay", "_slots", "_slot_names"),
+        *("_create_hypers", "_hyper", "_initial_decay", "_slots", "_slot_names"),
         "_create_all_weights",
     ),
     "SGD": ("_momentum",),
@@ -120,6 +120,7 @@ def test_the_module_that_reads_variables_as_tensors_is_there():
 
 def test_the_module_of_scatters_is_there():
     assert_has(importlib.import_module(tf_private.STATE_OPS), "scatter_update")
+    assert_has(importlib.import_module(tf_private.DEFAULT_GRADIENT), "zeros_like")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """DynamicVariable: facts about it, export, assign, scatter, and life inside functions."""
 
 import gc
+import warnings
 import weakref
 
 import keras
@@ -252,6 +253,64 @@ def test_filter_variables_keeps_the_order():
     ours, others = sok.filter_variables([x, a, y, b])
     assert [id(v) for v in ours] == [id(a), id(b)]
     assert [id(v) for v in others] == [id(x), id(y)]
+
+
+class InAModel(keras.Model):
+    """Looks up in a table that Keras 3 does not list among its variables."""
+
+    def __init__(self, make=sok.DynamicVariable, **options):
+        super().__init__()
+        self.tables = [make(2, initializer="ones", **options)]
+        self.head = keras.layers.Dense(1)
+
+    def call(self, ids):
+        return self.head(tf.nn.embedding_lookup(self.tables[0], ids))
+
+
+def test_filter_variables_misses_a_table_that_keras_3_does_not_list():
+    model = InAModel(name="missed")
+    model(tf.constant([1, 2]))
+    (table,) = model.tables
+    with pytest.raises(NotImplementedError, match=f"leave '{table.name}' out.*sok.DynamicVariable"):
+        sok.filter_variables(model.trainable_variables)
+    with pytest.raises(NotImplementedError, match="Name it beside"):
+        sok.filter_variables(iter(model.trainable_variables))
+    ours, others = sok.filter_variables([*model.trainable_variables, table])
+    assert ours == [table]
+    assert [id(each) for each in others] == [id(each) for each in model.trainable_variables]
+
+
+def test_filter_variables_misses_a_static_table_too():
+    model = InAModel(lambda dim, **_: sok.Variable(tf.ones([3, dim])))
+    model(tf.constant([1, 2]))
+    with pytest.raises(NotImplementedError, match="leave .* out"):
+        sok.filter_variables(model.trainable_variables)
+
+
+def test_filter_variables_misses_no_table_that_is_not_to_be_trained():
+    models = [InAModel(trainable=False), InAModel(), InAModel()]
+    for model in models:
+        model(tf.constant([1, 2]))
+    models[1].trainable = False
+    for model in models[:2]:
+        assert sok.filter_variables(model.trainable_variables)[0] == []
+    # A part of a model's variables may be all that a program wants to split.
+    kernel, _ = models[2].trainable_variables
+    assert sok.filter_variables([kernel]) == ([], [kernel])
+
+
+def test_a_wrapped_step_of_all_that_keras_3_lists_warns_of_the_table():
+    model = InAModel()
+    model(tf.constant([1, 2]))
+    optimizer = sok.OptimizerWrapper(keras.optimizers.SGD(0.1))
+    gradients = [tf.ones(each.shape) for each in model.trainable_variables]
+    with pytest.warns(UserWarning, match=f"leave '{model.tables[0].name}' out"):
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1], tf.int64))
+    pairs = [*zip(gradients, model.trainable_variables, strict=True), (slices, model.tables[0])]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*leave")
+        optimizer.apply_gradients(pairs)
 
 
 def test_a_function_does_not_keep_a_table_alive():

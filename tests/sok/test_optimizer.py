@@ -1,6 +1,7 @@
 """OptimizerWrapper and SGD: steps, settings and refusals; test_every_optimizer.py has each rule."""
 
 import gc
+import warnings
 
 import keras
 import numpy as np
@@ -335,17 +336,82 @@ def test_only_touched_rows_move():
     np.testing.assert_array_equal(after[1:], before[1:])
 
 
-def test_nothing_to_do_is_nothing_done(mode):
+OPTIMIZERS = {
+    "Keras 3": lambda: k3.SGD(0.1),
+    "tf_keras": lambda: new.SGD(0.1),
+    "legacy": lambda: legacy.SGD(0.1),
+    "TF1": lambda: v1.GradientDescentOptimizer(0.1),
+}
+
+
+def wrapped(family):
+    return sok.SGD(0.1) if family == "sok.SGD" else sok.OptimizerWrapper(OPTIMIZERS[family]())
+
+
+@pytest.mark.parametrize("family", [*OPTIMIZERS, "sok.SGD"])
+def test_a_step_that_would_train_nothing_raises_as_the_optimizers_own_does(family, mode):
     table, _ = new_pair()
-    ours = sok.OptimizerWrapper(k3.Adam(0.1))
+    dense = tf.Variable(1.0)
+    ours = wrapped(family)
 
     @mode
     def step():
-        assert ours.apply_gradients([(None, table)]) is None
-        assert ours.apply_gradients([(None, table), (None, tf.constant(0.0))]) is None
+        with pytest.raises(ValueError, match=f"no gradient of any of .*{table.name}"):
+            ours.apply_gradients([(None, table)])
+        with pytest.raises(ValueError, match="no gradient of any of .*Variable"):
+            ours.apply_gradients(zip([None, None], [table, dense], strict=True))
 
     step()
+    if family in OPTIMIZERS:
+        with pytest.raises(ValueError, match="No gradients provided"):
+            OPTIMIZERS[family]().apply_gradients([(None, dense)])
     assert ours.iterations == 0
+
+
+@pytest.mark.parametrize("family", [*OPTIMIZERS, "sok.SGD"])
+def test_no_variables_raise_where_the_optimizers_own_step_of_none_does(family):
+    if family in ("tf_keras", "legacy"):
+        OPTIMIZERS[family]().apply_gradients([])
+        wrapped(family).apply_gradients([])
+        return
+    if family in OPTIMIZERS:
+        with pytest.raises(ValueError):
+            OPTIMIZERS[family]().apply_gradients([])
+    ours = wrapped(family)
+    with pytest.raises(ValueError, match="Received: none.*no DynamicVariable"):
+        ours.apply_gradients(iter([]))
+
+
+@pytest.mark.parametrize("family", [*OPTIMIZERS, "sok.SGD"])
+@pytest.mark.parametrize("without", ["table", "dense"])
+def test_a_step_warns_of_the_variables_that_have_no_gradient(family, without):
+    table, _ = new_pair()
+    dense = tf.Variable(1.0, name="dense")
+    ours = wrapped(family)
+    of_table = None if without == "table" else slices(np.ones((1, DIM)), [5])
+    of_dense = None if without == "dense" else tf.constant(1.0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        ours.apply_gradients([(of_table, table), (of_dense, dense)])
+    found = [each for each in said if "Gradients do not exist" in str(each.message)]
+    assert len(found) == (family != "TF1")  # whose optimizers say nothing
+    if found:
+        name = table.path if without == "table" else "dense"
+        assert name in str(found[0].message)
+        assert found[0].filename == __file__
+
+
+def test_of_dense_variables_the_optimizer_warns_itself():
+    table, _ = new_pair()
+    first, second = tf.Variable(1.0, name="first"), tf.Variable(1.0, name="second")
+    pairs = [(None, table), (None, first), (tf.constant(1.0), second)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sok.OptimizerWrapper(k3.SGD(0.1)).apply_gradients(pairs)
+    texts = [str(each.message) for each in said if "Gradients do not exist" in str(each.message)]
+    assert len(texts) == 2
+    assert table.path in texts[0] and "first" not in texts[0]
+    assert "first" in texts[1]
 
 
 def test_dense_variables_alone_go_to_the_wrapped_optimizer(mode):

@@ -16,10 +16,13 @@ from sok_lite.bridge.tf_private import SCRATCH_GRAPHS
 _ROUTED = ("training", "mask")  # what Keras gives by itself
 # By model: the specs of the first call, by place and by name.
 _called: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# Models of Keras 3 that were called, with whatever it was.
+_models: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def noting(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a model of Keras 3, and notes the first call of each."""
+    _models.add(self)
     if self not in _called and not is_built_by_shapes():
         # What is no structure of TensorFlow's, or no dtype, is for the model to take.
         with contextlib.suppress(TypeError, ValueError):
@@ -46,6 +49,11 @@ def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if specs is None or not _is_complete(specs):
         return None
     return tuple(specs[0]), dict(specs[1])
+
+
+def models_of_keras_3() -> list[Any]:
+    """Returns the models of Keras 3 that were called and that somebody has."""
+    return list(_models)
 
 
 def is_built_by_shapes() -> bool:

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any, NoReturn
 
 from sok_lite.bridge.keras import hooks
+from sok_lite.bridge.keras.called import models_of_keras_3
 from sok_lite.bridge.keras.held import names_of, optimizers_in, package_of, tables_in
 from sok_lite.bridge.keras.hooks import caller_among
 
@@ -51,6 +52,35 @@ def refuse_custom_step(variable: Any, is_new: bool) -> None:
         return
     if package_of(model) in variable.left_out_by and not _is_known_to(model, variable):
         _refuse_training([variable])
+
+
+def left_out_of(variables: list[Any]) -> str | None:
+    """Says that variables are all which a model lists, and leave out a table that it holds.
+
+    Keras 3 lists variables of its own class only. A list knows no model: so the models that were
+    called are looked at.
+
+    Returns:
+      A text for an error or a warning; None: no table that is to be trained is missing.
+    """
+    given = {id(variable) for variable in variables}
+    for model in models_of_keras_3():
+        listed = {id(variable) for variable in model.trainable_variables}
+        if not listed or not listed <= given:
+            continue
+        missing = [
+            table
+            for _, table in tables_in(model)
+            if table.trainable and id(table) not in given and not _is_frozen(model, table)
+        ]
+        if missing:
+            return (
+                f"The variables of the model {model.name!r} leave {names_of(missing)} out: Keras 3 "
+                f"lists its own variables, and a {missing[0].kind} is none of them. Name it beside "
+                "them, as in [*model.trainable_variables, model.table]. A table that is not to be "
+                "trained is made with trainable=False, or is in a layer that is frozen."
+            )
+    return None
 
 
 def check_training(model: Any, force: bool = False) -> None:

@@ -4,14 +4,17 @@ Keras 3 has no `minimize`; the others have it, each with other arguments.
 """
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras.training import left_out_of
 from sok_lite.bridge.optimizers.family import Family
-from sok_lite.bridge.optimizers.keras3 import KERAS3
+from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS
+from sok_lite.bridge.optimizers.legacy import LEGACY
 from sok_lite.bridge.optimizers.loss_scale import build, check_built, inner_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable
@@ -112,6 +115,48 @@ def check_any(gradients: Gradients) -> None:
         raise ValueError(
             f"The loss must depend on one of the variables. Received: no gradient of any of {names}"
             ". Look rows up, and read dense variables, where the loss is computed."
+        )
+
+
+def check_trained(gradients: Gradients, family: Family | None = None) -> None:
+    """Raises if a step would train nothing, and warns of what it leaves out, in Keras' words.
+
+    Args:
+      gradients: of tables and dense variables.
+      family: of the optimizer, which says itself of dense variables that some have no gradient.
+        None: there is none.
+
+    Raises:
+      ValueError: no variable has a gradient, or there is no variable.
+    """
+    if not gradients and family in (TF_KERAS, LEGACY):
+        return  # whose optimizers then take no step, as a program may want
+    if not gradients:
+        raise ValueError(
+            "`grads_and_vars` must have a (gradient, variable) pair. Received: none. A model of "
+            "Keras 3 lists no DynamicVariable among its trainable_variables: name its tables "
+            "yourself, such as [model.table]."
+        )
+    check_any(gradients)
+    left_out = left_out_of([variable for _, variable in gradients])
+    if left_out is not None:
+        warnings.warn(left_out, stacklevel=4)
+    if family is V1:
+        return  # whose optimizers leave variables without a gradient out without a word
+    is_dense = [not isinstance(variable, TableVariable) for _, variable in gradients]
+    says_itself = family is not None and any(
+        grad is not None and dense for (grad, _), dense in zip(gradients, is_dense, strict=True)
+    )
+    names = [
+        getattr(variable, "path", variable.name)
+        for (grad, variable), dense in zip(gradients, is_dense, strict=True)
+        if grad is None and not (dense and says_itself)
+    ]
+    if names:
+        warnings.warn(
+            f"Gradients do not exist for variables {names} when minimizing the loss. If using "
+            "`model.compile()`, did you forget to provide a `loss` argument?",
+            stacklevel=4,
         )
 
 

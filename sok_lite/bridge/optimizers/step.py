@@ -277,7 +277,8 @@ def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tu
                 f"The gradient of {variable.name!r} must be a tf.IndexedSlices of keys and rows. "
                 f"Received: {type(grad).__name__}. If a lookup is in a loop (tf.while_loop, "
                 "tf.map_fn, `for` over a tensor) and its gradient is taken outside, TensorFlow "
-                f"makes a dense one of it. {OUT_OF_A_LOOP}"
+                f"makes a dense one of it. {OUT_OF_A_LOOP} So does tf.gradients of a table that "
+                "has no gradient, with unconnected_gradients='zero': leave that out."
             )
     return pairs, dense
 

@@ -22,7 +22,7 @@ from sok_lite.bridge.optimizers.fallback_step import carried_by
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.gradients import changed
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
-from sok_lite.bridge.optimizers.minimize import check_any, gradients_of
+from sok_lite.bridge.optimizers.minimize import check_any, check_trained, gradients_of
 from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
 from sok_lite.bridge.optimizers.shown import Shown, show_slots
 from sok_lite.bridge.optimizers.slots import begin, create_slots
@@ -82,7 +82,8 @@ class WrappedOptimizer(RowOptimizer):
 
         Args:
           grads_and_vars: (gradient, variable) pairs, of tables and dense variables mixed. Pairs
-            without a gradient (None) are left out. The same key twice in a gradient is summed.
+            without a gradient (None) are left out, with the warning that Keras has for them. The
+            same key twice in a gradient is summed.
           global_step: incremented, with tf.compat.v1.train optimizers.
           name: of the operation, where the wrapped optimizer takes one.
 
@@ -93,9 +94,13 @@ class WrappedOptimizer(RowOptimizer):
           TypeError: the gradient of a table is no IndexedSlices.
           NotImplementedError: a setting that came later could not act on rows.
           CommunicatorError: norms are clipped and a rank has died, or is in another call.
-          ValueError: `on_nonfinite` is "error" and a gradient is not finite.
+          ValueError: no variable has a gradient, or `on_nonfinite` is "error" and one is not
+            finite.
+          RuntimeError: the wrapper was made in eager mode and this is a graph of TF1, or the like.
         """
-        return self.take(grads_and_vars, global_step, name)
+        pairs = list(grads_and_vars)
+        check_trained(pairs, self._family)
+        return self.take(pairs, global_step, name)
 
     def take(
         self,
@@ -106,11 +111,11 @@ class WrappedOptimizer(RowOptimizer):
     ) -> Any:
         """Does what `apply_gradients` does, with further options for the dense variables."""
         refuse_unsupported(self._inner)
-        self._refuse_elsewhere()
         pairs, dense = separated(grads_and_vars)
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
             return None
+        self._refuse_elsewhere()
         batches = num_batches(self._inner)
         if batches > 1:
             check_accumulates(self.optimizer, self._family)
@@ -159,7 +164,7 @@ class WrappedOptimizer(RowOptimizer):
         if made_in is not here:
             names = {True: "eager mode", False: "a graph of TF1"}
             raise RuntimeError(
-                f"A {type(self).__name__} takes steps where it was made. It was made in "
+                f"{type(self).__name__} takes steps where it was made. It was made in "
                 f"{names[made_in is None]}. Received: a step in "
                 f"{names[here is None] if made_in is None or here is None else 'another graph'}. "
                 "Make the optimizer and its wrapper anew there."
