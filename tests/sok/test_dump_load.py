@@ -167,7 +167,9 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
             call(tmp_path, one, tf.keras.optimizers.Adam())
         with pytest.raises(TypeError, match="around it. Leave out an optimizer that trains dense"):
             call(tmp_path, one, [adam(), tf.keras.optimizers.Adam()])
-        with pytest.raises(ValueError, match=r"one optimizer with static.* Received: 2, with 's:0'"):
+        with pytest.raises(
+            ValueError, match=r"one optimizer with static.* Received: 2, with 's:0'"
+        ):
             call(tmp_path, [one, sok.Variable(np.ones([2, 2], "f4"), name="s")], [adam(), adam()])
         with pytest.raises(RuntimeError, match="eager mode"):
             tf.function(lambda call=call: call(tmp_path, one))()
