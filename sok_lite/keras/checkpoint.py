@@ -26,7 +26,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.local_path import local_path
 from sok_lite.keras import checkpoints
-from sok_lite.keras.dense_states import DenseStates
+from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.keras.skipping import in_one_call, skip_batches
 
 _log = logging.getLogger("sok_lite")
@@ -53,9 +53,12 @@ class CheckpointPart:
 
     `fit` with it goes on from the newest checkpoint at `path`, in the epoch and after the batch
     where that was made, and comes to what it would have come to without a stop, bit for bit. It
-    prints where it begins. The batches of an epoch that were trained on are read and left out: give
-    `fit` the same ones in the same order, which is for the program's input to see to. A table that
-    evicts does not repeat to the last bit anyway. What else resumes: learning rates, the state of
+    prints where it begins, whether all epochs are done, and where the checkpoint's learning rate is
+    another than the program's. The batches of an epoch that were trained on are read and left out:
+    give `fit` the same ones in the same order, a tf.data.Dataset whose shuffle has a seed and
+    reshuffle_each_iteration=False. Data that comes in another order each time goes on with other
+    batches, which a warning says within an epoch. A table that evicts does not repeat to the last
+    bit anyway. What else resumes: learning rates and the state of
     random numbers of Keras 3, step counts, times of lookups. What does not: other callbacks, and
     the averages that the logs of a broken-off epoch have of its first batches. It resumes the first
     `fit` of a program, and `initial_epoch` does not count then: a program that calls `fit` for each
@@ -168,7 +171,9 @@ class CheckpointPart:
         """
         found = self.newest()
         if found is not None:
-            self._restore(model, found)
+            rates = self._restore(model, found)
+            if rates and communicator().rank == 0:
+                _log.warning("%s", rates)
             if found.batch and communicator().rank == 0:
                 _log.warning(
                     "%s was made after %s batches of epoch %s. fit after restore trains on all "
@@ -195,15 +200,15 @@ class CheckpointPart:
 
     # ---------------------------------------------------------------- what Keras calls
 
-    def begin(self, model: Any) -> int | None:
-        """Looks for the checkpoint that `fit` goes on from; returns its epoch. None: there is none.
+    def begin(self, model: Any) -> Restored | None:
+        """Looks for the checkpoint that `fit` goes on from, and returns it. None: there is none.
 
         Every rank must call it.
         """
         if self._is_resumed:
             return None
         self._found = self.newest()
-        return None if self._found is None else self._found.epoch
+        return self._found
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores what `begin` found."""
@@ -223,12 +228,16 @@ class CheckpointPart:
                 )
         else:
             self._check_batches(found)
-            self._restore(self.model, found)
+            rates = self._restore(self.model, found)
+            epochs = self.params.get("epochs")
+            nothing = found.epoch >= (epochs or sys.maxsize)
+            none = f"Nothing to train: epochs={epochs} are done." if nothing else ""
             if communicator().rank == 0:
                 folder = os.path.join(self._shown_path, os.path.basename(found.path))
                 print(
                     f"Training goes on from {folder}: {found.steps:,} steps, "
                     f"{found.epoch} epochs and {found.batch} batches are done.",
+                    *filter(None, [none, rates]),
                     flush=True,
                 )
         skip_batches(self.model, 0 if found is None else found.batch)
@@ -322,7 +331,8 @@ class CheckpointPart:
                 "steps_per_execution that it had."
             )
 
-    def _restore(self, model: Any, found: Restored) -> None:
+    def _restore(self, model: Any, found: Restored) -> str:
+        """Restores a model; returns what there is to say of its learning rates, or ""."""
         comm = communicator()
         tables = [variable.table for variable in held.kept_tables(model)]
         states = together(comm, lambda: DenseStates.of(model, "Checkpoint"))
@@ -336,7 +346,13 @@ class CheckpointPart:
 
         dense = together(comm, values)
         on_device(tables[0].backend, lambda: load(found.path, tables, comm))
+        before = learning_rates(model)
         states.assign(dense)
         self._steps = found.steps
         self._saved_every = found.steps // self._every if self._every else 0
         self._at = (found.epoch, found.batch)
+        return " ".join(
+            f"The learning rate {new:g} of the checkpoint replaces {old:g}."
+            for old, new in zip(before, learning_rates(model), strict=True)
+            if old is not None and new is not None and old != new
+        )

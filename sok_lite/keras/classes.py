@@ -27,7 +27,7 @@ from sok_lite.keras.features import Feature
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
 from sok_lite.keras.metrics import TableMetricsPart
 from sok_lite.keras.parts import equal_steps, shard
-from sok_lite.keras.skipping import skip_batches
+from sok_lite.keras.skipping import go_on_in, skip_batches
 from sok_lite.keras.table import TablePart
 from sok_lite.keras.together import look_up_together, plain
 
@@ -101,9 +101,9 @@ def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) 
     mine = [each for each in callbacks if isinstance(each, CheckpointPart)]
     if len(mine) > 1:
         raise ValueError(f"fit takes one Checkpoint. Received: {len(mine)}.")
-    epoch = mine[0].begin(self) if mine else None
-    if epoch is not None:
-        bound.arguments["initial_epoch"] = epoch
+    found = mine[0].begin(self) if mine else None
+    if found is not None:
+        go_on_in(bound.arguments, found.epoch, found.batch)
     try:
         return call(*bound.args, **bound.kwargs)
     finally:

@@ -107,6 +107,13 @@ class DenseStates(NamedTuple):
             state.values = numbers
 
 
+def learning_rates(model: Any) -> list[float | None]:
+    """Returns the learning rate of each optimizer of a model; None: it has none, or a schedule."""
+    optimizers = [_inner(each) for each in held.optimizers_in(model)]
+    rates = [each.get_config().get("learning_rate") for each in optimizers]
+    return [float(rate) if isinstance(rate, (float, np.floating)) else None for rate in rates]
+
+
 def _of_rank(rank: int, size: int) -> str:
     return f"of_rank_{rank}_of_{size}.npz"
 

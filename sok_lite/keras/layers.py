@@ -14,10 +14,10 @@ from sok_lite.keras.together import is_made_of, note_place, prepared_rows
 class EmbeddingsPart:
     """Rows of several features: all of them are one lookup, and one step of the optimizer.
 
-    Inputs are a dict or list of ids, as `features` is, and so are the outputs. Ids may be dense,
-    ragged, or, with a combiner, sparse. Without a combiner ids of any shape give ids.shape + [dim];
-    with one, the rows of the last dimension are combined: (batch, n) gives (batch, dim). In a job
-    of several ranks every rank must call it.
+    Inputs are a dict or list of ids, as `features` is, and so are the outputs; those of a list of
+    one may come without the list. Ids may be dense, ragged, or, with a combiner, sparse. Without a
+    combiner ids of any shape give ids.shape + [dim]; with one, the rows of the last dimension are
+    combined: (batch, n) gives (batch, dim). In a job of several ranks every rank must call it.
 
     Args:
       features: a dict or list of features, each a `Table`, a pair (table, combiner) or a `Feature`.
@@ -135,6 +135,9 @@ class EmbeddingsPart:
         if names is None:
             if isinstance(inputs, (list, tuple)) and len(inputs) == len(self._of.features):
                 return list(inputs)
+            # A config of tf_keras has an input in place of a list of one.
+            if len(self._of.features) == 1 and not isinstance(inputs, (list, tuple, Mapping)):
+                return [inputs]
             got = f"{len(inputs)} of them" if isinstance(inputs, (list, tuple)) else type(inputs)
             raise ValueError(
                 f"`{what}` of {self.name!r} must be a list with one entry for each feature, "

@@ -1,6 +1,13 @@
 """Batches that are read and not trained on: those that a run did before it was broken off."""
 
+import logging
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_log = logging.getLogger("sok_lite")
 
 
 class _Skipping:
@@ -39,3 +46,46 @@ def skip_batches(model: Any, count: int) -> None:
 def is_skipping(model: Any) -> bool:
     """Whether the last batch of a model was left out."""
     return isinstance(model.train_function, _Skipping)
+
+
+def go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
+    """Has `fit` go on in an epoch; warns where its batches are not those of before the stop.
+
+    Data that shuffles anew has an order for each time that it is begun. How often Keras begins it
+    in an epoch depends on its version, so that no order of a later epoch can be had again.
+
+    Args:
+      arguments: of `fit`, by name.
+      epoch, batch: how many epochs are done, and how many batches of the next.
+    """
+    first, arguments["initial_epoch"] = arguments.get("initial_epoch", 0), epoch
+    data = arguments.get("x")
+    if not batch or isinstance(data, Iterator):
+        return
+    if isinstance(data, tf.data.Dataset):
+        is_one = arguments.get("steps_per_epoch") is not None  # begun once, for all epochs
+        is_other = epoch > first and not is_one and not _begins_alike(data)
+        instead = "Give its shuffle() a seed and reshuffle_each_iteration=False."
+    else:
+        is_other = bool(arguments.get("shuffle", True))
+        instead = "Give fit a tf.data.Dataset, or shuffle=False."
+    if is_other:
+        _log.warning(
+            "The data of fit, a %s, comes in another order than before the stop: of epoch %s some "
+            "samples come twice and others not at all. %s",
+            type(data).__name__,
+            epoch,
+            instead,
+        )
+
+
+def _begins_alike(data: tf.data.Dataset) -> bool:
+    """Whether a dataset gives the same first batch each time that it is begun."""
+    one, other = (
+        [each.numpy() for each in tf.nest.flatten(next(iter(data), ()), expand_composites=True)]
+        for _ in range(2)
+    )
+    return all(
+        np.array_equal(*pair, equal_nan=pair[0].dtype.kind == "f")
+        for pair in zip(one, other, strict=True)
+    )

@@ -35,6 +35,9 @@ from sok_lite.sok.table_functions import table_variable
 __all__ = ["dump", "incremental_model_dump", "load"]
 
 Path = str | os.PathLike[str]
+# In the `extra` of a dump with several optimizers: what there is of the first in `extra` itself, of
+# each of the others.
+_OTHERS = "other_optimizers"
 
 
 def dump(
@@ -65,10 +68,11 @@ def dump(
         machine or mounted. One dump writes into it at a time.
       dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several with different names. Of a sok.Variable all rows are written each time.
-      optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of one: its step count is
+      optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of such: its step count is
         kept as well, the states that it has for static variables, and of one without an update rule
         what it keeps beside the states of rows, as rank 0 has it. What is no DynamicVariable needs
-        no wrapper.
+        no wrapper. Static variables take one optimizer alone. What optimizers have of dense weights
+        is not kept.
       incremental: whether to add to the checkpoint that is there.
       background: whether to return as soon as what the variables hold is copied to the host, which
         needs memory for all of it; a thread writes the copy while training goes on.
@@ -98,10 +102,10 @@ def dump(
       [7, 9]
     """
     _check_eager("dump")
-    variables, wrapper = _checked_arguments(dump_vars, optimizer, "dump")
+    variables, wrappers = _checked_arguments(dump_vars, optimizer, "dump")
     comm = communicator()
-    tables = _items(variables, wrapper, makes=False)
-    extra = {} if wrapper is None else _extra(wrapper)
+    tables = _items(variables, wrappers, makes=False)
+    extra = _extra(wrappers)
     backend = variables[0].table.backend
     if background:
         if progress:
@@ -134,7 +138,8 @@ def load(
       load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
         several, with the names that they had. A static one takes all of its rows, in both modes.
       optimizer: that which was dumped, or one like it, in a wrapper or by itself: it goes on from
-        what was kept of it. The states of dynamic variables come back with or without it.
+        what was kept of it. Of several a list in the order of the dump. The states of dynamic
+        variables come back with or without them.
       mode: "replace": a variable has the keys that were written and no others. "merge": it keeps
         its other keys as well.
       cast: whether rows may be of another dtype of floats than those that were written.
@@ -154,16 +159,16 @@ def load(
       ImportError: `progress` is True and there is no tqdm.
     """
     _check_eager("load")
-    variables, wrapper = _checked_arguments(load_vars, optimizer, "load")
+    variables, wrappers = _checked_arguments(load_vars, optimizer, "load")
     comm = communicator()
-    tables = _items(variables, wrapper, makes=True)
+    tables = _items(variables, wrappers, makes=True)
     shown = checked_progress(progress, comm.rank)
     with progress_bar(shown, f"Load from {os.fspath(path)}", comm.size) as report:
-        accept = None if wrapper is None else partial(_check_extra, path)
+        accept = partial(_check_extra, path, len(wrappers)) if wrappers else None
         read = partial(engine_load, path, tables, comm, mode, cast, report, accept, on_full)
         extra = on_device(variables[0].table.backend, read)
-    if wrapper is not None:
-        _go_on_from(wrapper, extra, path)
+    if wrappers:
+        _go_on_from(wrappers, extra, path)
 
 
 def incremental_model_dump(
@@ -245,8 +250,8 @@ def _check_eager(what: str) -> None:
 
 def _checked_arguments(
     value: Any, optimizer: Any, what: str
-) -> tuple[list[TableVariable | FixedVariable], WrappedOptimizer | None]:
-    """Returns variables, and an optimizer, of the arguments of a call."""
+) -> tuple[list[TableVariable | FixedVariable], list[WrappedOptimizer]]:
+    """Returns variables, and optimizers, of the arguments of a call."""
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     found = [(each, table_variable(each)) for each in listed]
     variables = [each if variable is None else variable for each, variable in found]
@@ -259,27 +264,42 @@ def _checked_arguments(
                 f"Received: {type(variable).__name__}. Save other variables with "
                 "tf.train.Checkpoint."
             )
+    if optimizer is None:
+        return variables, []
     optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    if len(optimizers) != 1:
-        raise ValueError(f"sok.{what} takes one optimizer. Received: {len(optimizers)}.")
-    (wrapper,) = optimizers
-    if wrapper is None or isinstance(wrapper, WrappedOptimizer):
-        return variables, wrapper
-    around = wrapper_of(wrapper)
+    static = [variable for variable in variables if isinstance(variable, FixedVariable)]
+    if static and len(optimizers) > 1:
+        raise ValueError(
+            f"sok.{what} takes one optimizer with static variables, whose states it has. Received: "
+            f"{len(optimizers)}, with {static[0].name!r}. Give static variables a folder of their "
+            "own, with the optimizer that trains them."
+        )
+    is_dynamic = any(isinstance(variable, DynamicVariable) for variable in variables)
+    return variables, [_wrapper(each, is_dynamic, what) for each in optimizers]
+
+
+def _wrapper(optimizer: Any, is_dynamic: bool, what: str) -> WrappedOptimizer:
+    """Returns what counts the steps of an optimizer.
+
+    Args:
+      is_dynamic: whether it is to train dynamic variables.
+    """
+    around = optimizer if isinstance(optimizer, WrappedOptimizer) else wrapper_of(optimizer)
     if around is not None:
-        return variables, around
+        return around
     # As in SOK. States belong to the optimizer, and so does the count where it steps by itself.
-    made = WrappedOptimizer(wrapper)  # refuses what is no optimizer
-    if any(isinstance(variable, DynamicVariable) for variable in variables):
+    made = WrappedOptimizer(optimizer)  # refuses what is no optimizer
+    if is_dynamic:
         raise TypeError(
             f"sok.{what} needs the sok.OptimizerWrapper that trains dynamic variables: it counts "
-            f"their steps. Received: {type(wrapper).__name__}, with none around it."
+            f"their steps. Received: {type(optimizer).__name__}, with none around it. Leave out "
+            "an optimizer that trains dense weights alone."
         )
-    return variables, made
+    return made
 
 
 def _items(
-    variables: list[TableVariable | FixedVariable], wrapper: WrappedOptimizer | None, makes: bool
+    variables: list[TableVariable | FixedVariable], wrappers: list[WrappedOptimizer], makes: bool
 ) -> list[Named]:
     """Returns what the engine writes of variables, or gives them.
 
@@ -290,9 +310,9 @@ def _items(
     def item(variable: TableVariable | FixedVariable) -> Named:
         if isinstance(variable, TableVariable):
             return variable.table
-        if wrapper is None:
+        if not wrappers:
             return VariableRows(variable)
-        inner = inner_of(wrapper.optimizer)
+        inner = inner_of(wrappers[0].optimizer)
         return VariableRows(variable, dense_slots(inner, family_of(inner), variable, makes))
 
     return [item(variable) for variable in variables]
@@ -304,29 +324,50 @@ def _counters(wrapper: WrappedOptimizer) -> list[Any]:
     return [wrapper.iterations, *([] if own is None else [own])]
 
 
-def _extra(wrapper: WrappedOptimizer) -> dict[str, Any]:
-    """Returns what a checkpoint has of an optimizer beside the states of rows, of rank 0."""
+def _extra(wrappers: list[WrappedOptimizer]) -> dict[str, Any]:
+    """Returns what a checkpoint has of optimizers beside the states of rows, of rank 0."""
+    if not wrappers:
+        return {}
+    first, *others = map(_kept_of, wrappers)
+    return {**first, _OTHERS: others} if others else first
+
+
+def _kept_of(wrapper: WrappedOptimizer) -> dict[str, Any]:
     carried = carried_by(inner_of(wrapper.optimizer))
-    extra: dict[str, Any] = {"iterations": [int(counter) for counter in _counters(wrapper)]}
+    kept: dict[str, Any] = {"iterations": [int(counter) for counter in _counters(wrapper)]}
     if carried.values:
-        extra["carried"] = base64.b64encode(carried.serialize()).decode()
-    return extra
+        kept["carried"] = base64.b64encode(carried.serialize()).decode()
+    return kept
 
 
-def _carried_in(extra: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the values in what `_extra` gave, none where it had none.
+def _carried_in(kept: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the values in what `_kept_of` gave, none where it had none.
 
     Raises:
       ValueError, TypeError: they are corrupt.
     """
-    if "carried" not in extra:
+    if "carried" not in kept:
         return {}
-    return CarriedState.read(base64.b64decode(extra["carried"], validate=True))
+    return CarriedState.read(base64.b64decode(kept["carried"], validate=True))
 
 
-def _check_extra(path: Path, extra: dict[str, Any]) -> None:
+def _check_extra(path: Path, num_optimizers: int, extra: dict[str, Any]) -> None:
+    """Raises ValueError where a checkpoint is of another number of optimizers, or corrupt."""
+    others = extra.get(_OTHERS, [])
+    is_list = type(others) is list and all(type(each) is dict for each in others)
+    if is_list and "iterations" in extra and num_optimizers != 1 + len(others):
+        raise ValueError(
+            f"The checkpoint at {os.fspath(path)} has the step counts of {1 + len(others)} "
+            f"optimizers. Received: {num_optimizers}. Nothing was loaded. Give as many, in the "
+            "order of the dump, or none."
+        )
+    for kept in [extra, *others] if is_list else [{"iterations": others}]:
+        _check_kept(path, kept)
+
+
+def _check_kept(path: Path, kept: dict[str, Any]) -> None:
     """Raises ValueError if step counts cannot be such, or carried values cannot be read."""
-    counts = extra.get("iterations", [0])
+    counts = kept.get("iterations", [0])
     is_list = type(counts) is list and counts
     if not is_list or not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
         raise ValueError(
@@ -334,7 +375,7 @@ def _check_extra(path: Path, extra: dict[str, Any]) -> None:
             "Nothing was loaded. Take another checkpoint."
         )
     try:
-        _carried_in(extra)
+        _carried_in(kept)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"The checkpoint at {os.fspath(path)} is corrupt: what its optimizer keeps beside the "
@@ -342,12 +383,13 @@ def _check_extra(path: Path, extra: dict[str, Any]) -> None:
         ) from error
 
 
-def _go_on_from(wrapper: WrappedOptimizer, extra: dict[str, Any], path: Path) -> None:
+def _go_on_from(wrappers: list[WrappedOptimizer], extra: dict[str, Any], path: Path) -> None:
     if "iterations" not in extra:
         raise ValueError(
             f"The checkpoint at {os.fspath(path)} has no step count: it was dumped without an "
             "optimizer. The variables were loaded. Leave `optimizer` out."
         )
-    for counter, count in zip(_counters(wrapper), extra["iterations"], strict=False):
-        counter.assign(count)
-    carried_by(inner_of(wrapper.optimizer)).values = _carried_in(extra)
+    for wrapper, kept in zip(wrappers, [extra, *extra.get(_OTHERS, [])], strict=True):
+        for counter, count in zip(_counters(wrapper), kept.get("iterations", []), strict=False):
+            counter.assign(count)
+        carried_by(inner_of(wrapper.optimizer)).values = _carried_in(kept)

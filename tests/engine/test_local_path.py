@@ -15,7 +15,6 @@ from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.rows.far_file import FarFile
-from sok_lite.reports.profile import Profile
 from sok_lite.reports.report import Report
 from tests.support.helpers import new_table
 
@@ -61,7 +60,6 @@ def test_nothing_is_made_in_the_current_folder(tmp_path, monkeypatch, address):
         lambda: FarFile(address),
         lambda: write_file(address, b""),
         lambda: Report((), 1, 0.0, "x").save_html(address),
-        lambda: Profile().save(address),
     ):
         with pytest.raises(ValueError, match="must be in a folder of this machine"):
             open_it()

@@ -112,6 +112,79 @@ def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, 
     check_same(everything(again), everything(whole))
 
 
+def said_by_us(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == "sok_lite"]
+
+
+@pytest.mark.parametrize(
+    "anew, stopped, is_said",
+    [(True, STEPS + 2, True), (False, STEPS + 2, False), (True, 2, False), (True, STEPS, False)],
+)
+def test_data_that_shuffles_anew_in_each_epoch_is_named_within_one(
+    keras, sk, tmp_path, caplog, anew, stopped, is_said
+):
+    def train(*callbacks):
+        shuffled = data().unbatch().shuffle(48, seed=3, reshuffle_each_iteration=anew).batch(16)
+        made(keras, sk).fit(shuffled, epochs=2, callbacks=list(callbacks), verbose=0)
+
+    with pytest.raises(Stop):
+        train(stopping(keras, stopped), sk.Checkpoint(tmp_path, every=1))
+    train(sk.Checkpoint(tmp_path, every=1))
+    assert len(said_by_us(caplog)) == is_said
+    if is_said:
+        assert "comes in another order than before the stop: of epoch 1" in said_by_us(caplog)[0]
+        assert "reshuffle_each_iteration=False" in said_by_us(caplog)[0]
+
+
+def test_arrays_that_come_in_another_order_are_named(keras, sk, tmp_path, caplog):
+    (x, y), *_ = data().unbatch().batch(48)
+    x = {name: ids.numpy() for name, ids in x.items()}
+
+    def train(*callbacks, **options):
+        arguments = {"batch_size": 16, "epochs": 2, "verbose": 0, "callbacks": list(callbacks)}
+        made(keras, sk).fit(x, y.numpy(), **arguments, **options)
+
+    with pytest.raises(Stop):
+        train(stopping(keras, STEPS + 2), sk.Checkpoint(tmp_path, every=1))
+    shutil.copytree(tmp_path, tmp_path / "ordered")
+    train(sk.Checkpoint(tmp_path / "ordered"), shuffle=False)
+    assert not said_by_us(caplog)
+    train(sk.Checkpoint(tmp_path))
+    (said,) = said_by_us(caplog)
+    assert "a dict, comes in another order than before" in said and "shuffle=False" in said
+
+
+def test_a_run_says_what_it_does_not_do_as_it_was_asked(keras, sk, tmp_path, capsys, caplog):
+    def trained(rate):
+        model = made(keras, sk, optimizer=keras.optimizers.Adam(rate))
+        return fit(model, sk.Checkpoint(tmp_path), epochs=2), model
+
+    trained(0.01)
+    history, model = trained(0.1)
+    assert history.epoch == []
+    said = f"{2 * STEPS} steps, 2 epochs and 0 batches are done. Nothing to train: epochs=2 are "
+    said += "done."
+    is_saved = keras.__name__ == "keras"  # tf_keras does not have it among an optimizer's variables
+    said += " The learning rate 0.01 of the checkpoint replaces 0.1.\n" if is_saved else "\n"
+    assert capsys.readouterr().out.endswith(said)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.01 if is_saved else 0.1)
+    other = made(keras, sk, optimizer=keras.optimizers.Adam(0.2))
+    sk.Checkpoint(tmp_path).restore(other)
+    restored = "The learning rate 0.01 of the checkpoint replaces 0.2."
+    assert said_by_us(caplog) == ([restored] if is_saved else [])
+
+
+def test_a_schedule_of_learning_rates_is_no_news(keras, sk, tmp_path, capsys):
+    def train(epochs):
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+        model = made(keras, sk, optimizer=keras.optimizers.Adam(rate))
+        fit(model, sk.Checkpoint(tmp_path), epochs=epochs)
+
+    train(1)
+    train(2)
+    assert capsys.readouterr().out.endswith("1 epochs and 0 batches are done.\n")
+
+
 def fading(keras):
     """An optimizer that no rule follows: its power is that of all its variables together."""
 

@@ -510,6 +510,37 @@ def test_an_input_of_floats_is_refused_where_the_model_is_made(keras, sk):
         sk.Embedding(sk.Table("t", 4), "mean")(inputs)
 
 
+@pytest.mark.parametrize("container", [list, tuple, dict])
+@pytest.mark.parametrize("num", [1, 2])
+def test_features_in_each_container_are_loaded(keras, sk, tmp_path, container, num):
+    table = sk.Table("shared", 2)
+    features = [sk.Feature(table, "mean", 0), (table, "sum")][:num]
+    inputs = [keras.Input([3], dtype="int64", name=f"in{i}") for i in range(num)]
+
+    def packed(values):
+        return dict(zip("ab", values, strict=False)) if container is dict else container(values)
+
+    rows = sk.Embeddings(packed(features), name="rows")(packed(inputs))
+    rows = list(rows.values()) if container is dict else list(rows)
+    model = keras.Model(inputs, keras.layers.Dense(1)(sum(rows[1:], rows[0])))
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = [np.arange(6).reshape(2, 3) + i for i in range(num)]
+    model.train_on_batch(x if num > 1 else x[0], np.ones([2, 1]))
+    model.save(tmp_path / "m.keras")
+    for made in (
+        keras.models.load_model(tmp_path / "m.keras"),
+        type(model).from_config(model.get_config()),
+        keras.models.model_from_json(model.to_json()),
+    ):
+        found = made.get_layer("rows").features_of()
+        assert [(each.combiner, each.mask_value) for each in found] == [("mean", 0), ("sum", None)][
+            :num
+        ]
+        made.set_weights(model.get_weights())
+        given = x if num > 1 else x[0]
+        np.testing.assert_array_equal(made.predict_on_batch(given), model.predict_on_batch(given))
+
+
 def test_config_of_all_arguments(keras, sk):
     made = {
         "initializer": keras.initializers.Constant(0.25),

@@ -58,6 +58,32 @@ def test_training_goes_on_where_it_stopped(tmp_path, wrap):
             np.testing.assert_array_equal(got, expected)
 
 
+def test_several_optimizers_go_on_where_they_stopped(tmp_path):
+    def made():
+        ours = variables()
+        return ours, [adam(), sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.3))]
+
+    def train_each(ours, optimizers, steps):
+        for variable, optimizer, more in zip(ours, optimizers, (0, 2), strict=True):
+            train([variable], optimizer, steps + more)
+
+    (straight, optimizers), (other, new) = made(), made()
+    train_each(straight, optimizers, 3)
+    sok.dump(tmp_path, straight, optimizers)
+    sok.load(tmp_path, other, tuple(new))
+    assert [int(each.iterations) for each in new] == [3, 5]
+    train_each(straight, optimizers, 2)
+    train_each(other, new, 2)
+    for one, same in zip(straight, other, strict=True):
+        for expected, got in zip(sok.export(one), sok.export(same), strict=True):
+            np.testing.assert_array_equal(got, expected)
+    for given in (new[0], [*new, adam()]):
+        fresh = variables()
+        with pytest.raises(ValueError, match="counts of 2 optimizers. Received: .*in the order of"):
+            sok.load(tmp_path, fresh, given)
+        assert not any(len(each) for each in fresh)
+
+
 def test_a_table_of_keras_goes_on_by_the_optimizer_that_trains_it(tmp_path):
     sk = pytest.importorskip("sok_lite.keras")
 
@@ -104,12 +130,14 @@ def test_what_an_optimizer_keeps_is_refused_where_it_cannot_be_read(tmp_path, ca
     tf.nn.embedding_lookup(one, [1])
     sok.dump(tmp_path, one, optimizer)
     found = manifest.read(tmp_path)
-    forged = found._replace(extra={"iterations": [0], "carried": carried})
-    manifest.publish(str(tmp_path), manifest.as_text(forged))
+    corrupt = {"iterations": [0], "carried": carried}
+    whole = {"iterations": [0], "other_optimizers": [corrupt]}
     other = sok.DynamicVariable(2, "ones", name="v")
-    with pytest.raises(ValueError, match="keeps beside the states of rows cannot be read"):
-        sok.load(tmp_path, other, optimizer)
-    assert len(other) == 0
+    for extra, given in ((corrupt, optimizer), (whole, [optimizer, adam()])):
+        manifest.publish(str(tmp_path), manifest.as_text(found._replace(extra=extra)))
+        with pytest.raises(ValueError, match="keeps beside the states of rows cannot be read"):
+            sok.load(tmp_path, other, given)
+        assert len(other) == 0
 
 
 def test_one_variable_of_another_kind_merges(tmp_path):
@@ -137,8 +165,12 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
             call(tmp_path, one, "adam")
         with pytest.raises(TypeError, match=r"needs the sok\.OptimizerWrapper that trains dynamic"):
             call(tmp_path, one, tf.keras.optimizers.Adam())
-        with pytest.raises(ValueError, match=r"one optimizer\. Received: 2"):
-            call(tmp_path, one, [adam(), adam()])
+        with pytest.raises(TypeError, match="around it. Leave out an optimizer that trains dense"):
+            call(tmp_path, one, [adam(), tf.keras.optimizers.Adam()])
+        with pytest.raises(
+            ValueError, match=r"one optimizer with static.* Received: 2, with 's:0'"
+        ):
+            call(tmp_path, [one, sok.Variable(np.ones([2, 2], "f4"), name="s")], [adam(), adam()])
         with pytest.raises(RuntimeError, match="eager mode"):
             tf.function(lambda call=call: call(tmp_path, one))()
     sok.dump(tmp_path, one)

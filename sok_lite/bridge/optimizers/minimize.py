@@ -141,8 +141,19 @@ def check_trained(gradients: Gradients, family: Family | None = None) -> None:
     left_out = left_out_of([variable for _, variable in gradients])
     if left_out is not None:
         warnings.warn(left_out, stacklevel=4)
+    warn_of_untrained(gradients, family)
+
+
+def warn_of_untrained(gradients: Gradients, family: Family | None) -> None:
+    """Warns of variables without a gradient, in Keras' words.
+
+    Args:
+      gradients: of tables and dense variables.
+      family: of the optimizer, which warns itself of dense variables where any of them has a
+        gradient. Those of TF1 leave all out without a word. None: there is none.
+    """
     if family is V1:
-        return  # whose optimizers leave variables without a gradient out without a word
+        return
     is_dense = [not isinstance(variable, TableVariable) for _, variable in gradients]
     says_itself = family is not None and any(
         grad is not None and dense for (grad, _), dense in zip(gradients, is_dense, strict=True)
@@ -156,7 +167,7 @@ def check_trained(gradients: Gradients, family: Family | None = None) -> None:
         warnings.warn(
             f"Gradients do not exist for variables {names} when minimizing the loss. If using "
             "`model.compile()`, did you forget to provide a `loss` argument?",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -12,7 +12,7 @@ from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.all_ranks import averaged, summed
 from sok_lite.bridge.optimizers.loss_scale import inner_of
-from sok_lite.bridge.optimizers.minimize import check_any
+from sok_lite.bridge.optimizers.minimize import check_any, warn_of_untrained
 from sok_lite.bridge.optimizers.per_graph import DenseStep, PerGraphSteps
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.v1 import V1
@@ -88,8 +88,7 @@ def take_step(
         if family_of(optimizer) is not V1:  # it would make states for the tables before
             check_any(pairs)
         return dense_step(optimizer, pairs, **options)
-    if family_of(optimizer) is not V1:  # whose optimizers leave such variables out without a word
-        _warn_of_untrained(pairs, dense)
+    warn_of_untrained(pairs, family_of(optimizer))
     ours = [pair for pair in pairs if pair[0] is not None and is_ours(pair[1], optimizer)]
     if not ours and not counts_all(optimizer):
         return dense_step(optimizer, over_ranks(optimizer, dense), **options)
@@ -104,7 +103,7 @@ def take_step(
     return _tell_trained(ours, steps.take(pairs, **options))
 
 
-def _warn_of_untrained(pairs: list[tuple[Any, Any]], dense: list[tuple[Any, Any]]) -> None:
+warn_of_untrained(pairs: list[tuple[Any, Any]], dense: list[tuple[Any, Any]]) -> None:
     """Warns of variables without a gradient that the optimizer does not see, in Keras' words.
 
     Of dense variables the optimizer warns itself, where any has a gradient.
