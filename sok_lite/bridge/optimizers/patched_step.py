@@ -1,7 +1,6 @@
 """A step of a patched optimizer, with tables among its variables; patched.py wraps methods."""
 
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -101,25 +100,6 @@ def take_step(
         more = vars(inner_of(optimizer)).get(OPTIONS, {})
         steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **more)
     return _tell_trained(ours, steps.take(pairs, **options))
-
-
-warn_of_untrained(pairs: list[tuple[Any, Any]], dense: list[tuple[Any, Any]]) -> None:
-    """Warns of variables without a gradient that the optimizer does not see, in Keras' words.
-
-    Of dense variables the optimizer warns itself, where any has a gradient.
-    """
-    warns_itself = any(grad is not None for grad, _ in dense)
-    names = [
-        getattr(variable, "path", variable.name)
-        for grad, variable in pairs
-        if grad is None and (isinstance(variable, TableVariable) or not warns_itself)
-    ]
-    if names:
-        warnings.warn(
-            f"Gradients do not exist for variables {names} when minimizing the loss. If using "
-            "`model.compile()`, did you forget to provide a `loss` argument?",
-            stacklevel=2,
-        )
 
 
 def _tell_trained(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:
