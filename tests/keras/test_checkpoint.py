@@ -95,6 +95,25 @@ def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, 
     check_same(everything(again), everything(whole))
 
 
+@pytest.mark.parametrize("batches_of_step", [2, 4])
+def test_a_step_of_several_batches_is_finished_after_a_stop(keras, sk, tmp_path, batches_of_step):
+    """What is saved after the three batches of an epoch is within a step."""
+    if keras.__name__ == "tf_keras":
+        return  # it has none
+
+    def anew(seed=1):
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+        adam = keras.optimizers.Adam(rate, gradient_accumulation_steps=batches_of_step)
+        return made(keras, sk, seed, adam)
+
+    whole, broken, again = anew(), anew(), anew(seed=2)
+    fit(whole)
+    with pytest.raises(Stop):
+        fit(broken, stopping(keras, STEPS + 2), sk.Checkpoint(tmp_path))
+    fit(again, sk.Checkpoint(tmp_path))
+    check_same(everything(again), everything(whole))
+
+
 def fading(keras):
     """An optimizer that no rule follows: its power is that of all its variables together."""
 
