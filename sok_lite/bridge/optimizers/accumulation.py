@@ -6,7 +6,7 @@ these move by the mean when the dense variables do: engine/accumulation.py. Kera
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,28 +19,39 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of, scales_loss
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.accumulation import Accumulator
 
-Pairs = Sequence[tuple[tf.IndexedSlices, TableVariable]]
+Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 
 class Accumulation(Accumulator):
     """What an optimizer has accumulated.
 
-    Attributes:
-      decays: of each table that takes part in steps, by its variable: whether weight decay acts.
+    It knows the tables that take part in steps, also where the last batch of one has no gradient of
+    them.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.decays: weakref.WeakKeyDictionary[TableVariable, bool] = weakref.WeakKeyDictionary()
+        # Whether weight decay acts on them.
+        self._decays: weakref.WeakKeyDictionary[TableVariable, bool] = weakref.WeakKeyDictionary()
 
     def know(self, variables: Iterable[TableVariable], decays: Callable[[Any], bool]) -> None:
-        """Has tables take part in steps, also if the last batch of one has no gradient of them."""
-        self.decays.update((variable, decays(variable)) for variable in variables)
+        """Has tables of this process take part in steps."""
+        self._decays.update((variable, decays(variable)) for variable in variables)
+
+    @property
+    def variables(self) -> dict[TableVariable, bool]:
+        """The variables of the tables, and whether weight decay acts on them."""
+        return {
+            variable: decays
+            for variable, decays in list(self._decays.items())
+            if not (variable._is_ever_static and variable.is_static())
+            and variable.table.step_type is None
+        }
 
     def pairs(self, pairs: Pairs) -> Pairs:
         """Returns the gradients of a call; where it has none, one without keys: the call is one of
         the tables too."""
-        for variable in [] if pairs else list(self.decays):
+        for variable in [] if pairs else self.variables:
             none = tf.zeros((0, variable.dimension)), tf.zeros(0, variable.key_type)
             return [(tf.IndexedSlices(*none), variable)]
         return pairs

@@ -193,8 +193,8 @@ class StepHost:
         keys, grads = self._gradients(tensors)
         of_gradients = self._of_gradients
         if batches > 1:
-            known = list(accumulation_of(optimizer).decays.items())
-            others = {var.table: decays for var, decays in known if var.table not in tables}
+            known = accumulation_of(optimizer).variables
+            others = {var.table: its for var, its in known.items() if var.table not in tables}
             tables, decays = [*tables, *others], [*decays, *others.values()]
             keys = [*keys, *(table.backend.xp.zeros(0, np.int64) for table in others)]
             grads = [*grads, *(t.backend.xp.zeros((0, t.dim), np.float32) for t in others)]
