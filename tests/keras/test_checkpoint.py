@@ -95,6 +95,25 @@ def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, 
     check_same(everything(again), everything(whole))
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_the_product_of_nadam_goes_on(keras, sk, tmp_path, is_scaled):
+    """Keras does not list it where a LossScaleOptimizer has built it."""
+    if keras.__name__ == "tf_keras":
+        return  # its Nadam counts in Python
+
+    def anew(seed=1):
+        nadam = keras.optimizers.Nadam(0.1)
+        scaled = keras.optimizers.LossScaleOptimizer(nadam) if is_scaled else nadam
+        return made(keras, sk, seed, scaled)
+
+    whole, broken, again = anew(), anew(), anew(seed=2)
+    fit(whole)
+    with pytest.raises(Stop):
+        fit(broken, stopping(keras, STEPS + 2), sk.Checkpoint(tmp_path))
+    fit(again, sk.Checkpoint(tmp_path))
+    check_same(everything(again), everything(whole))
+
+
 @pytest.mark.parametrize("batches_of_step", [2, 4])
 def test_a_step_of_several_batches_is_finished_after_a_stop(keras, sk, tmp_path, batches_of_step):
     """What is saved after the three batches of an epoch is within a step."""
