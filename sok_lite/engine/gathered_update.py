@@ -41,12 +41,14 @@ class Gathered(NamedTuple):
 
     Attributes:
       table: the table.
+      keys: (u,) int64, distinct.
       rows: (u, dim) float32.
       grads: (u, dim) float32.
       states: by name, (u, elements of the state) float32.
     """
 
     table: EmbeddingTable
+    keys: Array
     rows: Array
     grads: Array
     states: dict[str, Array]
@@ -56,11 +58,11 @@ class Stepped(NamedTuple):
     """Rows and states of a table after the step.
 
     Attributes:
-      rows: (u, dim) float32.
+      rows: (u, dim) float32; None: as they were.
       states: by name, (u, elements of the state) float32.
     """
 
-    rows: Array
+    rows: Array | None
     states: dict[str, Array]
 
 
@@ -107,7 +109,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
         kinds = list(map(self._kinds, updates.tables))
         states = acquire_states(updates.tables, kinds, updates.optimizers)
         with_rows = _without_missing(_with_rows_inserted(by_row))
-        gathered = map(_gather, with_rows.tables, with_rows.rows, with_rows.grads, states)
+        gathered = map(_gather, *with_rows[:4], states)
         stepped, more = self._function(list(gathered))
         refused = [(t, t.refused) for t in compress(by_row.tables, by_row.inserts)]
         return _Computed(by_row, with_rows, states, stepped, more, refused)
@@ -196,16 +198,21 @@ def _without_missing(updates: ResolvedUpdates) -> ResolvedUpdates:
     return updates._replace(keys=keys, rows=rows, grads=grads, num_without_row=[0] * len(keys))
 
 
-def _gather(table: EmbeddingTable, rows: Array, grads: Array, states: States) -> Gathered:
+def _gather(
+    table: EmbeddingTable, keys: Array, rows: Array, grads: Array, states: States
+) -> Gathered:
     store = table.store
     values = store.row_dtype.to_float32(table.backend.xp, store.read(rows))
     read = {name: store.read(rows, column.name) for name, column in states.items()}
-    return Gathered(table, values, grads, read)
+    return Gathered(table, keys, values, grads, read)
 
 
 def _plan_write(store: RowStore, rows: Array, states: States, went: Stepped) -> list[Action]:
+    writing = []
+    if went.rows is not None:
+        writing.append(store.plan_write(rows, store.to_storage(went.rows)))
     return [
-        store.plan_write(rows, store.to_storage(went.rows)),
+        *writing,
         *(
             store.plan_write(rows, values, states[name].name)
             for name, values in went.states.items()

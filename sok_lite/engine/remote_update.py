@@ -46,8 +46,8 @@ class RemoteStep(Step):
         """
         raise NotImplementedError(
             f"Table {table!r}, whose rows are not in this process, cannot take this step: {why}. "
-            "Use an optimizer of docs/optimizers.md without clipnorm, global_clipnorm and loss "
-            "scaling, or keep the rows in this process."
+            "Use an optimizer of docs/optimizers.md without clipnorm, global_clipnorm, loss "
+            "scaling and gradient_accumulation_steps, or keep the rows in this process."
         )
 
     def prepare(self) -> None:

@@ -16,6 +16,7 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.optimizers.dense_slots import dense_slots
 from sok_lite.bridge.optimizers.fallback_step import CarriedState, carried_by
+from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
@@ -320,7 +321,10 @@ def _items(
 
 def _counters(wrapper: WrappedOptimizer) -> list[Any]:
     """Returns the step counts: the wrapper's, and that of the optimizer in it if it has one."""
+    inner = inner_of(wrapper.optimizer)
     own = getattr(wrapper.optimizer, "iterations", None)
+    if num_batches(inner) > 1:  # then that is no variable
+        own = batch_counter(inner)
     return [wrapper.iterations, *([] if own is None else [own])]
 
 

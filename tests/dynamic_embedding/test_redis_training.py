@@ -341,8 +341,12 @@ class Signs(keras.optimizers.SGD):
             "a LossScaleOptimizer skips",
         ),
         (lambda: keras.optimizers.Adam(global_clipnorm=1.0), "a norm is of the gradients of all"),
+        (
+            lambda: keras.optimizers.Adam(gradient_accumulation_steps=2),
+            "gradients of several batches are added up in rows of this process",
+        ),
     ],
-    ids=["own step", "clipnorm", "loss scale", "global_clipnorm"],
+    ids=["own step", "clipnorm", "loss scale", "global_clipnorm", "several batches"],
 )
 def test_refused_before_anything_changes(creator, optimizer, why):
     variable = de.Variable(dim=3, name="v", kv_creator=creator)

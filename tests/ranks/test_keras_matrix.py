@@ -275,7 +275,8 @@ def test_gradient_accumulation(kit):
         return  # it has none
     models = kit.both()
     for model in models:
-        made = kit.keras.optimizers.Adagrad(0.1, gradient_accumulation_steps=3)
+        rate = kit.keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.8)
+        made = kit.keras.optimizers.Adagrad(rate, gradient_accumulation_steps=3)
         kit.compile(model, optimizer=made)
     losses = kit.fit(models)
     np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-5)

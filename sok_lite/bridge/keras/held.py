@@ -71,9 +71,18 @@ def optimizers_in(model: Any) -> list[Any]:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Returns the variables of an optimizer of any Keras; [] of None."""
+    """Returns the variables of an optimizer of any Keras; [] of None.
+
+    Also what Keras 3 does not list where a LossScaleOptimizer builds it: the product of Nadam.
+    """
     variables = getattr(optimizer, "variables", [])
-    return list(variables() if callable(variables) else variables)
+    found = list(variables() if callable(variables) else variables)
+    within = getattr(getattr(optimizer, "inner_optimizer", None), "__dict__", {})
+    for value in list(within.values()):
+        is_variable = hasattr(value, "assign") and hasattr(value, "shape")
+        if is_variable and not any(value is other for other in found):
+            found.append(value)
+    return found
 
 
 def layers_in(model: Any) -> list[Any]:

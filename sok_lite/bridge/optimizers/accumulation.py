@@ -1,59 +1,88 @@
 """Gradients of several batches in one step: `gradient_accumulation_steps` of Keras 3.
 
-Keras adds up a dense gradient for each variable. Those of a table are kept as they come, on the
-rank that has them, and its rows move by their mean when the dense variables do.
+Keras adds up a dense gradient for each variable. Those of a table are added up in its rows, and
+these move by the mean when the dense variables do: engine/accumulation.py. Keras counts batches.
 """
 
+import threading
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.backend import Array
-from sok_lite.backend.publish import Action, plan_set
 from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.family import Family
+from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of, scales_loss
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.accumulation import Accumulator
 
-_SETTING = "gradient_accumulation_steps"
-
-
-class KeptGradient(NamedTuple):
-    """A gradient that waits for its step.
-
-    Attributes:
-      variable: of the table.
-      decays: whether weight decay acts on it.
-      keys, grads: copies of what the batch gave.
-      of_gradient: whether the keys are int64 as a lookup gave them.
-    """
-
-    variable: "weakref.ref[TableVariable]"
-    decays: bool
-    keys: Array
-    grads: Array
-    of_gradient: bool
+Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 
-class KeptGradients:
-    """Those of an optimizer; no checkpoint has them.
+class Accumulation(Accumulator):
+    """What an optimizer has accumulated.
 
-    Attributes:
-      gradients: in the order in which they came.
+    It knows the tables that take part in steps, also where the last batch of one has no gradient of
+    them.
     """
 
     def __init__(self) -> None:
-        self.gradients: list[KeptGradient] = []
+        super().__init__()
+        # Whether weight decay acts on them.
+        self._decays: weakref.WeakKeyDictionary[TableVariable, bool] = weakref.WeakKeyDictionary()
 
-    def plan_drop(self) -> list[Action]:
-        """Prepares to forget them, when their step is taken."""
-        return plan_set(self, gradients=[])
+    def know(self, variables: Iterable[TableVariable], decays: Callable[[Any], bool]) -> None:
+        """Has tables of this process take part in steps."""
+        self._decays.update((variable, decays(variable)) for variable in variables)
+
+    @property
+    def variables(self) -> dict[TableVariable, bool]:
+        """The variables of the tables, and whether weight decay acts on them."""
+        return {
+            variable: decays
+            for variable, decays in list(self._decays.items())
+            if not (variable._is_ever_static and variable.is_static())
+            and variable.table.step_type is None
+        }
+
+    def pairs(self, pairs: Pairs) -> Pairs:
+        """Returns the gradients of a call; where it has none, one without keys: the call is one of
+        the tables too."""
+        for variable in [] if pairs else self.variables:
+            none = tf.zeros((0, variable.dimension)), tf.zeros(0, variable.key_type)
+            return [(tf.IndexedSlices(*none), variable)]
+        return pairs
 
 
-def num_batches(optimizer: Any) -> int:
-    """Returns of how many batches each step of an optimizer is."""
-    return int(getattr(optimizer, _SETTING, None) or 1)
+_all: "weakref.WeakKeyDictionary[Any, Accumulation]" = weakref.WeakKeyDictionary()
+
+
+def accumulation_of(optimizer: Any) -> Accumulation:
+    """Returns what an optimizer has accumulated, the same object each time."""
+    return _all.setdefault(optimizer, Accumulation())
+
+
+_of_thread = threading.local()  # the optimizer whose dense part of a step is being taken
+
+
+@contextmanager
+def dense_part(optimizer: Any) -> Iterator[None]:
+    """Within it this thread takes the dense part of a step of an optimizer."""
+    outer, _of_thread.optimizer = getattr(_of_thread, "optimizer", None), optimizer
+    try:
+        yield
+    finally:
+        _of_thread.optimizer = outer
+
+
+def accumulates(optimizer: Any) -> bool:
+    """Whether tables have a part in a step of an optimizer that has no gradient of them."""
+    inner = inner_of(optimizer)
+    is_part = getattr(_of_thread, "optimizer", None) is inner
+    return not is_part and num_batches(inner) > 1 and inner in _all
 
 
 def check_accumulates(optimizer: Any, family: Family) -> None:
@@ -63,23 +92,13 @@ def check_accumulates(optimizer: Any, family: Family) -> None:
     if is_scaled or changes.value is not None or changes.limit is not None:
         what = "a LossScaleOptimizer" if is_scaled else "clipping"
         raise NotImplementedError(
-            f"Tables do not support {_SETTING}={num_batches(inner)} of {type(inner).__name__} "
-            f"together with {what}, which acts on the mean of the batches in Keras. Leave one of "
-            "them out."
+            f"Tables do not support gradient_accumulation_steps={num_batches(inner)} of "
+            f"{type(inner).__name__} together with {what}, which acts on the mean of the batches "
+            "in Keras. Leave one of them out."
         )
 
 
 def is_last(optimizer: Any) -> tf.Tensor:
     """Returns whether the coming batch is the last of a step, scalar bool."""
-    count = tf.cast(tf.convert_to_tensor(_counter(optimizer)), tf.int64)
+    count = tf.cast(tf.convert_to_tensor(batch_counter(optimizer)), tf.int64)
     return tf.equal((count + 1) % num_batches(optimizer), 0)
-
-
-def count_batch(optimizer: Any) -> None:
-    """Counts a batch without dense variables."""
-    _counter(optimizer).assign_add(1)
-
-
-def _counter(optimizer: Any) -> Any:
-    """Returns what counts batches; `iterations` is how many steps these are."""
-    return optimizer.variables[0]

@@ -282,9 +282,7 @@ class FallbackStepHost(StepHost):
         """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
         now = Now(number, learning_rate, dict(zip(self._names, values, strict=True)))
-        updates, all_decay = self._updates([None] * len(self._decays), tensors), self._decays
-        if batches > 1:
-            updates, all_decay = self._mean(updates, batches, lambda decays: None)
+        updates, all_decay = self._updates(lambda decays: None, tensors, batches)
         optimizer, tables = updates.optimizers[0], updates.tables
         self._steps.know(optimizer, now, tables)
         undecayed = {
@@ -292,4 +290,5 @@ class FallbackStepHost(StepHost):
         }
         function = partial(self._steps.step, optimizer, now, list(undecayed.values()))
         options = self._options(learning_rate, number)
-        return GatheredStep(updates, self._steps.kinds, function, options)
+        step = GatheredStep(updates, self._steps.kinds, function, options)
+        return self._of_batches(step, batches) if batches > 1 else step

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
@@ -24,17 +23,18 @@ from sok_lite.bridge.joined import (
     rows_of,
     shapes_of,
 )
-from sok_lite.bridge.optimizers.accumulation import KeptGradient
+from sok_lite.bridge.optimizers.accumulation import accumulation_of
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive, live_tables
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.accumulation import AccumulatedStep
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.pieces import Pieces
-from sok_lite.engine.step import Step, StepOptions
-from sok_lite.engine.update import step_of
+from sok_lite.engine.step import HeldStep, Step, StepOptions
+from sok_lite.engine.update import UpdateStep, step_of
 from sok_lite.engine.update_rows import Updates
 
 
@@ -149,50 +149,22 @@ class StepHost:
           numbers: learning rate, then hyper-parameters.
           number: 1 for the first.
           tensors: what `joined_gradients` gave.
-          batches: of how many it is, whose other gradients were kept.
+          batches: of how many it is, whose other gradients were added up.
         """
         raise NotImplementedError
 
-    def keep(self, tensors: Sequence[Any]) -> None:
-        """Keeps gradients for a later step.
+    def adding(self, number: int, tensors: Sequence[Any]) -> Step:
+        """Returns a step that adds gradients up, for the step of a number to take.
 
         Args:
           tensors: what `joined_gradients` gave.
         """
-        owner, xp = self._owner(), self._backend.xp
-        facts = (self._variables, self._decays, *self._gradients(tensors), self._of_gradients)
-        kept = [
-            KeptGradient(variable, decays, xp.array(keys), xp.array(grads), of_gradient)
-            for variable, decays, keys, grads, of_gradient in zip(*facts, strict=True)
-        ]
-        if owner is not None:
-            owner.kept.gradients = [*owner.kept.gradients, *kept]
+        updates, _ = self._updates(lambda decays: None, tensors)
+        return accumulation_of(updates.optimizers[0]).add(updates, self._options(0.0, number))
 
-    def plan_drop(self) -> list[Action]:
-        """Prepares to forget what was kept, when its step is taken."""
-        owner = self._owner()
-        return [] if owner is None else owner.kept.plan_drop()
-
-    def _mean(
-        self, updates: Updates, batches: int, rule: Callable[[bool], UpdateRule | None]
-    ) -> tuple[Updates, list[bool]]:
-        """Returns updates by the mean of their gradients and of those kept, and which decay.
-
-        Args:
-          rule: takes whether weight decay acts on a table.
-        """
-        owner = self._owner()
-        all_kept: list[KeptGradient] = [] if owner is None else owner.kept.gradients
-        kept = [each for each in all_kept if each.variable() is not None]
-        share = np.float32(1 / batches)
-        return Updates(
-            [*updates.tables, *live_tables([each.variable for each in kept])],
-            [*updates.rules, *(rule(each.decays) for each in kept)],
-            [*updates.keys, *(each.keys for each in kept)],
-            [grads * share for grads in (*updates.grads, *(each.grads for each in kept))],
-            [*updates.optimizers, *([updates.optimizers[0]] * len(kept))],
-            [*updates.of_gradients, *(each.of_gradient for each in kept)],
-        ), [*self._decays, *(each.decays for each in kept)]
+    def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
+        """Returns the step of so many batches whose last one has a step by itself."""
+        return AccumulatedStep(step, accumulation_of(step.updates.optimizers[0]), batches)
 
     def _options(self, learning_rate: float, number: int) -> StepOptions:
         """Returns what a step is told beside its gradients."""
@@ -207,12 +179,28 @@ class StepHost:
             None if comm is None else RankInfo(comm.rank, comm.size),
         )
 
-    def _updates(self, rules: Sequence[UpdateRule | None], tensors: Sequence[Any]) -> Updates:
-        """Returns the update of each variable by its rule."""
+    def _updates(
+        self, rule: Callable[[bool], UpdateRule | None], tensors: Sequence[Any], batches: int = 1
+    ) -> tuple[Updates, list[bool]]:
+        """Returns the update of each table by its rule, and on which of them weight decay acts.
+
+        Args:
+          rule: takes whether weight decay acts on a table.
+          batches: of several, tables take part that have no gradient in the last one.
+        """
         optimizer = None if self._optimizer is None else alive(self._optimizer)
-        tables = live_tables(self._variables)
-        optimizers = [optimizer] * len(tables)
-        return Updates(tables, rules, *self._gradients(tensors), optimizers, self._of_gradients)
+        tables, decays = live_tables(self._variables), self._decays
+        keys, grads = self._gradients(tensors)
+        of_gradients = self._of_gradients
+        if batches > 1:
+            known = accumulation_of(optimizer).variables
+            others = {var.table: its for var, its in known.items() if var.table not in tables}
+            tables, decays = [*tables, *others], [*decays, *others.values()]
+            keys = [*keys, *(table.backend.xp.zeros(0, np.int64) for table in others)]
+            grads = [*grads, *(t.backend.xp.zeros((0, t.dim), np.float32) for t in others)]
+            of_gradients = [*of_gradients, *[False] * len(others)]
+        rules, optimizers = list(map(rule, decays)), [optimizer] * len(tables)
+        return Updates(tables, rules, keys, grads, optimizers, of_gradients), decays
 
     def _gradients(self, tensors: Sequence[Any]) -> tuple[Sequence[Array], Sequence[Array]]:
         """Returns keys and gradient of each variable."""
@@ -238,26 +226,26 @@ class RuleHost(StepHost):
         super().__init__(settings, *arguments)
         self._rule = partial(settings.rule, **settings.flags)
         # Of the last step: most steps have the same numbers.
-        self._last: tuple[list[float], list[UpdateRule]] = [], []
+        self._last: tuple[list[float], tuple[UpdateRule, UpdateRule]] | None = None
 
     def step(
         self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1
     ) -> Step:
         """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
-        updates = self._updates(self._rules(values), tensors)
+        decayed, undecayed = self._rules(values)
+        updates, _ = self._updates(
+            lambda decays: decayed if decays else undecayed, tensors, batches
+        )
+        options = self._options(learning_rate, number)
         if batches > 1:
-            rule = self._rule(**dict(zip(self._names, values, strict=True)))
-            undecayed = replace(rule, weight_decay=0.0)
-            updates, _ = self._mean(updates, batches, lambda decays: rule if decays else undecayed)
-        return step_of(updates, self._options(learning_rate, number))
+            return self._of_batches(UpdateStep(updates, options), batches)
+        return step_of(updates, options)
 
-    def _rules(self, values: list[float]) -> list[UpdateRule]:
-        """Returns the rule of each variable."""
-        last, rules = self._last
-        if values != last or not rules:
+    def _rules(self, values: list[float]) -> tuple[UpdateRule, UpdateRule]:
+        """Returns the rule of tables on which weight decay acts, and that of others."""
+        if self._last is None or values != self._last[0]:
             rule = self._rule(**dict(zip(self._names, values, strict=True)))
-            undecayed = rule if all(self._decays) else replace(rule, weight_decay=0.0)
-            rules = [rule if decays else undecayed for decays in self._decays]
-            self._last = values, rules
-        return rules
+            undecayed = replace(rule, weight_decay=0.0) if rule.weight_decay else rule
+            self._last = values, (rule, undecayed)
+        return self._last[1]

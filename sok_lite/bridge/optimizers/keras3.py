@@ -106,13 +106,26 @@ _KERAS_SETTINGS = {
 }
 
 
+def num_batches(optimizer: Any) -> int:
+    """Returns of how many batches each step of an optimizer is: 1 of any but Keras 3."""
+    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
+
+
+def batch_counter(optimizer: Any) -> Any:
+    """Returns the variable that counts batches; `iterations` is how many steps these are."""
+    return optimizer.iterations if num_batches(optimizer) == 1 else optimizer.variables[0]
+
+
 def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     rate = optimizer._learning_rate
     if hasattr(rate, "assign") or not callable(rate):
         return rate
     # A schedule takes the step; Keras 3 also allows a plain function of nothing.
-    is_schedule = any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__)
-    return rate(tf.convert_to_tensor(iterations)) if is_schedule else rate()
+    if not any("LearningRateSchedule" in base.__name__ for base in type(rate).__mro__):
+        return rate()
+    if num_batches(optimizer) > 1:  # as Keras has it
+        iterations = batch_counter(optimizer)
+    return rate(tf.convert_to_tensor(iterations))
 
 
 def _make(

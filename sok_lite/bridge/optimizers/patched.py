@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras import guard, held, hooks
 from sok_lite.bridge.keras.training import OVER_RANKS
+from sok_lite.bridge.optimizers.accumulation import accumulates
 from sok_lite.bridge.optimizers.family import FallbackStep, Family
 from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS
 from sok_lite.bridge.optimizers.loss_scale import build, inner_of, scales_loss
@@ -184,7 +185,8 @@ def _applying_lists(call: Any, self: Any, grads: Any, trainable_variables: Any =
         trainable_variables = list(trainable_variables)
         refuse_others(self, zip(grads, trainable_variables, strict=False))
     with step_of(self):
-        if any(is_ours(each, self) for each in trainable_variables or ()):
+        variables = trainable_variables or ()
+        if any(is_ours(each, self) for each in variables) or (variables and accumulates(self)):
             return take_step(self, zip(grads, trainable_variables, strict=True), dense_step, {})
         if OVER_RANKS in vars(self):
             variables = trainable_variables or [None] * len(grads)

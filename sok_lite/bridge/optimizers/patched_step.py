@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras.training import OVER_RANKS
+from sok_lite.bridge.optimizers.accumulation import accumulates
 from sok_lite.bridge.optimizers.all_ranks import averaged, summed
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.minimize import check_any, warn_of_untrained
@@ -89,7 +90,7 @@ def take_step(
         return dense_step(optimizer, pairs, **options)
     warn_of_untrained(pairs, family_of(optimizer))
     ours = [pair for pair in pairs if pair[0] is not None and is_ours(pair[1], optimizer)]
-    if not ours and not counts_all(optimizer):
+    if not ours and not counts_all(optimizer) and not accumulates(optimizer):
         return dense_step(optimizer, over_ranks(optimizer, dense), **options)
     pairs = [
         (grad, variable.trained_as if isinstance(variable, TableVariable) else variable)

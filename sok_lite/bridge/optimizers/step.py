@@ -14,7 +14,6 @@ from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
 from sok_lite.bridge.host_numbers import HostNumbers
-from sok_lite.bridge.optimizers.accumulation import KeptGradients
 from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.host import (
@@ -28,6 +27,7 @@ from sok_lite.bridge.optimizers.step_lock import LockedStep, StepLock, dense_che
 from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
 from sok_lite.bridge.tf_private import FuncGraph
 from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.step import Step
 from sok_lite.engine.work_done import UPDATES
 
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
@@ -42,7 +42,6 @@ class RowOptimizer(tf.Module):
       on_nonfinite: "allow" or "error".
       stochastic_rounding: whether rows of 16 bits are rounded at random.
       nonfinite: counts gradient rows with a NaN or an infinity.
-      kept: gradients that wait for the last batch of their step.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class RowOptimizer(tf.Module):
         self.on_nonfinite = on_nonfinite
         self.stochastic_rounding = stochastic_rounding
         self.nonfinite = NonFiniteRows()
-        self.kept = KeptGradients()
         self.iterations: Any = None
         if first_step is not None:
             self.iterations = tf.Variable(
@@ -128,7 +126,7 @@ class RowOptimizer(tf.Module):
             object's alone.
           go: scalar tensor of booleans, whether rows are to move; None: they are. The dense step is
             done in either case.
-          batches: of how many calls rows move by the mean of their gradients.
+          batches: of how many calls rows move by the mean of their gradients, in the last.
           counts_skipped: whether a step without rows counts.
           also: called when the step is counted; gives what else a graph then has to run.
           name: of the operation of a TF1 graph.
@@ -205,31 +203,34 @@ class RowOptimizer(tf.Module):
                 return update, None if dense_step is None else dense_step()
         if go is None or bool(go):
             plain = [float(each) for each in numbers]
-            take = partial(self._take, host, plain, int(step), inputs, dense_step, batches)
-            return None, on_device(backend, take, waits=host.waits)
-        if batches > 1:
-            on_device(backend, host.keep, inputs)
-        return None, None if dense_step is None else dense_step()
+            make = partial(host.step, plain, int(step), inputs, batches)
+            take = partial(self._take, make, int(step), dense_step)
+        elif batches > 1:
+            take = partial(self._take, partial(host.adding, int(step), inputs), 0, dense_step)
+        else:
+            return None, None if dense_step is None else dense_step()
+        return None, on_device(backend, take, waits=host.waits)
 
     def _take(
         self,
-        host: StepHost,
-        numbers: list[float],
+        make: Callable[[], Step],
         step: int,
-        inputs: Sequence[tf.Tensor],
         dense_step: Callable[[], Any] | None,
-        batches: int,
     ) -> Any:
-        """Takes a step of rows and of dense variables in eager mode; returns that of the latter."""
+        """Takes a step of rows and of dense variables in eager mode; returns that of the latter.
+
+        Args:
+          make: gives that of rows.
+          step: its number; 0: it does not count.
+        """
         begun = time.perf_counter()
-        rows_step, done = host.step(numbers, step, inputs, batches), None
+        rows_step, done = make(), None
         if dense_step is not None:
             rows_step.prepare()
             paused = time.perf_counter()
             done = dense_step()
             begun += time.perf_counter() - paused
-        actions = plan_set(self._taken, step=step)
-        rows_step.commit(actions + self.kept.plan_drop() if batches > 1 else actions)
+        rows_step.commit(plan_set(self._taken, step=step))
         UPDATES.add(time.perf_counter() - begun)
         return done
 
@@ -251,13 +252,13 @@ def _in_graph(
 
     def run(values: Any, *tensors: Any) -> Sequence[tf.Tensor]:
         number, rows_move, *plain = np.asarray(values).tolist()
-        if not rows_move:
-            if batches > 1:
-                host.keep(tensors)
+        if not rows_move and batches == 1:
             return ()
         begun = time.perf_counter()
-        rows_step = host.step(plain, int(number), tensors, batches)
-        rows_step.commit(host.plan_drop() if batches > 1 else ())
+        if rows_move:
+            host.step(plain, int(number), tensors, batches).commit()
+        else:
+            host.adding(int(number), tensors).commit()
         UPDATES.add(time.perf_counter() - begun)
         return ()
 

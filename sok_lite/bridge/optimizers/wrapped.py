@@ -12,15 +12,16 @@ import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.optimizers.accumulation import (
+    accumulation_of,
     check_accumulates,
-    count_batch,
+    dense_part,
     is_last,
-    num_batches,
 )
 from sok_lite.bridge.optimizers.changes import changes_of
 from sok_lite.bridge.optimizers.fallback_step import carried_by
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.gradients import changed
+from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of, loss_scale_of
 from sok_lite.bridge.optimizers.minimize import check_any, check_trained, gradients_of
 from sok_lite.bridge.optimizers.settings import family_of, refuse_unsupported, settings_of
@@ -28,6 +29,7 @@ from sok_lite.bridge.optimizers.shown import Shown, show_slots
 from sok_lite.bridge.optimizers.slots import begin, create_slots
 from sok_lite.bridge.optimizers.step import Pairs, RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
+from sok_lite.bridge.variable import TableVariable
 
 
 @unconverted
@@ -111,6 +113,7 @@ class WrappedOptimizer(RowOptimizer):
     ) -> Any:
         """Does what `apply_gradients` does, with further options for the dense variables."""
         refuse_unsupported(self._inner)
+        grads_and_vars = list(grads_and_vars)
         pairs, dense = separated(grads_and_vars)
         has_dense = any(grad is not None for grad, _ in dense)
         if not pairs and not has_dense:
@@ -123,7 +126,10 @@ class WrappedOptimizer(RowOptimizer):
         self._refuse_step(pairs, loss_scale)
         pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
         if batches > 1:
-            go = is_last(self._inner)
+            go, accumulation = is_last(self._inner), accumulation_of(self._inner)
+            tables = [var for _, var in grads_and_vars if isinstance(var, TableVariable)]
+            accumulation.know(tables, self._settings().decays)
+            pairs = accumulation.pairs(pairs)
 
         def settings(count: Any) -> tuple[Settings | FallbackStep, Any]:
             rate = self._family.learning_rate(self._inner, count)
@@ -180,6 +186,8 @@ class WrappedOptimizer(RowOptimizer):
             why = f"rows have no update rule for {type(self._inner).__name__}"
         elif loss_scale is not None:
             why = "a LossScaleOptimizer skips steps of all tables together"
+        elif num_batches(self._inner) > 1:
+            why = "gradients of several batches are added up in rows of this process"
         elif changes_of(self._inner, self._family).limit is not None:
             why = "a norm is of the gradients of all workers, which do not wait for each other"
         if why is not None:
@@ -193,16 +201,14 @@ class WrappedOptimizer(RowOptimizer):
                 return global_step.assign_add(1)
             return self._apply_dense(dense, global_step=global_step, name=name, **options)
         if not has_dense:
-            if num_batches(self._inner) > 1:
-                count_batch(self._inner)
-            else:
-                self._family.iterations(self._inner).assign_add(1)
+            batch_counter(self._inner).assign_add(1)
             return None
         return self._apply_dense(dense, **options)
 
     def _apply_dense(self, dense: Any, **options: Any) -> Any:
         """Has the wrapped optimizer update dense variables."""
-        return self.optimizer.apply_gradients(dense, **options)
+        with dense_part(self._inner):
+            return self.optimizer.apply_gradients(dense, **options)
 
     def compute_gradients(
         self,
