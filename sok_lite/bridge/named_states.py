@@ -32,7 +32,7 @@ def optimizer_states(variable: TableVariable) -> "dict[str, OptimizerState]":
       where several call theirs so.
 
     Raises:
-      TypeError: not such a variable. RuntimeError: not in eager mode, or in static mode.
+      TypeError: not such a variable. RuntimeError: not in eager mode.
     """
     if not isinstance(variable, TableVariable) or not variable.table.lists_states:
         raise TypeError(

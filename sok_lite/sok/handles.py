@@ -193,9 +193,9 @@ def variable_with(resource: Any, key_type: Any = None, dtype: Any = None) -> Dyn
         if hasattr(resource, _FACTS):
             raise ValueError("The handle has no table yet. Call dummy_var_initialize first.")
         raise ValueError(
-            "The handle is that of no table: it belongs to another variable, to one that is gone "
-            "or is in static mode, or it is a copy, such as the argument of a tf.function. Give "
-            "`variable.handle` itself."
+            "The handle is that of no table: it belongs to another variable, to one that is "
+            "gone, or it is a copy, such as the argument of a tf.function. Give `variable.handle` "
+            "itself."
         )
     for what, wanted, has in [
         ("key_type", key_type, variable.key_type),

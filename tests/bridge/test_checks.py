@@ -39,9 +39,6 @@ def test_lookups_and_states_take_integers_of_python(mode):
     look_up = mode(lambda: sok.lookup_sparse(table, [[KEYS, KEYS[::-1]]], combiners="sum"))
     np.testing.assert_array_equal(look_up()[0], [[6.0], [6.0]])
     np.testing.assert_array_equal(mode(lambda: table.sparse_read(KEYS))(), ROWS)
-    table.to_static(KEYS)
-    np.testing.assert_array_equal(table.indices, np.array(KEYS, np.uint64))
-    table.to_dynamic()
 
 
 REFUSED = {

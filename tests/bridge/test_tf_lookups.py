@@ -132,13 +132,6 @@ def test_a_session_of_tf1_knows_every_id_as_a_key():
         assert session.run(rows, {ids: given}).tolist() == [[1.0], [0.0], [2.0], [0.0]]
 
 
-def test_a_variable_in_static_mode_is_not_looked_up_by_key():
-    table = dynamic()
-    table.to_static([5, 0])
-    with pytest.raises(RuntimeError, match="static mode"):
-        tf.nn.safe_embedding_lookup_sparse(table, matrices("sparse", False)[0])
-
-
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_variables_of_tensorflow_are_looked_up_as_ever(function, kind):

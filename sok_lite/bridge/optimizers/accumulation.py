@@ -44,8 +44,7 @@ class Accumulation(Accumulator):
         return {
             variable: decays
             for variable, decays in list(self._decays.items())
-            if not (variable._is_ever_static and variable.is_static())
-            and variable.table.step_type is None
+            if variable.table.step_type is None
         }
 
     def pairs(self, pairs: Pairs) -> Pairs:

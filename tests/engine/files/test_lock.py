@@ -102,7 +102,7 @@ def test_a_second_process_is_refused_and_changes_nothing(other, tmp_path):
 def test_all_ranks_are_refused_alike(other, tmp_path):
     def program(comm):
         with pytest.raises(OSError, match=rf"Rank 0: .* \(pid {other.pid} on host"):
-            dump(tmp_path / "c", [table_of([8])], comm)
+            dump(tmp_path / "c", [table_of([8 + comm.rank])], comm)
 
     run_ranks(2, program)
 
