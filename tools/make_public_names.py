@@ -33,8 +33,10 @@ INTERNAL = {
         "gradient_source",
         "has_texts",
     ),
-    *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "ready_inputs", "spec_shape"),
-    *("table", "take", "trained_as"),
+    *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "ready_inputs", "safe_lookup"),
+    *("spec_shape", "table", "take", "trained_as"),
+    # What is gone, and says so.
+    *("to_dynamic", "to_static"),
 }
 
 

@@ -61,11 +61,20 @@ def tables_of(model):
 
 def content(model):
     """All that the tables of a model hold, but for when it was."""
+    return _parts(model, ("keys", "values", "states"))
+
+
+def rows_in(model):
+    """The same without states, which a model has that a new optimizer is to train."""
+    return _parts(model, ("keys", "values"))
+
+
+def _parts(model, parts):
     return {
         f"{name}/{part}": tensor.numpy()
         for name, table in tables_of(model).items()
         for part, tensor in table.variable.saved_tensors().items()
-        if part in ("keys", "values", "states")
+        if part in parts
     }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.keras.models import batches, check_equal, compiled, content, tables_of
+from tests.keras.models import batches, check_equal, compiled, content, rows_in, tables_of
 
 EPOCHS, STEPS = 2, 3
 
@@ -286,7 +286,10 @@ def test_model_checkpoint(keras, sk, tmp_path, options, only_weights, capsys):
     last = len(kept) - 1  # 6 batches by two, 2 epochs
     if options.get("save_best_only"):
         last = int(np.argmax(history["loss"]))
-    check_equal(content(loaded), kept[last])
+    expected = kept[last]
+    if only_weights:  # the new optimizer begins anew
+        expected = {name: part for name, part in expected.items() if "/states" not in name}
+    check_equal(rows_in(loaded) if only_weights else content(loaded), expected)
 
 
 def test_a_file_of_each_epoch(keras, sk, tmp_path):
