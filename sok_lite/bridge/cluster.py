@@ -25,7 +25,7 @@ def refuse_clusters() -> None:
       NotImplementedError: of several tasks, or with a parameter server.
     """
     for name in CLUSTER_OF_CONTEXT:
-        server = getattr(context(), name)
+        server = getattr(context(), name, None)
         if server is not None:
             jobs = server.cluster.job
             _refuse(f"/job:{job.name}/task:{task}" for job in jobs for task in job.tasks)

@@ -149,7 +149,7 @@ def host_call(
         return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
 
     # By this name TensorFlow's profiler shows it.
-    with tf.name_scope(re.sub(r"\W+", "_", what)[:80]):
+    with tf.name_scope(re.sub(r"[^A-Za-z0-9_.]+", "_", what)[:80]):
         if collective is not None and needs_order(collective):
             result = in_collective_order(collective, place, run, crossing, dtypes, what)
         else:

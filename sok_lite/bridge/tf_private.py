@@ -172,6 +172,7 @@ SEEDS_OF_DATASET = ("_seed", "_seed2")
 BATCH_SIZE_OF_DATASET = "_batch_size"
 ARRAYS_OF_DATASET = "_tensors"
 ORDER_OF_DATASET = "_deterministic"
+ANEW_OF_DATASET = "_reshuffle_each_iteration"
 
 # Of a tf.function: the cache whose `values()` are the concrete ones that were made of it.
 FUNCTION_CACHE = "_function_cache"

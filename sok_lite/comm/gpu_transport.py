@@ -51,8 +51,8 @@ class GpuTransport(ABC):
     """Carries arrays of a backend between the ranks of a communicator.
 
     Control goes through the host, by collectives of that communicator, which compare the calls of
-    all ranks; payload does not. `counts`, `keys`, `rows` and `refuse` are collectives too: every
-    rank must call them in the same order, `keys` after each `counts`. A message is (n, 2) int64,
+    all ranks; payload does not. `counts`, `rows` and `refuse` are collectives too: every rank
+    must call them in the same order. A message is (n, 2) int64,
     its rows those for rank 0 first; splits count rows and are (size,) integers.
 
     Attributes:

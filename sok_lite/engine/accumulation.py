@@ -80,8 +80,11 @@ class Accumulator:
             stepped.append(Stepped(None, {_SUM: sums, _STEP: xp.zeros_like(states[_STEP]) + step}))
         return stepped, []
 
-    def with_waiting(self, updates: Updates, number: int) -> Updates:
+    def with_waiting(self, updates: Updates, number: int) -> tuple[Updates, list[Action]]:
         """Returns gradients and what the rows of their tables have of a step, each key once.
+
+        The actions are to be taken with that step: they have the rows forget which one it was, for
+        a counter may come to its number again.
 
         Args:
           updates: as `merged` gives them.
@@ -90,7 +93,7 @@ class Accumulator:
         states = acquire_states(
             updates.tables, list(map(_kinds, updates.tables)), [self] * len(updates.tables)
         )
-        keys, grads = [], []
+        keys, grads, forgetting = [], [], []
         for table, columns, its_keys, its_grads in zip(
             updates.tables, states, updates.keys, updates.grads, strict=True
         ):
@@ -99,9 +102,12 @@ class Accumulator:
             rows = table.index.find(waiting).rows
             found = xp.flatnonzero(_is_of_step(table, columns[_STEP].name, number, rows))
             keys.append(xp.concatenate([its_keys, waiting[found]]))
-            sums = store.read(rows[found], columns[_SUM].name)
-            grads.append(xp.concatenate([its_grads, sums]))
-        return summed(updates._replace(keys=keys, grads=grads, of_gradients=[False] * len(keys)))
+            rows = rows[found]
+            grads.append(xp.concatenate([its_grads, store.read(rows, columns[_SUM].name)]))
+            forgotten = xp.zeros((rows.size, 2), np.float32)
+            forgetting.append(store.plan_write(rows, forgotten, columns[_STEP].name))
+        updates = updates._replace(keys=keys, grads=grads, of_gradients=[False] * len(keys))
+        return summed(updates), forgetting
 
     def _keys_of_step(self, table: EmbeddingTable, column: str, number: int) -> Array:
         """Returns keys (n,) int64, all that have something of a step, and maybe others."""
@@ -147,12 +153,15 @@ class AccumulatedStep(HeldStep[Any]):
     def __init__(self, step: HeldStep[Any], accumulator: Accumulator, batches: int) -> None:
         super().__init__(step.updates, step.options)
         self._step, self._accumulator, self._batches = step, accumulator, batches
+        self._forgetting: list[Action] = []
 
     def get_ready(self, is_whole: bool) -> Any:
-        total = self._accumulator.with_waiting(merged(self.updates), self.options.number)
+        total, self._forgetting = self._accumulator.with_waiting(
+            merged(self.updates), self.options.number
+        )
         means = [grads / np.float32(self._batches) for grads in total.grads]
         self._step.updates = total._replace(grads=means)
         return self._step.get_ready(is_whole)
 
     def take(self, ready: Any, extra_actions: Sequence[Action]) -> None:
-        self._step.take(ready, extra_actions)
+        self._step.take(ready, [*extra_actions, *self._forgetting])

@@ -345,8 +345,8 @@ class CheckpointPart:
             return states.read(folder, comm.rank, comm.size)
 
         dense = together(comm, values)
-        on_device(tables[0].backend, lambda: load(found.path, tables, comm))
         before = learning_rates(model)
+        on_device(tables[0].backend, lambda: load(found.path, tables, comm))
         states.assign(dense)
         self._steps = found.steps
         self._saved_every = found.steps // self._every if self._every else 0

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+
+from sok_lite.bridge.keras.data import shuffles_anew
 
 _log = logging.getLogger("sok_lite")
 
@@ -64,7 +65,7 @@ def go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
         return
     if isinstance(data, tf.data.Dataset):
         is_one = arguments.get("steps_per_epoch") is not None  # begun once, for all epochs
-        is_other = epoch > first and not is_one and not _begins_alike(data)
+        is_other = epoch > first and not is_one and shuffles_anew(data)
         instead = "Give its shuffle() a seed and reshuffle_each_iteration=False."
     else:
         is_other = bool(arguments.get("shuffle", True))
@@ -77,15 +78,3 @@ def go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
             epoch,
             instead,
         )
-
-
-def _begins_alike(data: tf.data.Dataset) -> bool:
-    """Whether a dataset gives the same first batch each time that it is begun."""
-    one, other = (
-        [each.numpy() for each in tf.nest.flatten(next(iter(data), ()), expand_composites=True)]
-        for _ in range(2)
-    )
-    return all(
-        np.array_equal(*pair, equal_nan=pair[0].dtype.kind == "f")
-        for pair in zip(one, other, strict=True)
-    )

@@ -172,6 +172,50 @@ def test_a_row_whose_gradients_sum_up_to_zero_takes_its_step():
     assert rows_of(table) == [1, 0.75, 1, 1, 1, 1]
 
 
+def test_a_sum_that_was_taken_is_of_no_later_step_with_its_number(tmp_path):
+    """As of a new optimizer, or of one whose counter was set back."""
+
+    def batches(optimizer, table, *keys):
+        for key in keys:
+            optimizer.apply_gradients([(gradient(table, [key], 1.0), table)])
+
+    table, optimizer = table_of(), made(keras.optimizers.SGD, gradient_accumulation_steps=2)
+    batches(optimizer, table, 1, 1)
+    sok.dump(tmp_path, table)
+    again = table_of()
+    sok.load(tmp_path, again)
+    batches(made(keras.optimizers.SGD, gradient_accumulation_steps=2), again, 2, 2)
+    assert rows_of(again) == [1, 0.5, 0.5, 1, 1, 1]
+    optimizer.optimizer.variables[0].assign(0)
+    batches(optimizer, table, 2, 1)
+    assert rows_of(table) == [1, 0.25, 0.75, 1, 1, 1]
+
+
+def test_a_step_is_finished_by_an_optimizer_that_knows_no_table_yet():
+    """As in a process that goes on within a step, and whose first batch has no gradient of one."""
+
+    def anew():
+        table = Table("t", DIM, "ones")
+        table(tf.constant([1]), training=True)
+        dense, optimizer = (
+            keras.Variable(0.0),
+            keras.optimizers.SGD(0.5, gradient_accumulation_steps=2),
+        )
+        optimizer.build([dense, table.variable])
+        return table, dense, optimizer
+
+    table, dense, optimizer = anew()
+    given = gradient(table.variable, [1], 1.0)
+    optimizer.apply_gradients([(tf.constant(1.0), dense), (given, table.variable)])
+    saved = table.variable.saved_tensors(), [each.numpy() for each in optimizer.variables]
+    table, dense, optimizer = anew()
+    table.variable.restore_tensors(saved[0])
+    for variable, value in zip(optimizer.variables, saved[1], strict=True):
+        variable.assign(value)
+    optimizer.apply_gradients([(tf.constant(1.0), dense), (None, table.variable)])
+    assert float(dense) == -0.5 and table.export()[1].numpy().tolist() == [[0.75] * DIM]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_batch_that_is_not_finite_is_refused_and_not_counted(bad, number):

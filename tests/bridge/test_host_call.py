@@ -50,6 +50,12 @@ def test_a_profiler_of_tensorflow_shows_a_call_by_what_it_does(tmp_path):
     assert b"A_test_in_user_id_0_" in written.read_bytes()
 
 
+def test_a_table_may_have_any_name(mode):
+    table = sok_lite.DynamicVariable(2, initializer="ones", name="größe/商品")
+    look_up = mode(lambda: tf.nn.embedding_lookup(table, [1]))
+    np.testing.assert_array_equal(look_up(), [[1.0, 1.0]])
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

@@ -188,6 +188,10 @@ def test_what_datasets_are_made_of():
         [3, 4, 5]
     ]
     assert getattr(only(shuffled), tf_private.INPUTS_OF_DATASET)() == []
+    for is_anew in (True, False):
+        once = rows.shuffle(3, reshuffle_each_iteration=is_anew)
+        assert getattr(once, tf_private.ANEW_OF_DATASET) is is_anew
+    assert getattr(shuffled, tf_private.ANEW_OF_DATASET) is True
     for name in tf_private.SEEDS_OF_DATASET:
         assert getattr(rows.shuffle(3), name) == 0  # no seed
         assert_has(tf.data.Dataset.random(), name)

@@ -571,6 +571,18 @@ def test_shard_with_equal_seeds_takes_every_row_once(comm, once):
         assert sorted(allgather(mine).numpy().ravel()) == sorted(Y.ravel())
 
 
+def test_shard_cuts_ragged_ids_and_texts(comm, once):
+    """Of what TensorFlow keeps as parts of another kind no element is looked at."""
+    ids = tf.ragged.constant([[i] * (i % 3) for i in range(12)], dtype=tf.int64)
+    texts = tf.constant([f"of {i}" for i in range(12)])
+    sharded = sok_lite.keras.shard(batched((ids, texts), 4))
+    for number, (rows, said) in enumerate(sharded):
+        own = range(4 * number, 4 * number + 4)[comm.rank :: comm.size]
+        taken = {int(each.decode().split()[1]) for each in said.numpy()}
+        assert len(taken) == len(own)
+        assert rows.to_list() == [[i] * (i % 3) for i in sorted(taken)]
+
+
 def told(model, *data, **options):
     """Trains; returns what ranks are told that train the same rows."""
     with warnings.catch_warnings(record=True) as caught:

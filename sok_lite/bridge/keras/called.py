@@ -5,6 +5,7 @@ Keras 3 keeps shapes alone, so the calls of its models are noted here.
 """
 
 import contextlib
+import threading
 import weakref
 from typing import Any
 
@@ -18,11 +19,13 @@ _ROUTED = ("training", "mask")  # what Keras gives by itself
 _called: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Models of Keras 3 that were called, with whatever it was.
 _models: weakref.WeakSet[Any] = weakref.WeakSet()
+_noting = threading.Lock()
 
 
 def noting(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a model of Keras 3, and notes the first call of each."""
-    _models.add(self)
+    with _noting:  # a loop over the set while another thread calls a model would raise
+        _models.add(self)
     if self not in _called and not is_built_by_shapes():
         # What is no structure of TensorFlow's, or no dtype, is for the model to take.
         with contextlib.suppress(TypeError, ValueError):
@@ -53,7 +56,8 @@ def called_with(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
 
 def models_of_keras_3() -> list[Any]:
     """Returns the models of Keras 3 that were called and that somebody has."""
-    return list(_models)
+    with _noting:
+        return list(_models)
 
 
 def is_built_by_shapes() -> bool:

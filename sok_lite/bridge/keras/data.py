@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.tf_private import (
+    ANEW_OF_DATASET,
     ARRAYS_OF_DATASET,
     BATCH_SIZE_OF_DATASET,
     INPUTS_OF_DATASET,
@@ -75,8 +76,10 @@ def check_alike(batches: tf.data.Dataset) -> None:
     has_order = batches.options().deterministic is not False
     has_order &= "false" not in _attributes(made_of, ORDER_OF_DATASET)
     tensors = tf.nest.flatten(_attributes(made_of, ARRAYS_OF_DATASET))
-    # Of texts some are paths of files, which may differ.
-    arrays = [each for each in tensors if np.dtype(each.dtype.as_numpy_dtype).kind != "O"]
+    # Of texts some are paths of files, which may differ; parts of ragged and sparse ones are none.
+    arrays = [
+        each for each in tensors if each.dtype.is_numpy_compatible and each.dtype != tf.string
+    ]
     facts = (
         *(_crc(batches.element_spec), int(batches.cardinality()), _crc(sizes), _crc(seeds)),
         *(int((0, 0) in seeds), int(not has_order), int(fingerprint(*_samples(arrays))[0])),
@@ -118,6 +121,11 @@ def check_alike(batches: tf.data.Dataset) -> None:
             )
 
 
+def shuffles_anew(dataset: Any) -> bool:
+    """Whether a dataset has another order each time that it is begun."""
+    return any(_attributes(list(_made_of(dataset)), ANEW_OF_DATASET))
+
+
 def _made_of(dataset: Any) -> Iterator[Any]:
     """Yields a dataset and those that it is made of."""
     yield dataset
@@ -155,11 +163,15 @@ def fingerprint(*arrays: np.ndarray) -> np.ndarray:
     """
     digest, most = hashlib.blake2b(digest_size=7), 0
     for array in arrays:
-        rows = array.tolist() if array.dtype == object else None
         digest.update(repr((array.dtype.str, array.shape)).encode())
-        digest.update(array.tobytes() if rows is None else repr(rows).encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
         if array.ndim:
-            most = max(most, len(set(map(repr, array[:_SAMPLE].tolist()))))
+            some = array[:_SAMPLE]
+            if array.dtype == object:
+                rows = set(map(repr, some.tolist()))
+            else:
+                rows = {row.tobytes() for row in some}
+            most = max(most, len(rows))
     return np.array([int.from_bytes(digest.digest(), "little"), most], np.int64)
 
 

@@ -96,7 +96,8 @@ def _ids_of(taken: Any, value: Any) -> Any:
     below = _whole_below(value.dtype.as_numpy_dtype)
     ids = tf.cast(value, taken.dtype)
     is_id = (tf.cast(ids, value.dtype) == value) & (tf.abs(value) < below)
-    text, wrong = _refusal(taken, value.dtype.name, below), tf.boolean_mask(value, ~is_id)
+    wrong = tf.reshape(value, [-1])[~tf.reshape(is_id, [-1])]
+    text = _refusal(taken, value.dtype.name, below)
     if not tf.executing_eagerly():
         check = tf.debugging.Assert(tf.reduce_all(is_id), [f"{text} Received:", wrong[:1]])
         with tf.control_dependencies([check]):

@@ -77,11 +77,15 @@ def dense_part(optimizer: Any) -> Iterator[None]:
         _of_thread.optimizer = outer
 
 
-def accumulates(optimizer: Any) -> bool:
-    """Whether tables have a part in a step of an optimizer that has no gradient of them."""
+def accumulates(optimizer: Any, lists_tables: bool = False) -> bool:
+    """Whether tables have a part in a step of an optimizer that has no gradient of them.
+
+    Args:
+      lists_tables: whether tables are among its variables, which it then need not know.
+    """
     inner = inner_of(optimizer)
     is_part = getattr(_of_thread, "optimizer", None) is inner
-    return not is_part and num_batches(inner) > 1 and inner in _all
+    return not is_part and num_batches(inner) > 1 and (lists_tables or inner in _all)
 
 
 def check_accumulates(optimizer: Any, family: Family) -> None:

@@ -90,7 +90,8 @@ def take_step(
         return dense_step(optimizer, pairs, **options)
     warn_of_untrained(pairs, family_of(optimizer))
     ours = [pair for pair in pairs if pair[0] is not None and is_ours(pair[1], optimizer)]
-    if not ours and not counts_all(optimizer) and not accumulates(optimizer):
+    has_part = counts_all(optimizer) or accumulates(optimizer, len(dense) < len(pairs))
+    if not ours and not has_part:
         return dense_step(optimizer, over_ranks(optimizer, dense), **options)
     pairs = [
         (grad, variable.trained_as if isinstance(variable, TableVariable) else variable)

@@ -49,12 +49,12 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     Raises:
       ValueError: the path is no local one. OSError: it cannot be written.
     """
-    path = os.path.realpath(local_path(path))
+    path = local_path(path)
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal
         with open(path, "wb") as file:
             file.write(data)
         return
-    with in_place_of(path) as new, open(new, "xb") as file:
+    with in_place_of(os.path.realpath(path)) as new, open(new, "xb") as file:
         file.write(data)
 
 

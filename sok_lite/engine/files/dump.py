@@ -140,11 +140,22 @@ def begin(
     folder, since = os.path.abspath(path), time.monotonic()
     wait_for_pending(comm, folder)
     give_up_others(comm, folder)
-    lock = together(comm, lambda: manifest.lock(folder) if comm.rank == 0 else None)
-    mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
-    data = "data-" + comm.broadcast(mine).tobytes().hex()
+    locks: list[Lock | None] = [None]
+
+    def lock() -> None:
+        if comm.rank == 0:
+            locks[0] = manifest.lock(folder)
+
+    try:
+        together(comm, lock)
+        mine = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8)
+        data = "data-" + comm.broadcast(mine).tobytes().hex()
+    except BaseException:
+        if locks[0] is not None:
+            locks[0].release()
+        raise
     before: Mapping[str, Shard] = {}
-    begun = Begun(folder, data, items, [], comm, dict(extra or {}), before, {}, since, lock)
+    begun = Begun(folder, data, items, [], comm, dict(extra or {}), before, {}, since, locks[0])
     try:
         if incremental:
             names = [item.table.name for item in items]

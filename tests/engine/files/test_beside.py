@@ -111,6 +111,11 @@ def test_a_file_keeps_its_mode_and_its_link(tmp_path):
     assert (tmp_path / "there").stat().st_mode & 0o777 == 0o600
     beside.write_file("/dev/null", b"new")
     assert not Path("/dev/null").is_file()
+    reader, writer = os.pipe()
+    beside.write_file(f"/dev/fd/{writer}", b"new")
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        assert pipe.read() == b"new"
 
 
 def test_what_a_killed_process_has_left_goes_and_nothing_else(tmp_path):
