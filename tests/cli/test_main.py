@@ -24,7 +24,7 @@ COMMAND = [sys.executable, "-m", "sok_lite"]
 ENV = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
-# Reads no file of a checkpoint to its end.
+# Reads the manifest of a checkpoint, and no other file of it to its end.
 WAITS = """
 import sys
 import time
@@ -32,7 +32,10 @@ import time
 from sok_lite.cli.main import entry
 from sok_lite.engine.files import manifest, shard
 
-shard.open_file = lambda path: time.sleep(600)
+opened = shard.open_file
+shard.open_file = lambda path: (
+    opened(path) if path.endswith(manifest.NAME) else time.sleep(600)
+)
 sys.exit(entry())
 """
 
