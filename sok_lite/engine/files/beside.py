@@ -5,6 +5,7 @@ by the next that writes there, what another one is writing and what is not ours 
 """
 
 import ctypes
+import errno
 import os
 import re
 import secrets
@@ -54,7 +55,10 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
         with open(path, "wb") as file:
             file.write(data)
         return
-    with in_place_of(os.path.realpath(path)) as new, open(new, "xb") as file:
+    path = os.path.realpath(path)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    with in_place_of(path) as new, open(new, "xb") as file:
         file.write(data)
 
 
