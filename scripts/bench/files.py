@@ -31,8 +31,7 @@ import numpy as np
 from scripts.bench.common.measuring import backends, num_threads, result
 from sok_lite.backend import Backend
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine.files.background import dump_in_background
-from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.initializer_spec import make_initializer

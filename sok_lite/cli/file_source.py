@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, key_dtype, row_dtype
-from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES, open_file
 from sok_lite.engine.files.source import About, Column, Source, column_of, columns_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import numpy as np
 
 from sok_lite.cli.wrapped import Wrapped
-from sok_lite.engine.files import bar
+from sok_lite.engine.files import progress
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.source import Source, columns_of
 
@@ -23,8 +23,8 @@ def progress_bar(what: str, total: int, is_wanted: bool) -> Iterator[Add]:
       total: bytes that there are.
       is_wanted: by the user.
     """
-    is_shown = bar.checked_progress(None if is_wanted else False, rank=0)
-    with bar.progress_bar(is_shown, what) as report:
+    is_shown = progress.checked_progress(None if is_wanted else False, rank=0)
+    with progress.progress_bar(is_shown, what) as report:
         yield Progress(report, total).add
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.engine.dtypes import key_dtype
-from sok_lite.engine.files.manifest_facts import Shard, TableFacts, TextFile, path_of
+from sok_lite.engine.files.manifest import Shard, TableFacts, TextFile, path_of
 from sok_lite.engine.files.rewriting import owner_rule
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader, open_file

@@ -18,8 +18,13 @@ from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
-from sok_lite.engine.files.key_value_files import StoredShard, open_shards, write_shard
-from sok_lite.engine.files.key_value_layout import Layout, make_layout
+from sok_lite.engine.files.key_value_files import (
+    Layout,
+    StoredShard,
+    make_layout,
+    open_shards,
+    write_shard,
+)
 from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
 from sok_lite.engine.table.exclusive import alone
 

@@ -16,10 +16,16 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
-from sok_lite.engine.files.key_value_files import checksums, open_shards, write_shard
-from sok_lite.engine.files.key_value_layout import make_layout
+from sok_lite.engine.files.key_value_files import (
+    checksums,
+    make_layout,
+    open_shards,
+    read_states,
+    states_path,
+    write_shard,
+    write_states,
+)
 from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
-from sok_lite.engine.files.key_value_states import read_states, states_path, write_states
 from sok_lite.engine.table.content import Content, restore
 from sok_lite.engine.table.content_parts import concatenate, owned_by
 from sok_lite.engine.table.exclusive import alone

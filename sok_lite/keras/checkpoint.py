@@ -21,8 +21,7 @@ from sok_lite.bridge.keras import held
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.failure import together
-from sok_lite.engine.files.background import BackgroundDump, dump_in_background
-from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.dump import BackgroundDump, dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.local_path import local_path
 from sok_lite.keras import checkpoints

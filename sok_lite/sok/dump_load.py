@@ -23,11 +23,11 @@ from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.static_part import VariableRows
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.changes import changes_since
-from sok_lite.engine.files.background import BackgroundDump, dump_in_background
-from sok_lite.engine.files.bar import checked_progress, progress_bar
+from sok_lite.engine.files.dump import BackgroundDump, dump_in_background
 from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.item import Named
 from sok_lite.engine.files.load import load as engine_load
+from sok_lite.engine.files.progress import checked_progress, progress_bar
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.optimizer import wrapper_of
 from sok_lite.sok.static_variable import FixedVariable

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sok_lite.engine.files import beside
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, loaded, run
 from tests.support.failing_calls import FailingCalls
 from tests.support.filled_tables import KINDS

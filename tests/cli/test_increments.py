@@ -8,9 +8,8 @@ import pytest
 from scripts.bench.common.row_steps import ensure_state
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
-from sok_lite.engine.files.source import columns_of
+from sok_lite.engine.files.source import checkpoint_sources, columns_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
 from tests.support.filled_tables import KINDS, rows_of, some_keys
 from tests.support.helpers import new_table

@@ -267,7 +267,7 @@ def test_a_bar_ends_at_all_bytes(tmp_path, monkeypatch, arguments):
     monkeypatch.setattr(tqdm, "tqdm", Bar)
     dumped("c", 50)
     dumped("c2", 5)
-    monkeypatch.setattr("sok_lite.engine.files.bar.checked_progress", lambda *_, **__: True)
+    monkeypatch.setattr("sok_lite.engine.files.progress.checked_progress", lambda *_, **__: True)
     fine(*arguments.split())
     (bar,) = bars
     assert bar.n == bar.total > 0

@@ -12,7 +12,7 @@ import pytest
 
 from sok_lite.cli.importers import sok, tfra_files
 from sok_lite.cli.main import main
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
+from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.importers.arrays import whole
 from tests.cli.recorded import CASES, FOLDER, expected_rows, rows_of
 from tests.cli.test_tfplus import DAY, part, write

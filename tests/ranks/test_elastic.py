@@ -8,7 +8,7 @@ import pytest
 
 from sok_lite.comm import launched_ranks
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
+from sok_lite.engine.files.source import checkpoint_sources
 from tests.support.rank_jobs import run_job
 
 pytestmark = [

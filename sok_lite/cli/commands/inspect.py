@@ -9,7 +9,7 @@ from sok_lite.cli.arguments import add_reading
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.manifest_facts import Manifest, TableFacts
+from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.reports.text import counted
 

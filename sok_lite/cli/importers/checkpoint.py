@@ -4,10 +4,9 @@ import os
 from collections.abc import Sequence
 
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.shard import open_file
-from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.source import Source, checkpoint_sources
 
 # A checkpoint takes the place of another in one piece.
 REPLACES_ITSELF = True

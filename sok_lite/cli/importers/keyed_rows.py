@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
-from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import CHUNK_BYTES
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.table.content_parts import one_of_each

@@ -11,14 +11,16 @@ from typing import Any
 from sok_lite.cli.file_source import Stored, raw_rows
 from sok_lite.cli.named import ABOUT, about_text, named_columns, reader, shape_of
 from sok_lite.cli.wrapped import only_one
-from sok_lite.engine.files.safetensors_header import (
+from sok_lite.engine.files.shard import (
+    CHUNK_BYTES,
     LENGTH_BYTES,
     MAX_HEADER_BYTES,
+    ShardWriter,
     Tensor,
     distinct,
     dtype_of,
+    open_file,
 )
-from sok_lite.engine.files.shard import CHUNK_BYTES, ShardWriter, open_file
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.json_text import parsed
 

@@ -37,7 +37,7 @@ from sok_lite.cli.importers.sok_header import (
 )
 from sok_lite.cli.options import initial_values
 from sok_lite.cli.sorted_file import Places, write_sorted
-from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, "_"))

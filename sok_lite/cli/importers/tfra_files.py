@@ -2,7 +2,7 @@
 
 They have no header. What they hold must be said; rows' length follows from their sizes. Files that
 this package has written have a third one, `<base>-meta.json`, that says it all, and the optimizer
-states in a file for each process, which engine/files/key_value_states.py describes.
+states in a file for each process, which engine/files/key_value_files.py describes.
 """
 
 import os
@@ -16,20 +16,22 @@ from sok_lite.cli.importers.per_table import chosen, dim_of_table, of_table
 from sok_lite.cli.importers.tfra_slots import with_slots
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.key_value_files import (
+    Layout,
     StoredShard,
     checksums,
     described,
+    make_layout,
     open_shards,
+    read_states,
+    states_path,
     write_shard,
 )
-from sok_lite.engine.files.key_value_layout import Layout, make_layout
 from sok_lite.engine.files.key_value_names import (
     ShardPlace,
     bases_by_prefix,
     file_prefix,
     find_shards,
 )
-from sok_lite.engine.files.key_value_states import read_states, states_path
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.state_columns import State, states_of

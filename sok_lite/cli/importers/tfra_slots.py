@@ -13,7 +13,7 @@ import numpy as np
 
 from sok_lite.cli.importers.keyed_rows import Keyed, KeyedSource
 from sok_lite.cli.options import initial_values
-from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.table.state_columns import State
 

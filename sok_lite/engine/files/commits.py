@@ -7,8 +7,12 @@ on all ranks, are in the memory of every rank.
 A commit has two steps, so that a complete one exists whenever ranks die. Each rank stages it,
 beside the previous one; when all have, each settles it. So if any rank has settled a commit, all
 have staged it, and if none has, all still have the previous one.
+
+Contents of tables travel as one message: the length of a JSON text, the text, which describes the
+arrays, and then the arrays, each from a multiple of 8 bytes on.
 """
 
+import itertools
 import json
 import os
 import secrets
@@ -24,7 +28,6 @@ from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.content_message import WORD, as_message, from_message
 from sok_lite.engine.files.dump import checked_items, dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
@@ -34,9 +37,14 @@ from sok_lite.engine.table.content import Content, as_saved, take
 from sok_lite.engine.table.content_parts import owned_by, owns
 from sok_lite.engine.table.exclusive import alone, holding
 from sok_lite.engine.table.restoring import plan_restore, publish_restored
+from sok_lite.engine.table.state_columns import State
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"
+
+# Rows of a message have as many bytes, so that their number fits into 31 bits.
+_WORD = np.dtype((np.int64, (8,)))
+_ALIGNED = 8
 
 
 class Commit(NamedTuple):
@@ -152,9 +160,9 @@ class Commits:
         mine = keeper[comm.rank]
         kept = {comm.rank: own}
         if mine is not None:
-            received = _exchange(comm, {mine: as_message(dict(enumerate(own)))})
+            received = _exchange(comm, {mine: _as_message(dict(enumerate(own)))})
             kept |= {
-                rank: list(from_message(message).values()) for rank, message in received.items()
+                rank: list(_from_message(message).values()) for rank, message in received.items()
             }
         return kept
 
@@ -193,9 +201,9 @@ class Commits:
     ) -> list[Action]:
         def messages() -> dict[int, np.ndarray]:
             if size == comm.size:  # as it was, with the places in the index
-                return {rank: as_message({rank: part}) for rank, part in parts.items()}
+                return {rank: _as_message({rank: part}) for rank, part in parts.items()}
             return {
-                rank: as_message({of: owned_by(part, are_own) for of, part in parts.items()})
+                rank: _as_message({of: owned_by(part, are_own) for of, part in parts.items()})
                 for rank in range(comm.size)
                 for are_own in (owns(table, rank, comm.size),)
                 if parts
@@ -204,7 +212,7 @@ class Commits:
         received = _exchange(comm, together(comm, messages))
         found: dict[int, Content] = {}
         for message in received.values():
-            found |= from_message(message)
+            found |= _from_message(message)
         return together(comm, partial(_plan_restore_parts, table, found))
 
 
@@ -251,7 +259,7 @@ def _machine() -> int:
 
 def _exchange(comm: Communicator, messages: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     """Sends a message to some ranks; returns the received ones by rank. Every rank must call it."""
-    none = np.empty(0, WORD)
+    none = np.empty(0, _WORD)
     rows = [messages.get(rank, none) for rank in range(comm.size)]
     splits = np.array([len(message) for message in rows], np.int64)
     received = comm.alltoallv(np.concatenate(rows), splits, call="parts")
@@ -306,3 +314,64 @@ def broadcast_bytes(comm: Communicator, data: bytes, root: int) -> bytes:
     length = int(comm.broadcast(np.array([len(data)], np.int64), root)[0])
     mine = np.frombuffer(data, np.uint8) if comm.rank == root else np.zeros(length, np.uint8)
     return comm.broadcast(mine, root).tobytes()
+
+
+def _as_message(contents: Mapping[int, Content]) -> np.ndarray:
+    """Returns contents by number as (n,) of `_WORD`."""
+    about, arrays = [], []
+    for number, content in contents.items():
+        columns, pending = dict(content.columns), dict(content.pending)
+        its = [content.keys, content.values, *(state.rows for state in content.states)]
+        its += [*columns.values(), content.pending_keys, *pending.values()]
+        arrays += its
+        about.append(
+            {
+                "number": number,
+                "arrays": [(array.dtype.str, array.shape) for array in its],
+                "states": [(s.name, s.dim, s.initial, s.group) for s in content.states],
+                "columns": list(columns),
+                "sighted": list(pending),
+                "facts": dict(content.facts),
+            }
+        )
+    text = json.dumps(about).encode()
+    head = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+    begins = [0, *itertools.accumulate(_pad(each.nbytes) for each in [head, *arrays])]
+    message = np.zeros(-(-begins[-1] // _WORD.itemsize), _WORD)
+    flat = message.reshape(-1).view(np.uint8)
+    for begin, array in zip(begins, [head, *arrays], strict=False):
+        flat[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return message
+
+
+def _from_message(message: np.ndarray) -> dict[int, Content]:
+    """Returns the contents of a message, whose memory they use."""
+    flat = message.reshape(-1).view(np.uint8)
+    end = 8 + int(flat[:8].view("<i8")[0])
+    contents = {}
+    begin = _pad(end)
+    for about in json.loads(flat[8:end].tobytes()):
+        arrays = []
+        for dtype, shape in about["arrays"]:
+            whole = np.ndarray(shape, dtype, flat, begin)
+            arrays.append(whole)
+            begin += _pad(whole.nbytes)
+        contents[about["number"]] = _content(about, iter(arrays))
+    return contents
+
+
+def _content(about: Mapping[str, Any], arrays: Any) -> Content:
+    # In the order in which `_as_message` lists them.
+    keys, values = next(arrays), next(arrays)
+    states = [
+        State(name, dim, initial, next(arrays), group)
+        for name, dim, initial, group in about["states"]
+    ]
+    columns = {name: next(arrays) for name in about["columns"]}
+    pending_keys = next(arrays)
+    pending = {name: next(arrays) for name in about["sighted"]}
+    return Content(keys, values, states, columns, pending_keys, pending, about["facts"])
+
+
+def _pad(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNED) * _ALIGNED

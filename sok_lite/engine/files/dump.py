@@ -1,18 +1,29 @@
-"""Writing a checkpoint: several tables, on all ranks, into one folder.
+"""Writing a checkpoint: several tables, on all ranks, into one folder; also in the background.
 
 The folder has a manifest and, for each dump, a folder of files. A dump writes its files beside
 those of the previous one, then replaces the manifest atomically, and only then removes old files
 that the new manifest does not name: an increment names those that it continues. So whenever a dump
 ends, however it ends, the folder has a complete checkpoint: the old one, or the new one. Files of
 an interrupted dump are never read, and the next dump removes them.
+
+A background dump goes on while the tables are in use again. Each rank copies its part of the tables
+to the host under their locks, and a thread writes the copy. So the host needs memory for the whole
+content of the tables, which is freed as it is written, and the tables are locked for as long as the
+copy takes. The thread makes no collective call, which could interleave with those of the program:
+the ranks agree in `wait`, which all of them call.
 """
 
+import atexit
 import json
 import os
 import secrets
 import shutil
+import sys
+import threading
 import time
+import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,11 +43,10 @@ from sok_lite.engine.files.item import (
     tables_of,
 )
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts
-from sok_lite.engine.files.pending import give_up_others, wait_for_pending
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.shard_content import ShardContent, write_part
+from sok_lite.engine.files.table_file import ShardContent, copied, write_part
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable
@@ -47,6 +57,12 @@ from sok_lite.engine.work_done import DUMPS
 T = TypeVar("T")
 
 _TOKEN_BYTES = 8
+
+# By folder, of a connection of ranks. They make and finish them together, so that they have the
+# same ones; ranks that were connected anew have none.
+_pending: "weakref.WeakKeyDictionary[Communicator, dict[str, BackgroundDump]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def dump(
@@ -89,15 +105,15 @@ def dump(
       BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    begun = begin(path, tables, comm, extra, incremental, prepare)
+    begun = _begin(path, tables, comm, extra, incremental, prepare)
 
     def write(parts: list[ShardContent]) -> list[Shard]:
-        return write_parts(begun, parts, chunk_bytes, report)
+        return _write_parts(begun, parts, chunk_bytes, report)
 
-    finish(begun, lambda: with_parts(begun, chunk_bytes, write))
+    _write_and_publish(begun, lambda: _with_parts(begun, chunk_bytes, write))
 
 
-class Begun(NamedTuple):
+class _Begun(NamedTuple):
     """A dump that all ranks have begun.
 
     Attributes:
@@ -125,21 +141,21 @@ class Begun(NamedTuple):
     lock: Lock | None
 
 
-def begin(
+def _begin(
     path: str | os.PathLike[str],
     tables: Sequence[Named],
     comm: Communicator,
     extra: Mapping[str, Any] | None,
     incremental: bool,
     prepare: Callable[[], None] | None = None,
-) -> Begun:
+) -> _Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
     path = together(comm, lambda: local_path(path))
     items = checked_items(tables, comm, {"path": path, "incremental": incremental}, "dump")
     refuse_keys_on_several_ranks(keyed_tables_of(items), comm, "A dump")
     folder, since = os.path.abspath(path), time.monotonic()
     wait_for_pending(comm, folder)
-    give_up_others(comm, folder)
+    _give_up_others(comm, folder)
     locks: list[Lock | None] = [None]
 
     def lock() -> None:
@@ -155,7 +171,7 @@ def begin(
             locks[0].release()
         raise
     before: Mapping[str, Shard] = {}
-    begun = Begun(folder, data, items, [], comm, dict(extra or {}), before, {}, since, locks[0])
+    begun = _Begun(folder, data, items, [], comm, dict(extra or {}), before, {}, since, locks[0])
     try:
         if incremental:
             names = [item.table.name for item in items]
@@ -171,12 +187,12 @@ def begin(
         if prepare is not None:
             prepare()
     except BaseException:
-        end(begun)
+        _end(begun)
         raise
     return begun._replace(tables=facts, before=before, texts=texts)
 
 
-def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
+def _write_and_publish(begun: _Begun, write: Callable[[], list[Shard]]) -> None:
     """Writes and publishes the checkpoint; if a rank fails the old one stays. Every rank calls it.
 
     Args:
@@ -190,17 +206,17 @@ def finish(begun: Begun, write: Callable[[], list[Shard]]) -> None:
         num_bytes = sum(file.num_bytes for file in new)
         DUMPS.add(time.monotonic() - begun.since, num_bytes, time.time())
     finally:
-        end(begun)
+        _end(begun)
 
 
-def end(begun: Begun) -> None:
+def _end(begun: _Begun) -> None:
     """Removes files that belong to no checkpoint, once no rank writes any more."""
     if begun.lock is not None:
         sweep(begun.folder, begun.data)
         begun.lock.release()
 
 
-def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[ShardContent]], T]) -> T:
+def _with_parts(begun: _Begun, chunk_bytes: int, function: Callable[[list[ShardContent]], T]) -> T:
     """Calls a function with the parts that this rank has to write, under the locks of the tables.
 
     Args:
@@ -217,8 +233,8 @@ def with_parts(begun: Begun, chunk_bytes: int, function: Callable[[list[ShardCon
     return holding(tables_of(begun.items), lambda: function(list(map(part, begun.items))))
 
 
-def write_parts(
-    begun: Begun, parts: Sequence[ShardContent], chunk_bytes: int, report: Report | None = None
+def _write_parts(
+    begun: _Begun, parts: Sequence[ShardContent], chunk_bytes: int, report: Report | None = None
 ) -> list[Shard]:
     """Writes and syncs this rank's parts of a checkpoint to disk. It does not communicate."""
     progress = Progress(report, sum(part.num_bytes for part in parts))
@@ -274,7 +290,7 @@ def _gather_shards(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]
     return [manifest.shards_from_text(part.tobytes()) for part in gathered.by_rank()]
 
 
-def _publish(begun: Begun, by_rank: list[list[Shard]]) -> None:
+def _publish(begun: _Begun, by_rank: list[list[Shard]]) -> None:
     if begun.comm.rank != 0:
         return
     tables = {
@@ -323,3 +339,201 @@ def sweep(folder: str, data: str) -> None:
         doomed = [name for name in doomed if name not in used]
     for name in doomed:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+class BackgroundDump:
+    """A dump that is being written. `dump_in_background` makes it.
+
+    The process does not end before this rank's files are written. If the system cannot start a
+    thread, the files are written at once.
+    """
+
+    def __init__(self, begun: _Begun, parts: list[ShardContent], chunk_bytes: int) -> None:
+        self._begun, self._is_over, self._process = begun, False, os.getpid()
+        self._shards: list[Shard] | None = None
+        self._failure: BaseException | None = self._interruption()
+        # Not a daemon, whoever makes it: the interpreter waits for it.
+        name, arguments = f"dump into {begun.folder}", (parts, chunk_bytes)
+        self._thread = threading.Thread(None, self._write, name, arguments, daemon=False)
+
+    def _start(self) -> None:
+        _add_pending(self._begun.comm, self._begun.folder, self)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no further thread: the caller's own writes
+            self._thread.run()
+
+    def _write(self, parts: list[ShardContent], chunk_bytes: int) -> None:
+        try:
+            self._shards, self._failure = _write_parts(self._begun, parts, chunk_bytes), None
+        except BaseException as error:
+            self._failure = error
+            # Else what was not written stays in memory as long as somebody has the error.
+            parts.clear()
+            traceback.clear_frames(error.__traceback__)
+        if self._begun.comm.size == 1:
+            self._finish()
+
+    @property
+    def done(self) -> bool:
+        """Whether this rank's part has ended, successfully or not: `wait` then waits for other
+        ranks at most."""
+        return not self._thread.is_alive()
+
+    @property
+    def path(self) -> str:
+        """The path of the folder."""
+        return self._begun.folder
+
+    def wait(self) -> None:
+        """Waits until the dump is over on all ranks. Every rank must call it; it returns together.
+
+        With one rank the checkpoint is there as soon as it is written, with several when all have
+        called this. The next dump into the folder, or load from it, does so first.
+
+        Raises:
+          OSError: a rank cannot write its files; the old checkpoint is as it was. All ranks raise
+            the same, and so does every further call.
+          RuntimeError: this process was forked from the one whose dump it is.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"The dump into {self.path} goes on in the process that this one was forked from. "
+                "Wait for it there."
+            )
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
+        if not self._is_over:
+            self._finish()
+        _remove_pending(self._begun.comm, self._begun.folder, self)
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def rank(self) -> int:
+        """The rank that it is on."""
+        return self._begun.comm.rank
+
+    def give_up(self) -> None:
+        """Ends it without a checkpoint, where the ranks do not agree any more."""
+        if not self._is_over:
+            self._is_over = True
+            self._failure = RuntimeError(
+                f"The dump into {self.path} was given up: other ranks of this process dump there."
+            )
+            _end(self._begun)
+
+    def _finish(self) -> None:
+        failure, self._failure = self._failure, self._interruption()
+        self._is_over = True
+        try:
+            _write_and_publish(self._begun, lambda: self._written(failure))
+        except BaseException as error:
+            self._failure = error
+        else:
+            self._failure = None
+            _remove_pending(self._begun.comm, self._begun.folder, self)
+
+    def _interruption(self) -> RuntimeError:
+        return RuntimeError(f"The dump into {self.path} was interrupted.")
+
+    def _written(self, failure: BaseException | None) -> list[Shard]:
+        if failure is not None:
+            raise failure
+        assert self._shards is not None
+        return self._shards
+
+    def why_unfinished(self) -> str:
+        """Returns why the dump is not complete, for a warning when the process ends."""
+        if self._failure is not None:
+            return f"{type(self._failure).__name__}: {self._failure}"
+        return (
+            "its files were written, but the ranks have not agreed. The checkpoint before it is "
+            "there still. Call wait() on all ranks."
+        )
+
+
+def dump_in_background(
+    path: str | os.PathLike[str],
+    tables: Sequence[Named],
+    comm: Communicator,
+    extra: Mapping[str, Any] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    incremental: bool = False,
+    prepare: Callable[[], None] | None = None,
+) -> BackgroundDump:
+    """Begins a dump of the present content of tables. Every rank must call it; it returns together.
+
+    The arguments are those of `dump`.
+
+    Raises:
+      TypeError: an item is no table with keys of its own.
+      ValueError: the path is no local one, a name repeats, a rank has other tables, or a key has
+        rows on several ranks.
+      RuntimeError: another thread has restored a table meanwhile.
+      BlockingIOError: another dump writes into the folder; of several ranks an OSError.
+      OSError: the folders cannot be made. The old checkpoint is as it was.
+      MemoryError: a rank has no memory for a copy of its part. The old checkpoint is as it was.
+      Later failures are raised by `wait`.
+    """
+    begun = _begin(path, tables, comm, extra, incremental, prepare)
+    try:
+        parts = together(comm, lambda: _with_parts(begun, chunk_bytes, _copies))
+    except BaseException:
+        _end(begun)
+        raise
+    made = BackgroundDump(begun, parts, chunk_bytes)
+    made._start()  # from here on it ends itself, whatever interrupts the caller
+    return made
+
+
+def _copies(parts: list[ShardContent]) -> list[ShardContent]:
+    return [copied(part) for part in parts]
+
+
+def _add_pending(comm: Communicator, folder: str, dump: BackgroundDump) -> None:
+    """Registers a dump that has begun."""
+    _pending.setdefault(comm.connection, {})[os.path.realpath(folder)] = dump
+
+
+def _remove_pending(comm: Communicator, folder: str, dump: BackgroundDump) -> None:
+    """Removes a dump that has ended; another one may be registered by then."""
+    dumps, path = _pending.get(comm.connection, {}), os.path.realpath(folder)
+    if dumps.get(path) is dump:
+        del dumps[path]
+
+
+def wait_for_pending(comm: Communicator, folder: str) -> None:
+    """Waits for the background dump into a folder, if there is one. Every rank must call it.
+
+    Raises:
+      OSError: that dump has failed; or any other error of it.
+    """
+    dump = _pending.get(comm.connection, {}).get(os.path.realpath(folder))
+    if dump is not None:
+        dump.wait()
+
+
+def _give_up_others(comm: Communicator, folder: str) -> None:
+    """Gives up a dump into a folder that this rank has written when it was connected before.
+
+    The ranks of then cannot agree any more, and it would keep the folder locked.
+    """
+    path = os.path.realpath(folder)
+    for connection, dumps in list(_pending.items()):
+        dump = None if connection is comm.connection else dumps.get(path)
+        if dump is not None and dump.done and dump.rank == comm.rank:  # ranks may be threads
+            del dumps[path]
+            dump.give_up()
+
+
+def _at_exit() -> None:
+    for dumps in list(_pending.values()):
+        for folder, dump in dumps.items():
+            text = f"The background dump into {folder} was not finished: {dump.why_unfinished()}"
+            print(text, file=sys.stderr, flush=True)
+
+
+atexit.register(_at_exit)
+# A forked child has no thread that writes.
+os.register_at_fork(after_in_child=_pending.clear)

@@ -13,7 +13,7 @@ import numpy as np
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts, path_of
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import Dumped, plan_remember, recalled

@@ -8,12 +8,11 @@ from typing import Any, TypeAlias
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files.increment import plan_remember_file
-from sok_lite.engine.files.manifest_facts import Shard, TableFacts
+from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.reading import saved_in
+from sok_lite.engine.files.saved_file import saved_in
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.shard_content import ShardContent
-from sok_lite.engine.files.table_file import part_of
+from sok_lite.engine.files.table_file import ShardContent, part_of
 from sok_lite.engine.files.text_file import texts_in
 from sok_lite.engine.optimizer_states import drop_orphaned_states
 from sok_lite.engine.static_table import AnyTable

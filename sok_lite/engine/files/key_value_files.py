@@ -1,4 +1,4 @@
-"""TFRA's files of keys and values, and a third one that describes them.
+"""TFRA's files of keys and values, and two more of ours: what they hold, and optimizer states.
 
 A shard is three files; `key_value_names` has the bases of their names:
 
@@ -14,33 +14,96 @@ checksums included; files without it, as TFRA leaves them, are what their reader
 
 New files take their names when they are complete, the third one last. A process that is killed
 in between, or while it appends, leaves files that do not agree with the third, which are refused.
+
+What these lack, optimizer states, `last_seen` and scores, a process writes into one file beside its
+shards, an .npz of NumPy arrays that is named
+
+    <variable>_rank<r>_size<s>-states.npz
+
+It has the tensors of bridge/checkpoint.py but for keys and values, in ascending order of the keys,
+its texts as bytes of UTF-8, and `checksums`: the CRC-32 of the keys and of the values of each
+shard, which tell it from that of another save.
 """
 
 import contextlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from sok_lite.engine.files.growing_file import GrowingFile
-from sok_lite.engine.files.key_value_layout import Layout, make_layout
 from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
-from sok_lite.engine.files.shard import open_file, read_whole
+from sok_lite.engine.files.shard import open_file, read_arrays, read_whole
 from sok_lite.engine.json_text import parsed
+
+_KEY_DTYPES = {"int64": "<i8", "int32": "<i4"}
+_VALUE_DTYPES = {
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "float64": "<f8",
+    "int8": "<i1",
+    "int32": "<i4",
+    "int64": "<i8",
+}
 
 BUFFER_SIZE = 4194304  # keys at a time, as TFRA
 
-STATES = "-states.npz"  # the file of key_value_states
+STATES = "-states.npz"  # the file of optimizer states
 
 _MOST_META_BYTES = 1 << 20  # of a third file, which has a few hundred and the variable's name
 _FORMAT = {"format": "sok_lite keys and values", "version": 1}
 _FIELDS = ("name", "key_dtype", "value_dtype", "dim")
+
+
+class Layout(NamedTuple):
+    """The content of a variable's files: types and sizes. `make_layout` checks one.
+
+    Attributes:
+      name: of the variable.
+      key_dtype, value_dtype: names of types.
+      dim: elements of a row.
+    """
+
+    name: str
+    key_dtype: str
+    value_dtype: str
+    dim: int
+
+    @property
+    def key_storage(self) -> np.dtype:
+        """NumPy's dtype of the keys in the file."""
+        return np.dtype(_KEY_DTYPES[self.key_dtype])
+
+    @property
+    def value_storage(self) -> np.dtype:
+        """NumPy's dtype of the rows' elements in the file: uint16 for bfloat16."""
+        return np.dtype(_VALUE_DTYPES[self.value_dtype])
+
+
+def make_layout(name: str, key_dtype: str, value_dtype: str, dim: int) -> Layout:
+    """Returns the layout of a variable's files.
+
+    Raises:
+      ValueError: files of this kind cannot hold such keys or rows.
+    """
+    for what, dtype, known in (
+        ("keys", key_dtype, _KEY_DTYPES),
+        ("values", value_dtype, _VALUE_DTYPES),
+    ):
+        if dtype not in known:
+            raise ValueError(
+                f"Files of keys and values hold {what} of {', '.join(known)}, of variable "
+                f"{name!r} too. Received: {dtype!r}. Save it in TensorFlow's checkpoint instead."
+            )
+    if dim < 1:
+        raise ValueError(f"A row of variable {name!r} has at least one element. Received: {dim}.")
+    return Layout(name, key_dtype, value_dtype, int(dim))
 
 
 @dataclass(frozen=True)
@@ -323,3 +386,104 @@ def _old_crc(shard: StoredShard | None, what: str) -> int | None:
     if shard is None:
         return None
     return _crc_of(f"{shard.base}-{what}") if shard.meta is None else shard.meta[f"{what}_crc32"]
+
+
+def states_path(folder: str, name: str, rank: int, size: int) -> str:
+    """Returns the path of the file of a process."""
+    return os.path.join(folder, f"{name.replace('/', '_')}_rank{rank}_size{size}{STATES}")
+
+
+def write_states(
+    path: str, arrays: Mapping[str, np.ndarray], checksums: Sequence[tuple[int, int]]
+) -> None:
+    """Writes the file; if it raises, the one that was there is as before.
+
+    Args:
+      arrays: by name, numbers or a text's bytes.
+      checksums: of the keys and values of each shard, as they are on the disk already.
+    """
+    pairs = np.array(checksums, np.int64).reshape(-1, 2)
+    with Lock(f"{path}.lock", repr(path)), GrowingFile(path, None) as made:
+        np.savez(made.file, checksums=pairs, **arrays)  # type: ignore[arg-type]
+        made.sync()
+        made.publish()
+    sync_path(os.path.dirname(path))
+
+
+def read_states(
+    path: str, checksums: Sequence[tuple[int, int] | None]
+) -> dict[str, np.ndarray] | None:
+    """Returns the arrays of a file; None: there is none.
+
+    Args:
+      checksums: of keys and values of each shard that it belongs to; None: those are not known.
+
+    Raises:
+      ValueError: it is corrupt, or of other shards.
+    """
+    if not os.path.exists(path):
+        return None
+    arrays = read_arrays(path)
+    try:
+        expected = [tuple(pair) for pair in arrays.pop("checksums").tolist()]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path!r} is corrupt: {error}. Take another copy of it.") from error
+    if expected != list(checksums):
+        raise ValueError(
+            f"{path!r} is not of the keys and values beside it: they are from two saves. Take the "
+            "files of one save, or remove this one: rows are then restored without their states."
+        )
+    return arrays
+
+
+class GrowingFile:
+    """A file that is appended to, or written under another name until `publish`.
+
+    Without `publish` it stays as before.
+
+    Args:
+      path: of the file.
+      old_crc: CRC-32 of the bytes to append to; None: a new file.
+
+    Attributes:
+      crc: CRC-32 of the whole file, where `write` alone has written it.
+      file: what is written to.
+    """
+
+    def __init__(self, path: str, old_crc: int | None) -> None:
+        self.crc = old_crc or 0
+        self._path = path
+        self._written = f"{path}.tmp" if old_crc is None else path
+        self._is_published = False
+        self.file: BinaryIO = open(self._written, "wb" if old_crc is None else "ab")  # noqa: SIM115
+        self._old_length = self.file.tell()
+
+    def __enter__(self) -> "GrowingFile":
+        return self
+
+    def write(self, array: np.ndarray) -> None:
+        """Writes the bytes of an array."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self.file.write(data)
+        self.crc = zlib.crc32(data, self.crc)
+
+    def sync(self) -> None:
+        """Waits until what was written is on the disk."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def publish(self) -> None:
+        """Makes what was written the file of that name."""
+        if self._written != self._path:
+            os.replace(self._written, self._path)
+        self._is_published = True
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.file.close()
+        finally:
+            if not self._is_published and self._written == self._path:
+                os.truncate(self._path, self._old_length)
+            elif not self._is_published:
+                with contextlib.suppress(FileNotFoundError):  # it has its name already
+                    os.unlink(self._written)

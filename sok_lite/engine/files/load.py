@@ -14,13 +14,12 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.dump import checked_items
+from sok_lite.engine.files.dump import checked_items, wait_for_pending
 from sok_lite.engine.files.increment import remember_load
 from sok_lite.engine.files.item import Item, Named, keyed_tables_of, tables_of
-from sok_lite.engine.files.manifest_facts import Manifest, TableFacts
-from sok_lite.engine.files.pending import wait_for_pending
+from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
-from sok_lite.engine.files.reading import shards_of
+from sok_lite.engine.files.saved_file import shards_of
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable

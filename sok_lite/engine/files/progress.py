@@ -1,6 +1,11 @@
-"""The progress of this rank's part of a dump or a load."""
+"""The progress of this rank's part of long work, such as a dump, and the bar that rank 0 shows."""
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["checked_progress", "progress_bar"]
 
 # Takes the bytes of this rank's files that are done, and how many there are.
 Report = Callable[[int, int], None]
@@ -27,3 +32,53 @@ class Progress:
         """Reports that all is done, also if files had bytes that were not needed."""
         if self._done < self._total:
             self.add(self._total - self._done)
+
+
+def checked_progress(progress: Any, rank: int) -> bool:
+    """Returns whether this rank shows a bar.
+
+    Args:
+      progress: whether rank 0 is to; None: if stderr is a terminal and there is tqdm.
+      rank: of this process.
+
+    Raises:
+      TypeError: `progress` is no bool. ImportError: it is True, and there is no tqdm.
+    """
+    if not isinstance(progress, (bool, type(None))):
+        raise TypeError(f"`progress` must be True, False or None. Received: {progress!r}.")
+    if progress is False:
+        return False
+    try:
+        import tqdm  # noqa: F401
+    except ImportError as error:
+        if progress is None:
+            return False
+        raise ImportError(
+            "progress=True needs tqdm, which cannot be imported. Install it with `pip install "
+            '"sok_lite[progress]"`, or leave `progress` out.'
+        ) from error
+    return rank == 0 and (progress is True or sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def progress_bar(is_shown: bool, what: str, num_ranks: int = 1) -> Iterator[Report | None]:
+    """Shows a bar in a `with` block, whose target is called with the bytes done and the total.
+
+    Args:
+      is_shown: whether there is a bar; without one the target is None.
+      what: the text before the bar.
+      num_ranks: with several the bar says that it is rank 0's part.
+    """
+    if not is_shown:
+        yield None
+        return
+    import tqdm
+
+    what += f" (rank 0 of {num_ranks})" if num_ranks > 1 else ""
+    with tqdm.tqdm(desc=what, unit="B", unit_scale=True, file=sys.stderr) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report

@@ -4,8 +4,10 @@ Files are mapped into memory, so a lookup reads only the rows that it returns, a
 serve one checkpoint share the pages that they have read. It needs neither TensorFlow nor a GPU.
 """
 
+import mmap
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,19 +15,91 @@ import numpy as np
 
 from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, number_in, row_dtype
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.chain import newest_rows
 from sok_lite.engine.files.key_index import (
     MAX_KEYS,
     KeyIndex,
     make_index,
     make_index_of_rows,
 )
-from sok_lite.engine.files.manifest_facts import TableFacts
-from sok_lite.engine.files.mapped import MappedShard
+from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.saved_file import newest_rows
+from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.table.choosing import warn_of_repeated
 
 __all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
+
+
+class _MappedShard:
+    """The keys and rows of a table in one mapped file. They stay readable when the file is removed.
+
+    The header of the file is checked when it is opened, keys and rows by `check_keys` and
+    `check_rows`.
+
+    Args:
+      facts: of the table.
+      shard: the part of it.
+      folder: of the checkpoint.
+
+    Attributes:
+      keys: (n,) of the key type.
+      rows: (k, dim) in storage format, of the first k keys.
+      reader: of the file, which may have been removed.
+
+    Raises:
+      OSError: the file cannot be read. ValueError: it is corrupt.
+    """
+
+    def __init__(self, facts: TableFacts, shard: Shard, folder: str) -> None:
+        path, self._chunk_bytes = path_of(folder, shard), shard.written.chunk_bytes
+        self.reader = open_shard(facts, shard, folder)
+        self.reader.forget()
+        self._file = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        try:
+            self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
+        except OSError as error:  # its own names no file
+            raise OSError(error.errno, error.strerror, path) from error
+        if hasattr(mmap, "MADV_RANDOM"):
+            # Else the system reads 128 KiB or more around each row.
+            self._map.madvise(mmap.MADV_RANDOM)
+        self.keys, self.rows = self._tensor("keys"), self._tensor("values")
+        self._is_checked = np.zeros(len(shard.written.crcs), bool)
+
+    def _tensor(self, name: str) -> np.ndarray:
+        tensor, begin = self.reader.tensors[name], self.reader.place(name)
+        data = np.frombuffer(self._map, np.uint8)[begin : begin + tensor.num_bytes]
+        return data.view(tensor.storage).reshape(tensor.shape)
+
+    def check_keys(self) -> None:
+        """Raises ValueError if the chunks of the keys are not what was written. It reads them."""
+        begin, size = self.reader.place("keys"), self._chunk_bytes
+        self._check(np.arange(begin // size, -(-(begin + self.keys.nbytes) // size)))
+
+    def check_rows(self, numbers: np.ndarray) -> None:
+        """Raises ValueError if the chunks of some rows are not what was written.
+
+        Each chunk is read as a whole, once.
+
+        Args:
+          numbers: (k,) int64, of the rows.
+        """
+        width, size = self.reader.tensors["values"].row_bytes, self._chunk_bytes
+        first = self.reader.place("values") + numbers * width
+        reached = np.zeros(self._is_checked.size, bool)
+        reached[first // size] = True
+        # A row may end in the chunk behind, or be longer than a chunk.
+        for further in range(size, width + size, size):
+            reached[(first + min(further, width - 1)) // size] = True
+        self._check(np.flatnonzero(reached))
+
+    def _check(self, numbers: np.ndarray) -> None:
+        # Two threads that come here together may check a chunk twice, which does no harm.
+        size = self._chunk_bytes
+        for number in numbers[~self._is_checked[numbers]].tolist():
+            # The file that is mapped, read in one piece where the map would come page by page.
+            self.reader.check(number, os.pread(self._file, size, number * size))
+            self._is_checked[number] = True
 
 
 class ReadonlyTable:
@@ -56,7 +130,7 @@ class ReadonlyTable:
                 "ranks."
             )
         self._chains = [  # the newest file of each has all keys of its rank
-            [MappedShard(facts, part, folder) for part in reversed(shard.chain)]
+            [_MappedShard(facts, part, folder) for part in reversed(shard.chain)]
             for shard in facts.shards
         ]
         self._files = [file for chain in self._chains for file in chain]
@@ -205,8 +279,8 @@ class ReadonlyTable:
 
 
 def _by_file(
-    files: Sequence[MappedShard], starts: np.ndarray, places: np.ndarray
-) -> Iterator[tuple[MappedShard, Any, np.ndarray]]:
+    files: Sequence[_MappedShard], starts: np.ndarray, places: np.ndarray
+) -> Iterator[tuple[_MappedShard, Any, np.ndarray]]:
     """Yields each file, which of some positions are in it, and their numbers there."""
     if len(files) == 1:
         yield files[0], slice(None), places.astype(np.int64, copy=False)

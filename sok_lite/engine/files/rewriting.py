@@ -12,7 +12,7 @@ import numpy as np
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import sweep
-from sok_lite.engine.files.manifest_facts import Manifest, Shard, TableFacts, path_of
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, NOT_WRITTEN, ShardWriter
 from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of

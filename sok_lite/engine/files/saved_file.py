@@ -1,16 +1,74 @@
-"""A file of a checkpoint and the files that it continues, as a part of a table's content."""
+"""Reading a checkpoint: its files as content of a table on this rank, piece by piece.
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+An increment has the rows that have changed; those of the other keys are in the files that it
+continues. If as many ranks wrote the checkpoint as read it, and keys have the same owners, each
+rank reads only the file of its own number; otherwise the keys of all files and the rows of its own
+keys.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
-from sok_lite.engine.files.chain import newest_rows, tensors_of_chain
-from sok_lite.engine.files.manifest_facts import Shard
+from sok_lite.comm.protocol import Communicator
+from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.manifest import Shard, TableFacts
+from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
-from sok_lite.engine.table.saved import Owns, SavedPart, SavedRows
+from sok_lite.engine.files.table_file import open_shard
+from sok_lite.engine.static_table import AnyTable
+from sok_lite.engine.table.content_parts import owns
+from sok_lite.engine.table.saved import Owns, Saved, SavedPart, SavedRows
 
 Convert = Callable[[np.ndarray], np.ndarray]
+
+
+def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
+    """Returns the files that have keys of this rank: its own alone, or all."""
+    return [facts.shards[comm.rank]] if _is_own(table, facts, comm) else facts.shards
+
+
+def _is_own(table: AnyTable, facts: TableFacts, comm: Communicator) -> bool:
+    """Returns whether each rank has a file with exactly its own keys."""
+    return len(facts.shards) == comm.size and facts.owner == table.owner.name
+
+
+def saved_in(
+    table: AnyTable, facts: TableFacts, folder: str, comm: Communicator, progress: Progress | None
+) -> Saved:
+    """Returns the content of a checkpoint for this rank's part of a table.
+
+    Args:
+      facts: the manifest's entry of the table; dim, key type and dtype fit it.
+      folder: of the checkpoint.
+      progress: told of every chunk when it is read for the first time.
+
+    Raises:
+      OSError: a file cannot be read. ValueError: a file is corrupt. Reading may raise the same.
+    """
+
+    def opened(shard: Shard) -> ShardReader:
+        return open_shard(facts, shard, folder, progress)
+
+    # A file of its own is to a rank as that of one rank alone.
+    is_alone = comm.size == 1 or _is_own(table, facts, comm)
+    are_own = None if is_alone else owns(table, comm.rank, comm.size)
+    convert = _conversion(table, facts.dtype)
+    # A key that several have is that of the lowest rank.
+    return Saved.of(
+        [SavedFile(shard, opened, are_own, convert) for shard in shards_of(table, facts, comm)]
+    )
+
+
+def _conversion(table: AnyTable, dtype: str) -> Convert:
+    """Returns the function that converts rows of a dtype to that of the table."""
+    if dtype == table.row_dtype.name:
+        return lambda rows: rows
+    source, target = row_dtype(dtype), table.row_dtype
+    if source.name == "bfloat16":
+        return lambda rows: target.to_storage(np, source.to_float32(np, rows))
+    return partial(target.to_storage, np)
 
 
 class SavedFileRows(SavedRows):
@@ -89,7 +147,7 @@ class SavedFile(SavedPart):
         self.states, self.facts, self.owns = shard.states, shard.facts, are_own
         self.columns = ["stamps", *["scores"] * shard.scores, *["slots"] * shard.slots]
         self._num_keys, self._num_pending = shard.rows, shard.sighted
-        chains = {state.tensor: tensors_of_chain(shard, state.tensor) for state in shard.states}
+        chains = {state.tensor: _tensors_of_chain(shard, state.tensor) for state in shard.states}
         self.files = [
             SavedFileRows(
                 opened(part),
@@ -143,3 +201,52 @@ class SavedFile(SavedPart):
         """
         keys_with_rows = (next(file.ranges("keys", [(0, file.num_rows)])) for file in self.files)
         return newest_rows(self.whole("keys"), keys_with_rows, self.corrupt)
+
+
+def newest_rows(
+    keys: np.ndarray, keys_with_rows: Iterable[np.ndarray], corrupt: Callable[[str], ValueError]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns of each file which of its rows are the newest of a key.
+
+    Args:
+      keys: (n,) distinct.
+      keys_with_rows: of each file the keys that have a row there, the newest file first.
+      corrupt: makes an error from a reason.
+
+    Returns:
+      Of each file the positions of the rows in it, (k,) int64, ascending, and those of their keys
+      among `keys`, (k,) int64.
+
+    Raises:
+      ValueError: a key has no row.
+    """
+    found = []
+    order = np.argsort(keys)
+    left = keys[order], order  # ascending, and their places
+    for some in keys_with_rows:
+        by_key = np.argsort(some)  # in any other order the search takes many times as long
+        at_left = np.empty(some.size, np.int64)
+        at_left[by_key] = np.searchsorted(left[0], some[by_key])
+        at_left[at_left == left[0].size] = 0
+        is_wanted = left[0][at_left] == some if left[0].size else np.zeros(some.size, bool)
+        taken = at_left[is_wanted]
+        found.append((np.flatnonzero(is_wanted), left[1][taken]))
+        rest = np.ones(left[0].size, bool)
+        rest[taken] = False
+        left = left[0][rest], left[1][rest]
+    if left[0].size:
+        raise corrupt(
+            f"{left[0].size:,} of its keys have no row there, nor in the files that it continues"
+        )
+    return found
+
+
+def _tensors_of_chain(shard: Shard, tensor: str) -> list[str | None]:
+    """Returns the name of a tensor of rows in each file of a chain, oldest first; None: missing."""
+    names: list[str | None] = []
+    name: str | None = tensor
+    for part in reversed(shard.chain):
+        names.append(name)
+        before = {state.tensor: state.before for state in part.states}
+        name = name if name is None or name == "values" else before[name]
+    return names[::-1]

@@ -14,12 +14,11 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files.item import Item
-from sok_lite.engine.files.manifest_facts import Shard, StateFacts, TableFacts
+from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.reading import saved_in
+from sok_lite.engine.files.saved_file import saved_in
 from sok_lite.engine.files.shard import NOT_WRITTEN
-from sok_lite.engine.files.shard_content import ShardContent
-from sok_lite.engine.files.table_file import tensors_of
+from sok_lite.engine.files.table_file import ShardContent, tensors_of
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.static_table import StaticTable
 from sok_lite.engine.table.choosing import Chooser, Chosen, pieces_with

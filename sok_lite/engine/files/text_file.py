@@ -8,11 +8,9 @@ rank may read any of them: who wants a text asks all ranks.
   data  (b,)  U8, all texts
 """
 
-from sok_lite.engine.files.manifest import text_file_name
-from sok_lite.engine.files.manifest_facts import TableFacts, TextFile, path_of
+from sok_lite.engine.files.manifest import TableFacts, TextFile, path_of, text_file_name
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.safetensors_header import Tensor
-from sok_lite.engine.files.shard import NOT_WRITTEN, ShardReader, ShardWriter
+from sok_lite.engine.files.shard import NOT_WRITTEN, ShardReader, ShardWriter, Tensor
 from sok_lite.engine.texts import KeyTexts
 
 

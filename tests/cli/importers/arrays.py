@@ -3,7 +3,7 @@
 import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
-from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import About, Source, column_of, columns_of
 
 PIECE = 7

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sok_lite.cli.importers import format_module
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
+from sok_lite.engine.files.source import checkpoint_sources
 from tests.cli.helpers import CPU, fine
 from tests.cli.importers.test_hkv import saved
 from tests.cli.importers.test_keras_file import archive, arrays_of, weights

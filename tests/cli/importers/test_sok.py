@@ -12,7 +12,7 @@ from sok_lite.cli.importers.sok import detect, sources, write
 from sok_lite.cli.sorted_file import Places, write_sorted
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import About
 from tests.cli.importers.arrays import SIZES, Arrays, a_table, content, whole

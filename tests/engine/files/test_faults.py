@@ -216,7 +216,7 @@ DUMPS = """
     import sys
     from pathlib import Path
     from sok_lite.comm.single import SingleCommunicator
-    from sok_lite.engine.files.background import dump_in_background
+    from sok_lite.engine.files.dump import dump_in_background
     from sok_lite.engine.files.dump import dump
     from tests.engine.files.test_faults import table_of
 

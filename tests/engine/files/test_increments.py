@@ -17,9 +17,9 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine import named_states
 from sok_lite.engine.files import manifest, saved_file, table_file
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
+from sok_lite.engine.files.source import checkpoint_sources
 from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import content
 from sok_lite.engine.table.content import take

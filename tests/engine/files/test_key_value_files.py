@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sok_lite.engine.files.growing_file import GrowingFile
-from sok_lite.engine.files.key_value_files import open_shards, write_shard
-from sok_lite.engine.files.key_value_layout import Layout, make_layout
+from sok_lite.engine.files.key_value_files import (
+    GrowingFile,
+    Layout,
+    make_layout,
+    open_shards,
+    write_shard,
+)
 from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
 from tests.support.tripwire import Interrupt, Tripwire
 

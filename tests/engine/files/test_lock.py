@@ -17,15 +17,13 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine.files.background import dump_in_background
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
-from sok_lite.engine.files.dump import dump
-from sok_lite.engine.files.key_value_files import write_shard
-from sok_lite.engine.files.key_value_layout import make_layout
+from sok_lite.engine.files.dump import dump, dump_in_background
+from sok_lite.engine.files.key_value_files import make_layout, write_shard
 from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.rewriting import write_checkpoint
+from sok_lite.engine.files.source import checkpoint_sources
 from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()

@@ -9,7 +9,7 @@ import pytest
 
 from sok_lite._version import __version__
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.manifest_facts import Manifest, Shard, StateFacts, TableFacts
+from sok_lite.engine.files.manifest import Manifest, Shard, StateFacts, TableFacts
 from sok_lite.engine.files.shard import Written
 
 SHARD = Shard(

@@ -6,8 +6,7 @@ import zlib
 import numpy as np
 import pytest
 
-from sok_lite.engine.files.safetensors_header import MAX_HEADER_BYTES, Tensor
-from sok_lite.engine.files.shard import ShardReader, ShardWriter, Written
+from sok_lite.engine.files.shard import MAX_HEADER_BYTES, ShardReader, ShardWriter, Tensor, Written
 
 TENSORS = {
     "I64": np.array([-(2**63), -1, 2**63 - 1], np.int64),

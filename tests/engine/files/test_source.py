@@ -11,12 +11,11 @@ from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.checkpoint_source import checkpoint_sources
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.manifest_facts import StateFacts
+from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.rewriting import write_checkpoint
-from sok_lite.engine.files.source import Source, columns_of
+from sok_lite.engine.files.source import Source, checkpoint_sources, columns_of
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank
 from tests.support.filled_tables import KINDS, filled, held, rows_of, some_keys
 from tests.support.helpers import new_table

@@ -11,8 +11,7 @@ from sok_lite.cli.main import main
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.background import dump_in_background
-from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.shard import NOT_WRITTEN, Written
 from sok_lite.engine.texts import KeyTexts, TextStore

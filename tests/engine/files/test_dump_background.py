@@ -15,8 +15,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
-from sok_lite.engine.files.background import dump_in_background
-from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from tests.conftest import QUICK
 from tests.engine.files.test_faults import ONE, table_of, version_at
@@ -325,7 +324,7 @@ BEGINS = """
     from sok_lite.backend import get_backend
     from sok_lite.comm import run_ranks
     from sok_lite.comm.single import SingleCommunicator
-    from sok_lite.engine.files.background import dump_in_background
+    from sok_lite.engine.files.dump import dump_in_background
     from tests.engine.files.test_faults import table_of
 
     path, how = sys.argv[1:]
