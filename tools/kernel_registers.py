@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import cupy
 
-from sok_lite.backend.nvrtc import FLAGS, CompileError, Nvrtc
+from sok_lite.backend.gpu_binaries import FLAGS, CompileError, Nvrtc
 from sok_lite.backend.sources import inlined, kernel_files
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 

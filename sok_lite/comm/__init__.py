@@ -1,17 +1,22 @@
 """How ranks talk: one protocol, and a transport for each way of launching. Re-exports only."""
 
 from sok_lite.comm.elastic import ElasticCommunicator
-from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
-from sok_lite.comm.protocol import Communicator, CommunicatorError, JobAborted, RanksDifferError
-from sok_lite.comm.rows import Gathered
-from sok_lite.comm.single import SingleCommunicator
-from sok_lite.comm.threads import ThreadsCommunicator, run_ranks
-from sok_lite.comm.transport_choice import (
+from sok_lite.comm.gpu_transport import (
     TRANSPORTS,
     TransportKind,
     checked_transport,
     choose_transport,
 )
+from sok_lite.comm.launch import TOOLS, launched_ranks, make_communicator
+from sok_lite.comm.protocol import (
+    Communicator,
+    CommunicatorError,
+    Gathered,
+    JobAborted,
+    RanksDifferError,
+)
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.comm.threads import ThreadsCommunicator, run_ranks
 
 __all__ = [
     "TOOLS",

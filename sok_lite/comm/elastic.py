@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator
-from sok_lite.comm.rows import Gathered
+from sok_lite.comm.protocol import Communicator, Gathered
 
 
 class ElasticCommunicator(Communicator):

@@ -24,8 +24,7 @@ from sok_lite.comm.header import (
     disagreement,
     num_rows_of,
 )
-from sok_lite.comm.protocol import Communicator, CommunicatorError
-from sok_lite.comm.rows import Gathered, split_offsets
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 # Horovod has no uint32, uint64 or bfloat16 here; a copy needs no more than the width.
 _WIRE_DTYPE = {1: np.uint8, 2: np.uint16, 4: np.int32, 8: np.int64}

@@ -1,14 +1,30 @@
-"""Makes the communicator of a process, by launcher, requested tool and installed packages."""
+"""How a process joins a job and leaves it: its communicator, and the end of its program.
 
+The communicator depends on the launcher, the requested tool and the installed packages. When the
+program of a rank ends, no other rank waits for it in vain:
+
+ killed             the transport or the launcher notices, and ends the others
+ uncaught exception this rank aborts the job, with the exception as its message; an exception about
+                    all ranks is printed as one line, because all ranks have it
+ anything else      this rank leaves: ranks that are in a collective, or come to one, raise
+
+"Anything else" is `sys.exit` and the end of the program. If all ranks end like that it is a clean
+end; the launcher passes the exit statuses on.
+"""
+
+import atexit
 import os
+import re
 import sys
+import traceback
 import warnings
+from pathlib import Path
+from types import TracebackType
 
 from sok_lite.backend.local_ranks import largest_variable
 from sok_lite.comm.elastic import ElasticCommunicator
-from sok_lite.comm.ending import end_together
 from sok_lite.comm.local import connect_local, is_wanted
-from sok_lite.comm.protocol import Communicator, CommunicatorError
+from sok_lite.comm.protocol import TRACE_VARIABLE, Communicator, CommunicatorError, RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
 
 TOOLS = ("horovod", "mpi", "single")
@@ -21,7 +37,6 @@ _SIZE_VARIABLES = (
     "MV2_COMM_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS",
 )
-
 
 # Set by horovodrun for a job whose ranks may come and go.
 _ELASTIC_VARIABLE = "HOROVOD_ELASTIC"
@@ -42,10 +57,9 @@ def make_communicator(tool: str = "horovod") -> Communicator:
 
     Ranks that are all on one machine exchange rows through shared memory (`sok_lite.comm.local`);
     the tool brings them together. On several, ranks of one do so with large parts where the tool
-    does not itself (`sok_lite.comm.hosts`). SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
+    does not itself. SOK_LITE_COMM_LOCAL=0 leaves everything to the tool.
 
-    From then on the other ranks are told when the program of a rank ends, however it ends
-    (`sok_lite.comm.ending`).
+    From then on the other ranks are told when the program of a rank ends, however it ends.
 
     In an elastic job of Horovod's it is an `ElasticCommunicator`, also with one rank.
 
@@ -78,7 +92,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
         return SingleCommunicator()
     if tool == "horovod" and os.environ.get(_ELASTIC_VARIABLE) == "1":
         elastic = ElasticCommunicator(_connect_elastic)
-        end_together(elastic)
+        _end_together(elastic)
         return elastic
     if launched == 1 and not _is_started(tool):
         return SingleCommunicator()
@@ -99,7 +113,7 @@ def make_communicator(tool: str = "horovod") -> Communicator:
     if comm.size == 1:
         return SingleCommunicator()
     comm = connect_local(comm)
-    end_together(comm)
+    _end_together(comm)
     return comm
 
 
@@ -128,3 +142,53 @@ def _is_started(tool: str) -> bool:
         return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
     hvd = sys.modules.get("horovod.tensorflow")
     return hvd is not None and bool(hvd.is_initialized())
+
+
+def _end_together(comm: Communicator) -> None:
+    """Makes the end of this process, however it comes, known to all ranks of `comm`."""
+    show, process = sys.excepthook, os.getpid()
+    failures: list[str] = []
+
+    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        about_ranks = _about_ranks(error)
+        if about_ranks is None or os.environ.get(TRACE_VARIABLE):
+            show(kind, error, trace)
+        if about_ranks is None:
+            text = str(error).strip().split("\n")[0]
+            failures.append(f"an exception has ended its program: {kind.__name__}: {text}")
+        else:
+            failures.append(f"{_place_in_program(trace)}{about_ranks}")
+
+    def end() -> None:
+        if os.getpid() != process:
+            return  # a forked child that ends like a program
+        if failures:
+            comm.abort(failures[-1])
+        comm.leave()
+
+    sys.excepthook = note
+    atexit.register(end)
+
+
+def _about_ranks(error: BaseException) -> str | None:
+    """Returns the message of an error about all ranks; None: the error is of this rank alone.
+
+    Every rank would print a traceback of where it noticed; only the line of the program is useful.
+    The message may be within an error of TensorFlow, which quotes the error of a graph's step.
+    """
+    if isinstance(error, (CommunicatorError, RanksDifferError)):
+        return str(error)
+    found = re.search(_WITHIN, str(error), re.MULTILINE)
+    return None if found is None else found.group(1)
+
+
+_WITHIN = r"^(?:[\w.]+\.)?(?:CommunicatorError|RanksDifferError): (.+)$"
+
+
+def _place_in_program(trace: TracebackType | None) -> str:
+    """Returns "train.py:12: ", the line of the program that led to an error."""
+    of_others = (sys.prefix, sys.base_prefix, str(Path(__file__).parent.parent), "<frozen")
+    for frame in reversed(traceback.extract_tb(trace)):
+        if not frame.filename.startswith(of_others):
+            return f"{frame.filename.removeprefix(os.getcwd() + os.sep)}:{frame.lineno}: "
+    return ""

@@ -1,16 +1,26 @@
-"""The transport between ranks of one machine: rows through shared memory, signals through sockets.
+"""Shared memory between ranks of one machine, with signals through sockets.
 
-A transport meant for networks costs a millisecond of latency and two copies through the kernel.
-Here ranks copy their parts out of each other's memory (`sok_lite.comm.shared_memory`). A rank that
-dies closes its sockets, so the others know at once; one that can still say why writes it into
-memory that they have mapped too, its last words.
+A transport meant for networks costs a millisecond of latency and two copies through the kernel. So
+a rank writes the rows that it sends into its outbox and signals to each of the others where its
+part lies; they copy it out. A rank that dies closes its sockets, so the others know at once; one
+that can still say why writes it into memory that they have mapped too, its last words.
 
-The outbox of collective k is written again in collective k + 2, which a rank can reach only with
+A `LocalCommunicator` has all its ranks on one machine. Every rank has two outboxes and uses them in
+turn: that of collective k is written again in collective k + 2, which a rank can reach only with
 the signals of all others for k + 1; they send those when they have read everything of k. So nobody
 needs to say when it has finished.
+
+A `HostsCommunicator` has ranks on several machines, and another transport between these. A
+collective is one of that transport. If a rank has a large part for a rank of its machine, the ranks
+of its machine get no rows in that collective, but find them in its outbox. It fills the outbox
+before it enters the transport's collective, and they read it afterwards. So no rank waits for a
+signal, ranks agree or fail in the transport, and all have read an outbox before its owner fills it
+again.
 """
 
 import itertools
+import math
+import mmap
 import os
 import secrets
 import select
@@ -18,18 +28,20 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from sok_lite.comm.header import FAREWELL, disagreement, num_rows_of
-from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.protocol import Communicator
-from sok_lite.comm.rows import Gathered, split_offsets
-from sok_lite.comm.shared_memory import LastWords, LinkError, Mailboxes, Signal
-from sok_lite.comm.stalls import stall_limits
+from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, num_rows_of, turn_of
+from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
+
+_SMALLEST_BOX_BYTES = 1 << 16
+# A header, and where this part begins in the outbox.
+_SIGNAL = struct.Struct(f"<{HEADER_BYTES}sq")
+_LAST_WORDS_BYTES = 4096
 
 # "0" leaves everything to the transport that launched the ranks.
 SWITCH_VARIABLE = "SOK_LITE_COMM_LOCAL"
@@ -37,6 +49,235 @@ SWITCH_VARIABLE = "SOK_LITE_COMM_LOCAL"
 _CONNECT_TIMEOUT_S = 30.0
 _NAME_BYTES, _TOKEN_BYTES = 64, 16
 _HELLO = struct.Struct(f"<q{_TOKEN_BYTES}s")
+
+T = TypeVar("T")
+
+# Less is sooner there with what goes to other machines: docs/measurements.md, "Ranks".
+_LEAST_BYTES = 1 << 20
+
+
+class LinkError(Exception):
+    """A rank is not at the other end of its link any more.
+
+    Attributes:
+      peer: that rank.
+    """
+
+    def __init__(self, peer: int, sign: object) -> None:
+        super().__init__(str(sign))
+        self.peer = peer
+
+
+class Signal(NamedTuple):
+    """The signal of a rank about its part for this one.
+
+    Attributes:
+      packed: the header of the part, packed.
+      offset: first byte of the part in the outbox of that rank.
+    """
+
+    packed: bytes
+    offset: int
+
+
+class Mailboxes:
+    """The outboxes of this rank, and those of the other ranks of its machine.
+
+    Attributes:
+      links: rank -> connected socket, one for each other rank.
+    """
+
+    def __init__(self, links: dict[int, socket.socket]) -> None:
+        self.links = links
+        self._outboxes = [Outbox(), Outbox()]
+        self._inboxes: dict[tuple[int, int], np.ndarray] = {}
+        self._early: dict[int, Signal] = {}
+        _alive.add(self)
+
+    def send(
+        self, turn: int, headers: Sequence[bytes], parts: Sequence[np.ndarray], same: bool
+    ) -> None:
+        """Gives each rank its part.
+
+        Args:
+          turn: number of the collective.
+          headers: (ranks of the job,) packed.
+          parts: (ranks of the job,) contiguous rows; those of ranks elsewhere are passed over.
+          same: whether all parts are one array.
+
+        Raises:
+          LinkError: a rank is gone.
+        """
+        outbox = self._outboxes[turn % 2]
+        kept = [parts[peer].nbytes for peer in self.links]
+        file = outbox.reserve(max(kept, default=0) if same else sum(kept))
+        offset = 0
+        try:
+            for i, (peer, link) in enumerate(self.links.items()):
+                part = parts[peer]
+                if i == 0 or not same:
+                    outbox.memory[offset : offset + part.nbytes] = part.reshape(-1).view(np.uint8)
+                signal = _SIGNAL.pack(headers[peer], offset)
+                try:
+                    if file is not None:
+                        socket.send_fds(link, [signal], [file])
+                    else:
+                        link.send(signal)
+                except OSError as error:
+                    raise LinkError(peer, error) from error
+                if not same:
+                    offset += part.nbytes
+        finally:
+            # Whoever needs it has it now; the memory lives as long as somebody maps it.
+            if file is not None:
+                os.close(file)
+
+    def receive(self, peer: int) -> Signal:
+        """Waits for a rank's signal, and maps its outbox anew where that has grown.
+
+        Raises:
+          LinkError: the rank is gone.
+        """
+        signal = self._receive(peer)
+        if signal is None:
+            raise LinkError(peer, "it closed its connection")
+        return signal
+
+    def look(self, turn: int, peer: int) -> Signal | None:
+        """Returns a rank's signal of this turn, or None if it has not arrived.
+
+        Raises:
+          LinkError: the rank is gone, or this one has closed its links.
+        """
+        if peer not in self._early:
+            link = self.links[peer]
+            if link.fileno() < 0:
+                raise LinkError(peer, "this rank has closed the connection")
+            poll = select.poll()
+            poll.register(link, select.POLLIN)
+            signal = self._receive(peer) if poll.poll(0) else None
+            if signal is None:
+                return None
+            self._early[peer] = signal
+        # It may be one of the next turn, of a rank that had none for this one and is ahead.
+        return self._early.pop(peer) if turn_of(self._early[peer].packed) == turn else None
+
+    def _receive(self, peer: int) -> Signal | None:
+        """Takes a signal; None from a rank that has closed its links."""
+        try:
+            received, files, _, _ = socket.recv_fds(self.links[peer], _SIGNAL.size, 1)
+        except OSError as error:
+            raise LinkError(peer, error) from error
+        if len(received) != _SIGNAL.size:
+            return None
+        signal = Signal(*_SIGNAL.unpack(received))
+        for file in files:
+            self._inboxes[peer, turn_of(signal.packed) % 2] = _map(file)
+        return signal
+
+    def take(self, turn: int, peer: int, signal: Signal, rows: np.ndarray) -> None:
+        """Copies a rank's part to contiguous rows of that size."""
+        if rows.nbytes:
+            inbox = self._inboxes[peer, turn % 2]
+            flat = rows.reshape(-1).view(np.uint8)
+            flat[:] = inbox[signal.offset : signal.offset + rows.nbytes]
+
+    def close(self) -> None:
+        """Closes the links: a rank that waits for this one, now or later, learns of it."""
+        for link in self.links.values():
+            link.close()
+
+    def forget(self) -> None:
+        """Closes all that a forked child must not keep: the others would not notice the end of
+        this process while a child has its links."""
+        self.close()
+        self._outboxes.clear()
+        self._inboxes.clear()
+
+
+class LastWords:
+    """The reasons of ranks that closed their links, in memory that outlives their processes."""
+
+    def __init__(self, peers: dict[int, socket.socket]) -> None:
+        """Shares the memory of this rank with the others and maps theirs. Every rank must call it.
+
+        Raises:
+          OSError: a rank is gone, or has shared none.
+        """
+        self._mine, file = _shared_memory(_LAST_WORDS_BYTES)
+        try:
+            for link in peers.values():
+                socket.send_fds(link, [b"words"], [file])
+        finally:
+            os.close(file)
+        self._theirs: dict[int, np.ndarray] = {}
+        for peer, link in peers.items():
+            _, files, _, _ = socket.recv_fds(link, 16, 1)
+            if not files:
+                raise ConnectionError(f"rank {peer} gave no memory")
+            self._theirs[peer] = _map(files[0])
+        _alive.add(self)
+
+    def write(self, text: str) -> None:
+        words = np.frombuffer(text.encode()[:_LAST_WORDS_BYTES], np.uint8)
+        self._mine[: len(words)] = words
+
+    def of(self, peer: int) -> str:
+        return self._theirs[peer].tobytes().rstrip(b"\0").decode(errors="replace")
+
+    def forget(self) -> None:
+        """Unmaps the memory, in a forked child."""
+        del self._mine
+        self._theirs.clear()
+
+
+_alive: "weakref.WeakSet[Mailboxes | LastWords]" = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for shared in list(_alive):
+        shared.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class Outbox:
+    """Memory of this rank that the others may map; grows by powers of two."""
+
+    def __init__(self) -> None:
+        self.memory = np.empty(0, np.uint8)
+
+    def reserve(self, num_bytes: int) -> int | None:
+        """Grows if necessary; returns a file of new memory, which the others must map, or None.
+
+        The caller closes the file.
+        """
+        if num_bytes <= len(self.memory):
+            return None
+        size = max(_SMALLEST_BOX_BYTES, 1 << (num_bytes - 1).bit_length())
+        self.memory, file = _shared_memory(size)
+        return file
+
+
+def _shared_memory(size: int) -> tuple[np.ndarray, int]:
+    """Returns (size,) uint8, zeros, and a file by which others map it; the caller closes that."""
+    # Anonymous: not bound by the size of /dev/shm, and nothing is left behind by a crash.
+    file = os.memfd_create("sok_lite")
+    try:
+        os.ftruncate(file, size)
+        return np.frombuffer(mmap.mmap(file, size), np.uint8), file
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _map(file: int) -> np.ndarray:
+    """Returns the memory of another rank, (size,) uint8, to be read, and closes the file."""
+    try:
+        return np.frombuffer(mmap.mmap(file, os.fstat(file).st_size, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(file)
 
 
 class LocalCommunicator(Communicator):
@@ -157,6 +398,113 @@ class LocalCommunicator(Communicator):
         self._failure = reason
         self._words.write(reason)
         self._boxes.close()
+
+
+class HostsCommunicator(Communicator):
+    """Ranks of which some share a machine, brought together by another communicator."""
+
+    def __init__(self, base: Communicator, links: dict[int, socket.socket]) -> None:
+        """Takes connected sockets, one for each other rank of this machine."""
+        super().__init__(base.rank, base.size, base.local_rank)
+        self._base = base
+        self._boxes = Mailboxes(links)
+        self._here = {base.rank, *links}
+
+    def submitted_by_all(self, tensor: Any, name: str) -> Any:
+        return self._base.submitted_by_all(tensor, name)
+
+    def abort(self, message: str) -> None:
+        self._base.abort(message)
+
+    def leave(self) -> None:
+        self._base.leave()
+
+    def disconnect(self) -> None:
+        self._boxes.close()
+        self._base.disconnect()
+        super().disconnect()
+
+    def _alltoallv(self, call: str, rows: np.ndarray, send_splits: np.ndarray) -> Gathered:
+        ends = split_offsets(send_splits).tolist()
+        parts = [rows[start:end] for start, end in itertools.pairwise(ends)]
+        return self._exchange(call, rows, parts, same=False)
+
+    def _allgatherv(self, call: str, rows: np.ndarray) -> Gathered:
+        return self._exchange(call, rows, [rows] * self.size, same=True)
+
+    def _barrier(self, call: str) -> None:
+        self.turn += 1
+        self._through_base(self._base._barrier, call)
+
+    def _exchange(
+        self, call: str, rows: np.ndarray, parts: Sequence[np.ndarray], same: bool
+    ) -> Gathered:
+        """Gives parts[rank] to each rank and gathers what they have for this one."""
+        headers = self._next_header(call, rows).pack(len(part) for part in parts)
+        most = max((parts[peer].nbytes for peer in self._boxes.links), default=-1)
+        in_memory = most >= _LEAST_BYTES
+        kept = self._here if in_memory else {self.rank}
+        away = [part[:0] if rank in kept else part for rank, part in enumerate(parts)]
+        splits = np.array([len(part) for part in away], np.int32)
+        lost = None
+        try:
+            if in_memory:
+                self._boxes.send(self.turn, headers, parts, same)
+        except LinkError as error:
+            lost = error  # the transport knows more of it, and tells all ranks
+        far = self._through_base(self._base._alltoallv, call, np.concatenate(away), splits)
+        try:
+            if lost is not None:
+                raise lost
+            signals = self._signals(far.recv_splits)
+        except LinkError as error:
+            self._break_off(
+                f"Rank {error.peer} has died or has left, seen by rank {self.rank} in {call}: "
+                f"{error}. Look at the first error of that rank."
+            )
+            raise CommunicatorError(self._failure) from error
+        counts = far.recv_splits.copy()
+        counts[self.rank] = len(parts[self.rank])
+        for peer, signal in signals.items():
+            counts[peer] = num_rows_of(signal.packed)
+        ends = split_offsets(counts).tolist()
+        received = np.empty((ends[-1], rows.shape[1]), rows.dtype)
+        for rank, from_far in enumerate(far.by_rank()):
+            part = received[ends[rank] : ends[rank + 1]]
+            if rank == self.rank:
+                part[:] = parts[rank]
+            elif rank in signals:
+                self._boxes.take(self.turn, rank, signals[rank], part)
+            else:
+                part[:] = from_far
+        return Gathered(received, counts)
+
+    def _signals(self, recv_splits: np.ndarray) -> dict[int, Signal]:
+        """Returns the signals of ranks from which the transport has brought no rows."""
+        found = {}
+        for peer in self._boxes.links:
+            signal = None if recv_splits[peer] else self._boxes.look(self.turn, peer)
+            if signal is not None:
+                found[peer] = signal
+        return found
+
+    def _through_base(self, collective: Callable[..., T], *arguments: Any) -> T:
+        """Runs a collective of the transport. One that fails does so on all ranks, and is the last:
+        the signals of this turn lie unread."""
+        try:
+            return self._base._together(collective, *arguments)
+        except CommunicatorError as error:
+            self._failure = str(error)
+            self._boxes.close()
+            raise
+
+    def _break_off(self, reason: str) -> None:
+        self._failure = reason
+        self._boxes.close()
+        # Unless it broke off in the transport's own part.
+        if self._base._failure is None:
+            self._base._failure = reason
+            self._base._break_off(reason)
 
 
 def is_wanted() -> bool:
@@ -285,3 +633,26 @@ def _place() -> bytes:
         return f"{boot} {os.readlink('/proc/self/ns/net')}".encode()[:_NAME_BYTES]
     except OSError:
         return b""
+
+
+def stall_limits() -> tuple[float, float]:
+    """Returns the seconds between two logs of a wait, and until it is an error; infinite: never.
+
+    They are Horovod's settings, which reads whole seconds and takes a value that it cannot read for
+    0. A job must not break at a setting that Horovod accepts, so nothing is rejected here either.
+    """
+    if _seconds("HOROVOD_STALL_CHECK_DISABLE", 0.0):
+        return math.inf, math.inf
+    return (
+        _seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0) or math.inf,
+        _seconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) or math.inf,
+    )
+
+
+def _seconds(name: str, otherwise: float) -> float:
+    """Returns a variable's number, 0 or more; `otherwise` if it is not set or no such number."""
+    try:
+        seconds = float(os.environ.get(name) or otherwise)
+    except ValueError:
+        return otherwise
+    return seconds if 0 <= seconds < math.inf else otherwise

@@ -5,33 +5,72 @@ Rows go in and rows come out, as NumPy arrays. A transport supplies two primitiv
 result is the same, bit for bit, on every rank and over every transport.
 """
 
+import itertools
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from sok_lite.comm.header import LONGEST_CALL, Header
-from sok_lite.comm.rows import (
-    Gathered,
-    checked_array,
-    checked_operand,
-    checked_rows,
-    checked_splits,
-    flat,
-    reduced,
-    trace,
-)
 
 if TYPE_CHECKING:
     from sok_lite.comm.gpu_transport import GpuTransport
+
+
+# One line per collective on standard error; the way to see which rank is ahead in a deadlock.
+TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
+_REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+_MAX_ROWS = 2**31 - 1
+_SUPPORTED = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64"),
+    )
+)
+_FEW = 256  # splits that Python adds faster than NumPy begins to
 
 T = TypeVar("T")
 
 # Below this many bytes one allgather costs less than a reduce-scatter followed by an allgather.
 _SMALL_REDUCE_BYTES = 64 * 1024
+
+
+class Gathered(NamedTuple):
+    """The rows received by this rank, and how many of them from each rank.
+
+    Attributes:
+      rows: (m, ...), the rows of rank 0 first, then those of rank 1, and so on.
+      recv_splits: (size,) int32, number of rows from each rank; they sum to m.
+    """
+
+    rows: np.ndarray
+    recv_splits: np.ndarray
+
+    def by_rank(self) -> list[np.ndarray]:
+        """Returns the rows of each rank, views of `rows`."""
+        ends = split_offsets(self.recv_splits).tolist()
+        return [self.rows[start:end] for start, end in itertools.pairwise(ends)]
+
+    def like(self, array: np.ndarray) -> "Gathered":
+        """Returns rows that were `_flat` in the trailing shape and dtype of an array."""
+        shape = (self.rows.shape[0], *array.shape[1:])
+        rows = np.empty(shape, array.dtype) if 0 in shape[1:] else self.rows.reshape(shape)
+        return Gathered(rows, self.recv_splits)
+
+
+def split_offsets(splits: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns (size + 1,) int64: where each rank's rows start, and the end of the last."""
+    if type(splits) is np.ndarray and splits.size > _FEW:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(splits, dtype=np.int64)])
+    # NumPy takes longer to begin than Python to add so few.
+    numbers = splits.tolist() if type(splits) is np.ndarray else splits
+    return np.array(list(itertools.accumulate(numbers, initial=0)), np.int64)
 
 
 class CommunicatorError(RuntimeError):
@@ -113,17 +152,17 @@ class Communicator(ABC):
           TypeError: a dtype that does not travel, or splits that are no integers.
           CommunicatorError: a rank has died, or ranks disagree.
         """
-        array = checked_rows(rows, "alltoallv")
-        splits = checked_splits(send_splits, self.size, "send_splits")
+        array = _checked_rows(rows, "alltoallv")
+        splits = _checked_splits(send_splits, self.size, "send_splits")
         if splits.sum() != len(array):
             raise ValueError(
                 f"`send_splits` must sum to the number of rows. Received: rows of shape "
                 f"{array.shape}, send_splits={splits.tolist()} with sum {splits.sum()}."
             )
         if recv_splits is not None:
-            recv_splits = checked_splits(recv_splits, self.size, "recv_splits")
-        trace(self.rank, "alltoallv", array, splits)
-        received = self._together(self._alltoallv, call, flat(array), splits.astype(np.int32))
+            recv_splits = _checked_splits(recv_splits, self.size, "recv_splits")
+        _trace(self.rank, "alltoallv", array, splits)
+        received = self._together(self._alltoallv, call, _flat(array), splits.astype(np.int32))
         if recv_splits is not None and not np.array_equal(received.recv_splits, recv_splits):
             raise CommunicatorError(
                 f"Rank {self.rank} expected {recv_splits.tolist()} rows from ranks 0 to "
@@ -148,9 +187,9 @@ class Communicator(ABC):
           TypeError: a dtype that does not travel.
           CommunicatorError: a rank has died, or ranks disagree.
         """
-        array = checked_rows(rows, "allgatherv")
-        trace(self.rank, "allgatherv", array)
-        return self._together(self._allgatherv, call, flat(array)).like(array)
+        array = _checked_rows(rows, "allgatherv")
+        _trace(self.rank, "allgatherv", array)
+        return self._together(self._allgatherv, call, _flat(array)).like(array)
 
     def allreduce(self, x: Any, op: str = "sum", call: str = "") -> np.ndarray:
         """Reduces arrays of one shape elementwise over ranks. Every rank must call it.
@@ -171,8 +210,8 @@ class Communicator(ABC):
           TypeError: a dtype that does not travel.
           CommunicatorError: a rank has died, or ranks disagree.
         """
-        array = checked_operand(x, op)
-        trace(self.rank, f"allreduce {op}", array)
+        array = _checked_operand(x, op)
+        _trace(self.rank, f"allreduce {op}", array)
         if self.size == 1 or array.size == 0:
             return array
         elements = np.ascontiguousarray(array).reshape(-1)
@@ -196,8 +235,8 @@ class Communicator(ABC):
         """
         if not 0 <= root < self.size:
             raise ValueError(f"`root` must be a rank, 0 to {self.size - 1}. Received: root={root}.")
-        array = checked_array(x, "broadcast")
-        trace(self.rank, f"broadcast from {root}", array)
+        array = _checked_array(x, "broadcast")
+        _trace(self.rank, f"broadcast from {root}", array)
         if self.size == 1 or array.size == 0:
             return array
         row = np.ascontiguousarray(array).reshape(1, array.size)
@@ -221,7 +260,7 @@ class Communicator(ABC):
           call: name of the call, ASCII, equal on all ranks; if another rank is in another call, all
             raise.
         """
-        trace(self.rank, call, None)
+        _trace(self.rank, call, None)
         self._together(self._barrier, call)
 
     @abstractmethod
@@ -240,7 +279,7 @@ class Communicator(ABC):
         """Tells the other ranks that this one makes no more calls; one rank alone may call it.
 
         A rank that waits for this one then, or comes to wait, raises CommunicatorError. For the end
-        of a program (`sok_lite.comm.ending`); where the ranks have not ended alike, it may abort.
+        of a program (`sok_lite.comm.launch`); where the ranks have not ended alike, it may abort.
         """
 
     def disconnect(self) -> None:
@@ -328,22 +367,138 @@ class Communicator(ABC):
         self.turn += 1
         return Header(self.turn, call, rows.dtype.str, rows.shape[1] * rows.dtype.itemsize)
 
-    def _allreduce(self, call: str, flat: np.ndarray, op: str) -> np.ndarray:
+    def _allreduce(self, call: str, elements: np.ndarray, op: str) -> np.ndarray:
         """Reduces (k,) over ranks, k > 0."""
-        if flat.nbytes <= _SMALL_REDUCE_BYTES:
-            stacked = self._allgatherv(call, flat.reshape(1, -1)).rows
+        if elements.nbytes <= _SMALL_REDUCE_BYTES:
+            stacked = self._allgatherv(call, elements.reshape(1, -1)).rows
             if len(stacked) != self.size:
                 raise CommunicatorError(
                     f"`allreduce` got {len(stacked)} arrays for {self.size} ranks: their shapes "
                     "differ."
                 )
-            return reduced(stacked, op)
+            return _reduced(stacked, op)
         # Reduce-scatter, then gather: each rank sends and receives its array twice, whatever size.
-        splits = np.full(self.size, flat.size // self.size, np.int32)
-        splits[: flat.size % self.size] += 1
-        received = self._alltoallv(call, flat.reshape(-1, 1), splits).rows
-        part = reduced(received.reshape(self.size, -1), op)
+        splits = np.full(self.size, elements.size // self.size, np.int32)
+        splits[: elements.size % self.size] += 1
+        received = self._alltoallv(call, elements.reshape(-1, 1), splits).rows
+        part = _reduced(received.reshape(self.size, -1), op)
         return self._allgatherv(call, part.reshape(-1, 1)).rows.reshape(-1)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+
+def _checked_array(x: Any, caller: str) -> np.ndarray:
+    """Returns an array of the host whose dtype travels.
+
+    Args:
+      caller: name of the collective, for errors.
+
+    Raises:
+      TypeError: it is on a GPU, or its dtype does not travel.
+    """
+    if hasattr(x, "__cuda_array_interface__"):
+        raise TypeError(
+            f"`{caller}` takes arrays in host memory. Received: {type(x).__module__}."
+            f"{type(x).__name__}. Use the backend's `to_host` first."
+        )
+    array = np.asarray(x)
+    if array.dtype not in _SUPPORTED:
+        hint = " View it as uint16." if array.dtype.name == "bfloat16" else ""
+        raise TypeError(
+            f"`{caller}` takes booleans, integers of 8 to 64 bits and floats of 16 to 64 bits. "
+            f"Received: dtype={array.dtype}.{hint}"
+        )
+    return array
+
+
+def _checked_operand(x: Any, op: str) -> np.ndarray:
+    """Returns an array for `allreduce`.
+
+    Raises:
+      ValueError: unknown op, or a sum of booleans. TypeError: as of `_checked_array`.
+    """
+    if op not in _REDUCE:
+        raise ValueError(f"`op` must be one of {sorted(_REDUCE)}. Received: op={op!r}.")
+    array = _checked_array(x, "allreduce")
+    if op == "sum" and array.dtype == np.bool_:
+        raise ValueError(
+            "`allreduce` cannot sum booleans. Received: dtype=bool. Give integers to count, "
+            "or use op='max' for any and op='min' for all."
+        )
+    return array
+
+
+def _checked_rows(rows: Any, caller: str) -> np.ndarray:
+    """Returns rows as `_checked_array` does.
+
+    Raises:
+      ValueError: it is a scalar, or there are too many. TypeError: as of `_checked_array`.
+    """
+    array = _checked_array(rows, caller)
+    if array.ndim == 0:
+        raise ValueError(
+            f"`{caller}` takes rows, an array of at least one dimension. Received: a scalar of "
+            f"dtype {array.dtype}. Give `x[None]` to send it as one row."
+        )
+    if len(array) > _MAX_ROWS:
+        raise ValueError(f"`{caller}` takes at most {_MAX_ROWS} rows. Received: {len(array)}.")
+    return array
+
+
+def _checked_splits(splits: Any, size: int, name: str) -> np.ndarray:
+    """Returns splits as (size,) int64, so that their sum cannot wrap.
+
+    Raises:
+      ValueError: they have another length, or one is negative or too large. TypeError: they are no
+        integers.
+    """
+    array = np.asarray(splits)
+    if array.ndim != 1 or array.shape[0] != size:
+        raise ValueError(
+            f"`{name}` must have one entry per rank, shape ({size},). "
+            f"Received: shape {array.shape}."
+        )
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"`{name}` must be integers. Received: dtype={array.dtype}.")
+    if (array < 0).any() or (array > _MAX_ROWS).any():
+        raise ValueError(
+            f"`{name}` must be 0 to {_MAX_ROWS} rows a rank. Received: {name}={array.tolist()}."
+        )
+    return array.astype(np.int64)
+
+
+def _flat(rows: np.ndarray) -> np.ndarray:
+    """Returns rows as contiguous (n, k), k > 0; rows without content become one byte each."""
+    num_rows = rows.shape[0]
+    if int(np.prod(rows.shape[1:], dtype=np.int64)) == 0:
+        return np.zeros((num_rows, 1), np.uint8)
+    return np.ascontiguousarray(rows).reshape(num_rows, int(np.prod(rows.shape[1:])))
+
+
+def _reduced(stacked: np.ndarray, op: str) -> np.ndarray:
+    """Reduces (size, k) to (k,), rank 0 first: a fixed order, so that floats repeat.
+
+    Args:
+      op: "sum", "max" or "min".
+    """
+    result: np.ndarray = stacked[0].copy()
+    for other in stacked[1:]:
+        _REDUCE[op](result, other, out=result)
+    return result
+
+
+def _trace(
+    rank: int, name: str, array: np.ndarray | None, splits: np.ndarray | None = None
+) -> None:
+    """Prints a line about a collective of this rank, where that is asked for.
+
+    Args:
+      array: what is sent; None: nothing.
+      splits: (size,) rows of it for each rank; None: all of them for all.
+    """
+    if not os.environ.get(TRACE_VARIABLE):
+        return
+    what = "" if array is None else f" {array.dtype}{list(array.shape)}"
+    where = "" if splits is None else f" -> {splits.tolist()}"
+    print(f"r{rank} | {name}{what}{where}", file=sys.stderr, flush=True)

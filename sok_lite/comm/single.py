@@ -4,8 +4,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, JobAborted
-from sok_lite.comm.rows import Gathered
+from sok_lite.comm.protocol import Communicator, Gathered, JobAborted
 
 
 class SingleCommunicator(Communicator):

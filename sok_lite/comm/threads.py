@@ -11,8 +11,13 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from sok_lite.comm.protocol import Communicator, CommunicatorError, JobAborted
-from sok_lite.comm.rows import Gathered, split_offsets
+from sok_lite.comm.protocol import (
+    Communicator,
+    CommunicatorError,
+    Gathered,
+    JobAborted,
+    split_offsets,
+)
 
 T = TypeVar("T")
 

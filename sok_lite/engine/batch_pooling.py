@@ -7,7 +7,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32
 from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch, ShardedTable
 from sok_lite.engine.pieces import OutputBuffer, Pieces, contiguous, dtypes_of, shapes_of
 from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad

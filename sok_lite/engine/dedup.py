@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.hashing import seed_of_process
 
 # First occurrences are counted in blocks of so many items, or larger ones where there would be too

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pieces import Places, places_of
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.table.lookups import PooledParts

@@ -17,7 +17,7 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.comm import Communicator
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.backward_context import BackwardContext
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned

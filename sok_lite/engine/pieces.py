@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 
 Shape = tuple[int, ...]
 # Allocates (size,) float32, not initialised.

@@ -13,7 +13,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I32, I64, Work
 from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pieces import Pieces, addresses_of
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh

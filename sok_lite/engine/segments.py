@@ -13,7 +13,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I32, Words
 from sok_lite.backend.publish import Action
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.pieces import OutputBuffer, Pieces, addresses_of, places_of, shapes_of
 

@@ -19,7 +19,7 @@ from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned
 from sok_lite.engine.dedup import dedup

@@ -22,7 +22,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64, U32, Words, joined_column_launches, joined_launches
 from sok_lite.backend.publish import Action
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.pieces import Pieces, addresses_of, chosen, shapes_of

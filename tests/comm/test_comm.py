@@ -16,7 +16,7 @@ from sok_lite.comm import (
     run_ranks,
     threads,
 )
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from tests.support.comm_facts import FACTS
 
 LAUNCHER_VARIABLES = [

@@ -1,4 +1,4 @@
-"""Transports of GPUs: control goes by the host, and no rank is left waiting in what carries."""
+"""Transports of GPUs: control goes by the host, no rank waits in what carries; all choose one."""
 
 import copy
 
@@ -6,13 +6,22 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.comm import CommunicatorError
+from sok_lite.comm import (
+    TRANSPORTS,
+    CommunicatorError,
+    TransportKind,
+    checked_transport,
+    choose_transport,
+    gpu_transport,
+    run_ranks,
+)
 from sok_lite.engine.exchange import send_keys
 from tests.support.exchange_facts import FACTS, rule_of
-from tests.support.meeting_transport import run_ranks_by_transport
+from tests.support.meeting_transport import MeetingTransport, run_ranks_by_transport
 from tests.support.shortage import Shortage
 
 SIZE = 3
+REASON = "Horovod cannot carry a word between GPUs"
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
@@ -39,3 +48,142 @@ def test_a_rank_without_memory_for_keys_lets_no_other_wait():
         shortage.__exit__()
 
     run_ranks_by_transport(SIZE, program)
+
+
+def kinds(unavailable=lambda comm: None, make=None):
+    make = make or (lambda comm, backend: MeetingTransport(comm, backend, None))
+    return {"horovod": TransportKind(unavailable, make)}
+
+
+@pytest.fixture
+def gpus(backend, monkeypatch):
+    """A backend with a GPU for each of two ranks; tests change what they must."""
+    if backend.name != "cuda":
+        pytest.skip("nothing is to be chosen without a GPU")
+    # Each costs seconds of a compiler where the GPU is simulated.
+    monkeypatch.setattr(type(backend), "load_kernels", lambda self: None)
+    monkeypatch.setattr(gpu_transport, "_cards", _as_if_each_had_its_gpu(gpu_transport._cards))
+    monkeypatch.setattr(gpu_transport, "_gpu", lambda backend: "a GPU")
+    return backend
+
+
+def _as_if_each_had_its_gpu(cards):
+    def own(comm, card):
+        return cards(comm, card | {"gpu": f"a GPU of rank {comm.rank}"})
+
+    return own
+
+
+@pytest.mark.parametrize("transport", ["auto", "horovod"])
+def test_horovod_is_taken_where_all_ranks_have_it(gpus, transport):
+    def program(comm):
+        assert choose_transport(comm, gpus, transport, kinds()) == MeetingTransport.what
+        assert comm.gpu_transport.name == "meeting"
+
+    run_ranks(2, program)
+
+
+def test_every_rank_has_loaded_all_kernels_before_they_connect(gpus, monkeypatch):
+    """A kernel that is loaded while NCCL's are waiting on the GPU may wait for those."""
+    loaded = []
+    monkeypatch.setattr(type(gpus), "load_kernels", lambda self: loaded.append(self))
+
+    def connected(comm, backend):
+        assert len(loaded) == 2
+        return MeetingTransport(comm, backend, None)
+
+    def program(comm):
+        choose_transport(comm, gpus, "auto", kinds(make=connected))
+        assert comm.gpu_transport.name == "meeting"
+
+    run_ranks(2, program)
+
+
+def test_the_host_is_taken_where_it_was_asked_for(gpus):
+    def program(comm):
+        assert choose_transport(comm, gpus, "host", kinds()) == "the host's memory"
+        assert comm.gpu_transport is None
+
+    run_ranks(2, program)
+
+
+def test_what_one_rank_lacks_none_takes(gpus):
+    def program(comm):
+        lacking = kinds(lambda comm: "no Horovod" if comm.rank == 1 else None)
+        said = choose_transport(comm, gpus, "auto", lacking)
+        assert said == "the host's memory (rank 1: no Horovod)"
+        assert comm.gpu_transport is None
+        with pytest.raises(CommunicatorError, match="'horovod' is not possible: rank 1: no Hor"):
+            choose_transport(comm, gpus, "horovod", lacking)
+        comm.barrier()
+
+    run_ranks(2, program)
+
+
+def test_ranks_that_one_cannot_connect_to_go_by_the_host(gpus):
+    def make(comm, backend):
+        if comm.rank == 1:
+            raise CommunicatorError(REASON)
+        return MeetingTransport(comm, backend, None)
+
+    def program(comm):
+        said = choose_transport(comm, gpus, "auto", kinds(make=make))
+        assert said == f"the host's memory ({REASON})"
+        assert comm.gpu_transport is None
+        comm.barrier()
+
+    run_ranks(3, program)
+
+
+def test_ranks_that_share_a_gpu_go_by_the_host(gpus, monkeypatch):
+    cards = gpu_transport._cards
+    monkeypatch.setattr(
+        gpu_transport, "_cards", lambda comm, card: [c | {"gpu": "x"} for c in cards(comm, card)]
+    )
+
+    def program(comm):
+        assert "ranks 0 and 1 share a GPU" in choose_transport(comm, gpus, "auto", kinds())
+        assert comm.gpu_transport is None
+        with pytest.raises(CommunicatorError, match="ranks 0 and 1 share a GPU"):
+            choose_transport(comm, gpus, "horovod", kinds())
+
+    run_ranks(2, program)
+
+
+def test_ranks_that_ask_for_other_transports_raise_on_all_ranks():
+    def program(comm):
+        with pytest.raises(ValueError, match=r"same on all ranks. Received: \['auto', 'host'\]"):
+            choose_transport(comm, get_backend("cpu"), "host" if comm.rank else "auto", kinds())
+
+    run_ranks(2, program)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_cpu_has_the_host_alone(transport):
+    def program(comm):
+        cpu = get_backend("cpu")
+        if transport in ("auto", "host"):
+            assert choose_transport(comm, cpu, transport, kinds()).startswith("the host's")
+            assert comm.gpu_transport is None
+        else:
+            with pytest.raises(CommunicatorError, match="rank 0: its tables are not on a GPU"):
+                choose_transport(comm, cpu, transport, kinds())
+        comm.barrier()
+
+    run_ranks(2, program)
+
+
+def test_the_name_comes_from_the_call_or_from_the_environment(monkeypatch):
+    monkeypatch.delenv("SOK_LITE_GPU_TRANSPORT", raising=False)
+    assert checked_transport(None) == "auto"
+    monkeypatch.setenv("SOK_LITE_GPU_TRANSPORT", "host")
+    assert checked_transport(None) == "host"
+    assert checked_transport("horovod") == "horovod"
+    with pytest.raises(ValueError, match="gpu_transport must be one of 'auto'.*Received: 'tcp'"):
+        checked_transport("tcp")
+    for gone in ("mpi", "nccl"):
+        with pytest.raises(ValueError, match=f"gpu_transport='{gone}' is gone.*Use 'auto'"):
+            checked_transport(gone)
+    monkeypatch.setenv("SOK_LITE_GPU_TRANSPORT", "tcp")
+    with pytest.raises(ValueError, match="SOK_LITE_GPU_TRANSPORT must be .*Received: 'tcp'"):
+        checked_transport(None)

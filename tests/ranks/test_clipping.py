@@ -8,8 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm import CommunicatorError
-from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.local import LocalCommunicator, connect_local
+from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
 
 DIM = 3
 LIMIT = 0.5

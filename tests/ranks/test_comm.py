@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import CommunicatorError
-from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.local import LocalCommunicator, connect_local
+from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
 from tests.support.comm_facts import FACTS, check_alltoallv, uneven
 
 

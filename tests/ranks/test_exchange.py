@@ -5,8 +5,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError
-from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.local import LocalCommunicator, connect_local
+from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.exchange import send_grads
 from tests.support.exchange_facts import FACTS, send

@@ -16,9 +16,9 @@ pytestmark = [
 TESTS = """
 import sys
 import pytest
-from sok_lite.comm import hosts
+from sok_lite.comm import local
 
-hosts._LEAST_BYTES = 0
+local._LEAST_BYTES = 0
 sys.exit(pytest.main(["-q", "-x", "--color=no", "-p", "no:cacheprovider", *{arguments}]))
 """
 

@@ -8,8 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm import CommunicatorError, SingleCommunicator
-from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.local import LocalCommunicator, connect_local
+from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
 from tests.support.step_oracle import flat, outputs, random_ragged
 
 DIM = 4

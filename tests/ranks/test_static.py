@@ -8,8 +8,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job, static_lookup
 from sok_lite.comm import CommunicatorError, SingleCommunicator
-from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.local import LocalCommunicator, connect_local
+from sok_lite.comm.local import HostsCommunicator, LocalCommunicator, connect_local
 from sok_lite.engine import static_lookup as engine_lookup
 from tests.ranks.test_localized import share, to_ragged
 from tests.support.step_oracle import random_ragged

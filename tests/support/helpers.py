@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sok_lite.backend.nvrtc import Nvrtc
+from sok_lite.backend.gpu_binaries import Nvrtc
 from sok_lite.comm import CommunicatorError
 from sok_lite.engine.dtypes import as_words, row_dtype
 from sok_lite.engine.rows.store import NO_ROW

@@ -8,7 +8,7 @@ import threading
 from sok_lite.backend import get_backend
 from sok_lite.comm import run_ranks
 from sok_lite.comm.gpu_transport import GpuTransport
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 
 _LONGEST_WAIT_S = 60
 

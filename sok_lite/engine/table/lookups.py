@@ -12,7 +12,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_column_launches, joined_launches
 from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.rows.access import store_words
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.clock import Clock

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.rows import split_offsets
+from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.segments import cut, group
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sok_lite.backend.nvrtc import Nvrtc
+from sok_lite.backend.gpu_binaries import Nvrtc
 from tests.support.simt import device, runtime
 
 WRITE = r"""

@@ -7,7 +7,7 @@ whichever of them ran first here.
 import numpy as np
 import pytest
 
-from sok_lite.backend.nvrtc import Nvrtc
+from sok_lite.backend.gpu_binaries import Nvrtc
 from tests.support.helpers import new_table
 from tests.support.simt import device, runtime, streams
 from tests.support.simt.backend import simt_backend

@@ -9,9 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from sok_lite.comm import CommunicatorError, hosts, local, run_ranks, shared_memory
-from sok_lite.comm.hosts import HostsCommunicator
-from sok_lite.comm.local import SWITCH_VARIABLE, connect_local
+from sok_lite.comm import CommunicatorError, local, run_ranks
+from sok_lite.comm.local import SWITCH_VARIABLE, HostsCommunicator, connect_local
 from sok_lite.comm.threads import ThreadsCommunicator
 from tests.support import comm_facts, exchange_facts
 from tests.support.comm_facts import check_alltoallv, uneven
@@ -34,7 +33,7 @@ def run_hosts(monkeypatch):
 
     Ranks of one machine share memory, however little they have for each other.
     """
-    monkeypatch.setattr(hosts, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(local, "_LEAST_BYTES", 0)
 
     def run(layout, program):
         def place():
@@ -93,7 +92,7 @@ def test_only_rows_for_other_machines_leave_the_machine(run_hosts, layout):
 @pytest.mark.parametrize("layout", ["aab", "abbca"])
 def test_what_is_little_goes_with_the_rest(run_hosts, monkeypatch, layout):
     """Some ranks have much for one of their machine, in some calls; others have little."""
-    monkeypatch.setattr(hosts, "_LEAST_BYTES", 100)
+    monkeypatch.setattr(local, "_LEAST_BYTES", 100)
 
     def program(comm):
         filled = []
@@ -165,14 +164,14 @@ def test_a_rank_that_leaves_is_known_on_all_machines(run_hosts, culprit):
 def test_a_rank_that_cannot_allocate_in_the_middle_is_known_on_all_machines(
     run_hosts, monkeypatch, culprit
 ):
-    original = shared_memory.Outbox.reserve
+    original = local.Outbox.reserve
 
     def reserve(self, num_bytes):
         if threading.current_thread().name == f"rank-{culprit}" and num_bytes > 1000:
             raise MemoryError("no more")
         return original(self, num_bytes)
 
-    monkeypatch.setattr(shared_memory.Outbox, "reserve", reserve)
+    monkeypatch.setattr(local.Outbox, "reserve", reserve)
 
     def program(comm):
         comm.barrier()

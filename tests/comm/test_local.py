@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sok_lite.comm import CommunicatorError, local, run_ranks, shared_memory
-from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local
-from sok_lite.comm.stalls import stall_limits
+from sok_lite.comm import CommunicatorError, local, run_ranks
+from sok_lite.comm.local import SWITCH_VARIABLE, LocalCommunicator, connect_local, stall_limits
 from tests.support.comm_facts import FACTS, check_alltoallv, uneven
 from tests.support.helpers import check_interrupts_at_lines
 
@@ -235,14 +234,14 @@ def test_an_interrupt_at_any_line_of_a_collective_leaves_no_rank_out_of_step(str
 
 
 def test_a_rank_that_cannot_allocate_in_the_middle_is_named_by_all(monkeypatch):
-    original = shared_memory.Outbox.reserve
+    original = local.Outbox.reserve
 
     def reserve(self, num_bytes):
         if threading.current_thread().name == "rank-2" and num_bytes > 1000:
             raise MemoryError("no more")
         return original(self, num_bytes)
 
-    monkeypatch.setattr(shared_memory.Outbox, "reserve", reserve)
+    monkeypatch.setattr(local.Outbox, "reserve", reserve)
 
     def program(comm):
         comm.barrier()
