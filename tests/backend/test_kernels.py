@@ -10,8 +10,7 @@ import pytest
 
 from sok_lite.backend import cpu, sources
 from sok_lite.backend.build import compile_library, find_library
-from sok_lite.backend.gpu_binaries import WIDE_LAUNCH_WORDS, kernel_names
-from sok_lite.backend.nvrtc import FLAGS
+from sok_lite.backend.gpu_binaries import FLAGS, WIDE_LAUNCH_WORDS, kernel_names
 from sok_lite.backend.tunables import THREADS_PER_BLOCK, kernel_defines
 from tests.support.helpers import need_nvrtc
 from tests.support.own_process import run_program

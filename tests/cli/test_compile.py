@@ -3,8 +3,7 @@
 import pytest
 
 from sok_lite.backend.build import find_library
-from sok_lite.backend.gpu_binaries import GpuBinaries, kernel_names
-from sok_lite.backend.nvrtc import FLAGS, Nvrtc
+from sok_lite.backend.gpu_binaries import FLAGS, GpuBinaries, Nvrtc, kernel_names
 from sok_lite.backend.sources import (
     all_kernels,
     find_kernel,

@@ -85,7 +85,7 @@ def test_the_page_shows_every_command():
 
 def test_the_examples_of_help_run(runs, monkeypatch):
     pytest.importorskip("pyarrow")
-    # All kernels take two minutes; test_compile.py and test_nvrtc.py compile each.
+    # All kernels take two minutes; test_compile.py and test_gpu_binaries.py compile each.
     few = [kernel_folder() / "slots.cu"]
     monkeypatch.setattr("sok_lite.cli.commands.compile.kernel_files", lambda: few)
     for command in COMMANDS:
