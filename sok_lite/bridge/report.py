@@ -17,9 +17,9 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
-from sok_lite.reports.of_table import report_of
 from sok_lite.reports.openmetrics import openmetrics, samples_of, samples_of_process
 from sok_lite.reports.report import Report, TableReport
+from sok_lite.reports.tables import report_of
 
 # What must be equal on all ranks, so that numbers of ranks can be added up.
 _COMMON = ("name", "dim", "dtype", "key_type", "var_type")

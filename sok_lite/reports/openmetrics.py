@@ -18,7 +18,7 @@ from sok_lite.engine.work_done import (
     SENT_ROWS,
     UPDATES,
 )
-from sok_lite.reports.of_table import memory_of
+from sok_lite.reports.tables import memory_of
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _OF_PROCESS = "since the process began"

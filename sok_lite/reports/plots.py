@@ -5,8 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from sok_lite.reports.histogram import Histogram
-from sok_lite.reports.report import Report
-from sok_lite.reports.text import histograms_of
+from sok_lite.reports.report import Report, histograms_of
 
 __all__ = ["growth", "histograms"]
 

@@ -1,19 +1,29 @@
-"""Reports: the content of tables, what has happened to their keys, and how ranks share them."""
+"""Reports: the content of tables, what has happened to their keys, and how ranks share them.
+
+A report is numbers, for programs; text, for terminals; and HTML, for notebooks and files: no
+script, no other file, colors of the page.
+"""
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from html import escape
 from typing import Any, NamedTuple
 
 from sok_lite.engine.files.beside import write_file
 from sok_lite.engine.json_text import parsed
+from sok_lite.engine.table.summary import as_bytes
 from sok_lite.reports.histogram import Histogram
-from sok_lite.reports.html import report_html, report_page
-from sok_lite.reports.text import report_text
+from sok_lite.reports.text import counted
 
 # Counters of a table that a report sums, as in `Statistics` without "_total".
 COUNTERS = ("found", "missed", "inserted", "evicted", "erased", "refused", "not_admitted")
+
+_LETTERS = 30  # of the longest bar of a text
+
+_ROW, _LABEL, _BAR = 18, 130, 200  # pixels of HTML: height of a row, width of its name and bar
 
 
 class TableReport(NamedTuple):
@@ -221,3 +231,134 @@ def _sum_by_name(parts: Sequence[dict[str, int] | None]) -> dict[str, int] | Non
 def _sum_of_histograms(parts: Sequence[Histogram | None]) -> Histogram | None:
     known = [part for part in parts if part is not None]
     return Histogram.sum_of(known) if known else None
+
+
+def report_text(report: Report) -> str:
+    """Returns all that a report says."""
+    lines = [_heading(report)]
+    for table in report.tables:
+        lines += ["", f"table {table.name!r}"]
+        lines += [f"  {name:<10} {text}" for name, text in facts_of(table)]
+        for name, histogram in histograms_of(table):
+            lines += [f"  {name}", *_bars(histogram)]
+    return "\n".join(lines)
+
+
+def _heading(report: Report) -> str:
+    """Returns the first line: what it is of, when it was made, how much there is."""
+    made = datetime.fromtimestamp(report.time, timezone.utc)
+    counts = [counted(len(report.tables), "table"), counted(report.ranks, "rank")]
+    total = sum(table.num_bytes for table in report.tables)
+    where = report.source or "Tables in memory"
+    return f"{where} at {made:%Y-%m-%d %H:%M:%S} UTC: {', '.join(counts)}, {as_bytes(total)}"
+
+
+def facts_of(table: TableReport) -> list[tuple[str, str]]:
+    """Returns (name, text) of what is known of a table, but for its histograms."""
+    kind = f"{table.key_type}, rows of {table.dim} x {table.dtype}, {table.var_type}"
+    facts = [("keys", f"{table.keys:,} of {kind}")]
+    if table.pending:
+        facts.append(("pending", f"{table.pending:,} keys were seen and have no row yet"))
+    if table.capacity is not None:
+        fill = table.keys / max(1, table.capacity)
+        facts.append(("fill", f"{fill:.0%} of {table.capacity:,} slots"))
+    if table.counts is not None:
+        counts = table.counts
+        facts += [
+            ("new", f"{counts['inserted']:,}"),
+            ("lost", f"{counts['evicted']:,} evicted, {counts['erased']:,} expired or erased"),
+            (
+                "rejected",
+                f"{counts['refused']:,} without room, {counts['not_admitted']:,} not admitted",
+            ),
+        ]
+        if table.hit_rate is not None:
+            looked_up = counts["found"] + counts["missed"]
+            facts.append(("hit rate", f"{table.hit_rate:.3f} of {looked_up:,} looked up keys"))
+    if table.near_share is not None:
+        facts.append(("near", f"{table.near_share:.3f} of the keys that were looked up lately"))
+    if table.memory is not None:
+        parts = [f"{name} {as_bytes(size)}" for name, size in table.memory.items()]
+        facts.append(("memory", f"{as_bytes(table.num_bytes)}: {', '.join(parts)}"))
+    if table.reserved_bytes is not None:
+        facts.append(("reserved", f"{as_bytes(table.reserved_bytes)} for rows and states"))
+    if table.balance is not None:
+        ranks = table.keys_of_ranks
+        most = ranks.index(max(ranks))
+        spread = f"{min(ranks):,} to {max(ranks):,} keys on a rank"
+        facts.append(("balance", f"{spread}; rank {most} has {table.balance:.2f} of the mean"))
+    return facts
+
+
+def histograms_of(table: TableReport) -> Iterator[tuple[str, Histogram]]:
+    """Yields (what it counts, histogram) of those that a table has."""
+    if table.ages is not None:
+        yield "age: how long before the last lookup a key was last seen", table.ages
+    if table.norms is not None:
+        yield "norm: L2 length of a row", table.norms
+
+
+def _bars(histogram: Histogram) -> list[str]:
+    shown = _shown(histogram)
+    most = max((count for _, count in shown), default=1)
+    width = max((len(name) for name, _ in shown), default=0)
+    # Plain letters: not every terminal and no log has blocks.
+    return [
+        f"    {name:<{width}}  {'#' * -(-_LETTERS * count // most):<{_LETTERS}} {count:,}"
+        for name, count in shown
+    ] or ["    no keys"]
+
+
+def report_html(report: Report) -> str:
+    """Returns a part of a page."""
+    parts = [f"<p>{escape(_heading(report))}</p>"]
+    for table in report.tables:
+        cells = [_cells(name, text) for name, text in facts_of(table)]
+        parts.append(f"<table><caption>{escape(table.name)}</caption>{''.join(cells)}</table>")
+        if table.memory and table.num_bytes:
+            parts.append(_chart("bytes by part", list(table.memory.items()), as_bytes))
+        parts += [_chart(name, _shown(each), "{:,}".format) for name, each in histograms_of(table)]
+    return f'<div class="sok-report">{"".join(parts)}</div>'
+
+
+def report_page(report: Report) -> str:
+    """Returns a whole page, for a file."""
+    title = f"sok_lite: {report.source or 'tables'}"
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        "<style>:root { color-scheme: light dark; font-family: sans-serif } "
+        "th { text-align: left; padding-right: 1em }</style></head>"
+        f"<body>{report_html(report)}</body></html>\n"
+    )
+
+
+def _cells(name: str, text: str) -> str:
+    return f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+
+
+def _shown(histogram: Histogram) -> list[tuple[str, int]]:
+    return [(name.replace("_", " "), count) for name, count in histogram.shown()]
+
+
+def _chart(title: str, rows: list[tuple[str, int]], as_text: Callable[[int], str]) -> str:
+    """Returns bars, one below the other, as SVG.
+
+    Args:
+      rows: (name, number) of each.
+      as_text: a number -> text.
+    """
+    most = max((number for _, number in rows), default=0)
+    drawn = []
+    for i, (name, number) in enumerate(rows):
+        y, width = i * _ROW, _BAR * number / max(1, most)
+        drawn.append(
+            f'<text x="{_LABEL - 6}" y="{y + 13}" text-anchor="end">{escape(name)}</text>'
+            f'<rect x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}"/>'
+            f'<text x="{_LABEL + width + 6:.1f}" y="{y + 13}">{escape(as_text(number))}</text>'
+        )
+    size = f'width="{_LABEL + _BAR + 100}" height="{max(1, len(rows)) * _ROW}"'
+    label = escape(title)
+    return (
+        f'<figure><figcaption>{label}</figcaption><svg {size} role="img" aria-label="{label}" '
+        f'fill="currentColor" font-size="11">{"".join(drawn)}</svg></figure>'
+    )

@@ -43,7 +43,7 @@ def test_tables_come_once_and_in_their_order():
 
 def test_a_table_that_is_somewhere_else_tells_its_size():
     from sok_lite.engine.table.remote import RemoteTable
-    from sok_lite.reports.of_table import report_of
+    from sok_lite.reports.tables import report_of
 
     class Rows(dict):
         def size(self):

@@ -6,7 +6,7 @@ import numpy as np
 
 from sok_lite.comm import run_ranks
 from sok_lite.engine.files.dump import dump
-from sok_lite.reports.of_table import report_of
+from sok_lite.reports.tables import report_of
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, run
 from tests.support.filled_tables import KINDS, filled
 from tests.support.helpers import new_table

@@ -8,8 +8,8 @@ import pytest
 
 import sok_lite
 from sok_lite.backend import get_backend
-from sok_lite.reports.of_table import report_of
 from sok_lite.reports.report import Report
+from sok_lite.reports.tables import report_of
 from tests.support.filled_tables import filled
 from tests.support.own_process import run_program
 

@@ -9,8 +9,8 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.table.remote import RemoteTable
-from sok_lite.reports.of_table import report_of
 from sok_lite.reports.report import Report
+from sok_lite.reports.tables import report_of
 from tests.support.helpers import new_table
 
 

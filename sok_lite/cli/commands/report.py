@@ -11,8 +11,8 @@ from sok_lite.cli.arguments import add_reading
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import chosen, format_of, keys_of_ranks, open_sources
-from sok_lite.reports.of_source import READ_COLUMNS, report_of_source
 from sok_lite.reports.report import Report
+from sok_lite.reports.tables import READ_COLUMNS, report_of_source
 
 HELP = "read all rows of a checkpoint and show keys, bytes, ages, norms, balance over ranks"
 EXAMPLES = "sok-lite report runs/model\nsok-lite report runs/model --html report.html"

@@ -14,7 +14,7 @@ from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import PENDING_COLUMNS
 from sok_lite.engine.table.content import take
 from sok_lite.engine.table.named_arrays import named_arrays
-from sok_lite.reports.of_table import report_of
+from sok_lite.reports.tables import report_of
 from tests.cli.helpers import CPU, ONE, fine, loaded, run
 from tests.support.filled_tables import KINDS, all_of, filled, held
 from tests.support.helpers import new_table

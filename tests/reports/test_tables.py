@@ -8,12 +8,11 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.table import clock as clock_module
-from sok_lite.reports import of_table
+from sok_lite.reports import tables
 from sok_lite.reports.histogram import NORMS
-from sok_lite.reports.of_table import report_of
 from sok_lite.reports.openmetrics import samples_of
-from sok_lite.reports.report import TableReport
-from sok_lite.reports.text import facts_of
+from sok_lite.reports.report import TableReport, facts_of
+from sok_lite.reports.tables import report_of
 from tests.support.filled_tables import KINDS, filled, rows_of
 from tests.support.helpers import new_table
 from tests.support.table_state import State
@@ -32,7 +31,7 @@ def as_floats(rows, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int8", "int64"])
 def test_the_norms_are_those_of_the_rows(backend, kind, dtype, monkeypatch):
-    monkeypatch.setattr(of_table, "_PIECE_BYTES", 4000)  # so there are several pieces
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 4000)  # so there are several pieces
     n = 100
     table, held = filled(backend, n, dtype, **KINDS[kind])
     rows = as_floats(rows_of(n, 3, dtype), dtype)[-len(held) :]
