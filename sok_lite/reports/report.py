@@ -206,12 +206,12 @@ class Report:
         write_file(path, report_page(self).encode())
 
     def __str__(self) -> str:
-        return report_text(self)
+        return _report_text(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return report_html(self)
+        return _report_html(self)
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
@@ -233,7 +233,7 @@ def _sum_of_histograms(parts: Sequence[Histogram | None]) -> Histogram | None:
     return Histogram.sum_of(known) if known else None
 
 
-def report_text(report: Report) -> str:
+def _report_text(report: Report) -> str:
     """Returns all that a report says."""
     lines = [_heading(report)]
     for table in report.tables:
@@ -309,7 +309,7 @@ def _bars(histogram: Histogram) -> list[str]:
     ] or ["    no keys"]
 
 
-def report_html(report: Report) -> str:
+def _report_html(report: Report) -> str:
     """Returns a part of a page."""
     parts = [f"<p>{escape(_heading(report))}</p>"]
     for table in report.tables:
@@ -328,7 +328,7 @@ def report_page(report: Report) -> str:
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         "<style>:root { color-scheme: light dark; font-family: sans-serif } "
         "th { text-align: left; padding-right: 1em }</style></head>"
-        f"<body>{report_html(report)}</body></html>\n"
+        f"<body>{_report_html(report)}</body></html>\n"
     )
 
 

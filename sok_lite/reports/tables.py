@@ -50,7 +50,7 @@ def memory_of(table: EmbeddingTable) -> dict[str, int]:
     return memory
 
 
-def squares_of(xp: Any, rows: Array, kind: RowDtype) -> Array:
+def _squares_of(xp: Any, rows: Array, kind: RowDtype) -> Array:
     """Returns the squared L2 norms of rows (n, dim) of a storage dtype, (n,) float64."""
     if kind.name == "bfloat16":
         rows = kind.to_float32(xp, rows)
@@ -91,7 +91,7 @@ def _report_of(table: EmbeddingTable) -> TableReport:
     for entries in pieces(table, num_slots):
         ages.add_times(table.clock.times_of(to_host(entries.last_seen)))
         rows = store.read(table.backend.xp.ascontiguousarray(entries.rows))
-        squares = to_host(squares_of(table.backend.xp, rows, table.row_dtype))
+        squares = to_host(_squares_of(table.backend.xp, rows, table.row_dtype))
         norms.add_norms(np.sqrt(squares))
     memory, seen = memory_of(table), table.seen_lately()
     return _bare(table, numbers.size)._replace(
@@ -146,7 +146,7 @@ def _norms(source: Source) -> Histogram:
     step = max(1, _PIECE_BYTES // (kind.storage.itemsize + 12) // source.dim)
     for rows in source.read("values"):
         for first in range(0, len(rows), step):
-            norms.add_norms(np.sqrt(squares_of(np, rows[first : first + step], kind)))
+            norms.add_norms(np.sqrt(_squares_of(np, rows[first : first + step], kind)))
     return norms.histogram()
 
 

@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from sok_lite.backend import build
-from sok_lite.cli import installed
+from sok_lite.cli.commands import doctor
 from sok_lite.cli.main import main
 
 
@@ -48,7 +48,7 @@ def test_here_nothing_is_broken(capsys):
     assert found["Python"] == ["ok", sys.version.split()[0], None]
     for name in ("TensorFlow", "keras", "sok_lite", "CPU kernels", "cache"):
         assert found[name][0] == "ok", found[name]
-    assert len(found) == len(installed.CHECKS)
+    assert len(found) == len(doctor.CHECKS)
 
 
 def test_what_is_missing_is_named_with_what_brings_it(capsys, versions):
@@ -111,13 +111,13 @@ def test_a_cache_that_cannot_be_written_to_is_broken(capsys, monkeypatch, tmp_pa
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_broken(capsys, monkeypatch):
-    if installed.cuda_unavailable() is None:
+    if doctor.cuda_unavailable() is None:
         pytest.skip("there is a GPU")
     monkeypatch.setenv("SOK_LITE_BACKEND", "cuda")
     status, found, _ = told(capsys)
     assert status == 1 and found["GPU"][0] == "BROKEN"
     monkeypatch.setenv("SOK_LITE_BACKEND", "cpu")
-    monkeypatch.setattr(installed.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
     status, found, _ = told(capsys)
     assert status == 0 and found["GPU"][0] == "missing" and "cupy-cuda12x" in found["GPU"][2]
 
@@ -136,7 +136,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_broken(capsys, monkeypatch
     ],
 )
 def test_a_cluster_of_tensorflows_own_is_broken(capsys, monkeypatch, config, state):
-    monkeypatch.setattr(installed, "CHECKS", (installed._cluster,))
+    monkeypatch.setattr(doctor, "CHECKS", (doctor._cluster,))
     monkeypatch.setenv("TF_CONFIG", config)
     status, found, _ = told(capsys)
     assert found["cluster"][0] == state and status == (state == "BROKEN")
@@ -144,7 +144,7 @@ def test_a_cluster_of_tensorflows_own_is_broken(capsys, monkeypatch, config, sta
 
 
 def test_a_stream_for_each_thread_is_broken(capsys, monkeypatch):
-    monkeypatch.setattr(installed, "cuda_unavailable", lambda: None)
+    monkeypatch.setattr(doctor, "cuda_unavailable", lambda: None)
     for value, state in (("1", "BROKEN"), ("0", "ok")):
         monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", value)
         status, found, _ = told(capsys)
@@ -153,7 +153,7 @@ def test_a_stream_for_each_thread_is_broken(capsys, monkeypatch):
 
 
 def test_the_versions_are_those_that_pip_is_asked_for():
-    text = (installed.Path(__file__).parents[2] / "pyproject.toml").read_text()
-    (first, end) = (".".join(map(str, each)) for each in installed._TENSORFLOWS)
+    text = (doctor.Path(__file__).parents[2] / "pyproject.toml").read_text()
+    (first, end) = (".".join(map(str, each)) for each in doctor._TENSORFLOWS)
     assert f"tensorflow-cpu>={first},<{end}" in text
     assert 'requires-python = ">=3.10' in text

@@ -6,8 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sok_lite.cli.commands.plan import _launch
-from sok_lite.cli.planned import GIB, Machines, Need, plan, room, sent
+from sok_lite.cli.commands.plan import GIB, Machines, Need, _launch, plan, room, sent
 from sok_lite.comm import run_ranks
 from sok_lite.engine import lookup
 from sok_lite.engine.table import sizing

@@ -214,7 +214,7 @@ class Counting(Source):
 )
 def test_memory_does_not_grow_with_the_table(tmp_path, monkeypatch, command):
     monkeypatch.setattr("sok_lite.engine.files.saved_file.CHUNK_BYTES", 10_000)
-    monkeypatch.setattr("sok_lite.cli.verified.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("sok_lite.cli.commands.verify.CHUNK_BYTES", 10_000)
     monkeypatch.setattr("sok_lite.cli.buckets.BUCKET_BYTES", 100_000)
     peaks = []
     for n in (2000, 20_000, 40_000):

@@ -31,7 +31,7 @@ def copied(tmp_path, case):
     ],
 )
 def test_what_tfra_wrote_is_what_tfra_says_is_there(monkeypatch, case, slots, options, chunk):
-    monkeypatch.setattr("sok_lite.cli.importers.keyed_rows.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("sok_lite.cli.importers.tfra_tables.CHUNK_BYTES", chunk)
     assert tfra_files.detect(FOLDER / case)
     check(tfra_files.sources(FOLDER / case, **options), case, slots, "_")
 

@@ -1,21 +1,28 @@
-"""`sok-lite merge`: several checkpoints as one."""
+"""`sok-lite merge`: several checkpoints as one; of a key that several have, the last one counts."""
 
 import argparse
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+
 from sok_lite.cli.arguments import add_force, local, rank_count
+from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.destination import check_destination
-from sok_lite.cli.errors import FINE
+from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module
-from sok_lite.cli.merged import MergedSource
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import OWN, open_sources, own_extra, own_ranks
+from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.rewriting import write_checkpoint
-from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.source import PENDING_COLUMNS, JoinedSource, Source
 
 HELP = "write the tables of several checkpoints as one; of equal keys the last one counts"
 EXAMPLES = "sok-lite merge runs/users runs/items runs/both"
+
+_RECORD = np.dtype([("key", np.int64), ("place", np.int64)])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,3 +62,89 @@ def run(args: argparse.Namespace) -> int:
             merged.append(one)
         write_checkpoint(args.to, merged, ranks, extra)
     return FINE
+
+
+class MergedSource(JoinedSource):
+    """Several sources as one, without keys that repeat. Keep its Buckets open while it is read.
+
+    Args:
+      sources: of one name, at least one; the later ones win.
+
+    Raises:
+      WrongUse: they differ in dim, dtype or key type. OSError, ValueError: the keys cannot be read,
+        or kept in a temporary file.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        for source in sources:
+            _check_alike(source, sources[-1])
+        super().__init__(sources)
+        num_rows = [source.num_keys for source in sources]
+        num_pending = [source.about.num_pending for source in sources]
+        total = sum(num_rows) + sum(num_pending)
+        self._buckets = Buckets([_RECORD], [total])
+        try:
+            path = os.path.join(self._buckets.folder, "kept")
+            # A byte of a file for each key: pages that the system may take back.
+            self._kept = np.memmap(path, bool, "w+", shape=(max(1, total),))
+            self._mark(sum(num_rows))
+        except BaseException:
+            self.close()
+            raise
+        self._begins = dict(
+            zip(("keys", "sighted_keys"), _begins(num_rows, num_pending), strict=True)
+        )
+        self.num_keys = int(np.count_nonzero(self._kept[: sum(num_rows)]))
+        pending = int(np.count_nonzero(self._kept[sum(num_rows) :]))
+        self.about = self.about._replace(num_pending=pending)
+
+    def close(self) -> None:
+        """Removes the temporary files."""
+        self._buckets.close()
+
+    def _mark(self, num_rows: int) -> None:
+        """Finds out what to take of each key: its last row, else its last pending count.
+
+        Args:
+          num_rows: keys at places below have a row.
+        """
+        place, kind = 0, key_dtype(self.key_type)
+        for column in ("keys", "sighted_keys"):
+            for source in self._sources:
+                if column == "sighted_keys" and not source.about.num_pending:
+                    continue
+                for keys in source.read(column):
+                    records = np.empty(keys.size, _RECORD)
+                    records["key"] = kind.to_int64(np, keys)
+                    records["place"] = np.arange(place, place + keys.size)
+                    self._buckets.add(0, records)
+                    place += keys.size
+        for (records,) in self._buckets:
+            # A key's pending counts, then its rows, each in file order: the last one of all counts.
+            order = np.lexsort((records["place"], records["place"] < num_rows, records["key"]))
+            records = records[order]
+            is_last = firsts(records["key"][::-1])[::-1]
+            self._kept[records["place"][is_last]] = True
+
+    def read(self, column: str) -> Iterator[np.ndarray]:
+        key_column = "sighted_keys" if column in PENDING_COLUMNS else "keys"
+        for i, source in enumerate(self._sources):
+            if key_column == "sighted_keys" and not source.about.num_pending:
+                continue
+            place = self._begins[key_column][i]
+            for piece in self._read(i, source, column):
+                kept = self._kept[place : place + len(piece)]
+                place += len(piece)
+                yield piece[kept]
+
+
+def _begins(num_rows: list[int], num_pending: list[int]) -> tuple[list[int], list[int]]:
+    """Returns where the rows, and the pending keys, of each source begin."""
+    begins = np.cumsum([0, *num_rows, *num_pending]).tolist()
+    return begins[: len(num_rows)], begins[len(num_rows) : -1]
+
+
+def _check_alike(source: Source, last: Source) -> None:
+    mine, theirs = (f"{one.key_type} keys, rows of {one.dim} {one.dtype}" for one in (source, last))
+    if mine != theirs:
+        raise WrongUse(f"tables named {last.name!r} cannot be merged: {mine}, and {theirs}")

@@ -3,18 +3,31 @@
 import argparse
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from sok_lite.cli.arguments import local, rank_count
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
-from sok_lite.cli.plan_text import text
-from sok_lite.cli.planned import GIB, Machines, Need, Plan, plan, room, sent
 from sok_lite.cli.reading import open_sources
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.source import columns_of
 from sok_lite.engine.optimizers import Adam, UpdateRule
+from sok_lite.engine.table.parts import MAX_KEYS
+from sok_lite.engine.table.sizing import (
+    RowBytes,
+    TableBytes,
+    hbm_bytes,
+    hybrid_bytes,
+    max_capacity_for,
+)
+from sok_lite.engine.table.summary import as_bytes
+from sok_lite.reports.text import counted
+
+GIB = 1 << 30
+# More keys than this many times those planned are not looked for.
+MOST_ROOM = 64
+_DIGITS = 12  # of the factor of the keys that have room, in bits
 
 HELP = "say whether tables have room on machines, and how to make them"
 EXAMPLES = (
@@ -30,6 +43,217 @@ _RULES: dict[str, UpdateRule] = {
 _DEFAULT = "adam"
 _RANKS_OF_HOST = 8
 _ROW_TYPES = ("float32", "float16", "bfloat16")
+
+_PARTS = (
+    ("rows", "near_rows_bytes", "far_rows_bytes"),
+    ("states", "near_states_bytes", "far_states_bytes"),
+    ("index", "slots_bytes", None),
+    ("access counts", "access_counts_bytes", None),
+    ("spare", "near_spare_bytes", "far_spare_bytes"),
+)
+
+
+# ---- where tables go, on machines of known sizes -------------------------------------------------
+
+
+class Need(NamedTuple):
+    """A table that there is to be.
+
+    Attributes:
+      name: of the table.
+      num_keys: of all ranks together.
+      dim, dtype: of the rows.
+      state_size: elements of the optimizer states of a row, together.
+      ids: that a row of the batch has for it.
+    """
+
+    name: str
+    num_keys: int
+    dim: int
+    dtype: str
+    state_size: int
+    ids: float = 1.0
+
+    @property
+    def row(self) -> RowBytes:
+        """Memory of one row."""
+        return RowBytes.of(self.dim, self.dtype, self.state_size)
+
+
+class Machines(NamedTuple):
+    """The machines that are to hold the tables.
+
+    Attributes:
+      ranks: processes, one for each GPU.
+      ranks_of_host: of one machine.
+      near, far: bytes that a rank's tables may take of its GPU, and of its host's memory; without a
+        GPU near is the host's memory, and there is no far.
+    """
+
+    ranks: int
+    ranks_of_host: int
+    near: int
+    far: int
+
+
+class Planned(NamedTuple):
+    """A table as it is to be made.
+
+    Attributes:
+      need: what it is for.
+      num_keys: on the rank that has most.
+      max_capacity: of a "hybrid" table; None: it is an "hbm" table.
+      max_hbm_for_vectors: of a "hybrid" table, in GiB.
+      bytes: its memory on that rank.
+    """
+
+    need: Need
+    num_keys: int
+    max_capacity: int | None
+    max_hbm_for_vectors: float | None
+    bytes: TableBytes
+
+
+class Plan(NamedTuple):
+    """All tables on the machines.
+
+    Attributes:
+      machines: the argument.
+      tables: as they are to be made.
+      too_many: names of tables that have more keys than one rank can hold.
+    """
+
+    machines: Machines
+    tables: list[Planned]
+    too_many: list[str]
+
+    @property
+    def near(self) -> int:
+        """Near memory of a rank."""
+        return sum(table.bytes.near for table in self.tables)
+
+    @property
+    def far(self) -> int:
+        """Far memory of a rank."""
+        return sum(table.bytes.far for table in self.tables)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for all."""
+        has_room = self.near <= self.machines.near and self.far <= self.machines.far
+        return has_room and not self.too_many
+
+
+def plan(needs: Sequence[Need], machines: Machines) -> Plan:
+    """Returns where tables are to be: near as far as they have room, the largest in two tiers.
+
+    Where there is no room it is the plan that lacks least.
+    """
+    order = sorted(range(len(needs)), key=lambda i: -needs[i].num_keys * needs[i].row.total)
+    counts = range(len(needs) + 1) if machines.far else range(1)
+    for num_hybrid in counts:
+        found = _with_tiers(needs, set(order[:num_hybrid]), machines)
+        if found.fits:
+            break
+    return found
+
+
+def room(needs: Sequence[Need], machines: Machines) -> float:
+    """Returns how many times as many keys have room, up to `MOST_ROOM`; rounded down."""
+
+    def fits(factor: float) -> bool:
+        more = [need._replace(num_keys=math.ceil(need.num_keys * factor)) for need in needs]
+        return plan(more, machines).fits
+
+    if fits(MOST_ROOM):
+        return MOST_ROOM
+    low, high = 0.0, float(MOST_ROOM)
+    for _ in range(_DIGITS + MOST_ROOM.bit_length()):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def keys_of_rank(num_keys: int, ranks: int) -> int:
+    """Returns how many of the keys the rank has that has most.
+
+    Ranks differ by chance: four standard deviations above the mean.
+    """
+    mean = num_keys / ranks
+    return math.ceil(mean + (4 * math.sqrt(mean) if ranks > 1 else 0))
+
+
+def _with_tiers(needs: Sequence[Need], in_tiers: set[int], machines: Machines) -> Plan:
+    """Returns a plan in which some tables have two tiers and the others are near."""
+    counts = [keys_of_rank(need.num_keys, machines.ranks) for need in needs]
+    pairs = list(zip(needs, counts, strict=True))
+    capacities = [
+        max_capacity_for(count) if i in in_tiers else None for i, count in enumerate(counts)
+    ]
+    too_many = [need.name for need, count in pairs if count > MAX_KEYS]
+    too_many += [needs[i].name for i in in_tiers if capacities[i] is None]
+    least = [
+        hbm_bytes(count, need.row)
+        if capacity is None
+        else hybrid_bytes(count, need.row, capacity, 0)
+        for (need, count), capacity in zip(pairs, capacities, strict=True)
+    ]
+    # What is left of the near memory is dealt to the tables of two tiers by their size.
+    left = machines.near - sum(size.near for size in least)
+    all_near = [
+        0 if capacity is None else hybrid_bytes(count, need.row, capacity, count).near - size.near
+        for (need, count), capacity, size in zip(pairs, capacities, least, strict=True)
+    ]
+    share = min(1.0, max(0.0, left / max(1, sum(all_near))))
+    tables = []
+    for (need, count), capacity, size in zip(pairs, capacities, least, strict=True):
+        if capacity is None:
+            tables.append(Planned(need, count, None, None, size))
+            continue
+        gigabytes = _rounded_down(share * count * need.row.row / GIB)
+        near_rows = int(gigabytes * GIB / need.row.row)
+        size = hybrid_bytes(count, need.row, capacity, near_rows)
+        tables.append(Planned(need, count, capacity, gigabytes, size))
+    return Plan(machines, tables, sorted(set(too_many)))
+
+
+def _rounded_down(number: float) -> float:
+    """Returns a number of three digits that is not above another."""
+    if number <= 0:
+        return 0.0
+    places = 2 - math.floor(math.log10(number))
+    return round(math.floor(number * 10**places) / 10**places, max(0, places))
+
+
+class Sent(NamedTuple):
+    """Bytes that a rank sends to others in a step of training, at most."""
+
+    keys: int
+    rows: int
+    gradients: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of keys, rows and gradients."""
+        return sum(self)
+
+
+def sent(needs: Sequence[Need], ranks: int, batch: int) -> Sent:
+    """Returns what a rank sends to others in a step if no id of its batch comes twice.
+
+    Args:
+      batch: rows of the step, of all ranks together.
+    """
+    keys = rows = gradients = 0.0
+    for need in needs:
+        others = batch * need.ids / ranks * (ranks - 1) / ranks
+        keys += others * 8
+        rows += others * need.row.row
+        gradients += others * need.dim * 4
+    return Sent(*map(math.ceil, (keys, rows, gradients)))
+
+
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +314,7 @@ def run(args: argparse.Namespace) -> int:
     grown = [need._replace(num_keys=math.ceil(need.num_keys * args.times)) for need in needs]
     found = plan(grown, machines)
     described = {"now": now, "times": args.times} | _describe(found, args)
-    print(json.dumps(described, indent=1) if args.json else text(described))
+    print(json.dumps(described, indent=1) if args.json else _text(described))
     return FINE if found.fits else FINDINGS
 
 
@@ -297,3 +521,157 @@ def _launch(machines: Machines) -> str:
     named = ",".join(f"host{i + 1}:{count}" for i, count in enumerate(slots))
     where = f" -H {named}" if len(slots) > 1 else ""
     return f"horovodrun -np {ranks}{where} python train.py"
+
+
+# ---- the text that is printed --------------------------------------------------------------------
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    """Returns the text of a plan: the verdict first, then what follows from it."""
+    lines = [
+        _verdict(answer),
+        *_now_lines(answer),
+        "",
+        "make the tables, with sok_lite.keras as sk",
+    ]
+    lines += [f"  {_constructor(table)}" for table in answer["tables"]]
+    lines += ["", *_memory_lines(answer), "", *_table_lines(answer), "", *_sent_lines(answer)]
+    if answer["would_help"]:
+        lines += ["", "what would help most, on each rank"]
+        lines += [
+            f"  {each['what']:24} {_gib(each['saved_bytes']):>8} GiB less"
+            f"{'' if each['fits'] == answer['fits'] else ', and it fits'}"
+            for each in answer["would_help"]
+            if each["fits"] or not answer["fits"]
+        ]
+    return "\n".join(
+        [*lines, "", "start it", f"  {answer['launch']}", "", *_assumption_lines(answer)]
+    )
+
+
+def _verdict(answer: Mapping[str, Any]) -> str:
+    near = "GPU" if answer["has_gpus"] else "RAM"
+    sizes = f"{_gib(answer['near_bytes'])} of {_gib(answer['near_limit_bytes'])} GiB {near}"
+    if answer["far_bytes"] or (answer["has_gpus"] and answer["far_limit_bytes"]):
+        sizes += f" and {_gib(answer['far_bytes'])} of {_gib(answer['far_limit_bytes'])} GiB host"
+    verdict = f"{'fits' if answer['fits'] else 'does not fit'}: {sizes} memory on the fullest rank"
+    if answer["too_many_keys"]:
+        verdict += f"; more keys than a rank can hold: {', '.join(answer['too_many_keys'])}"
+    has_most = answer["room"] >= MOST_ROOM
+    factor = f"over {MOST_ROOM}" if has_most else f"{answer['room']:.2f}"
+    verdict += f"; room for {factor} times these keys"
+    if answer["days"] is None:
+        return verdict
+    return f"{verdict}; full in {'over ' if has_most else ''}{answer['days']:,.0f} days"
+
+
+def _now_lines(answer: Mapping[str, Any]) -> list[str]:
+    """Returns what the tables of a checkpoint have, and by how much there are to be more keys."""
+    planned = f"planned for {answer['times']:,g} times as many keys"
+    has_growth = answer["times"] != 1
+    if not answer["now"]:
+        return [planned] if has_growth else []
+    width = max(len(table["name"]) for table in answer["now"])
+    lines = ["", "in the checkpoint" + (f", {planned}" if has_growth else "")]
+    for table in answer["now"]:
+        states = "".join(
+            f", {state['name']} of {state['dim']} {as_bytes(state['bytes'])}"
+            for state in table["states"]
+        )
+        rows = f"rows of {table['dim']} x {table['dtype']} {as_bytes(table['rows_bytes'])}"
+        keys = f"{table['keys']:,} keys, {as_bytes(table['bytes'])}"
+        lines.append(f"  {table['name']:{width}}  {keys}: {rows}{states}")
+    return lines
+
+
+def _constructor(table: Mapping[str, Any]) -> str:
+    arguments = [repr(table["name"]).replace("'", '"'), str(table["dim"])]
+    if table["var_type"] == "hybrid":
+        arguments += [
+            'var_type="hybrid"',
+            f"max_capacity={table['max_capacity']}",
+            f"max_hbm_for_vectors={table['max_hbm_for_vectors']}",
+        ]
+    if table["dtype"] != "float32":
+        arguments.append(f'row_dtype="{table["dtype"]}"')
+    return f"sk.Table({', '.join(arguments)})"
+
+
+def _memory_lines(answer: Mapping[str, Any]) -> list[str]:
+    far = "host" if answer["has_gpus"] else ""
+    lines = [
+        f"memory of a rank, GiB  {'GPU' if answer['has_gpus'] else 'RAM':>8} {far:>8}".rstrip()
+    ]
+    for name, *tiers in _PARTS:
+        sizes = [sum(table[tier] for table in answer["tables"]) if tier else 0 for tier in tiers]
+        lines.append(_memory_line(name, sizes, far))
+    lines.append(_memory_line("all", [answer["near_bytes"], answer["far_bytes"]], far))
+    return [
+        *lines,
+        _memory_line("room", [answer["near_limit_bytes"], answer["far_limit_bytes"]], far),
+    ]
+
+
+def _memory_line(name: str, sizes: list[int], far: str) -> str:
+    return f"  {name:20} {_gib(sizes[0]):>8} {_gib(sizes[1]) if far else '':>8}".rstrip()
+
+
+def _table_lines(answer: Mapping[str, Any]) -> list[str]:
+    """Returns what a key of each table takes, and its part of the memory."""
+    width = max(len("on a rank"), *(len(table["name"]) for table in answer["tables"]))
+    head = ("keys on a rank", "row", "states", "index", "GiB", "share", "near")
+    lines = [f"bytes a key  {'':{max(0, width - 11)}}" + "".join(f"{each:>15}" for each in head)]
+    everything = max(1, answer["near_bytes"] + answer["far_bytes"])
+    for table in answer["tables"]:
+        parts = [table[name] for each in _PARTS for name in each[1:] if name]
+        kept, near = (
+            sum(table[f"{tier}_{part}_bytes"] for part in ("rows", "states") for tier in tiers)
+            for tiers in (("near", "far"), ("near",))
+        )
+        numbers = (
+            f"{table['keys_of_rank']:,}",
+            str(table["row_bytes"]),
+            str(table["state_bytes"]),
+            f"{(table['slots_bytes'] + table['access_counts_bytes']) / table['keys_of_rank']:.1f}",
+            _gib(sum(parts)),
+            f"{sum(parts) / everything:.0%}",
+            f"{near / max(1, kept):.0%}",
+        )
+        name = f"  {table['name']:{width}}"
+        lines.append(name + "".join(f"{number:>15}" for number in numbers))
+    return lines
+
+
+def _sent_lines(answer: Mapping[str, Any]) -> list[str]:
+    sizes = answer["sent_bytes"]
+    if answer["ranks"] == 1:
+        return ["a step sends nothing: there is one rank"]
+    parts = ", ".join(f"{name} {_mib(sizes[name])}" for name in ("keys", "rows", "gradients"))
+    step = f"a step of {counted(answer['batch'], 'row')}"
+    return [f"{step} sends {_mib(sizes['total'])} MiB from each rank: {parts}"]
+
+
+def _assumption_lines(answer: Mapping[str, Any]) -> list[str]:
+    several = answer["ranks"] > 1
+    known = [
+        f"{answer['reserve']:.0%} of all memory is left to TensorFlow, the dense model and batches",
+        "a hybrid table keeps every key: it is as large as that takes, and evicts none",
+        "spare: rows are set aside for the next keys, by up to 1/32, far ones by up to 1/8",
+    ]
+    if several:
+        known += [
+            f"{counted(answer['ranks_per_host'], 'rank')} on a machine share its memory",
+            "keys are spread over ranks as by chance: ids that share a factor with the number of "
+            "ranks are not",
+            "no id comes twice in a batch: frequent ids make a step send less",
+        ]
+    return ["assumed", *(f"  {each}" for each in known), "  nothing was measured"]
+
+
+def _gib(num_bytes: float) -> str:
+    size = num_bytes / GIB
+    return f"{size:,.1f}" if size >= 10 or num_bytes == 0 else f"{size:.3f}"
+
+
+def _mib(num_bytes: float) -> str:
+    return f"{num_bytes / (1 << 20):,.2f}"

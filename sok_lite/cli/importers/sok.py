@@ -5,7 +5,7 @@ Each file is a header of 296 bytes and then numbers, little-endian, row by row:
   256 bytes   name of the table, with spaces before it; SOK leaves all of it blank
   uint32      0: keys, 1: rows, 2: an optimizer state; big-endian
   32 bytes    name of the state, with spaces before it; blank of keys and rows
-  uint32      number of the dtype, the place of its name in `sok_header.DTYPES`; big-endian
+  uint32      number of the dtype, the place of its name in `_DTYPES`; big-endian
 
 How many keys there are, and the length of a row, follow from the sizes of the files. They are named
 `<table>-key`, `<table>-weight` and `<table>-<optimizer>-<state>`, where `_` stands for each
@@ -18,27 +18,24 @@ keys ascend are right for any number of ranks, and that is how they are written 
 
 import os
 import string
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.cli.file_source import FileSource, Stored, cast_rows, raw_rows, recast
-from sok_lite.cli.importers.sok_header import (
-    DTYPES,
-    HEADER,
-    KEYS,
-    ROWS,
-    STATE,
-    File,
-    corrupt,
-    header,
-    opened,
-)
 from sok_lite.cli.options import initial_values
-from sok_lite.cli.sorted_file import Places, write_sorted
+from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.manifest import StateFacts
+from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source
+
+_HEADER = struct.Struct(">256sI32sI")
+_KEYS, _ROWS, _STATE = range(3)
+_WHAT = {_KEYS: "keys", _ROWS: "rows", _STATE: "an optimizer state"}
+_DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, "_"))
 
@@ -59,11 +56,152 @@ _OPTIMIZERS = {
 _INITIAL = {("Adagrad", "accumulator"): 0.1, ("Ftrl", "accumulator"): 0.1}
 
 
+class _File(NamedTuple):
+    """A file whose header was read: the name in it, the dtype, and how many numbers it has."""
+
+    path: str
+    name: str
+    dtype: str
+    size: int
+
+
+def _opened(path: str, kind: int, state: str) -> _File:
+    """Returns what the header of a file says, and how many numbers the file has.
+
+    Args:
+      kind: what it must be.
+      state: the name that an optimizer state must have.
+    """
+    with open_file(path) as file:
+        head = file.read(_HEADER.size)
+        size = os.fstat(file.fileno()).st_size
+    if len(head) < _HEADER.size:
+        raise _corrupt(path, f"its header has {_HEADER.size} bytes, and there are {len(head)}")
+    name, stated_kind, stated_state, number = _HEADER.unpack(head)
+    if stated_kind != kind:
+        raise _corrupt(
+            path, f"byte 256 says kind {stated_kind}, and {_WHAT[kind]} are of kind {kind}"
+        )
+    if number >= len(_DTYPES):
+        raise _corrupt(path, f"byte 292 says dtype {number}, and the last is {len(_DTYPES) - 1}")
+    try:
+        texts = name.decode().strip(), stated_state.decode().strip()
+    except UnicodeDecodeError as error:
+        raise _corrupt(path, f"a name in its header is no UTF-8 ({error})") from error
+    if texts[1] != state:
+        raise _corrupt(path, f"byte 260 names state {texts[1]!r}, and the file {state!r}")
+    dtype = _DTYPES[number]
+    width = np.dtype(dtype).itemsize
+    if (size - _HEADER.size) % width:
+        raise _corrupt(
+            path, f"behind its header are {size - _HEADER.size:,} bytes, and a {dtype} has {width}"
+        )
+    return _File(path, texts[0], dtype, (size - _HEADER.size) // width)
+
+
+def _corrupt(path: str, reason: str) -> ValueError:
+    """Returns the error of a file that is not as it should be."""
+    return ValueError(f"{path} is no whole file of a dump of SOK: {reason}.")
+
+
+def _header(name: str, kind: int, state: str, dtype: str) -> bytes:
+    """Returns the header of a file with the table's name."""
+    text = name.encode()
+    # A longer name has no place there; SOK does not look at it.
+    title = text.rjust(256) if len(text) <= 256 else b" " * 256
+    return _HEADER.pack(title, kind, state.encode().rjust(32), _DTYPES.index(dtype))
+
+
+class Places(NamedTuple):
+    """The order of a source's keys in the sorted file.
+
+    Attributes:
+      keys: (n,) ascending.
+      at: (n,) int64, the place of the i-th key that the source reads.
+    """
+
+    keys: np.ndarray
+    at: np.ndarray
+
+    @classmethod
+    def of(cls, source: Source) -> "Places":
+        """Sorts the keys of a source. Takes 32 bytes a key while it runs, and keeps 16.
+
+        Raises:
+          ValueError: a key repeats.
+        """
+        none = np.empty(0, key_dtype(source.key_type).dtype)
+        keys = np.concatenate([none, *source.read("keys")])
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        repeated = np.flatnonzero(keys[1:] == keys[:-1])
+        if repeated.size:
+            raise ValueError(f"Table {source.name!r} has key {keys[repeated[0]]} more than once.")
+        at = np.empty(keys.size, np.int64)
+        at[order] = np.arange(keys.size)
+        return cls(keys, at)
+
+    @property
+    def least(self) -> int | None:
+        """The least key; None: there is none."""
+        return int(self.keys[0]) if self.keys.size else None
+
+    def has(self, key: int) -> bool:
+        """Returns whether a key, which need not be of their type, is among them."""
+        limits = np.iinfo(self.keys.dtype)
+        if not limits.min <= key <= limits.max:
+            return False
+        found = np.searchsorted(self.keys, self.keys.dtype.type(key))
+        return bool(found < self.keys.size and self.keys[found] == key)
+
+
+def write_sorted(
+    path: str,
+    head: bytes,
+    pieces: Iterator[np.ndarray],
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    places: Places,
+) -> None:
+    """Writes a column of a source into a new file, each row at the place of its key.
+
+    Args:
+      head: what comes before the rows.
+      pieces: of the column.
+      dtype: of its elements.
+      shape: of a row.
+
+    Raises:
+      OSError: the file cannot be written. ValueError: there are more rows than keys, or fewer.
+    """
+    n, first = int(places.at.size), 0
+    with open(path, "xb+") as file:
+        file.write(head)
+        file.flush()
+        target = None
+        if n:
+            num_bytes = n * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            # Memory that stands for a file without room on the disk ends the process.
+            os.posix_fallocate(file.fileno(), 0, len(head) + num_bytes)
+            target = np.memmap(file, dtype.newbyteorder("<"), "r+", len(head), (n, *shape))
+        for piece in pieces:
+            at = places.at[first : first + len(piece)]
+            if len(at) != len(piece):
+                raise ValueError(f"{path} was to have {n:,} rows, and more came.")
+            if target is not None:
+                target[at] = piece
+            first += len(piece)
+        if first != n:
+            raise ValueError(f"{path} was to have {n:,} rows, and {first:,} came.")
+        if target is not None:
+            target.flush()
+
+
 def detect(path: str) -> bool:
     """Returns whether a folder has a file of keys with SOK's header."""
     try:
         names = [name for name in os.listdir(path) if name.endswith("-key")]
-        return any(opened(os.path.join(path, name), KEYS, "") for name in names)
+        return any(_opened(os.path.join(path, name), _KEYS, "") for name in names)
     except (OSError, ValueError):
         return False
 
@@ -77,8 +215,8 @@ def _is_file(folder: str, name: str) -> bool:
     _, _, end = name.partition("-")  # such as key, or Adam-m
     _, _, state = end.partition("-")
     try:
-        kind = {"key": KEYS, "weight": ROWS}.get(end, STATE)
-        opened(os.path.join(folder, name), kind, state)
+        kind = {"key": _KEYS, "weight": _ROWS}.get(end, _STATE)
+        _opened(os.path.join(folder, name), kind, state)
     except (OSError, ValueError):
         return False
     return True
@@ -138,10 +276,10 @@ def _source(
     files: Sequence[str],
     initial: str,
 ) -> Source:
-    keys = opened(os.path.join(folder, f"{stem}-key"), KEYS, "")
-    rows = opened(os.path.join(folder, f"{stem}-weight"), ROWS, "")
+    keys = _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "")
+    rows = _opened(os.path.join(folder, f"{stem}-weight"), _ROWS, "")
     stored = {
-        "keys": raw_rows(keys.path, HEADER.size, keys.dtype, (keys.size,)),
+        "keys": raw_rows(keys.path, _HEADER.size, keys.dtype, (keys.size,)),
         "values": _rows(rows, keys, dim),
     }
     dim = stored["values"].shape[1]
@@ -151,7 +289,7 @@ def _source(
             optimizer, state = file[len(stem) + 1 :].split("-", 1)
             found.append((optimizer, _STATES.get(optimizer, {}).get(state, state)))
             stored[_column(len(found) - 1, found[-1][1])] = _rows(
-                opened(os.path.join(folder, file), STATE, state), keys, dim, is_state=True
+                _opened(os.path.join(folder, file), _STATE, state), keys, dim, is_state=True
             )
     initial_by_state = initial_values(initial, [state for _, state in found])
     groups = list(dict.fromkeys(optimizer for optimizer, _ in found))
@@ -174,7 +312,7 @@ def _column(i: int, state: str) -> str:
 
 def _names(folder: str, stems: Sequence[str]) -> dict[str, str]:
     """Returns the names of tables by those of their files."""
-    stated = {stem: opened(os.path.join(folder, f"{stem}-key"), KEYS, "").name for stem in stems}
+    stated = {stem: _opened(os.path.join(folder, f"{stem}-key"), _KEYS, "").name for stem in stems}
     names = {
         stem: name if name and _stem(name) == stem else stem.removesuffix("_0") or stem
         for stem, name in stated.items()
@@ -183,7 +321,7 @@ def _names(folder: str, stems: Sequence[str]) -> dict[str, str]:
     return names if is_clear else {stem: stem for stem in stems}
 
 
-def _rows(file: File, keys: File, dim: int | None, is_state: bool = False) -> Stored:
+def _rows(file: _File, keys: _File, dim: int | None, is_state: bool = False) -> Stored:
     """Returns the rows of a file, one for each key."""
     n = keys.size
     found = file.size // n if n else dim
@@ -203,8 +341,8 @@ def _rows(file: File, keys: File, dim: int | None, is_state: bool = False) -> St
                 ". SOK leaves keys that were never trained out of these files, and does not say "
                 "which: give states=no to read the table without them"
             )
-        raise corrupt(file.path, reason)
-    return raw_rows(file.path, HEADER.size, file.dtype, (n, found))
+        raise _corrupt(file.path, reason)
+    return raw_rows(file.path, _HEADER.size, file.dtype, (n, found))
 
 
 def write(
@@ -253,7 +391,7 @@ def _stem(name: str) -> str:
 
 
 def _check_writable(source: Source, with_states: bool) -> None:
-    if source.dtype not in DTYPES:
+    if source.dtype not in _DTYPES:
         raise WrongUse(
             f"SOK has no rows of {source.dtype}, as table {source.name!r} has: give dtype=float32"
         )
@@ -299,17 +437,17 @@ def _write(folder: str, source: Source, with_states: bool, ranks: int | None) ->
     dtype = source.dtype
 
     def write_file(end: str, column: str, kind: int, state: str, stored: str, wanted: str) -> None:
-        head = header(source.name, kind, state, stored)
-        path, shape = f"{stem}-{end}", (source.dim,) if kind != KEYS else ()
+        head = _header(source.name, kind, state, stored)
+        path, shape = f"{stem}-{end}", (source.dim,) if kind != _KEYS else ()
         pieces = source.read(column)
         if wanted != stored:
             pieces = (cast_rows(piece, wanted, stored) for piece in pieces)
         write_sorted(path, head, pieces, np.dtype(stored), shape, places)
 
-    write_file("weight", "values", ROWS, "", dtype, dtype)
+    write_file("weight", "values", _ROWS, "", dtype, dtype)
     for tensor, (optimizer, state) in _state_files(source).items() if with_states else ():
-        write_file(f"{optimizer}-{state}", tensor, STATE, state, dtype, "float32")
-    write_file("key", "keys", KEYS, "", source.key_type, source.key_type)
+        write_file(f"{optimizer}-{state}", tensor, _STATE, state, dtype, "float32")
+    write_file("key", "keys", _KEYS, "", source.key_type, source.key_type)
 
 
 def _check_keys(source: Source, places: Places, ranks: int | None) -> None:

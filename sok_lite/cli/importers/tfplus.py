@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.cli.importers.per_table import chosen, listed, of_table
 from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, prefix_of
+from sok_lite.cli.options import chosen, listed, of_table
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.source import About, Source

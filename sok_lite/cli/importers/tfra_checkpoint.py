@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.cli.importers.keyed_rows import Keyed, StoredRows
-from sok_lite.cli.importers.per_table import chosen, of_table
 from sok_lite.cli.importers.tensorflow_reader import looks_like_one, open_checkpoint, tensor
-from sok_lite.cli.importers.tfra_slots import with_slots
+from sok_lite.cli.importers.tfra_tables import Keyed, StoredRows, with_slots
+from sok_lite.cli.options import chosen, of_table
 from sok_lite.engine.files.key_value_files import make_layout
 from sok_lite.engine.files.source import Source
 

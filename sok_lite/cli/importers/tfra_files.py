@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from sok_lite.cli.importers.keyed_rows import Keyed, StoredRows
-from sok_lite.cli.importers.per_table import chosen, dim_of_table, of_table
-from sok_lite.cli.importers.tfra_slots import with_slots
+from sok_lite.cli.importers.tfra_tables import Keyed, StoredRows, with_slots
+from sok_lite.cli.options import chosen, dim_of_table, of_table
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.files.key_value_files import (
     Layout,

@@ -21,7 +21,7 @@ from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.content_parts import owns
 from sok_lite.engine.table.saved import Owns, Saved, SavedPart, SavedRows
 
-Convert = Callable[[np.ndarray], np.ndarray]
+_Convert = Callable[[np.ndarray], np.ndarray]
 
 
 def shards_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> Sequence[Shard]:
@@ -61,7 +61,7 @@ def saved_in(
     )
 
 
-def _conversion(table: AnyTable, dtype: str) -> Convert:
+def _conversion(table: AnyTable, dtype: str) -> _Convert:
     """Returns the function that converts rows of a dtype to that of the table."""
     if dtype == table.row_dtype.name:
         return lambda rows: rows
@@ -90,7 +90,7 @@ class SavedFileRows(SavedRows):
         reader: ShardReader,
         num_rows: int,
         tensors: Mapping[str, str | None],
-        convert: Convert,
+        convert: _Convert,
     ) -> None:
         self._reader, self._tensors, self._convert = reader, tensors, convert
         names = [name for name in ("keys", "values", *tensors.values()) if name is not None]
@@ -142,7 +142,7 @@ class SavedFile(SavedPart):
         shard: Shard,
         opened: Callable[[Shard], ShardReader],
         are_own: Owns | None = None,
-        convert: Convert | None = None,
+        convert: _Convert | None = None,
     ) -> None:
         self.states, self.facts, self.owns = shard.states, shard.facts, are_own
         self.columns = ["stamps", *["scores"] * shard.scores, *["slots"] * shard.slots]

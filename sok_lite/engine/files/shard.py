@@ -82,7 +82,7 @@ def dtype_of(name: str) -> str:
     return next(short for short, dtype in _DTYPES.items() if dtype == name)
 
 
-def header_of(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
+def _header_of(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
     """Returns the bytes of a file up to its first tensor.
 
     Args:
@@ -105,7 +105,7 @@ def header_of(tensors: Sequence[Tensor], about: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def placed_tensors(header: bytes) -> list[tuple[int, int, Tensor]]:
+def _placed_tensors(header: bytes) -> list[tuple[int, int, Tensor]]:
     """Returns the tensors of a header, by where they are: bytes [first, last) behind it, and each.
 
     Raises:
@@ -180,7 +180,7 @@ class ShardWriter:
         self._path, self._chunk_bytes = path, chunk_bytes
         self._progress = progress or Progress()
         self._num_bytes, self._crcs = 0, list[int]()
-        head = header_of(tensors, about)
+        head = _header_of(tensors, about)
         self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
@@ -268,7 +268,7 @@ class ShardReader:
             raise self.corrupt(f"a header of {length:,} bytes is longer than the file, or allowed")
         begin = LENGTH_BYTES + length
         try:
-            placed = placed_tensors(self._read(file, LENGTH_BYTES, begin))
+            placed = _placed_tensors(self._read(file, LENGTH_BYTES, begin))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self.corrupt(f"its header is none of safetensors: {error}") from error
         end = 0

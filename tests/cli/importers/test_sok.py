@@ -8,8 +8,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.cli.errors import WrongUse
-from sok_lite.cli.importers.sok import detect, sources, write
-from sok_lite.cli.sorted_file import Places, write_sorted
+from sok_lite.cli.importers.sok import Places, detect, sources, write, write_sorted
 from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.manifest import StateFacts
