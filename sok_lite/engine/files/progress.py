@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["checked_progress", "progress_bar"]
-
 # Takes the bytes of this rank's files that are done, and how many there are.
 Report = Callable[[int, int], None]
 
