@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_dtype
 from sok_lite.bridge.string_keys import tensor_of_texts
-from sok_lite.engine.dtypes import array_of_keys, key_dtype
+from sok_lite.engine.dtypes import array_of_keys, key_dtype, no_copy
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (*(tf.float32, tf.float16, tf.bfloat16, tf.float64), *(tf.int32, tf.int64, tf.int8))
@@ -78,9 +78,11 @@ def _integers_of(keys: Any, dtype: tf.DType, name: str) -> Any:
             return array
         if array.size:
             key_dtype(dtype.name).check(np, array, what)
+        return tf.convert_to_tensor(array.astype(dtype.as_numpy_dtype))
     except ValueError as error:
         raise DtypeError(str(error)) from None
-    return tf.convert_to_tensor(array.astype(dtype.as_numpy_dtype))
+    except MemoryError as error:
+        raise no_copy(what, dtype.name, error) from error
 
 
 def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name: str) -> tf.Tensor:
@@ -98,6 +100,8 @@ def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name
         values = values.read_value()
     try:
         values = tf.convert_to_tensor(values, dtype)
+    except MemoryError as error:
+        raise no_copy(f"Values of {name!r}", dtype.name, error) from error
     except (TypeError, ValueError) as error:
         received = getattr(values, "dtype", None)
         raise DtypeError(

@@ -28,7 +28,9 @@ class FileSystemSaver(DynamicEmbeddingSaver):
     """Keeps rows in key and value files of a directory, out of TensorFlow's checkpoint.
 
     Optimizer states and scores are in one file more for each process. As many processes restore
-    exactly what was saved; another number of them share it out by the partitioner.
+    exactly what was saved; another number of them share it out by the partitioner. Each process
+    saves all keys that it has, as in TFRA: of one that several have, the last of them counts where
+    another number restores, and the logger "sok_lite" says how many there were.
 
     Args:
       proc_size, proc_rank: how many processes save, and which this one is; None: those of the job

@@ -266,6 +266,19 @@ def _refuse(number: int, dtype: np.dtype, what: str, advice: str) -> NoReturn:
     )
 
 
+def no_copy(what: str, dtype: str, error: MemoryError) -> MemoryError:
+    """Returns the error for what a program gives and there is no memory to convert.
+
+    Args:
+      what: it is, such as "Keys of 't'".
+      dtype: it was to become.
+    """
+    return MemoryError(
+        f"{what}: no memory for a copy as {dtype}. The table is as it was. Give it fewer at a "
+        f"time. ({error})"
+    )
+
+
 def array_of_keys(keys: Any, dtype: Any, what: str) -> np.ndarray:
     """Returns what a program passes for keys as an array of NumPy, without loss.
 

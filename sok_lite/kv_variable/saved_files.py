@@ -70,6 +70,10 @@ def rank_path(path: str) -> str:
     every rank and with checkpoints at equal steps: the folders differ in these names alone, else
     no rank finds those of the others. `Saver.restore` takes the path of any rank of the job that
     has saved, and on any number of ranks each takes the keys that are its own.
+
+    A rank saves all keys that it has, and does not ask the others. Keys that others own, as of
+    lookups before `sok_lite.init`, are named by the logger "sok_lite"; where their owners have
+    saved them too, the checkpoint cannot be restored: remove them, or call `sok_lite.init` first.
     """
     rank, size = ranks()
     return path if size == 1 else f"{path}.rank-{rank}-of-{size}"

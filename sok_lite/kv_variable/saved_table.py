@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge import checkpoint
+from sok_lite.bridge import checkpoint, job
 from sok_lite.bridge.table_call import table_call
 from sok_lite.bridge.type_spec import alive
+from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import restore
 from sok_lite.engine.table.content_parts import select
@@ -118,6 +119,9 @@ class SavedTable(tf.__internal__.tracking.Trackable):
           ValueError: a delta, and there is no full save that it could change.
         """
         table, (rank, num_ranks) = self.table, ranks()
+        comm = job.other_ranks()
+        if comm is not None:  # a restore refuses those that their owners have too
+            warn_of_foreign_keys([table], comm)
         content, save, base, deleted = taken(table), secrets.randbits(64), None, _no_keys(table)
         if is_full:
             self._begin({rank: save}, num_ranks, is_logged)

@@ -192,7 +192,9 @@ def incremental_model_dump(
     Returns:
       (keys_list, values_list): of each variable the keys (n,) of its key type and the rows (n,
       dimension) of its dtype, NumPy arrays: those of rank 0, ascending, then those of rank 1 and so
-      on. Keys that were removed are in none.
+      on. Keys that were removed are in none. A key that has rows on several ranks, as after lookups
+      on one rank alone, is there once for each, and the row of its owner is the one that lookups
+      over ranks find.
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or the variables differ between ranks.

@@ -110,7 +110,10 @@ def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     listed = list(vars)
     left_out = left_out_of(listed)
     if left_out is not None:
-        raise NotImplementedError(left_out)
+        raise NotImplementedError(
+            f"{left_out} A program that names its tables elsewhere names them here too, and takes "
+            "the second list alone."
+        )
     ours: list[Any] = []
     others: list[Any] = []
     for var in listed:

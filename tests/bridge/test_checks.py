@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 import sok_lite.keras as sk
+from sok_lite import dynamic_embedding as de
 from sok_lite import kv_variable as kv
 
 # Below and above 2**63: of such a list NumPy makes float64, in which these are others.
@@ -86,3 +87,28 @@ def test_texts_for_integers_are_refused(api, keys):
 def test_what_is_no_integer_is_still_refused(keys):
     with pytest.raises(TypeError, match="must be integers"):
         MAKES["sok"]("int64").contains(keys)
+
+
+# NumPy refuses at once to make a copy of it.
+TOO_MANY = np.broadcast_to(np.int32(1), [1 << 46])
+TOO_LARGE = np.broadcast_to(np.float64(1.0), [1 << 46, 1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "text"),
+    [(TOO_MANY, ROWS, "Keys of 't.*int64"), (np.array([1]), TOO_LARGE, "alues.* of 't.*float32")],
+    ids=["keys", "rows"],
+)
+@pytest.mark.parametrize("api", ["sok", "keras", "de", "engine"])
+def test_a_copy_without_memory_names_the_table(api, keys, rows, text):
+    if api == "de":
+        write = de.get_variable("t", dim=1).upsert
+    elif api == "engine":
+        write = sok.DynamicVariable(1, name="t").table.insert_or_assign
+        text = "Keys and rows of table 't': .*int64 and float32"
+    else:
+        write = MAKES[api]("int64").assign
+    with pytest.raises(
+        MemoryError, match=f"{text}.*as it was.*fewer at a time.*Unable to allocate"
+    ):
+        write(keys, rows)

@@ -92,6 +92,21 @@ def test_ranks_save_and_another_number_of_them_restores(comm, folder):
             assert again.known()[0] == trained_alone(None, BATCHES + AFTER)
 
 
+def test_keys_that_other_ranks_own_are_named_where_they_are_saved(comm, folder, caplog):
+    with contextlib.ExitStack() as stack:
+        with alone():  # as before `sok_lite.init`: each rank has all keys
+            graph = Trained(None)
+            session = stack.enter_context(graph.session())
+            graph.train(*BATCHES)
+            saver = tf1.train.Saver()
+        path = saver.save(session, kv.rank_path(f"{folder}/model"))
+        assert ("that other ranks own" in caplog.text) == (comm.size > 1)
+        comm.barrier("all have saved")
+        if comm.size > 1:
+            with pytest.raises(tf.errors.OpError, match="its parts have .* keys in common"):
+                saver.restore(session, path)
+
+
 def test_one_rank_saves_and_several_restore(comm, folder):
     path = f"{folder}/model"
     if comm.rank == 0:

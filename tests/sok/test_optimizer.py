@@ -624,6 +624,17 @@ def test_what_would_not_act_on_rows_is_refused(make, error, text):
         sok.OptimizerWrapper(make())
 
 
+class CountsBatches(k3.SGD):
+    """As those of Keras before 3.5, which keep what counts batches in `iterations` itself."""
+
+    iterations = None
+
+
+def test_batches_are_not_accumulated_where_keras_counts_no_steps():
+    with pytest.raises(NotImplementedError, match=r"steps=2 of CountsBatches.*Install a newer"):
+        sok.OptimizerWrapper(CountsBatches(gradient_accumulation_steps=2))
+
+
 def test_a_setting_that_comes_later_is_refused_too():
     table, _ = new_pair()
     inner = k3.SGD(0.1)

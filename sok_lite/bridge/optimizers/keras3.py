@@ -116,6 +116,11 @@ def batch_counter(optimizer: Any) -> Any:
     return optimizer.iterations if num_batches(optimizer) == 1 else optimizer.variables[0]
 
 
+def counts_batches(optimizer: Any) -> bool:
+    """Whether `iterations` counts batches, not steps: before Keras 3.5, where it is a property."""
+    return not isinstance(getattr(type(optimizer), "iterations", None), property)
+
+
 def _learning_rate(optimizer: Any, iterations: Any) -> Any:
     rate = optimizer._learning_rate
     if hasattr(rate, "assign") or not callable(rate):

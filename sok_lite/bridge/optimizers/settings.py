@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.optimizers.family import FallbackStep, Family, Settings
-from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS
+from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS, counts_batches, num_batches
 from sok_lite.bridge.optimizers.legacy import LEGACY
 from sok_lite.bridge.optimizers.v1 import V1
 
@@ -140,3 +140,11 @@ def refuse_unsupported(optimizer: Any) -> None:
                 "would not act on them. "
                 f"Leave it out and {instead}."
             )
+    if num_batches(optimizer) > 1 and counts_batches(optimizer):
+        raise NotImplementedError(
+            "Rows of tables support gradient_accumulation_steps from Keras 3.5 on, whose "
+            "`iterations` counts steps; before it counts batches. Received: "
+            "gradient_accumulation_steps="
+            f"{num_batches(optimizer)} of {type(optimizer).__name__} of an older Keras. Install a "
+            "newer one, or leave it out and train with larger batches."
+        )

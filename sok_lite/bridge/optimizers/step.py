@@ -202,7 +202,10 @@ class RowOptimizer(tf.Module):
             with tf.control_dependencies([update]):
                 return update, None if dense_step is None else dense_step()
         if go is None or bool(go):
-            plain = [float(each) for each in numbers]
+            plain = [  # variables of Keras before 3.5 are no numbers yet
+                float(each if hasattr(each, "__float__") else tf.convert_to_tensor(each))
+                for each in numbers
+            ]
             make = partial(host.step, plain, int(step), inputs, batches)
             take = partial(self._take, make, int(step), dense_step)
         elif batches > 1:

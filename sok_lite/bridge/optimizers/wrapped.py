@@ -68,7 +68,9 @@ class WrappedOptimizer(RowOptimizer):
     def _first_step(self, inner: Any, settings: Settings | FallbackStep) -> int | None:
         """Returns how many steps there were; None: this object need not count them."""
         iterations = self._family.iterations(inner)
-        return 0 if iterations is None or not tf.executing_eagerly() else int(iterations)
+        if iterations is None or not tf.executing_eagerly():
+            return 0
+        return int(tf.convert_to_tensor(iterations))  # Keras has int(variable) from 3.5 on
 
     def apply_gradients(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.dedup import dedup, last_of_each, unique
-from sok_lite.engine.dtypes import as_words, check_integer
+from sok_lite.engine.dtypes import as_words, check_integer, no_copy
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import group, segment_sum
 from sok_lite.engine.table.arguments import (
@@ -52,8 +52,7 @@ def assign_and_evict(
     Args:
       evicted: grows by what was evicted; None: it is not wanted.
     """
-    keys, values = checked_keys(table, keys), table.store.to_storage(values)
-    check_rows(table, keys, values)
+    keys, values = _keys_and_rows(table, keys, values)
     distinct, inverse = unique(table.backend, keys)
     last = last_of_each(table.backend, inverse, int(distinct.size))
     distinct_scores = None
@@ -79,6 +78,22 @@ def assign_and_evict(
     insert(table, new, actions, scoring, evicted)
 
 
+def _keys_and_rows(table: TableParts, keys: Any, values: Any) -> tuple[Array, Array]:
+    """Returns keys (n,) int64 and rows (n, dim) of the format of the table's.
+
+    Raises:
+      ValueError, TypeError: shape or dtype do not fit.
+      MemoryError: for a copy of them; it names the table.
+    """
+    try:
+        keys, values = checked_keys(table, keys), table.store.to_storage(values)
+    except MemoryError as error:
+        what, dtypes = f"Keys and rows of table {table.name!r}", f"int64 and {table.row_dtype.name}"
+        raise no_copy(what, dtypes, error) from error
+    check_rows(table, keys, values)
+    return keys, values
+
+
 @changing
 def assign(table: TableParts, keys: Any, values: Any) -> None:
     """Sets the rows of the keys that have one and skips the others. The last of a key wins.
@@ -86,8 +101,7 @@ def assign(table: TableParts, keys: Any, values: Any) -> None:
     As of every write, they count as seen by the last lookup, and their scores stay where these
     are not numbers of lookups.
     """
-    keys, values = checked_keys(table, keys), table.store.to_storage(values)
-    check_rows(table, keys, values)
+    keys, values = _keys_and_rows(table, keys, values)
     distinct, inverse = unique(table.backend, keys)
     last = last_of_each(table.backend, inverse, int(distinct.size))
     search = mark_seen_search(table, distinct)
