@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras.tracked import saved_by
+from sok_lite.bridge.keras.saving import saved_by
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.train.ranks_together import write_together
