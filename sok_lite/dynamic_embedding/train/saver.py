@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
-from sok_lite.dynamic_embedding.graph_keys import GraphKeys
 from sok_lite.dynamic_embedding.train.ranks_together import write_together
+from sok_lite.dynamic_embedding.variable import GraphKeys
 
 
 class DEHvdSaver(tf.compat.v1.train.Saver):
