@@ -1,4 +1,4 @@
-"""`Variable`: a table of embeddings by key, in TFRA's words, its shards and its graph collections."""
+"""`Variable`: a table of embeddings by key, in TFRA's words, with its shards and collections."""
 
 import inspect
 import threading
