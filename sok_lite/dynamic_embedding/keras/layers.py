@@ -54,8 +54,6 @@ __all__ = [
 ]
 
 _PACKAGE = "sok_lite.dynamic_embedding"  # of what Keras saves by name
-
-
 # What `Embedding` takes besides, and the defaults.
 _OPTIONS: dict[str, Any] = {
     "bp_v2": False,
