@@ -25,11 +25,10 @@ from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
-from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
-from sok_lite.kv_variable.saved_table import SavedTable
-from sok_lite.kv_variable.saved_tensors import CUTOFF
-from sok_lite.kv_variable.saving import (
+from sok_lite.kv_variable.saveable import (
     GRAPH_COLLECTION,
+    KvVariableSaveable,
+    SavedBySavers,
     disable_delta_export,
     disable_full_or_delta_import_v2,
     disable_save_v3,
@@ -39,6 +38,8 @@ from sok_lite.kv_variable.saving import (
     set_new_num_shards,
     set_tfplus_saver_mode,
 )
+from sok_lite.kv_variable.saved_table import SavedTable
+from sok_lite.kv_variable.saved_tensors import CUTOFF
 from sok_lite.kv_variable.share import WHOLE, Share
 
 __all__ = [

@@ -19,7 +19,7 @@ from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
-from sok_lite.kv_variable.saving import GRAPH_COLLECTION
+from sok_lite.kv_variable.saveable import GRAPH_COLLECTION
 
 __all__ = ["get_kv_variable"]
 
