@@ -58,7 +58,7 @@ _MODULE_OF = {
     "lookup_sparse": "sok.lookup",
     "sparse_read_and_evict": "sok.lookup",
     "OptimizerWrapper": "sok.optimizer",
-    "SGD": "sok.sgd",
+    "SGD": "sok.optimizer",
     "DistributedVariable": "sok.static_variable",
     "LocalizedVariable": "sok.static_variable",
     "Variable": "sok.static_variable",

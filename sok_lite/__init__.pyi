@@ -32,8 +32,8 @@ from sok_lite.sok.dynamic_variable import DynamicVariable as DynamicVariable
 from sok_lite.sok.lookup import all2all_dense_embedding as all2all_dense_embedding
 from sok_lite.sok.lookup import lookup_sparse as lookup_sparse
 from sok_lite.sok.lookup import sparse_read_and_evict as sparse_read_and_evict
+from sok_lite.sok.optimizer import SGD as SGD
 from sok_lite.sok.optimizer import OptimizerWrapper as OptimizerWrapper
-from sok_lite.sok.sgd import SGD as SGD
 from sok_lite.sok.static_variable import DistributedVariable as DistributedVariable
 from sok_lite.sok.static_variable import LocalizedVariable as LocalizedVariable
 from sok_lite.sok.static_variable import Variable as Variable

@@ -1,13 +1,15 @@
 """SOK's module of this name."""
 
-from sok_lite.sok.lookup import all2all_dense_embedding, lookup_sparse, sparse_read_and_evict
-from sok_lite.sok.lookup_helpers import (
+from sok_lite.sok.lookup import (
+    all2all_dense_embedding,
     allSupportedVariableCheckFunc,
     group_lookup,
     isDynamicVariable,
     isEmbeddingVariable,
     isResourceVariable,
     isVariable,
+    lookup_sparse,
+    sparse_read_and_evict,
     to_list,
 )
 

@@ -18,7 +18,6 @@ from sok_lite.dynamic_embedding.creators import (
     KVCreator,
     RedisTableCreator,
 )
-from sok_lite.dynamic_embedding.graph_keys import GraphKeys
 from sok_lite.dynamic_embedding.hkv import HkvEvictStrategy, HkvHashTable
 from sok_lite.dynamic_embedding.lookups import (
     embedding_lookup,
@@ -46,7 +45,7 @@ from sok_lite.dynamic_embedding.trainable import (
     TrainableWrapper,
     trainable_wrapper_filter,
 )
-from sok_lite.dynamic_embedding.variable import Variable
+from sok_lite.dynamic_embedding.variable import GraphKeys, Variable
 from sok_lite.dynamic_embedding.warm_start_util import WarmStartHook, warm_start
 
 __all__ = [

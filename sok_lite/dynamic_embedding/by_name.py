@@ -16,10 +16,9 @@ from sok_lite.bridge.keras.hooks import is_loading
 from sok_lite.bridge.tf_private import GLOBAL_GRAPH, default_graphs
 from sok_lite.dynamic_embedding.arguments import checked_dtypes
 from sok_lite.dynamic_embedding.creators import KVCreator
-from sok_lite.dynamic_embedding.graph_keys import of_graph
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
-from sok_lite.dynamic_embedding.variable import Variable, listed
+from sok_lite.dynamic_embedding.variable import Variable, listed, of_graph
 
 # What a variable that exists must have of what is asked for.
 _COMPARED = ("key_dtype", "value_dtype", "dim", "devices")

@@ -19,6 +19,7 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
 from sok_lite.dynamic_embedding.partition import Partitioner, default_partition_fn, partitioned
 from sok_lite.engine.files.key_value_files import (
+    BUFFER_SIZE,
     Layout,
     StoredShard,
     make_layout,
@@ -283,3 +284,56 @@ def file_call(
 
     done = host_call(run, texts, dtypes, get_backend("cpu"), what)
     return done if dtypes or not is_eager else None
+
+
+# ---- methods of tables, and of the shards of a variable ------------------------------------------
+
+
+def save_table(
+    table: Any,
+    dirpath: Any,
+    file_name: str | None = None,
+    dirpath_env: str | None = "TFRA_SAVED_KV",
+    append_to_file: bool = False,
+    buffer_size: int = BUFFER_SIZE,
+    name: str | None = None,
+) -> Any:
+    """Writes all keys and rows of a table by itself, or of one shard of a variable.
+
+    Args:
+      file_name: of the files, without their endings; None: that which a variable gives them.
+      dirpath: the folder, a string tensor too; it is made.
+      dirpath_env: an environment variable that names the folder in place of `dirpath`.
+      append_to_file: behind what the files hold.
+      buffer_size: keys that are written together.
+      name: not used.
+    """
+    names = None if file_name is None else [file_name]
+    holder, only = table.saved_as
+    return save(holder, dirpath, 1, 0, names, dirpath_env, append_to_file, buffer_size, only)
+
+
+def load_table(
+    table: Any,
+    dirpath: Any,
+    file_name: str | None = None,
+    dirpath_env: str | None = "TFRA_SAVED_KV",
+    load_entire_dir: bool = False,
+    buffer_size: int = BUFFER_SIZE,
+    name: str | None = None,
+) -> Any:
+    """Makes a table by itself hold what files do, or a shard those of the keys that are its own.
+
+    Other shards stay as they are.
+
+    Args:
+      dirpath: the folder, a string tensor too.
+      file_name: of the files, without their endings; None: that which a variable gives them.
+      dirpath_env: an environment variable that names the folder in place of `dirpath`.
+      load_entire_dir: the files of all processes instead, of one save.
+      buffer_size: keys that are read together.
+      name: not used.
+    """
+    names = None if file_name is None else [file_name]
+    holder, only = table.saved_as
+    return load(holder, dirpath, 1, 0, names, dirpath_env, load_entire_dir, buffer_size, only)

@@ -1,8 +1,41 @@
-"""How a variable's rows are saved where checkpoints do not hold them: `FileSystemSaver`."""
+"""How a variable's rows are saved where checkpoints do not hold them: `FileSystemSaver`.
 
+A variable with one keeps its rows in files beside TensorFlow's checkpoint, `VariableFiles`.
+"""
+
+import json
+import os
+import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import tensorflow as tf
+
 from sok_lite.bridge import job
+from sok_lite.bridge.checkpoint import as_arrays, saved_tensors
+from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.table_call import to_rows
+from sok_lite.bridge.type_spec import alive
+from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
+from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
+from sok_lite.engine.files.key_value_files import (
+    checksums,
+    make_layout,
+    open_shards,
+    read_states,
+    states_path,
+    write_shard,
+    write_states,
+)
+from sok_lite.engine.files.key_value_names import ShardPlace, find_places, group_sizes
+from sok_lite.engine.table.content import Content, restore
+from sok_lite.engine.table.content_parts import concatenate, owned_by
+from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.named_arrays import from_named_arrays
+from sok_lite.engine.table.state_columns import columns_of
+
+_TEXTS = ("facts", "state_columns")  # of the arrays that files of states have
 
 
 class DynamicEmbeddingSaver:
@@ -72,3 +105,163 @@ class FileSystemSaver(DynamicEmbeddingSaver):
         if others is not None:
             return others.size, others.rank
         return self.config.proc_size, self.config.proc_rank
+
+
+class VariableFiles:
+    """Writes and reads the files of a variable. It keeps no variable alive.
+
+    Args:
+      variable: a `Variable`.
+      saver: says where they are.
+
+    Raises:
+      ValueError: files cannot hold such keys or rows.
+    """
+
+    def __init__(self, variable: Any, saver: FileSystemSaver) -> None:
+        self._variable = weakref.ref(variable)
+        self._saver = saver
+        key_dtype, value_dtype = variable.key_dtype.name, variable.value_dtype.name
+        make_layout(variable.name, key_dtype, value_dtype, variable.dim)
+
+    def write(self) -> list[tuple[int, int]]:
+        """Writes the shards of this process, and what they do not hold in one file more.
+
+        Returns:
+          The checksums of the keys and of the values of each shard.
+
+        Raises:
+          ValueError: no folder is named, and no checkpoint is being saved that has one.
+        """
+        source, folder = source_of(alive(self._variable)), self._folder("saved")
+        size, rank = self._saver.ranks()
+        layout, rows, shards = source.layout, source.rows, source.num_shards
+        tensors = on_device(
+            rows.table.backend, saved_tensors, rows.table, rows.key_type, rows.dtype
+        )
+        arrays = as_arrays(tensors)
+        arrays |= {name: np.frombuffer(arrays[name], np.uint8) for name in _TEXTS}
+        keys, values = arrays.pop("keys"), arrays.pop("values")
+        owners = source.owners(keys, shards) if shards > 1 else None
+        written = []
+        for index in range(shards):
+            place = ShardPlace(index + 1, shards, rank, size)
+            is_here = slice(None) if owners is None else owners == index
+            piece = keys[is_here], values[is_here]
+            buffer_size = self._saver.config.buffer_size
+            write_shard(folder, layout, place, [piece], buffer_size=buffer_size)
+            found = checksums(folder, place.base(layout.name))
+            assert found is not None
+            written.append(found)
+        write_states(states_path(folder, layout.name, rank, size), arrays, written)
+        return written
+
+    def read(self, expected: Sequence[tuple[int, int]] | None = None) -> None:
+        """Makes the variable hold what was saved: exactly, if by as many processes as there are.
+
+        Of another number this process takes the keys that are its own by the partitioner. States
+        begin anew where files have none, or those of several processes differ in kind.
+
+        Args:
+          expected: what `write` has returned on the rank that wrote the checkpoint which is
+            restored; None: nobody knows.
+
+        Raises:
+          FileNotFoundError: files are missing.
+          ValueError: no folder is named, or files of something else, of two saves, or corrupt.
+        """
+        source, folder = source_of(alive(self._variable)), self._folder("restored")
+        size, rank = self._saver.ranks()
+        name = source.layout.name
+        # Files of two jobs are refused: nobody knows which are the later ones.
+        is_spread = group_sizes(folder, name) != {size}
+        places = find_places(folder, name) if is_spread else find_places(folder, name, size, rank)
+        ranks = sorted({place.rank for place in places})
+        if expected is not None and not _are_of(expected, folder, name):
+            raise ValueError(
+                f"{folder!r} holds the rows of {name!r} of another save than this checkpoint's: a "
+                "later one has written over them. Save each checkpoint into a folder of its own: "
+                "without `save_path`, and those of one step in different directories."
+            )
+        parts = [
+            _part(source, folder, [place for place in places if place.rank == each])
+            for each in ranks
+        ]
+        if is_spread:
+
+            def are_own(keys: np.ndarray) -> np.ndarray:
+                return source.owners(keys, size) == rank
+
+            parts = [owned_by(part, are_own) for part in parts]
+        part = _together(parts, f"table {name!r}")
+        table = source.rows.table
+        if "stamps" not in part.columns:
+            tf.get_logger().warning(
+                f"The optimizer states of {name!r} begin anew: {folder!r} has no states of all its "
+                "rows, or states of several kinds."
+            )
+            alone(table, lambda: _replace(source, part))
+            return
+        on_device(table.backend, _restore, source, part)
+
+    def _folder(self, done: str) -> str:
+        name = alive(self._variable).name
+        folder = self._saver.config.save_path or current() or ""
+        if not folder and not os.environ.get("TFRA_SAVED_KV"):
+            raise ValueError(
+                f"Variable {name!r} has a FileSystemSaver and cannot be {done} by this: it does "
+                "not say where files are. Use de.train.Checkpoint, in a TF1 graph "
+                "de.train.DEHvdSaver, and make the variable before it restores; or give "
+                "FileSystemSaver(save_path=...)."
+            )
+        return directory(folder)
+
+
+def _are_of(expected: Sequence[tuple[int, int]], folder: str, name: str) -> bool:
+    """Whether one of the processes has the checksums of a save, or its files have none."""
+    by_rank: dict[int, list[tuple[int, int] | None]] = {}
+    for place in find_places(folder, name):
+        by_rank.setdefault(place.rank, []).append(checksums(folder, place.base(name)))
+    return any(None in found or found == list(expected) for found in by_rank.values())
+
+
+def _part(source: Source, folder: str, places: Sequence[ShardPlace]) -> Content:
+    """Reads what one process has saved; of files without states nothing is known of the keys."""
+    layout = source.layout
+    shards = open_shards(folder, layout, file_name_list=[p.base(layout.name) for p in places])
+    pieces = [piece for shard in shards for piece in shard.pieces()]
+    keys = np.concatenate([np.empty(0, layout.key_storage), *(keys for keys, _ in pieces)])
+    empty = np.empty((0, layout.dim), layout.value_storage)
+    values = np.concatenate([empty, *(values for _, values in pieces)])
+    order = np.argsort(keys, kind="stable")
+    path = states_path(folder, layout.name, places[0].rank, places[0].size)
+    found = [checksums(folder, place.base(layout.name)) for place in places]
+    known = read_states(path, found)
+    keys, values = keys[order], values[order]
+    if known is None:
+        return Content(keys, values, [], {}, np.empty(0, np.int64), {}, {})
+    texts = {name: known[name].tobytes() for name in _TEXTS}
+    arrays = {**known, **texts, "keys": keys, "values": values}
+    return from_named_arrays(arrays, f"table {layout.name!r}")
+
+
+def _together(parts: Sequence[Content], whose: str) -> Content:
+    """Returns what several processes have saved as of one; of a repeated key the last counts.
+
+    Where one has no states file, or their states are of several kinds, nothing is known of any key.
+    """
+    kinds = {json.dumps(columns_of(part.states)) for part in parts}
+    if len(kinds) > 1 or not all("stamps" in part.columns for part in parts):
+        parts = [part._replace(states=[], columns={}, pending={}) for part in parts]
+    return concatenate(parts, whose, counts="last")
+
+
+def _restore(source: Source, part: Content) -> None:
+    table = source.rows.table
+    values = table.store.to_storage(to_rows(source.tensor(part.values), table))
+    restore(table, part._replace(values=values))
+
+
+def _replace(source: Source, part: Content) -> None:
+    source.rows.clear()
+    insert(source, part.keys, part.values)

@@ -6,8 +6,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted_function
-from sok_lite.dynamic_embedding.all_ranks import HvdVariable
 from sok_lite.dynamic_embedding.arguments import DtypeError
+from sok_lite.dynamic_embedding.lookups import HvdVariable
 from sok_lite.dynamic_embedding.trainable import DEResourceVariable, ShadowVariable
 
 __all__ = [

@@ -4,32 +4,44 @@ A process has one device, where all of its tables lie: the GPU where there is on
 argument `device` is taken as a name.
 """
 
+import json
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend import Backend
+from sok_lite.backend import Array, Backend
 from sok_lite.bridge import reads, table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.refusals import is_called_from
 from sok_lite.bridge.saveable import TableSaveable, save_with_graph
+from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.texts import Texts
-from sok_lite.bridge.tf_private import SAVER, SaveableObject
+from sok_lite.bridge.tf_private import SAVER, SaveableObject, SaveSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
-from sok_lite.dynamic_embedding import accumulation, file_methods, table_checkpoint
-from sok_lite.dynamic_embedding.arguments import checked_dtypes, checked_keys, checked_values
+from sok_lite.dynamic_embedding import file_system
+from sok_lite.dynamic_embedding.arguments import (
+    ShapeError,
+    checked_dtypes,
+    checked_keys,
+    checked_values,
+)
+from sok_lite.dynamic_embedding.file_system import file_call
 from sok_lite.dynamic_embedding.initial import array_of, initial_value
 from sok_lite.dynamic_embedding.saved_by_tfra import ShardsOfTfra
+from sok_lite.engine.json_text import parsed
 from sok_lite.engine.owner import MOD, AlsoLocal, OwnerRule
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.texts import are_held
+
+# What a checkpoint says of a table, so that no other one is restored from it.
+_FIELDS = ("name", "key_dtype", "value_dtype", "dim")
 
 
 class RowOptions(NamedTuple):
@@ -206,9 +218,45 @@ class HashTable(TableVariable, SaveableObject):
         flat = tf.reshape(ints, [-1])
         return _done(writes.insert_or_assign(self, "insert", flat, values, self.scores_of(flat)))
 
-    accum = accumulation.accum
-    accum_difference = accumulation.accum_difference
-    _accumulated = accumulation.accumulated
+    def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
+        """Adds to the rows of keys, or inserts them.
+
+        A key that is in the table and exists by the caller's knowledge has a delta added, and one
+        that neither is nor does is inserted. Any other is left alone: another worker has inserted
+        or removed it. Deltas of a repeated key are summed; of one to be inserted the first counts.
+
+        Args:
+          keys: of any shape.
+          values_or_deltas: keys.shape + [dim].
+          exists: bool, one for each key.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+        """
+        ints = self.keys_of(keys, remember=True)
+        values = checked_values(values_or_deltas, ints, self.dimension, self.value_dtype, self.name)
+        return self._accumulated(ints, exists, values)
+
+    def accum_difference(self, keys: Any, old_values: Any, new_values: Any, exists: Any) -> Any:
+        """Does what `accum` does with new - old of keys that exist, and with new of others.
+
+        Args:
+          keys: of any shape.
+          exists: bool, one for each key: whether the caller found it.
+          old_values, new_values: keys.shape + [dim].
+        """
+        ints = self.keys_of(keys, remember=True)
+        old, new = (
+            checked_values(values, ints, self.dimension, self.value_dtype, self.name)
+            for values in (old_values, new_values)
+        )
+        return self._accumulated(ints, exists, new, old)
+
+    def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
+        """Does what `accum` does; tables that count steps do more."""
+        flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
+        inputs = [tf.reshape(keys, [-1]), flags, *values]
+        return method_call(self, "accum", _accumulate, inputs)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys, with rows and optimizer states; missing ones are left out.
@@ -227,8 +275,8 @@ class HashTable(TableVariable, SaveableObject):
         keys, values = table_exports.export(self)
         return self.original_keys(keys), values
 
-    save_to_file_system = file_methods.save_table
-    load_from_file_system = file_methods.load_table
+    save_to_file_system = file_system.save_table
+    load_from_file_system = file_system.load_table
 
     @property
     def saved_as(self) -> tuple[Any, int | None]:
@@ -266,8 +314,27 @@ class HashTable(TableVariable, SaveableObject):
     def _saveable(self) -> TableSaveable:
         return TableSaveable(self, self.op.name if self._in_graph_mode else self.table.name)
 
-    _serialize_to_tensors = table_checkpoint.serialize_to_tensors
-    _restore_from_tensors = table_checkpoint.restore_from_tensors
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        """Returns what a checkpoint has: tensors, or a SaveSpec where rows are in files."""
+        if self.files is not None:
+            return {"files": _write(self)}
+        tensors = self.saved_tensors()
+        tensors["description"] = tf.constant(_described(self))
+        if tf.executing_eagerly():
+            return tensors
+        with tf.device("CPU:0"):  # where files are written; a saver of TF1 wants all in one place
+            return {name: tf.identity(tensor) for name, tensor in tensors.items()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        """Makes it what `_serialize_to_tensors` gave of one like it; returns the operation."""
+        tensors = dict(restored_tensors)
+        if self.files is not None:
+            return _read(self, tensors["files"])
+        description = tensors.pop("description")
+        checked = file_call(self, f"The restore of {self.name!r}", _check_described, [description])
+        with tf.control_dependencies([] if checked is None else [checked]):
+            tensors = {name: tf.identity(tensor) for name, tensor in tensors.items()}
+        return self.restore_tensors(tensors)
 
     def saved_tensors(self) -> dict[str, tf.Tensor]:
         """Returns rows, states and what else a table is restored from, wherever it is kept."""
@@ -290,6 +357,95 @@ def _done(result: Any) -> Any:
     if tf.executing_eagerly():
         return None
     return result.op if isinstance(result, tf.Tensor) else result
+
+
+def _accumulate(
+    table: EmbeddingTable, keys: Array, flags: Array, new: Array, old: Array | None = None
+) -> None:
+    xp, exists = table.backend.xp, flags.view(np.bool_)
+    if exists.shape != keys.shape:
+        raise ShapeError(
+            f"`exists` must have one bool for each of {keys.size} keys. Received: {exists.size}."
+        )
+    if old is not None and old.shape != new.shape:
+        raise ShapeError(
+            f"Old and new values must have one shape. Received: {old.shape} and {new.shape}."
+        )
+    if table.row_dtype.is_half:  # a difference of halves is no half
+        new = table.row_dtype.to_float32(xp, new)
+        old = None if old is None else table.row_dtype.to_float32(xp, old)
+    if old is None:
+        table.accum_or_assign(keys, new, exists)
+        return
+    values = new - old
+    missing = xp.flatnonzero(~exists)
+    if missing.size:
+        values[missing] = new[missing]
+    table.accum_or_assign(keys, values, exists)
+
+
+# ---- checkpoints: a description beside the table -------------------------------------------------
+
+
+def _described(rows: Any, checksums: Sequence[Sequence[int]] | None = None) -> str:
+    """Returns the JSON of a `HashTable`'s name, dtypes and dim.
+
+    Args:
+      checksums: of the files that this process has written of it; None: it has no files.
+    """
+    facts = (rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension)
+    description = dict(zip(_FIELDS, facts, strict=True))
+    return json.dumps(description if checksums is None else description | {"files": checksums})
+
+
+def _described_checksums(saved: str | bytes) -> list[tuple[int, int]] | None:
+    """Returns the checksums that were passed to `_described`."""
+    checksums = parsed(saved, "a table").get("files")
+    return None if checksums is None else [tuple(pair) for pair in checksums]
+
+
+def _check_described(rows: Any, saved: str | bytes) -> None:
+    """Raises ValueError if what was saved is of another table.
+
+    Args:
+      rows: a `HashTable`, which is to be restored.
+      saved: what `_described` gave of the table that was saved.
+    """
+    facts, expected = parsed(saved, "a table"), json.loads(_described(rows))
+    wrong = [field for field in _FIELDS if facts.get(field) != expected[field]]
+    if wrong:
+        raise ValueError(
+            f"The checkpoint is of another variable than {rows.table.name!r}, or of one of another "
+            f"form: its {', '.join(f'{field} is {facts.get(field)!r}' for field in wrong)}. "
+            f"Expected {', '.join(f'{field}={expected[field]!r}' for field in wrong)}. Nothing "
+            "was changed. Restore it into a variable of that form, and copy its export()."
+        )
+
+
+def _write(table: Any) -> Any:
+    """Writes the files of the rows, and returns the description that a checkpoint has instead."""
+
+    def write(rows: Any) -> str:
+        return _described(rows, rows.files.write())
+
+    def written() -> tf.Tensor:
+        return file_call(table, f"Saving {table.name!r}", write, [], [tf.string])[0]
+
+    if not tf.executing_eagerly():
+        return written()
+    # TensorFlow asks before it restores as well; it calls this only where it saves.
+    with tf.device("CPU:0"):
+        device = tf.constant("").device
+    return SaveSpec(written, "", "files", tf.string, device)
+
+
+def _read(table: Any, description: tf.Tensor) -> Any:
+    def read(rows: Any, saved: bytes) -> None:
+        _check_described(rows, saved)
+        rows.files.read(_described_checksums(saved))
+
+    done = file_call(table, f"The restore of {table.name!r}", read, [description])
+    return tf.no_op() if done is None else done
 
 
 class CuckooHashTable(HashTable):

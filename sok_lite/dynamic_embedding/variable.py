@@ -1,4 +1,4 @@
-"""`Variable` and `get_variable`: a table of embeddings by key, in TFRA's words."""
+"""`Variable`: a table of embeddings by key, in TFRA's words, with its shards and collections."""
 
 import inspect
 import threading
@@ -13,10 +13,9 @@ from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.refusals import is_called_from
 from sok_lite.bridge.saveable import TableSaveable
 from sok_lite.bridge.tf_private import SAVER, WHOLE
-from sok_lite.dynamic_embedding import file_methods, rows_by_key, variable_lookups
-from sok_lite.dynamic_embedding.arguments import checked_dtypes
+from sok_lite.dynamic_embedding import file_system, lookups
+from sok_lite.dynamic_embedding.arguments import DtypeError, checked_dtypes, checked_keys
 from sok_lite.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
-from sok_lite.dynamic_embedding.graph_keys import add_to_graph
 from sok_lite.dynamic_embedding.partition import (
     Partitioner,
     default_partition_fn,
@@ -26,14 +25,13 @@ from sok_lite.dynamic_embedding.partition import (
 from sok_lite.dynamic_embedding.ranks import refuse_parameter_servers
 from sok_lite.dynamic_embedding.restrict_policies import RestrictPolicy
 from sok_lite.dynamic_embedding.saved_by_tfra import LISTED, ShardsOfTfra, check_name
-from sok_lite.dynamic_embedding.saved_files import VariableFiles
-from sok_lite.dynamic_embedding.savers import FileSystemSaver
-from sok_lite.dynamic_embedding.shards import Shard
+from sok_lite.dynamic_embedding.savers import FileSystemSaver, VariableFiles
 from sok_lite.dynamic_embedding.slots import SlotVariable, slots_of
 from sok_lite.dynamic_embedding.tables import RowOptions
 from sok_lite.dynamic_embedding.trainable import ShadowVariable
 from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.dtypes import key_dtype as engine_key_dtype
+from sok_lite.engine.files.key_value_files import BUFFER_SIZE
 
 __all__ = ["Variable"]
 
@@ -246,25 +244,170 @@ class Variable(tf.__internal__.tracking.Trackable):
 
         The partitioner is called, and the shards that it returns are checked.
         """
-        return self.rows.keys_of(rows_by_key.checked(self, keys), remember)
+        return self.rows.keys_of(self._checked_keys(keys), remember)
 
     def shards_of(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the shard of each key of any shape, (number of keys,) int32."""
         return partitioned(self.partition_fn, tf.reshape(keys, [-1]), self.shard_num)
 
+    def _checked_keys(self, keys: Any) -> tf.Tensor:
+        """Returns keys as a tensor; the partitioner has been asked."""
+        keys = checked_keys(keys, self.key_dtype, self.name)
+        if self.shard_num > 1 or self.partition_fn is not default_partition_fn:
+            self.shards_of(keys)
+        return keys
+
+    def _with_status(self, method: str, *arguments: Any) -> Any:
+        """Does with the policy's status what is done with the rows."""
+        policy = self.restrict_policy
+        return None if policy is None else getattr(policy.status, method)(*arguments)
+
     # ---------------------------------------------------------------- what programs call
 
-    upsert = rows_by_key.upsert
-    accum = rows_by_key.accum
-    lookup = rows_by_key.lookup
-    remove = rows_by_key.remove
-    clear = rows_by_key.clear
-    export = rows_by_key.export
-    size = rows_by_key.size
-    embedding_lookup = variable_lookups.embedding_lookup
-    verify_embedding_weights = variable_lookups.verify_embedding_weights
-    get_trainable_by_name = variable_lookups.get_trainable_by_name
-    get_eager_trainable_by_name = variable_lookups.get_trainable_by_name
+    def upsert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Sets the rows of keys, inserting new ones. Of a repeated key the last row counts.
+
+        Args:
+          keys: of any shape and the variable's key dtype.
+          values: keys.shape + [dim].
+          name: not used.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError: keys or values of another dtype. (It is a ValueError as well.)
+          tf.errors.InvalidArgumentError: values of another shape. (It is a ValueError as well.)
+        """
+        return self.rows.insert(self._checked_keys(keys), values)
+
+    def accum(
+        self, keys: Any, old_values: Any, new_values: Any, exists: Any, name: str | None = None
+    ) -> Any:
+        """Adds `new_values - old_values` to the rows of keys, or inserts `new_values`.
+
+        A key that exists by `exists` and is in the table has the difference added; one that is in
+        neither is inserted; any other is left alone, for somebody else has inserted or removed it.
+        Differences of a repeated key are summed; of one to be inserted the first row counts. What
+        is in the table is what was there when the call began.
+
+        Args:
+          keys: of any shape and the variable's key dtype.
+          old_values, new_values: keys.shape + [dim].
+          exists: bool, one for each key.
+          name: not used.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises: as `upsert`.
+        """
+        return self.rows.accum_difference(self._checked_keys(keys), old_values, new_values, exists)
+
+    def lookup(self, keys: Any, return_exists: bool = False, name: str | None = None) -> Any:
+        """Returns the rows of keys, without a gradient. It changes nothing.
+
+        Args:
+          keys: of any shape and the variable's key dtype.
+          return_exists: whether to return, too, which keys are in the table.
+          name: not used.
+
+        Returns:
+          keys.shape + [dim]; with `return_exists` also a bool of the keys' shape.
+
+        Raises:
+          TypeError: keys of another dtype. (It is a ValueError as well.)
+        """
+        return self.rows.lookup(self._checked_keys(keys), return_exists=return_exists)
+
+    def remove(self, keys: Any, name: str | None = None) -> Any:
+        """Removes keys with their rows and optimizer states; missing ones are left out.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError: keys of another dtype. (It is a ValueError as well.)
+        """
+        keys = self._checked_keys(keys)
+        return _both(self.rows.remove(keys), self._with_status("remove", keys))
+
+    def clear(self, name: str | None = None) -> Any:
+        """Removes all keys. Returns None in eager mode, the operation in a graph."""
+        return _both(self.rows.clear(), self._with_status("clear"))
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys (n,) and their rows (n, dim): those of shard 0 first, then of 1, ..."""
+        keys, values = self.rows.export()
+        if self.shard_num == 1:
+            return keys, values
+        order = tf.argsort(self.shards_of(keys), stable=True)
+        return tf.gather(keys, order), tf.gather(values, order)
+
+    def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
+        """Returns how many keys there are, scalar int64.
+
+        Args:
+          index: of a shard: its keys are counted, which looks at all keys; None: of all.
+          name: not used.
+
+        Raises:
+          IndexError: there is no such shard.
+        """
+        return self.rows.size() if index is None else self.tables[index].size()
+
+    def embedding_lookup(
+        self,
+        ids: Any,
+        name: str | None = None,
+        max_norm: float | None = None,
+        return_trainable: bool = False,
+    ) -> Any:
+        """Returns the rows of keys, ids.shape + [dim]; with `return_trainable` (rows, trainable).
+
+        What is trained is `<name>/embedding_lookup`. The arguments are those of `embedding_lookup`.
+        """
+        name = f"{name or self.name}/embedding_lookup"
+        return lookups.embedding_lookup(
+            self, ids, name=name, max_norm=max_norm, return_trainable=return_trainable
+        )
+
+    def verify_embedding_weights(self, sparse_ids: Any, sparse_weights: Any = None) -> None:
+        """Raises if keys, or their weights, are none that the variable can be looked up with.
+
+        Raises:
+          ValueError: no keys. TypeError: keys of another dtype, or weights that are no floats.
+        """
+        if sparse_ids is None:
+            raise ValueError("`sparse_ids` must be given. Received: None.")
+        if sparse_ids.dtype != self.key_dtype:
+            raise DtypeError(
+                f"Keys of {self.name!r} must be {self.key_dtype.name}. "
+                f"Received: {sparse_ids.dtype.name}."
+            )
+        if sparse_weights is not None and not sparse_weights.dtype.is_floating:
+            raise DtypeError(
+                f"Weights must be floating-point numbers. Received: {sparse_weights.dtype.name}."
+            )
+
+    def get_trainable_by_name(self, name: str) -> ShadowVariable:
+        """Returns the trainable that lookups of that name are through; makes it where it is new.
+
+        Raises:
+          TypeError: the name is no text.
+          RuntimeError: in a graph of TF1.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name should be a string. Received: {name!r}.")
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise RuntimeError(
+                    "get_trainable_by_name() is for eager mode. In a graph of TF1 use "
+                    "de.embedding_lookup(..., return_trainable=True)."
+                )
+        return self.trainable_named([name])
+
+    get_eager_trainable_by_name = get_trainable_by_name
 
     def restrict(self, num_reserved: int, **kwargs: Any) -> Any:
         """Removes all but some keys, chosen by the policy, with their states and status.
@@ -323,11 +466,117 @@ class Variable(tf.__internal__.tracking.Trackable):
             )
         return self.rows.export_keys_and_scores(split_size)
 
-    save_to_file_system = file_methods.save_to_file_system
-    load_from_file_system = file_methods.load_from_file_system
-    load_from_file_system_with_restore_function = (
-        file_methods.load_from_file_system_with_restore_function
-    )
+    def save_to_file_system(
+        self,
+        dirpath: Any,
+        proc_size: int = 1,
+        proc_rank: int = 0,
+        file_name_list: Sequence[str] | None = None,
+        dirpath_env: str | None = "TFRA_SAVED_KV",
+        append_to_file: bool = False,
+        buffer_size: int = BUFFER_SIZE,
+        name: str | None = None,
+    ) -> Any:
+        """Writes keys and rows to files, two for each shard and a third that says what they hold.
+
+        Optimizer states and scores are not in them.
+
+        Args:
+          dirpath: the folder, a string tensor too; it is made.
+          proc_size, proc_rank: how many processes save, and which this one is.
+          file_name_list: names without their endings, one for each shard; None: those that loading
+            looks for.
+          dirpath_env: an environment variable that names the folder in place of `dirpath`.
+          append_to_file: behind what the files hold.
+          buffer_size: keys that are written together.
+          name: not used.
+
+        Returns:
+          None in eager mode, the operation in a graph. There an error of a file is TensorFlow's
+          InvalidArgumentError.
+
+        Raises:
+          ValueError: the keys are texts, which such files cannot hold, or a rank that there is not.
+        """
+        return file_system.save(
+            self,
+            dirpath,
+            proc_size,
+            proc_rank,
+            file_name_list,
+            dirpath_env,
+            append_to_file,
+            buffer_size,
+        )
+
+    def load_from_file_system(
+        self,
+        dirpath: Any,
+        proc_size: int = 1,
+        proc_rank: int = 0,
+        file_name_list: Sequence[str] | None = None,
+        dirpath_env: str | None = "TFRA_SAVED_KV",
+        load_entire_dir: bool = False,
+        buffer_size: int = BUFFER_SIZE,
+        name: str | None = None,
+    ) -> Any:
+        """Makes the variable hold what files do: other keys go, states begin anew.
+
+        All files are checked before anything changes. How many shards wrote them does not matter.
+
+        Args:
+          dirpath: the folder, a string tensor too.
+          dirpath_env: an environment variable that names the folder in place of `dirpath`.
+          buffer_size: keys that are read together.
+          name: not used.
+          proc_size, proc_rank: the files that process `proc_rank` of `proc_size` wrote.
+          file_name_list: names without their endings, any number of them, instead.
+          load_entire_dir: the files of all processes instead, of one save.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises:
+          FileNotFoundError: files are missing.
+          ValueError: files of another variable, of another type or dim, or corrupt.
+        """
+        return file_system.load(
+            self,
+            dirpath,
+            proc_size,
+            proc_rank,
+            file_name_list,
+            dirpath_env,
+            load_entire_dir,
+            buffer_size,
+        )
+
+    def load_from_file_system_with_restore_function(
+        self,
+        dirpath: Any,
+        proc_size: int = 1,
+        proc_rank: int = 0,
+        buffer_size: int = BUFFER_SIZE,
+    ) -> Any:
+        """Makes the variable hold its part of what any number of processes have written.
+
+        Where `proc_size` processes have, those are the files of this one. Else all files are read
+        that there are, and the partitioner says for `proc_size` processes which keys are of this
+        one.
+
+        Args:
+          dirpath: the folder, a string tensor too.
+          proc_size, proc_rank: how many processes load, and which this one is.
+          buffer_size: keys that are read together.
+
+        Returns:
+          None in eager mode, the operation in a graph.
+
+        Raises:
+          FileNotFoundError: files are missing.
+          ValueError: files of another variable, of another type or dim, or corrupt.
+        """
+        return file_system.load_spread(self, dirpath, proc_size, proc_rank, buffer_size)
 
 
 def listed(devices: str | Sequence[str] | None) -> list[str]:
@@ -343,3 +592,103 @@ def listed(devices: str | Sequence[str] | None) -> list[str]:
     if not listed:
         raise ValueError("`devices` must have one name for each shard. Received: [].")
     return listed
+
+
+def _both(*operations: Any) -> Any:
+    """Returns one operation for several of a graph; None in eager mode."""
+    present = [operation for operation in operations if operation is not None]
+    return tf.group(*present) if len(present) > 1 else next(iter(present), None)
+
+
+# ---- shards: the keys that the partitioner gives a number ----------------------------------------
+
+
+@unconverted
+class Shard(tf.__internal__.tracking.Trackable):
+    """A view of one shard of a variable. All shards lie in one table.
+
+    A checkpoint or a Saver that is given a shard saves that table: all shards, once.
+
+    Args:
+      variable: a `Variable`.
+      index: of the shard.
+    """
+
+    def __init__(self, variable: Any, index: int) -> None:
+        self._variable = variable
+        self.index = index
+        self.name = f"{variable.name}_{index + 1}of{variable.shard_num}"
+        self.key_dtype, self.value_dtype = variable.key_dtype, variable.value_dtype
+        self.device = variable.devices[index]
+        if variable.checkpoint:
+            self._track_trackable(variable.rows, "rows")
+
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
+        return self._variable._gather_saveables_for_checkpoint()
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the shard's keys (n,) and their rows (n, dim)."""
+        keys, values = self._variable.rows.export()
+        is_here = tf.equal(self._variable.shards_of(keys), self.index)
+        return tf.boolean_mask(keys, is_here), tf.boolean_mask(values, is_here)
+
+    def size(self, name: str | None = None) -> tf.Tensor:
+        """Returns how many keys the shard has, scalar int64. It looks at all keys."""
+        return tf.size(self.export()[0], tf.int64)
+
+    def lookup(
+        self,
+        keys: Any,
+        dynamic_default_values: Any = None,
+        return_exists: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        """Returns the rows of keys of any shape, keys.shape + [dim]; it changes nothing."""
+        return self._variable.rows.lookup(keys, dynamic_default_values, return_exists)
+
+    def insert(self, keys: Any, values: Any, name: str | None = None) -> Any:
+        """Sets the rows of keys, inserting new ones. The partitioner says whose they are."""
+        return self._variable.upsert(keys, values)
+
+    def accum(self, keys: Any, values_or_deltas: Any, exists: Any, name: str | None = None) -> Any:
+        """Adds to the rows of keys that the caller found, and inserts the others."""
+        return self._variable.rows.accum(keys, values_or_deltas, exists)
+
+    def clear(self, name: str | None = None) -> Any:
+        """Removes the keys of the shard."""
+        return self._variable.remove(self.export()[0])
+
+    def remove(self, keys: Any, name: str | None = None) -> Any:
+        """Removes keys, with rows and optimizer states; missing ones are left out."""
+        return self._variable.remove(keys)
+
+    save_to_file_system = file_system.save_table
+    load_from_file_system = file_system.load_table
+
+    @property
+    def saved_as(self) -> tuple[Any, int | None]:
+        """Whose files its methods write and read, and the number of the shard."""
+        return self._variable, self.index
+
+
+# ---- the collections of a TF1 graph that variables are in ----------------------------------------
+
+
+class GraphKeys:
+    """Names of the collections of a TF1 graph that variables are in."""
+
+    DYNAMIC_EMBEDDING_VARIABLES = "dynamic_embedding_variables"
+    TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES = "trainable_dynamic_embedding_variables"
+
+
+def add_to_graph(variable: Any) -> None:
+    """Puts a variable into the collections of the graph."""
+    tf.compat.v1.add_to_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES, variable)
+    if variable.trainable:
+        tf.compat.v1.add_to_collection(GraphKeys.TRAINABLE_DYNAMIC_EMBEDDING_VARIABLES, variable)
+
+
+def of_graph(name: str) -> Any:
+    """Returns the variable of the graph that has a name, or None."""
+    variables = tf.compat.v1.get_collection(GraphKeys.DYNAMIC_EMBEDDING_VARIABLES)
+    return next((variable for variable in variables if variable.name == name), None)

@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.dynamic_embedding.graph_keys import GraphKeys
-from sok_lite.dynamic_embedding.variable import Variable
+from sok_lite.dynamic_embedding.variable import GraphKeys, Variable
 from sok_lite.engine.local_path import plain_path
 
 

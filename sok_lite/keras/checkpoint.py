@@ -6,29 +6,40 @@ process that is killed leaves a whole checkpoint or the one before. An increment
 dense weights, and the manifest that it publishes names these.
 """
 
+import contextlib
+import inspect
 import logging
 import os
+import re
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
-from sok_lite.bridge.keras import held
+from sok_lite.bridge.keras import held, hooks
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.failure import together
+from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import BackgroundDump, dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.local_path import local_path
-from sok_lite.keras import checkpoints
 from sok_lite.keras.dense_states import DenseStates, learning_rates
-from sok_lite.keras.skipping import in_one_call, skip_batches
+from sok_lite.keras.parts import shuffles_anew
 
 _log = logging.getLogger("sok_lite")
+_FOLDER = re.compile(r"step-(\d{10,})")
+_DENSE = re.compile(r"dense-[\d-]+")
+# The first file of each folder, and the last to go: of nothing else anything is removed.
+_MARK = "of_sok_lite_keras_checkpoint"
+# Its place in training, in the `extra` of a dump.
+_EXTRA = "sok_lite.keras"
 
 
 class Restored(NamedTuple):
@@ -143,12 +154,12 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
         self.wait()
 
-        numbers = together(comm, lambda: checkpoints.numbers(self._path))
+        numbers = together(comm, lambda: _numbers_at(self._path))
         number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
         if number < 0:
             return None
-        folder = os.path.join(self._path, checkpoints.name_of(number))
-        at = together(comm, lambda: checkpoints.place_in_training(folder))
+        folder = os.path.join(self._path, _name_of(number))
+        at = together(comm, lambda: _place_in_training(folder))
         return Restored(folder, at["epoch"], at["batch"], at["steps"])
 
     def restore(self, model: Any) -> Restored | None:
@@ -195,7 +206,7 @@ class CheckpointPart:
             begun, dense = self._under_way
             self._under_way = None
             begun.wait()
-            checkpoints.tidy(self._path, self._keep, begun.path, dense)
+            _tidy(self._path, self._keep, begun.path, dense)
 
     # ---------------------------------------------------------------- what Keras calls
 
@@ -239,7 +250,7 @@ class CheckpointPart:
                     *filter(None, [none, rates]),
                     flush=True,
                 )
-        skip_batches(self.model, 0 if found is None else found.batch)
+        _skip_batches(self.model, 0 if found is None else found.batch)
         self._is_resumed = True
         self._last_batch = -1
         self._skipped = 0 if found is None else found.batch
@@ -267,7 +278,7 @@ class CheckpointPart:
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves."""
-        skip_batches(self.model, 0)
+        _skip_batches(self.model, 0)
         most = self.params.get("steps")
         # A callback may have stopped training in the middle: the rest is for who goes on.
         if not self.model.stop_training or most is None or self._last_batch + 1 >= most:
@@ -287,17 +298,15 @@ class CheckpointPart:
         states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"))
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
-        folder = (
-            self._folder if is_increment else os.path.join(self._path, checkpoints.name_of(step))
-        )
+        folder = self._folder if is_increment else os.path.join(self._path, _name_of(step))
         assert folder is not None
         epoch, batch = self._at
         dense = f"dense-{step}-{epoch}-{batch}"  # no other checkpoint has these files
         if not is_increment:
-            together(comm, lambda: checkpoints.sweep(self._path, comm.rank))
+            together(comm, lambda: _sweep(self._path, comm.rank))
 
         def prepare() -> None:
-            together(comm, lambda: checkpoints.mark(folder, comm.rank))
+            together(comm, lambda: _mark_folder(folder, comm.rank))
             together(comm, lambda: states.write(os.path.join(folder, dense), comm.rank, comm.size))
 
         at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}
@@ -307,7 +316,7 @@ class CheckpointPart:
             folder,
             tables,
             comm,
-            {checkpoints.EXTRA: at},
+            {_EXTRA: at},
             incremental=is_increment,
             prepare=prepare,
         )
@@ -315,14 +324,14 @@ class CheckpointPart:
         self._increments = self._increments + 1 if is_increment else 0
         self._folder = folder
         if begun is None:
-            checkpoints.tidy(self._path, self._keep, folder, dense)
+            _tidy(self._path, self._keep, folder, dense)
         else:
             self._under_way = (begun, dense)
 
     # ---------------------------------------------------------------- restoring
 
     def _check_batches(self, found: Restored) -> None:
-        in_one = in_one_call(self.model)
+        in_one = _in_one_call(self.model)
         if found.batch % in_one:
             raise ValueError(
                 f"The checkpoint at {found.path} was made after {found.batch} batches of an epoch, "
@@ -340,7 +349,7 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, models, "The model of a Checkpoint")
 
         def values() -> Any:
-            folder = os.path.join(found.path, checkpoints.place_in_training(found.path)["dense"])
+            folder = os.path.join(found.path, _place_in_training(found.path)["dense"])
             return states.read(folder, comm.rank, comm.size)
 
         dense = together(comm, values)
@@ -355,3 +364,206 @@ class CheckpointPart:
             for old, new in zip(before, learning_rates(model), strict=True)
             if old is not None and new is not None and old != new
         )
+
+
+# ---- folders: which are whole, and which go ------------------------------------------------------
+
+
+def _sweep(path: str, rank: int) -> None:
+    """Removes what saves have left that were broken off, and that no process writes."""
+    if rank != 0:
+        return
+    os.makedirs(path, exist_ok=True)
+    for name in filter(_FOLDER.fullmatch, os.listdir(path)):
+        folder = os.path.join(path, name)
+        if os.path.exists(os.path.join(folder, _MARK)) and not _is_whole(folder):
+            # Another process may have made it whole meanwhile.
+            manifest.remove_unless_written(folder, partial(_empty_if_broken_off, folder))
+
+
+def _empty_if_broken_off(folder: str) -> bool:
+    return not _is_whole(folder) and _empty(folder)
+
+
+def _mark_folder(folder: str, rank: int) -> None:
+    """Marks a folder, which is locked, as one of a `Checkpoint`.
+
+    Raises:
+      FileExistsError: it has files of others, or their checkpoint.
+    """
+    if rank != 0:
+        return
+    names = os.listdir(folder)
+    others = sorted(name for name in names if not _is_name_of_ours(name))
+    others = [] if _MARK in names else others
+    if others or (_is_whole(folder) and not _is_ours(folder)):
+        what = repr(others[0]) if others else "a checkpoint of another program"
+        raise FileExistsError(
+            f"{folder} must be of sok_lite.keras.Checkpoint alone. Received: {what} in it. Give "
+            "Checkpoint a path of its own."
+        )
+    if _MARK not in names:
+        with open(os.path.join(folder, _MARK), "xb") as file:
+            os.fsync(file.fileno())
+        manifest.sync_path(folder)
+
+
+def _is_name_of_ours(name: str) -> bool:
+    return bool(_DENSE.fullmatch(name)) or manifest.is_name_in_checkpoint(name)
+
+
+def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
+    """Removes checkpoints that are too old, and dense weights that no manifest names.
+
+    What cannot be removed stays: the new checkpoint is whole, and other ranks train on.
+    """
+    if communicator().rank != 0:
+        return
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if _DENSE.fullmatch(name) and name != dense:
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        folders = [os.path.join(path, _name_of(number)) for number in _numbers_at(path)]
+        for old in list(filter(_is_ours, folders))[:-keep]:
+            manifest.remove_unless_written(old, partial(_empty, old))
+
+
+def _empty(folder: str) -> bool:
+    """Removes what is in a folder but its mark."""
+    with contextlib.suppress(FileNotFoundError):
+        # First what makes it a checkpoint: it is never one that lacks something.
+        os.unlink(os.path.join(folder, manifest.NAME))
+    for name in os.listdir(folder):
+        if os.path.isdir(os.path.join(folder, name)):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    return True
+
+
+def _numbers_at(path: str) -> list[int]:
+    """Returns the numbers of the whole checkpoints, ascending."""
+    names = os.listdir(path) if os.path.isdir(path) else []
+    found = [(int(match[1]), name) for name in names if (match := _FOLDER.fullmatch(name))]
+    return sorted(n for n, name in found if _is_whole(os.path.join(path, name)))
+
+
+def _name_of(number: int) -> str:
+    """Returns the name of the folder of a checkpoint."""
+    return f"step-{number:010d}"
+
+
+def _is_whole(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, manifest.NAME))
+
+
+def _is_ours(folder: str) -> bool:
+    """Whether what a folder has was written by a `Checkpoint`, of any version."""
+    try:
+        return _EXTRA in manifest.read(folder).extra
+    except (OSError, ValueError):
+        return os.path.exists(os.path.join(folder, _MARK))
+
+
+def _place_in_training(folder: str) -> dict[str, Any]:
+    """Returns where a checkpoint was made, and the name of its dense weights."""
+    extra = manifest.read(folder).extra
+    if _EXTRA not in extra:
+        raise ValueError(
+            f"{folder} was not written by sok_lite.keras.Checkpoint. Give it a path of its own."
+        )
+    found: dict[str, Any] = extra[_EXTRA]
+    return found
+
+
+# ---- fit goes on: batches that were trained on are read and left out -----------------------------
+
+
+class _Skipping:
+    """Stands for the training function of a model while batches are read and left out."""
+
+    def __init__(self, model: Any, count: int) -> None:
+        self.original = model.train_function
+        self._model, self._left, self._in_one = model, count, _in_one_call(model)
+
+    def __call__(self, iterator: Any) -> Any:
+        if self._left <= 0:
+            self._model.train_function = self.original
+            return self.original(iterator)
+        for _ in range(self._in_one):
+            next(iterator)
+        self._left -= self._in_one
+        # Other callbacks look for a loss, which is of no batch. Metrics that the program compiled
+        # are built by the first batch: before it they have no result.
+        return {"loss": 0.0}
+
+
+def _in_one_call(model: Any) -> int:
+    """Returns how many batches one call of the training function takes."""
+    in_one = model.steps_per_execution  # of tf_keras a variable
+    return int(in_one.numpy() if hasattr(in_one, "numpy") else in_one)
+
+
+def _skip_batches(model: Any, count: int) -> None:
+    """Has a model leave out the first batches of its data, and no others."""
+    if isinstance(model.train_function, _Skipping):  # of a fit that was broken off meanwhile
+        model.train_function = model.train_function.original
+    if count:
+        model.train_function = _Skipping(model, count)
+
+
+def is_skipping(model: Any) -> bool:
+    """Whether the last batch of a model was left out."""
+    return isinstance(model.train_function, _Skipping)
+
+
+def _go_on_in(arguments: dict[str, Any], epoch: int, batch: int) -> None:
+    """Has `fit` go on in an epoch; warns where its batches are not those of before the stop.
+
+    Data that shuffles anew has an order for each time that it is begun. How often Keras begins it
+    in an epoch depends on its version, so that no order of a later epoch can be had again.
+
+    Args:
+      arguments: of `fit`, by name.
+      epoch, batch: how many epochs are done, and how many batches of the next.
+    """
+    first, arguments["initial_epoch"] = arguments.get("initial_epoch", 0), epoch
+    data = arguments.get("x")
+    if not batch or isinstance(data, Iterator):
+        return
+    if isinstance(data, tf.data.Dataset):
+        is_one = arguments.get("steps_per_epoch") is not None  # begun once, for all epochs
+        is_other = epoch > first and not is_one and shuffles_anew(data)
+        instead = "Give its shuffle() a seed and reshuffle_each_iteration=False."
+    else:
+        is_other = bool(arguments.get("shuffle", True))
+        instead = "Give fit a tf.data.Dataset, or shuffle=False."
+    if is_other:
+        _log.warning(
+            "The data of fit, a %s, comes in another order than before the stop: of epoch %s some "
+            "samples come twice and others not at all. %s",
+            type(data).__name__,
+            epoch,
+            instead,
+        )
+
+
+def resume_fit(name: str, package: Any) -> None:
+    """Has `fit` begin with the epoch of the checkpoint that a `Checkpoint` goes on from."""
+    hooks.around(package.Model, "fit", _resuming, package)
+
+
+def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(package.Model.fit).bind(self, *args, **kwargs)
+    named: Any = bound.arguments.get("callbacks")
+    is_list = isinstance(named, package.callbacks.CallbackList)
+    callbacks = named.callbacks if is_list else tf.nest.flatten(named or [])
+    mine = [each for each in callbacks if isinstance(each, CheckpointPart)]
+    if len(mine) > 1:
+        raise ValueError(f"fit takes one Checkpoint. Received: {len(mine)}.")
+    found = mine[0].begin(self) if mine else None
+    if found is not None:
+        _go_on_in(bound.arguments, found.epoch, found.batch)
+    try:
+        return call(*bound.args, **bound.kwargs)
+    finally:
+        if mine:  # also where it was broken off
+            _skip_batches(self, 0)

@@ -1,14 +1,13 @@
 """The layers and callbacks as classes of each Keras that a program uses."""
 
 import functools
-import inspect
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras import guard, held, hooks
+from sok_lite.bridge.keras import guard, held
 from sok_lite.bridge.keras.callbacks import help_callbacks
 from sok_lite.bridge.keras.classes import (
     layer_class,
@@ -21,13 +20,12 @@ from sok_lite.bridge.keras.ranks import AllRanksPart, check_ranks
 from sok_lite.bridge.keras.saving import keep_tables
 from sok_lite.bridge.keras.steps import count_by_rows
 from sok_lite.bridge.optimizers.patched import patch_optimizers
-from sok_lite.keras.checkpoint import CheckpointPart
+from sok_lite.keras.checkpoint import CheckpointPart, resume_fit
 from sok_lite.keras.expire import ExpirePart
 from sok_lite.keras.features import Feature
 from sok_lite.keras.layers import EmbeddingPart, EmbeddingsPart
 from sok_lite.keras.metrics import TableMetricsPart
 from sok_lite.keras.parts import equal_steps, shard
-from sok_lite.keras.skipping import go_on_in, skip_batches
 from sok_lite.keras.table import TablePart
 from sok_lite.keras.together import look_up_together, plain
 
@@ -86,29 +84,6 @@ def _classes_of(package: Any) -> SimpleNamespace:
         shard=shard,
         equal_steps=equal_steps,
     )
-
-
-def resume_fit(name: str, package: Any) -> None:
-    """Has `fit` begin with the epoch of the checkpoint that a `Checkpoint` goes on from."""
-    hooks.around(package.Model, "fit", _resuming, package)
-
-
-def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    bound = inspect.signature(package.Model.fit).bind(self, *args, **kwargs)
-    named: Any = bound.arguments.get("callbacks")
-    is_list = isinstance(named, package.callbacks.CallbackList)
-    callbacks = named.callbacks if is_list else tf.nest.flatten(named or [])
-    mine = [each for each in callbacks if isinstance(each, CheckpointPart)]
-    if len(mine) > 1:
-        raise ValueError(f"fit takes one Checkpoint. Received: {len(mine)}.")
-    found = mine[0].begin(self) if mine else None
-    if found is not None:
-        go_on_in(bound.arguments, found.epoch, found.batch)
-    try:
-        return call(*bound.args, **bound.kwargs)
-    finally:
-        if mine:  # also where it was broken off
-            skip_batches(self, 0)
 
 
 patch_optimizers()

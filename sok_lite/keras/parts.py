@@ -1,5 +1,10 @@
-"""Each rank's part of the data: of batches that all ranks have, or of batches of its own."""
+"""Each rank's part of the data: of batches that all ranks have, or of batches of its own.
 
+Where all have the same ones, each dataset is asked what it was made of, for it has to be alike.
+"""
+
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,8 +12,17 @@ import tensorflow as tf
 
 from sok_lite.bridge.collectives import allgather
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.keras.data import check_alike, check_batches
+from sok_lite.bridge.keras.data import fingerprint
 from sok_lite.bridge.keras.steps import rows_of
+from sok_lite.bridge.tf_private import (
+    ANEW_OF_DATASET,
+    ARRAYS_OF_DATASET,
+    BATCH_SIZE_OF_DATASET,
+    INPUTS_OF_DATASET,
+    ORDER_OF_DATASET,
+    SEEDS_OF_DATASET,
+)
+from sok_lite.comm.protocol import RanksDifferError
 
 
 def shard(batches: tf.data.Dataset, drop_remainder: bool = False) -> tf.data.Dataset:
@@ -33,11 +47,11 @@ def shard(batches: tf.data.Dataset, drop_remainder: bool = False) -> tf.data.Dat
       RanksDifferError: on all ranks, where these differ in what they compare, or the order of a
         dataset is by chance: a `shuffle` without a seed, or `deterministic=False`.
     """
-    check_batches(batches, "shard")
+    _check_batches(batches, "shard")
     comm = other_ranks()
     if comm is None:
         return batches
-    check_alike(batches)
+    _check_alike(batches)
     rank, size = comm.rank, comm.size
 
     def part(*batch: Any) -> Any:
@@ -64,7 +78,7 @@ def equal_steps(batches: tf.data.Dataset) -> tf.data.Dataset:
       TypeError: it is no dataset of tensors and RaggedTensors.
       ValueError: its elements are no batches; or, on all ranks, one has none, or endlessly many.
     """
-    check_batches(batches, "equal_steps")
+    _check_batches(batches, "equal_steps")
     if other_ranks() is None:
         return batches
     count = int(batches.cardinality())
@@ -88,3 +102,128 @@ def _of_rows(batches: tf.data.Dataset, batch: Any, start: Any, end: Any) -> Any:
     """Returns some rows of a batch, as an element of the dataset."""
     rows = [each[start:end] for each in tf.nest.flatten(batch)]
     return tf.nest.pack_sequence_as(batches.element_spec, rows)
+
+
+# ---- what a dataset was made of ------------------------------------------------------------------
+
+
+def _check_batches(batches: Any, name: str) -> None:
+    """Raises where data is no dataset of batches whose rows can be cut.
+
+    Args:
+      batches: what a program gives.
+      name: of the function that it gives them, for errors.
+
+    Raises:
+      TypeError: it is no dataset, or its elements hold something that has no rows to cut.
+      ValueError: its elements are no batches.
+    """
+    if not isinstance(batches, tf.data.Dataset):
+        raise TypeError(
+            f"{name}() takes a tf.data.Dataset of batches. Received: a {type(batches).__name__}. "
+            "Make one of arrays: tf.data.Dataset.from_tensor_slices((x, y)).batch(rows)."
+        )
+    specs = tf.nest.flatten(batches.element_spec)
+    for spec in specs:
+        if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec)):
+            raise TypeError(
+                f"{name}() takes batches of tensors and RaggedTensors. Received: a "
+                f"{type(spec).__name__.removesuffix('Spec')}. Make it one of these, as by "
+                "tf.RaggedTensor.from_sparse."
+            )
+    lengths = {spec.shape[0] for spec in specs if spec.shape.rank}
+    if any(spec.shape.rank == 0 for spec in specs) or len(lengths - {None}) > 1:
+        raise ValueError(
+            f"{name}() takes batches, whose tensors all have as many rows. Received: elements of "
+            f"{batches.element_spec}. Call batch() before."
+        )
+
+
+def _check_alike(batches: tf.data.Dataset) -> None:
+    """Raises where ranks are seen to have other batches, or another order. All must call it.
+
+    It looks at what a dataset was made of, and reads none of its elements. In a graph, where ranks
+    cannot be asked, it does nothing.
+
+    Raises:
+      RanksDifferError: on all ranks.
+    """
+    if not tf.executing_eagerly():
+        return
+    made_of = list(_made_of(batches))
+    sizes = [_number(size) for size in _attributes(made_of, BATCH_SIZE_OF_DATASET)]
+    seeds = [
+        tuple(_number(getattr(each, name)) for name in SEEDS_OF_DATASET)
+        for each in made_of
+        if all(hasattr(each, name) for name in SEEDS_OF_DATASET)
+    ]
+    has_order = batches.options().deterministic is not False
+    has_order &= "false" not in _attributes(made_of, ORDER_OF_DATASET)
+    tensors = tf.nest.flatten(_attributes(made_of, ARRAYS_OF_DATASET))
+    # Of texts some are paths of files, which may differ; parts of ragged and sparse ones are none.
+    arrays = [
+        each for each in tensors if each.dtype.is_numpy_compatible and each.dtype != tf.string
+    ]
+    facts = (
+        *(_crc(batches.element_spec), int(batches.cardinality()), _crc(sizes), _crc(seeds)),
+        *(int((0, 0) in seeds), int(not has_order), int(fingerprint(*arrays)[0])),
+    )
+    specs, counts, all_sizes, all_seeds, unseeded, unordered, contents = (
+        allgather(np.array([facts], np.int64)).numpy().T.tolist()
+    )
+    alike = "tf.random.set_seed or keras.utils.set_random_seed alike on all ranks"
+    for is_wrong, came in (
+        (len(set(specs)) > 1, f"other types or shapes; here {batches.element_spec}. Make them so"),
+        (len(set(counts)) > 1, f"{counts} batches, by rank (-2: unknown). Give all ranks all data"),
+        (len(set(all_sizes)) > 1, f"other sizes of batches; here {sizes}. Give batch() one size"),
+        (
+            any(unseeded),
+            "a random dataset, such as shuffle(), without a seed. Give it one, the same on all "
+            f"ranks, or before it is made call {alike}",
+        ),
+        (
+            len(set(all_seeds)) > 1,
+            "other seeds of shuffle(), which are made of its own and of the global one; here "
+            f"{seeds}. Give it the same one, and before it is made call {alike}; what is to differ "
+            "between ranks, such as dropout, comes after that",
+        ),
+        (
+            any(unordered),
+            "a dataset that leaves its order open. Leave deterministic=False out of map() and of "
+            "its options",
+        ),
+        (
+            len(set(contents)) > 1,
+            "other arrays. Give all ranks all data; where each has data of its own, "
+            "sok_lite.keras.equal_steps(batches) takes it",
+        ),
+    ):
+        if is_wrong:
+            raise RanksDifferError(
+                "All ranks must give sok_lite.keras.shard() the same batches in the same order: "
+                f"each trains on its part of them. Received: {came}."
+            )
+
+
+def shuffles_anew(dataset: Any) -> bool:
+    """Whether a dataset has another order each time that it is begun."""
+    return any(_attributes(list(_made_of(dataset)), ANEW_OF_DATASET))
+
+
+def _made_of(dataset: Any) -> Iterator[Any]:
+    """Yields a dataset and those that it is made of."""
+    yield dataset
+    for each in getattr(dataset, INPUTS_OF_DATASET)():
+        yield from _made_of(each)
+
+
+def _attributes(datasets: list[Any], name: str) -> list[Any]:
+    return [getattr(each, name) for each in datasets if hasattr(each, name)]
+
+
+def _number(tensor: Any) -> int:
+    return int(tf.get_static_value(tensor))
+
+
+def _crc(fact: Any) -> int:
+    return zlib.crc32(repr(fact).encode())

@@ -2,29 +2,39 @@
 
 import itertools
 import weakref
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
+from sok_lite.bridge.keras.hooks import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
 from sok_lite.bridge.texts import remember_texts, texts_of_keys
 from sok_lite.bridge.variable import facts_html, table_for_variable
+from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
+from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.keras.features import Feature, rows_of
-from sok_lite.keras.stored_rows import load_rows, save_rows
-from sok_lite.keras.table_arguments import TEXTS, check_names_differ, checked_arguments
-from sok_lite.keras.table_config import shared_config, table_of
 from sok_lite.keras.table_keys import as_tensor_of_texts, key_of, keys_of
 from sok_lite.keras.together import note_place, prepared_rows
-from sok_lite.keras.weight import TableWeight
+from sok_lite.keras.weight import TableWeight, load_rows, save_rows
 
 _numbers = itertools.count()
+
+_TEXTS = "str"
+_KEY_TYPES = ("int64", "int32", "uint64", _TEXTS)
+_ROW_DTYPES = ("float32", "float16", "bfloat16")
+_OF_LOOKUP_SPARSE = "filter_ratio"
+# In a config: the number, in its process, of a table that several layers share.
+_SHARED = "shared"
 
 
 class TablePart:
@@ -90,7 +100,7 @@ class TablePart:
         dtype: Any = None,
         **options: Any,
     ) -> None:
-        names = checked_arguments(
+        names = _checked_arguments(
             *(name, dim, seed, key_type, row_dtype, var_type, options, keep_texts)
         )
         key_type, row_dtype = names
@@ -107,7 +117,7 @@ class TablePart:
                 backend,
                 int(dim),
                 initializer=initial,
-                key_type="int64" if key_type == TEXTS else key_type,
+                key_type="int64" if key_type == _TEXTS else key_type,
                 dtype=row_dtype,
                 name=name,
                 seed=int(seed),
@@ -147,7 +157,7 @@ class TablePart:
     @property
     def has_texts(self) -> bool:
         """Whether its ids are texts."""
-        return self._configured.key_type == TEXTS
+        return self._configured.key_type == _TEXTS
 
     @property
     def key_dtype_name(self) -> str:
@@ -174,7 +184,7 @@ class TablePart:
         )
 
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
-        check_names_differ(self.name, ids)
+        _check_names_differ(self.name, ids)
         rows = super().__call__(as_tensor_of_texts(ids), *args, **kwargs)  # type: ignore[misc]
         note_place(self, [ids], not args and not kwargs)
         return rows
@@ -319,7 +329,7 @@ class TablePart:
             has it, and `clone_model` asks, which does not say that it is one.
         """
         config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
-        return shared_config(config, self.name, self._number) if self._num_users() > 1 else config
+        return _shared_config(config, self.name, self._number) if self._num_users() > 1 else config
 
     def _num_users(self) -> int:
         """Returns how many layers look up in it; as a layer of a functional model it is one."""
@@ -333,7 +343,7 @@ class TablePart:
         Raises:
           NotImplementedError: several layers share it, and none but this one is being made.
         """
-        return table_of(cls, config)
+        return _table_of(cls, config)
 
     def save_own_variables(self, store: Any) -> None:
         """Writes keys, rows, optimizer states and scores to a store of Keras; of all ranks, if any.
@@ -362,3 +372,142 @@ def _refuse_as_tensor(table: TablePart, *_: Any, **__: Any) -> NoReturn:
 
 
 tf.register_tensor_conversion_function(TablePart, _refuse_as_tensor, priority=10)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _checked_arguments(
+    name: Any,
+    dim: Any,
+    seed: Any,
+    key_type: Any,
+    row_dtype: Any,
+    var_type: Any,
+    options: Mapping[str, Any],
+    keep_texts: Any = False,
+) -> tuple[str, str]:
+    """Returns the names of the key type and of the rows' dtype; checks all arguments.
+
+    Raises:
+      TypeError, ValueError: an argument is not as `Table` says.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"`name` must be a string. Received: name={name!r}. A table has a name and a "
+            'dimension, and no size: Table("item", 16).'
+        )
+    check_integer("dim", dim, 1)
+    check_integer("seed", seed)
+    key_type = _TEXTS if key_type in (str, _TEXTS, tf.string) else _name_of(key_type)
+    row_dtype = _name_of(row_dtype)
+    _check_among("key_type", key_type, _KEY_TYPES)
+    _check_among("row_dtype", row_dtype, _ROW_DTYPES)
+    _check_among("var_type", var_type, ("hbm", "hybrid"))
+    if not isinstance(keep_texts, bool):
+        raise TypeError(f"`keep_texts` must be a bool. Received: keep_texts={keep_texts!r}.")
+    if keep_texts and key_type != _TEXTS:
+        raise ValueError(
+            f"Only a table of key_type=str has texts to keep. Received: key_type={key_type!r} with "
+            "keep_texts=True."
+        )
+    of_hybrid = [name for name in HkvOptions.names() if name != _OF_LOOKUP_SPARSE]
+    known = of_hybrid if var_type == "hybrid" else ["init_capacity"]
+    if _OF_LOOKUP_SPARSE in options:
+        raise TypeError(
+            f"`{_OF_LOOKUP_SPARSE}` is for sok.lookup_sparse with use_low_frequency_filter=True, "
+            "and a Table is looked up by layers. Give `enter_threshold` with "
+            'var_type="hybrid": a key gets a row when so many batches have had it.'
+        )
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(
+            f"A table of var_type={var_type!r} has no option {unknown[0]!r}. It has: "
+            f"{', '.join(known)}."
+        )
+    return key_type, row_dtype
+
+
+def _name_of(dtype: Any) -> str:
+    """Returns the name of a dtype; of what is none, its text."""
+    try:
+        return (
+            str(dtype)
+            if is_integer(dtype)
+            else tf.as_dtype(np.int64 if dtype is int else dtype).name
+        )
+    except TypeError:
+        return str(dtype)
+
+
+def _check_names_differ(name: str, ids: Any) -> None:
+    """Raises ValueError where a keras.Input that a table is called with has the table's name."""
+    history = getattr(ids, "_keras_history", None)  # Keras 3 has operations, tf_keras layers
+    origin = getattr(history, "operation", getattr(history, "layer", None))
+    if origin is not None and origin.name == name:
+        raise ValueError(
+            f"The table and its keras.Input have the same name, {name!r}, but names in a model "
+            f'must differ. Rename one, for example the table: sk.Table("{name}_table", ...).'
+        )
+
+
+def _check_among(argument: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"`{argument}` must be one of {', '.join(allowed)}. Received: {argument}={value!r}."
+        )
+
+
+# ---- the config of a table that several layers of a model share: it has a number there -----------
+
+
+def _shared_config(config: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+    """Returns the config of a table that several layers share.
+
+    Args:
+      config: of the table alone.
+      name: of the table.
+      number: of the table, in this process.
+
+    Raises:
+      NotImplementedError: `clone_model` asks, which does not say that the table is one.
+    """
+    if is_cloning():
+        raise NotImplementedError(
+            f"clone_model() does not know that several layers share table {name!r}: "
+            "it would give each a table of its own. Use "
+            "type(model).from_config(model.get_config()), which keeps it shared."
+        )
+    # Keras itself, where it says so, says it not of models within a model.
+    return {**config, _SHARED: number}
+
+
+def _table_of(cls: Any, config: dict[str, Any]) -> Any:
+    """Returns a table of a config; of one that is shared, the one that was made of it before.
+
+    Args:
+      cls: the class of tables of a Keras.
+      config: of `get_config`.
+
+    Raises:
+      NotImplementedError: several layers share it, and none but this one is being made.
+    """
+    config, made = dict(config), made_so_far()
+    config.pop("filter_ratio", None)  # tables of before took it, and nothing came of it
+    number = config.pop(_SHARED, None)
+    # Keras that is loading may know itself what it has made.
+    if number is None or (made is None and says_what_is_shared(cls.package)):
+        return _made(cls, config)
+    if made is None:
+        raise NotImplementedError(
+            f"Several layers share table {config['name']!r}, and one of them cannot be made of "
+            "its config alone. Make the whole model, by type(model).from_config(config) or "
+            "model_from_json, or give the layers that you make the same Table."
+        )
+    if number not in made:
+        made[number] = _made(cls, config)
+    return made[number]
+
+
+def _made(cls: Any, config: dict[str, Any]) -> Any:
+    return cls(**{**config, "initializer": object_of(config["initializer"], cls.package)})

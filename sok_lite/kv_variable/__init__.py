@@ -24,9 +24,8 @@ from sok_lite.kv_variable.kv_variable_options import (
 )
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
 from sok_lite.kv_variable.patch import patch_tf, unpatch_tf
-from sok_lite.kv_variable.saveable import KvVariableSaveable
-from sok_lite.kv_variable.saved_files import rank_path, saved_path
-from sok_lite.kv_variable.saving import (
+from sok_lite.kv_variable.saveable import (
+    KvVariableSaveable,
     disable_delta_export,
     disable_full_or_delta_import_v2,
     disable_save_v3,
@@ -37,6 +36,7 @@ from sok_lite.kv_variable.saving import (
     set_new_num_shards,
     set_tfplus_saver_mode,
 )
+from sok_lite.kv_variable.saved_files import rank_path, saved_path
 from sok_lite.kv_variable.variable_scope import get_kv_variable
 
 __all__ = [

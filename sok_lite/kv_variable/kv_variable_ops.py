@@ -1,28 +1,34 @@
 """`KvVariable`: a table of embeddings by key, in TFPlus' words."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array
+from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
+from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked_training
-from sok_lite.bridge.table_call import method_call
+from sok_lite.bridge.lookup import look_up_each
+from sok_lite.bridge.row_gradient import gradient_shape
+from sok_lite.bridge.table_call import array_call, method_call, of_each_key
 from sok_lite.bridge.tf_private import SaveableObject
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.bridge.writes import refuse_foreign
+from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.kv_variable import counting, reading, removing, scatter
+from sok_lite.engine.table.exclusive import alone
 from sok_lite.kv_variable.kv_variable_options import KvOptions, StorageCombination, StorageType
-from sok_lite.kv_variable.saveable import KvVariableSaveable, SavedBySavers
-from sok_lite.kv_variable.saved_table import SavedTable
-from sok_lite.kv_variable.saved_tensors import CUTOFF
-from sok_lite.kv_variable.saving import (
+from sok_lite.kv_variable.saveable import (
     GRAPH_COLLECTION,
+    KvVariableSaveable,
+    SavedBySavers,
     disable_delta_export,
     disable_full_or_delta_import_v2,
     disable_save_v3,
@@ -32,6 +38,8 @@ from sok_lite.kv_variable.saving import (
     set_new_num_shards,
     set_tfplus_saver_mode,
 )
+from sok_lite.kv_variable.saved_table import SavedTable
+from sok_lite.kv_variable.saved_tensors import CUTOFF
 from sok_lite.kv_variable.share import WHOLE, Share
 
 __all__ = [
@@ -82,6 +90,46 @@ def get_kv_feature_size() -> dict[str, tf.Tensor]:
     """Returns `total_count` of the KvVariables of the default TF1 graph, by name."""
     variables = tf.compat.v1.get_collection(GRAPH_COLLECTION)
     return {variable.saved.name: variable.total_count for variable in variables}
+
+
+# Their names, what each does, and the function of rows and values; None: the values are the rows.
+OPERATIONS: dict[str, tuple[str, Callable[..., np.ndarray] | None]] = {
+    "add": ("Adds values to the rows of keys.", np.add),
+    "sub": ("Subtracts values from the rows of keys.", np.subtract),
+    "mul": ("Multiplies the rows of keys by values.", np.multiply),
+    "div": ("Divides the rows of keys by values.", np.divide),
+    "min": ("Makes the rows of keys the smaller of themselves and values.", np.minimum),
+    "max": ("Makes the rows of keys the larger of themselves and values.", np.maximum),
+    "update": ("Sets the rows of keys.", None),
+}
+
+
+def _scatter_method(operation: str) -> Callable[..., Any]:
+    """Returns a method of `KvVariable`."""
+
+    def scatter(
+        variable: "KvVariable", sparse_delta: Any, use_locking: bool = False, name: Any = None
+    ) -> Any:
+        return _scatter(variable, operation, sparse_delta)
+
+    scatter.__name__ = f"scatter_{operation}"
+    scatter.__qualname__ = f"KvVariable.{scatter.__name__}"
+    scatter.__doc__ = f"""{OPERATIONS[operation][0]}
+
+        A key without a row gets one first. What a repeated key has is taken in its order.
+
+        Args:
+          sparse_delta: a tf.IndexedSlices of keys (n,) and values (n, dim).
+          use_locking, name: not used.
+
+        Returns:
+          The variable in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError, ValueError: keys or rows do not fit, or other ranks own keys that have no row
+            here. Nothing has changed then.
+        """
+    return scatter
 
 
 @unconverted
@@ -156,7 +204,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
             if self.parts == [self]:
                 self.saved.handles.append(self.handle)
             with tf.control_dependencies(None):
-                self._emptied = tf.group(self._initializer_op, removing.clear(self))
+                self._emptied = tf.group(self._initializer_op, _clear(self))
 
     def _element_of_graph(self) -> tf.Tensor:
         with tf.control_dependencies(None):
@@ -233,19 +281,144 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         is_first = storage_type in (StorageCombination.MEM, StorageType.MEM_STORAGE)
         return is_first or self.table.store.near_rows is not None
 
-    total_count = property(counting.total_count)
-    total_freq = property(counting.total_freq)
-    storage_size_count = property(counting.storage_size_count)
-    get_counting = counting.get_counting
-    get_timestamp = counting.get_timestamp
-    increase_counting = counting.increase_counting
+    @property
+    def total_count(self) -> tf.Tensor:
+        """How many keys have a row that training has not set to zeros, scalar int64."""
+        return _total(self, "total_count", lambda table, keys: keys.size)
+
+    @property
+    def total_freq(self) -> tf.Tensor:
+        """How often the keys that `total_count` counts were seen, scalar int64."""
+        return _total(self, "total_freq", lambda table, keys: table.counts(keys).sum())
+
+    @property
+    def storage_size_count(self) -> tf.Tensor:
+        """Rows in the first memory and beside it, (2,) int64, of all partitions."""
+
+        def run(table: EmbeddingTable) -> Array:
+            store = table.store
+            far = store.num_far_rows
+            return table.backend.from_host(np.array([store.num_rows - far, far], np.int64))
+
+        (counts,) = method_call(self, "storage_size_count", run, [], [tf.int64], [[2]])
+        return counts
+
+    def get_counting(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Returns how often training lookups and writes have seen keys, int64 of their shape."""
+        return of_each_key(
+            self, "get_counting", indices, lambda table, keys: table.counts(keys), tf.int64
+        )
+
+    def get_timestamp(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Returns when a training lookup or a write last saw keys, int64 of their shape; 0: never.
+
+        In seconds since 1970, as exact as `sok_lite.DynamicVariable.expire` is.
+        """
+
+        def run(table: EmbeddingTable, keys: Array) -> Array:
+            return table.times(keys).astype(np.int64)
+
+        return of_each_key(self, "get_timestamp", indices, run, tf.int64)
+
+    def increase_counting(self, indices: Any, counts: Any, name: str | None = None) -> Any:
+        """Counts keys as seen: what a lookup in training notes of them.
+
+        Args:
+          indices: (n,) integers.
+          counts: (n,) integers from 1 on.
+        """
+
+        def run(table: EmbeddingTable, keys: Array, counts: Array) -> None:
+            table.lookup(keys, counts=counts)
+
+        keys = checked_keys(self, indices)
+        return method_call(self, "increase_counting", run, [keys, tf.cast(counts, tf.int64)])
 
     # ---------------------------------------------------------------- reading
 
-    sparse_read = reading.sparse_read
-    sparse_read_with_counts = reading.sparse_read_with_counts
-    value = read_value = reading.value
-    export = reading.export
+    def sparse_read(
+        self,
+        indices: Any,
+        name: str | None = None,
+        training: bool | None = None,
+        missing: str | None = None,
+    ) -> tf.Tensor:
+        """Returns the rows of keys, indices.shape + [dim]; see the class.
+
+        Args:
+          indices: integers of any shape.
+          training: whether new keys are inserted; None: see the class.
+          missing: what a key without a row gives, "initial" or "zeros"; None: where keys are
+            inserted "initial", else "zeros".
+        """
+        return look_up_each(job.other_ranks(), self, indices, self.policy(training, missing))
+
+    def sparse_read_with_counts(
+        self,
+        indices: Any,
+        counts: Any,
+        name: str | None = None,
+        training: bool | None = None,
+    ) -> tf.Tensor:
+        """Returns the rows of keys, each of which counts as seen several times.
+
+        Args:
+          indices: integers of any shape.
+          counts: integers of that shape, from 1 on.
+
+        Raises:
+          NotImplementedError: in a job of several ranks.
+        """
+        if job.other_ranks() is not None:
+            raise NotImplementedError(
+                f"sparse_read_with_counts of {self.name!r} works on one rank: counts do not travel "
+                "with keys. Use sparse_read, which counts a key once for each rank that has it."
+            )
+        counts = tf.cast(counts, tf.int64)
+        return look_up_each(None, self, indices, self.policy(training), counts)
+
+    def value(self) -> tf.Tensor:
+        """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
+        dim = self.dimension  # no closure holds the variable: a graph would keep it
+        dtypes, shapes = [self.key_type, self.dtype], [[None], [None, dim]]
+        what, share, ready = f"The value of {self.name!r}", self.share, self.ready_inputs()
+
+        def run(table: EmbeddingTable, *_: Array) -> tuple[Array, Array]:
+            return share.exported(table, None)
+
+        @custom_gradient
+        def read(source: tf.Tensor) -> Any:
+            keys, rows = array_call(self, what, run, ready, dtypes, shapes)
+
+            def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
+                values = tf.cast(row_grads, tf.float32)
+                return tf.IndexedSlices(values, keys, gradient_shape(dim))
+
+            return rows, grad
+
+        return read(self.gradient_source())
+
+    read_value = value
+
+    def export(
+        self, name: str | None = None, cutoff: float | None = CUTOFF
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns all keys, ascending, and their rows: (n,) of the key type, (n, dim).
+
+        Args:
+          cutoff: keys are left out of whose row now every |element| is below it; None: none.
+        """
+        check_cutoff(cutoff)
+        share = self.share
+        keys, rows = method_call(
+            self,
+            "export",
+            lambda table: share.exported(table, cutoff),
+            [],
+            [self.key_type, self.dtype],
+            [[None], [None, self.dimension]],
+        )
+        return keys, rows
 
     def policy(self, training: bool | None, missing: str | None = None) -> MissingKeyPolicy:
         """Returns how a lookup with these arguments treats keys without a row."""
@@ -313,24 +486,79 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
             mine = share.has(keys)
             refuse_foreign(table, keys[mine], "assign")
-            removing.remove_all(table, share)
+            _remove_all(table, share)
             table.insert_or_assign(keys[mine], rows[mine])
 
-        return scatter.done(self, method_call(self, "assign", run, [keys, rows]))
+        return _done(self, method_call(self, "assign", run, [keys, rows]))
 
-    insert = scatter.insert
-    scatter_add = scatter.scatter_method("add")
-    scatter_sub = scatter.scatter_method("sub")
-    scatter_mul = scatter.scatter_method("mul")
-    scatter_div = scatter.scatter_method("div")
-    scatter_min = scatter.scatter_method("min")
-    scatter_max = scatter.scatter_method("max")
-    scatter_update = scatter.scatter_method("update")
+    def insert(self, indices: Any, values: Any) -> Any:
+        """Sets the rows of keys, inserting those that are new; of a repeated key the last counts.
+
+        Args:
+          indices: (n,) integers.
+          values: (n, dim).
+
+        Returns:
+          The variable in eager mode, the operation in a graph.
+
+        Raises:
+          TypeError, ValueError: keys or rows do not fit, or other ranks own keys that have no row
+            here. Nothing has changed then.
+        """
+        keys = checked_keys(self, indices)
+        rows = tf.cast(checked_rows(self, keys, values, "insert"), self.dtype)
+
+        def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+            refuse_foreign(table, keys, "insert")
+            table.insert_or_assign(keys, rows)
+
+        return _done(self, method_call(self, "insert", run, [keys, rows]))
+
+    scatter_add = _scatter_method("add")
+    scatter_sub = _scatter_method("sub")
+    scatter_mul = _scatter_method("mul")
+    scatter_div = _scatter_method("div")
+    scatter_min = _scatter_method("min")
+    scatter_max = _scatter_method("max")
+    scatter_update = _scatter_method("update")
 
     # ---------------------------------------------------------------- removing
 
-    delete = removing.delete
-    delete_with_timestamp = removing.delete_with_timestamp
+    def delete(self, indices: Any, name: str | None = None) -> Any:
+        """Removes keys with their rows, counts and optimizer states; missing ones are left out."""
+
+        def run(table: EmbeddingTable, keys: Array) -> None:
+            table.erase(keys.reshape(-1))
+
+        return method_call(self, "delete", run, [checked_keys(self, indices)])
+
+    def delete_with_timestamp(
+        self,
+        threshold: float = 7,
+        name: str | None = None,
+        *,
+        seconds: float | None = None,
+    ) -> tf.Tensor:
+        """Removes the keys that no training lookup or write has seen lately, row or not.
+
+        Args:
+          threshold: for so many days.
+          seconds: for so many seconds, in place of days.
+
+        Returns:
+          (n,) of the key type, the keys that are gone.
+        """
+        limit = as_float(threshold) * 86400 if seconds is None else as_float(seconds)
+        if not limit >= 0:
+            raise ValueError(f"The time must be 0 or more. Received: {limit} seconds.")
+
+        share = self.share
+
+        def run(table: EmbeddingTable) -> Array:
+            return alone(table, lambda: _removed_before(table, share, limit))
+
+        (gone,) = method_call(self, "delete_with_timestamp", run, [], [self.key_type], [[None]])
+        return gone
 
     # ---------------------------------------------------------------- of TFPlus alone
 
@@ -349,3 +577,113 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     def add_multi_level_hash(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError."""
         self._refuse("add_multi_level_hash", "Make a variable for each level with get_kv_variable.")
+
+
+# ---- what the methods do to a table --------------------------------------------------------------
+
+
+def _total(
+    variable: KvVariable, method: str, of_keys: Callable[[EmbeddingTable, Array], Any]
+) -> tf.Tensor:
+    """Returns a number of all keys with a row, less that of those set to zeros."""
+    share = variable.share
+
+    def run(table: EmbeddingTable) -> Array:
+        keys, shrunk = share.of(table.export_rows()[0]), share.of(table.shrunk_keys())
+        return np.array(int(of_keys(table, keys) - of_keys(table, shrunk)), np.int64)
+
+    (total,) = method_call(variable, method, run, [], [tf.int64], [[]])
+    return total
+
+
+def _clear(variable: KvVariable) -> Any:
+    """Removes all keys; returns the operation in a graph."""
+    share = variable.share
+    what = f"clear of {variable.name!r}"
+    return array_call(variable, what, lambda table: _remove_all(table, share))
+
+
+def _remove_all(table: EmbeddingTable, share: Share) -> None:
+    """Removes the keys of a share, and forgets those that were seen and have no row."""
+    if share.is_whole:
+        table.clear()
+    else:
+        alone(table, lambda: table.erase(_known_keys(table, share)))
+
+
+def _removed_before(table: EmbeddingTable, share: Share, seconds: float) -> Array:
+    """Removes the keys of a share that were not seen for some time, and returns them."""
+    keys = _known_keys(table, share)
+    times = table.times(keys)
+    old = keys[(times > 0) & (times <= table.clock.read() - seconds)]
+    table.erase(old)
+    return old
+
+
+def _known_keys(table: EmbeddingTable, share: Share) -> Array:
+    """Returns the keys of a share that have a row or were seen."""
+    keys = [table.export_rows()[0], table.pending_keys()]
+    return share.of(table.backend.xp.concatenate(keys))
+
+
+def _scatter(variable: KvVariable, operation: str, sparse_delta: Any) -> Any:
+    if not isinstance(sparse_delta, tf.IndexedSlices):
+        raise TypeError(
+            f"scatter_{operation} of {variable.name!r} takes a tf.IndexedSlices of keys and rows. "
+            f"Received: {type(sparse_delta).__name__}."
+        )
+    keys = checked_keys(variable, sparse_delta.indices)
+    what = f"scatter_{operation}"
+    rows = tf.cast(checked_rows(variable, keys, sparse_delta.values, what), variable.dtype)
+
+    _, function = OPERATIONS[operation]
+
+    def run(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        refuse_foreign(table, keys, what)
+        if function is None:
+            table.insert_or_assign(keys, rows)
+        else:
+            alone(table, partial(_combine, table, function, keys, rows))
+
+    return _done(variable, method_call(variable, what, run, [keys, rows]))
+
+
+def _done(variable: KvVariable, operation: Any) -> Any:
+    """Returns what a write returns: the variable in eager mode, the operation in a graph."""
+    return variable if tf.executing_eagerly() else operation
+
+
+def _combine(
+    table: EmbeddingTable, function: Callable[..., np.ndarray], keys: Array, values: Array
+) -> None:
+    """Changes the rows of keys, inserting those that have none with their initial value.
+
+    Args:
+      function: of OPERATIONS.
+      keys: (n,) of the key type; what a repeated one has is taken in order.
+      values: (n, dim) of the rows' storage dtype.
+    """
+    backend = table.backend
+    distinct, inverse = np.unique(backend.to_host(keys), return_inverse=True)
+    if not distinct.size:
+        return
+    # Keys without a row have their initial value, and no lookup is counted.
+    old = table.lookup(backend.from_host(distinct), insert=False, missing="initial").values
+    # In float32, and back in the rows' format.
+    rows, deltas = _floats(table, old), _floats(table, values)
+    order = np.argsort(inverse, kind="stable")
+    number_of_key = inverse[order]
+    # The first of each key, then the second of each that has one, and so on.
+    first = np.searchsorted(number_of_key, np.arange(distinct.size))
+    place = np.arange(order.size) - first[number_of_key]
+    for turn in range(int(place.max()) + 1):
+        these = place == turn
+        at = number_of_key[these]
+        rows[at] = function(rows[at], deltas[order[these]])
+    table.insert_or_assign(backend.from_host(distinct), backend.from_host(rows))
+
+
+def _floats(table: EmbeddingTable, rows: Array) -> np.ndarray:
+    """Returns rows of a table as float32 numbers on the host, a copy."""
+    backend = table.backend
+    return np.array(backend.to_host(table.row_dtype.to_float32(backend.xp, rows)))

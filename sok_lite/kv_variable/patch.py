@@ -10,8 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.tf_private import STATE_OPS
-from sok_lite.kv_variable.kv_variable_ops import KvVariable
-from sok_lite.kv_variable.scatter import OPERATIONS
+from sok_lite.kv_variable.kv_variable_ops import OPERATIONS, KvVariable
 from sok_lite.kv_variable.variable_scope import get_kv_variable
 
 __all__ = ["patch_tf", "unpatch_tf"]

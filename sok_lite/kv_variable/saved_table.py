@@ -20,9 +20,8 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import restore
 from sok_lite.engine.table.content_parts import select
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.kv_variable.content import as_of_table, changed, taken
 from sok_lite.kv_variable.saved_files import PartPlace, Read, check_forms, places_of, ranks, read
-from sok_lite.kv_variable.saved_tensors import Facts, encoded
+from sok_lite.kv_variable.saved_tensors import Facts, as_of_table, changed, encoded, taken
 from sok_lite.kv_variable.share import Share
 
 

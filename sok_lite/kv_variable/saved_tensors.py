@@ -21,6 +21,12 @@ A delta has of all but `delete_keys` the keys that are new or have changed, and 
 all keys without a row. For serving there are keys and values alone, the rest is empty; and the keys
 of a delta whose rows are zeros count as gone. TFPlus' own files have no more than the first six,
 the fifth and sixth as uint16 or uint32: 16 bits of count, and above it the day since 1970.
+
+Between a table and these tensors is a `Content` of engine/table/content.py whose columns, of keys
+with a row and without, are
+
+  counts  int64, how often a key was seen
+  times   float64, when it was last, in seconds since 1970; 0: never
 """
 
 import json
@@ -32,10 +38,11 @@ import tensorflow as tf
 
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.json_text import parsed
-from sok_lite.engine.table.content import Content
-from sok_lite.engine.table.content_parts import in_order, select
+from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.admission import MOST_SIGHTINGS
+from sok_lite.engine.table.content import Content, take
+from sok_lite.engine.table.content_parts import concatenate, in_order, select
 from sok_lite.engine.table.state_columns import State, columns_of, side_by_side, states_of
-from sok_lite.kv_variable.content import are_distinct
 from sok_lite.kv_variable.share import Share
 
 # Rows all of whose |elements| are below it are left out of `keys` and `values`.
@@ -267,3 +274,69 @@ def _states(
         )
         for state in states
     ]
+
+
+# ---- counts and times, so that parts of several clocks can be joined -----------------------------
+
+
+def taken(table: EmbeddingTable) -> Content:
+    """Returns a copy of what a table knows now. The caller has the table's lock.
+
+    Raises:
+      MemoryError: no memory for it.
+    """
+    whole, times_of = take(table), table.clock.times_of
+    columns, pending = whole.columns, whole.pending
+    scores = columns.get("scores", np.empty(0, np.uint64))
+    return whole._replace(
+        columns={
+            "counts": np.minimum(scores, np.uint64(2**63 - 1)).astype(np.int64),
+            "times": times_of(columns["stamps"]),
+        },
+        pending={
+            "counts": pending["sightings"].astype(np.int64),
+            "times": times_of(pending["sighting_stamps"]),
+        },
+        facts={},
+    )
+
+
+def as_of_table(known: Content) -> Content:
+    """Returns a content as tables have it, its times as numbers of lookups.
+
+    There is a lookup for each time, and a last one of no key.
+    """
+    of_keys, of_pending = known.columns["times"], known.pending["times"]
+    at = np.unique(np.concatenate([of_keys, of_pending]))
+    at = at[at > 0]
+    times = at.tolist()
+    spans = {"numbers": list(range(1, at.size + 1)), "times": times, "ends": times}
+    last_seen, pending_last_seen = (
+        np.searchsorted(at, each, "right").astype(np.uint32) for each in (of_keys, of_pending)
+    )
+    sightings = np.clip(known.pending["counts"], 1, MOST_SIGHTINGS).astype(np.uint32)
+    return known._replace(
+        columns={"stamps": last_seen, "scores": known.columns["counts"].astype(np.uint64)},
+        pending={"sightings": sightings, "sighting_stamps": pending_last_seen},
+        facts={"num_lookups": int(at.size) + 1, "spans": spans, "strategy": "kLfu", "epoch": 0},
+    )
+
+
+def are_distinct(keys: np.ndarray) -> bool:
+    """Returns whether no key repeats."""
+    ordered = np.sort(keys, kind="stable")  # quick where they are in order
+    return not bool((ordered[1:] == ordered[:-1]).any())
+
+
+def changed(known: Content, delta: Content, removed: np.ndarray, whose: str) -> Content:
+    """Returns what is known after a change.
+
+    Args:
+      delta: keys that are new or have changed, and all that are sighted afterwards.
+      removed: (k,) keys that are gone.
+      whose: names the table in errors.
+    """
+    gone = np.concatenate([delta.keys, removed.astype(delta.keys.dtype)])
+    none = np.zeros(known.pending_keys.size, bool)
+    kept = select(known, ~np.isin(known.keys, gone), none)
+    return concatenate([kept, delta], whose)

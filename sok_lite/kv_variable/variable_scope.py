@@ -5,31 +5,33 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge.autograph import unconverted_function
+from sok_lite.bridge.checks import checked_dtype
 from sok_lite.bridge.variable import table_for_variable
+from sok_lite.engine.dtypes import check_integer, is_integer
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.row_initializer import MatrixInitializer
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.kv_variable.arguments import (
-    NUM_ROWS,
-    check_types,
-    checked_dim,
-    checked_key_dtype,
-    checked_threshold,
-    checked_value_dtype,
-    initial_value,
-)
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
 from sok_lite.kv_variable.kv_variable_options import KvOptions
 from sok_lite.kv_variable.partitioned import PartitionedKvVariable
-from sok_lite.kv_variable.saving import GRAPH_COLLECTION
+from sok_lite.kv_variable.saveable import GRAPH_COLLECTION
 
 __all__ = ["get_kv_variable"]
 
 # Of eager mode. Those of a TF1 graph are in its collection.
 _by_name: "weakref.WeakValueDictionary[str, KvVariable]" = weakref.WeakValueDictionary()
 _naming = threading.RLock()
+
+_KEY_DTYPES = (tf.int64, tf.int32)
+_VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
+# What initializers that count with the shape of the whole weight take for the number of rows, as in
+# TFPlus.
+_NUM_ROWS = 10000
 
 
 @unconverted_function
@@ -95,11 +97,11 @@ def get_kv_variable(
       >>> tf.nn.embedding_lookup(items, tf.constant([[7, 9]], tf.int64)).numpy().tolist()
       [[[1.0, 1.0], [1.0, 1.0]]]
     """
-    check_types(name, trainable, collections, partitioner, regularizer)
+    _check_types(name, trainable, collections, partitioner, regularizer)
     scope = tf.compat.v1.get_variable_scope()
     full_name = f"{scope.name}/{name}" if scope.name else name
-    keys, values = checked_key_dtype(key_dtype), checked_value_dtype(value_dtype)
-    threshold = checked_threshold(enter_threshold)
+    keys, values = _checked_key_dtype(key_dtype), _checked_value_dtype(value_dtype)
+    threshold = _checked_threshold(enter_threshold)
     options = KvOptions() if kv_options is None else kv_options
     if not isinstance(options, KvOptions):
         raise TypeError(f"`kv_options` must be a KvOptions or None. Received: {options!r}.")
@@ -119,7 +121,7 @@ def get_kv_variable(
         regularizer = scope.regularizer if regularizer is None else regularizer
         if regularizer is not None:
             _check_collected(full_name)
-        dim = checked_dim(embedding_dim)
+        dim = _checked_dim(embedding_dim)
         if initializer is None:
             initializer = scope.initializer
         table = _table(full_name, dim, keys, values, initializer, threshold, options)
@@ -175,7 +177,7 @@ def _check_no_other(name: str) -> None:
 def _check_form(found: KvVariable, dim: Any, keys: tf.DType, values: tf.DType) -> None:
     """Raises ValueError where a variable is not what a program asks for by its name."""
     has = (found.embedding_dim, found.key_dtype.name, found.dtype.name)
-    wants = (has[0] if dim is None else checked_dim(dim), keys.name, values.name)
+    wants = (has[0] if dim is None else _checked_dim(dim), keys.name, values.name)
     if has != wants:
         raise ValueError(
             f"Trying to share variable {found.saved.name}, but it has {has} for "
@@ -213,7 +215,7 @@ def _table(
     threshold: int,
     options: KvOptions,
 ) -> EmbeddingTable:
-    first_values = initial_value(initializer, dim)
+    first_values = _initial_value(initializer, dim)
     seed, _ = tf.compat.v1.get_seed(0)
 
     def make(backend: Backend) -> EmbeddingTable:
@@ -236,7 +238,7 @@ def _num_partitions(partitioner: Any, dim: int, dtype: tf.DType) -> int | None:
     """Returns how many partitions there are; None: it is not partitioned."""
     if partitioner is None:
         return None
-    counts = list(partitioner(shape=tf.TensorShape([NUM_ROWS, dim]), dtype=dtype))
+    counts = list(partitioner(shape=tf.TensorShape([_NUM_ROWS, dim]), dtype=dtype))
     if len(counts) not in (1, 2) or min(counts) < 1:
         raise ValueError(
             "`partitioner` must give the number of partitions along the axes of [keys, "
@@ -297,3 +299,147 @@ def _forget(variable: KvVariable) -> None:
     for key in graph.get_all_collection_keys():
         members = graph.get_collection_ref(key)
         members[:] = [each for each in members if not any(each is part for part in variable.parts)]
+
+
+# ---- arguments, checked before anything is made --------------------------------------------------
+
+
+def _check_types(
+    name: Any, trainable: Any, collections: Any, partitioner: Any, regularizer: Any
+) -> None:
+    """Raises TypeError where one of them is of a wrong type, ValueError for an empty name."""
+    if not isinstance(name, str):
+        raise TypeError(f"`name` must be a text. Received: name={name!r}.")
+    if not name:
+        raise ValueError("`name` must not be empty. Received: name=''.")
+    if trainable is not None and not isinstance(trainable, (bool, np.bool_)):
+        raise TypeError(
+            f"`trainable` must be True, False or None. Received: trainable={trainable!r}."
+        )
+    if collections is not None and not (
+        isinstance(collections, (list, tuple))
+        and all(isinstance(each, str) for each in collections)
+    ):
+        raise TypeError(
+            "`collections` must be a list or tuple of the names of collections, or None. "
+            f"Received: collections={collections!r}."
+        )
+    for what, function in (("partitioner", partitioner), ("regularizer", regularizer)):
+        if function is not None and not callable(function):
+            raise TypeError(f"`{what}` must be callable or None. Received: {what}={function!r}.")
+
+
+def _checked_key_dtype(dtype: Any) -> tf.DType:
+    """Returns the type of the keys. Python's int is int64."""
+    key_dtype = tf.int64 if dtype is int else checked_dtype("key_dtype", dtype)
+    if key_dtype not in _KEY_DTYPES:
+        raise ValueError(
+            f"`key_dtype` must be tf.int64 or tf.int32. Received: {key_dtype.name}. Hash texts to "
+            "numbers first, as by tf.strings.to_hash_bucket_fast."
+        )
+    return key_dtype
+
+
+def _checked_value_dtype(dtype: Any) -> tf.DType:
+    """Returns the type of the rows."""
+    value_dtype = checked_dtype("value_dtype", dtype)
+    if value_dtype not in _VALUE_DTYPES:
+        known = ", ".join(f"tf.{each.name}" for each in _VALUE_DTYPES)
+        raise ValueError(f"`value_dtype` must be one of {known}. Received: {value_dtype.name}.")
+    return value_dtype
+
+
+def _checked_dim(embedding_dim: Any) -> int:
+    """Returns the length of a row; it may come as a list or TensorShape of one number."""
+    if isinstance(embedding_dim, tf.TensorShape):
+        embedding_dim = embedding_dim.as_list()
+    if isinstance(embedding_dim, (list, tuple)) and len(embedding_dim) == 1:
+        (embedding_dim,) = embedding_dim
+    if isinstance(embedding_dim, tf.compat.v1.Dimension):
+        embedding_dim = embedding_dim.value
+    if not is_integer(embedding_dim):
+        raise TypeError(
+            "`embedding_dim` must be an integer, the length of a row. "
+            f"Received: embedding_dim={embedding_dim!r}."
+        )
+    check_integer("embedding_dim", embedding_dim, 1)
+    return int(embedding_dim)
+
+
+def _checked_threshold(enter_threshold: Any) -> int:
+    """Returns how often a key must have been seen to get a row."""
+    if not is_integer(enter_threshold):
+        raise TypeError(
+            "`enter_threshold` must be an integer, how often a key must be seen to get a row. "
+            f"Received: enter_threshold={enter_threshold!r}."
+        )
+    if enter_threshold < 0:
+        raise ValueError(
+            f"`enter_threshold` must not be negative. Received: enter_threshold={enter_threshold}."
+        )
+    return int(enter_threshold)
+
+
+def _initial_value(initializer: Any, dim: int) -> Any:
+    """Returns an initializer of the engine.
+
+    Args:
+      initializer: of Keras, tf_keras or TensorFlow, its class, or a function that gives a tensor or
+        an initializer; None: Glorot's uniform; a tensor or array of one number, of `dim`, or of
+        rows (n, dim), of which a key takes one.
+      dim: elements of a row.
+
+    Raises:
+      ValueError: a tensor without a static shape, or of another shape.
+    """
+    if initializer is None:
+        initializer = tf.compat.v1.glorot_uniform_initializer()
+    if isinstance(initializer, type):
+        initializer = initializer()
+    if isinstance(initializer, str):
+        initializer = tf.keras.initializers.get(initializer)
+    if callable(initializer) and not hasattr(initializer, "get_config"):
+        initializer = _call(initializer, dim)
+    if hasattr(initializer, "get_config"):
+        return make_initializer(initializer, dim, row_shape=(_NUM_ROWS, dim))
+    if tf.is_tensor(initializer):
+        if not initializer.shape.is_fully_defined():
+            raise ValueError(
+                "A tensor for `initializer` must have a static shape. "
+                f"Received: shape {initializer.shape}."
+            )
+        initializer = _array_of(initializer)
+    rows = np.asarray(initializer, np.float64)
+    if rows.ndim == 2 and rows.shape[0] and rows.shape[1] == dim:
+        if (rows != rows[0]).any():
+            return MatrixInitializer(rows)
+        rows = rows[0]
+    if rows.size != 1 and rows.shape != (dim,):
+        raise ValueError(
+            f"A tensor for `initializer` must have one number, shape ({dim},), or rows "
+            f"(n, {dim}). Received: shape {rows.shape}."
+        )
+    return make_initializer(float(rows.reshape(-1)[0]) if rows.size == 1 else rows, dim)
+
+
+def _call(function: Any, dim: int) -> Any:
+    try:
+        return function([1, dim], tf.float32)
+    except TypeError:
+        return function()
+
+
+def _array_of(tensor: tf.Tensor) -> np.ndarray:
+    if hasattr(tensor, "numpy"):
+        return np.asarray(tensor.numpy())
+    constant = tf.get_static_value(tensor)
+    if constant is not None:
+        return np.asarray(constant)
+    try:
+        with tf.compat.v1.Session(graph=tensor.graph) as session:
+            return np.asarray(session.run(tensor))
+    except (tf.errors.OpError, AttributeError) as error:
+        raise ValueError(
+            "A tensor for `initializer` must be known when the variable is made. "
+            f"Received: {tensor!r}. ({error})"
+        ) from error

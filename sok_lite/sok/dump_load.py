@@ -5,6 +5,7 @@ docs/checkpoint_format.md has the files.
 
 import base64
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend.publish import Action
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.optimizers.dense_slots import dense_slots
@@ -20,7 +22,8 @@ from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.settings import family_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
-from sok_lite.bridge.static_part import VariableRows
+from sok_lite.bridge.static_variable import StaticVariable
+from sok_lite.bridge.tf_private import context, execute
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.changes import changes_since
 from sok_lite.engine.files.dump import BackgroundDump, dump_in_background
@@ -28,6 +31,7 @@ from sok_lite.engine.files.dump import dump as engine_dump
 from sok_lite.engine.files.item import Named
 from sok_lite.engine.files.load import load as engine_load
 from sok_lite.engine.files.progress import checked_progress, progress_bar
+from sok_lite.engine.files.static_part import ReadRows, StaticPart
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.optimizer import wrapper_of
 from sok_lite.sok.static_variable import FixedVariable
@@ -314,9 +318,9 @@ def _items(
         if isinstance(variable, TableVariable):
             return variable.table
         if not wrappers:
-            return VariableRows(variable)
+            return _VariableRows(variable)
         inner = inner_of(wrappers[0].optimizer)
-        return VariableRows(variable, dense_slots(inner, family_of(inner), variable, makes))
+        return _VariableRows(variable, dense_slots(inner, family_of(inner), variable, makes))
 
     return [item(variable) for variable in variables]
 
@@ -399,3 +403,51 @@ def _go_on_from(wrappers: list[WrappedOptimizer], extra: dict[str, Any], path: P
         for counter, count in zip(_counters(wrapper), kept.get("iterations", []), strict=False):
             counter.assign(count)
         carried_by(inner_of(wrapper.optimizer)).values = _carried_in(kept)
+
+
+# ---- static variables ----------------------------------------------------------------------------
+
+
+class _VariableRows(StaticPart):
+    """This rank's rows of a static variable.
+
+    Args:
+      variable: has them.
+      slots: by name, variables of the same shape that an optimizer has for it; None: of none.
+    """
+
+    def __init__(self, variable: StaticVariable, slots: Mapping[str, Any] | None = None) -> None:
+        super().__init__(variable.table, None if slots is None else tuple(slots))
+        # A variable of Keras 3 has TensorFlow's as its value.
+        of_tf = {
+            name: slot if isinstance(slot, tf.Variable) else slot.value
+            for name, slot in (slots or {}).items()
+        }
+        self._variables = {"value": variable, **of_tf}
+
+    def reading(self) -> ReadRows:
+        # TensorFlow copies what somebody still reads before it writes it.
+        tensors = {name: variable.read_value() for name, variable in self._variables.items()}
+
+        def read(column: str, first: int, last: int) -> np.ndarray:
+            rows = tensors[column][first:last]
+            if column != "value":
+                return tf.cast(rows, tf.float32).numpy()
+            return rows.numpy().view(self.table.row_dtype.storage)
+
+        return read
+
+    def plan_assign(self, columns: Mapping[str, np.ndarray]) -> list[Action]:
+        actions: list[Action] = []
+        for name, rows in columns.items():
+            variable = self._variables[name]
+            with tf.device(variable.device):
+                if name == "value":
+                    tensor = tf.constant(rows.view(variable.dtype.as_numpy_dtype))
+                else:
+                    tensor = tf.cast(tf.constant(rows), variable.dtype)
+                tensor = tf.identity(tensor)
+            # Not `assign`, which is Python: an interrupt would come between two variables.
+            arguments = (context(), "AssignVariableOp", None, variable.handle, tensor)
+            actions.append(partial(execute, *arguments))
+        return actions

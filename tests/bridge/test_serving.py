@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge.serving.index import KeyIndex
+from sok_lite.bridge.serving.tables import KeyIndex
 from tests.support.fresh_process import FreshProcess
 
 pytestmark = pytest.mark.usefixtures("initialised")

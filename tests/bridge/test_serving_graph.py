@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.bridge.serving.graph_def import Nodes
+from sok_lite.bridge.serving.graph import Nodes
 from tests.support.fresh_process import FreshProcess
 
 v1 = tf.compat.v1

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sok_lite.dynamic_embedding.redis_columns import Column
 from sok_lite.dynamic_embedding.redis_settings import make_settings
-from sok_lite.dynamic_embedding.redis_store import RedisStore
+from sok_lite.dynamic_embedding.redis_store import Column, RedisStore
 from tests.support import redis_server
 
 if redis_server.unavailable() is not None:

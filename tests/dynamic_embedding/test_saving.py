@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import dynamic_embedding as de
-from sok_lite.dynamic_embedding import saved_files
+from sok_lite.dynamic_embedding import savers
 from sok_lite.dynamic_embedding.checkpoint_folder import directory
 from sok_lite.engine.table.content import Content
 from tests.dynamic_embedding.test_file_system import KEYS, VALUES, expected, filled, held, rows_of
@@ -715,5 +715,5 @@ def test_where_one_process_has_no_states_file_all_states_begin_anew():
         *(none, {"sightings": seen, "sighting_stamps": seen}, {"num_lookups": 1}),
     )
     for parts in ([without, known], [known, without]):
-        whole = saved_files._together(parts, "a table")
+        whole = savers._together(parts, "a table")
         assert whole.keys.tolist() == [5] and whole.columns == whole.pending == {}

@@ -73,6 +73,7 @@ _NOT_ON_GPU = {
     *("test_budgets_tf", "test_on_gpu", "test_tensor", "test_host_numbers"),
     *("test_stream_operation", "test_cluster"),
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
+    "test_keras_data",
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
     *(
         "test_as_a_whole",

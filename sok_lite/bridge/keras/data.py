@@ -1,177 +1,41 @@
-"""What ranks train on: the same batches where each takes a part of them, and else not the same."""
+"""Whether all ranks of `fit` train the same rows, which each takes for its own by mistake.
+
+Before an epoch the arrays that `fit` was given are compared, and else the first batch of a training
+step, in whatever way the rows come. What is compared is a fingerprint of some rows.
+"""
 
 import hashlib
 import warnings
-import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.collectives import allgather
-from sok_lite.bridge.tf_private import (
-    ANEW_OF_DATASET,
-    ARRAYS_OF_DATASET,
-    BATCH_SIZE_OF_DATASET,
-    INPUTS_OF_DATASET,
-    ORDER_OF_DATASET,
-    SEEDS_OF_DATASET,
-)
-from sok_lite.comm.protocol import RanksDifferError
-
-# ---- the same batches on all ranks ---------------------------------------------------------------
-
-
-def check_batches(batches: Any, name: str) -> None:
-    """Raises where data is no dataset of batches whose rows can be cut.
-
-    Args:
-      batches: what a program gives.
-      name: of the function that it gives them, for errors.
-
-    Raises:
-      TypeError: it is no dataset, or its elements hold something that has no rows to cut.
-      ValueError: its elements are no batches.
-    """
-    if not isinstance(batches, tf.data.Dataset):
-        raise TypeError(
-            f"{name}() takes a tf.data.Dataset of batches. Received: a {type(batches).__name__}. "
-            "Make one of arrays: tf.data.Dataset.from_tensor_slices((x, y)).batch(rows)."
-        )
-    specs = tf.nest.flatten(batches.element_spec)
-    for spec in specs:
-        if not isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec)):
-            raise TypeError(
-                f"{name}() takes batches of tensors and RaggedTensors. Received: a "
-                f"{type(spec).__name__.removesuffix('Spec')}. Make it one of these, as by "
-                "tf.RaggedTensor.from_sparse."
-            )
-    lengths = {spec.shape[0] for spec in specs if spec.shape.rank}
-    if any(spec.shape.rank == 0 for spec in specs) or len(lengths - {None}) > 1:
-        raise ValueError(
-            f"{name}() takes batches, whose tensors all have as many rows. Received: elements of "
-            f"{batches.element_spec}. Call batch() before."
-        )
-
-
-def check_alike(batches: tf.data.Dataset) -> None:
-    """Raises where ranks are seen to have other batches, or another order. All must call it.
-
-    It looks at what a dataset was made of, and reads none of its elements. In a graph, where ranks
-    cannot be asked, it does nothing.
-
-    Raises:
-      RanksDifferError: on all ranks.
-    """
-    if not tf.executing_eagerly():
-        return
-    made_of = list(_made_of(batches))
-    sizes = [_number(size) for size in _attributes(made_of, BATCH_SIZE_OF_DATASET)]
-    seeds = [
-        tuple(_number(getattr(each, name)) for name in SEEDS_OF_DATASET)
-        for each in made_of
-        if all(hasattr(each, name) for name in SEEDS_OF_DATASET)
-    ]
-    has_order = batches.options().deterministic is not False
-    has_order &= "false" not in _attributes(made_of, ORDER_OF_DATASET)
-    tensors = tf.nest.flatten(_attributes(made_of, ARRAYS_OF_DATASET))
-    # Of texts some are paths of files, which may differ; parts of ragged and sparse ones are none.
-    arrays = [
-        each for each in tensors if each.dtype.is_numpy_compatible and each.dtype != tf.string
-    ]
-    facts = (
-        *(_crc(batches.element_spec), int(batches.cardinality()), _crc(sizes), _crc(seeds)),
-        *(int((0, 0) in seeds), int(not has_order), int(fingerprint(*_samples(arrays))[0])),
-    )
-    specs, counts, all_sizes, all_seeds, unseeded, unordered, contents = (
-        allgather(np.array([facts], np.int64)).numpy().T.tolist()
-    )
-    alike = "tf.random.set_seed or keras.utils.set_random_seed alike on all ranks"
-    for is_wrong, came in (
-        (len(set(specs)) > 1, f"other types or shapes; here {batches.element_spec}. Make them so"),
-        (len(set(counts)) > 1, f"{counts} batches, by rank (-2: unknown). Give all ranks all data"),
-        (len(set(all_sizes)) > 1, f"other sizes of batches; here {sizes}. Give batch() one size"),
-        (
-            any(unseeded),
-            "a random dataset, such as shuffle(), without a seed. Give it one, the same on all "
-            f"ranks, or before it is made call {alike}",
-        ),
-        (
-            len(set(all_seeds)) > 1,
-            "other seeds of shuffle(), which are made of its own and of the global one; here "
-            f"{seeds}. Give it the same one, and before it is made call {alike}; what is to differ "
-            "between ranks, such as dropout, comes after that",
-        ),
-        (
-            any(unordered),
-            "a dataset that leaves its order open. Leave deterministic=False out of map() and of "
-            "its options",
-        ),
-        (
-            len(set(contents)) > 1,
-            "other arrays. Give all ranks all data; where each has data of its own, "
-            "sok_lite.keras.equal_steps(batches) takes it",
-        ),
-    ):
-        if is_wrong:
-            raise RanksDifferError(
-                "All ranks must give sok_lite.keras.shard() the same batches in the same order: "
-                f"each trains on its part of them. Received: {came}."
-            )
-
-
-def shuffles_anew(dataset: Any) -> bool:
-    """Whether a dataset has another order each time that it is begun."""
-    return any(_attributes(list(_made_of(dataset)), ANEW_OF_DATASET))
-
-
-def _made_of(dataset: Any) -> Iterator[Any]:
-    """Yields a dataset and those that it is made of."""
-    yield dataset
-    for each in getattr(dataset, INPUTS_OF_DATASET)():
-        yield from _made_of(each)
-
-
-def _attributes(datasets: list[Any], name: str) -> list[Any]:
-    return [getattr(each, name) for each in datasets if hasattr(each, name)]
-
-
-def _number(tensor: Any) -> int:
-    return int(tf.get_static_value(tensor))
-
-
-def _crc(fact: Any) -> int:
-    return zlib.crc32(repr(fact).encode())
-
-
-# ---- not the same rows on all ranks --------------------------------------------------------------
-
 # Fewer different rows may be the same on all ranks by chance, or on purpose.
 _A_FEW = 4
-# Rows of an array that are looked at.
+# Of longer arrays at least so many rows are looked at, and fewer than twice as many.
 _SAMPLE = 1000
 # An attribute of models: a variable, (2,) int64, the fingerprint of the first batch of a training.
 _FIRST = "_sok_lite_first_batch"
 _NOTHING = (-1, 0)
 
 
-def fingerprint(*arrays: np.ndarray) -> np.ndarray:
+def fingerprint(*arrays: Any) -> np.ndarray:
     """Returns a digest of arrays, and how many different rows the most varied has, (2,) int64.
 
-    Of the rows it compares the first thousand; the digest, which is not negative, is of all.
+    Of each it looks at one or two thousand rows, spread over it. The digest is not negative.
     """
     digest, most = hashlib.blake2b(digest_size=7), 0
     for array in arrays:
-        digest.update(repr((array.dtype.str, array.shape)).encode())
-        digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
-        if array.ndim:
-            some = array[:_SAMPLE]
-            if array.dtype == object:
-                rows = set(map(repr, some.tolist()))
-            else:
-                rows = {row.tobytes() for row in some}
-            most = max(most, len(rows))
+        if not len(array.shape):
+            continue
+        some = np.asarray(array[:: max(1, len(array) // _SAMPLE)])
+        if some.dtype == object:
+            rows = [repr(row).encode() for row in some.tolist()]
+        else:
+            rows = [row.tobytes() for row in some]
+        digest.update(repr((some.dtype.str, tuple(array.shape))).encode() + b"".join(rows))
+        most = max(most, len(set(rows)))
     return np.array([int.from_bytes(digest.digest(), "little"), most], np.int64)
 
 
@@ -180,14 +44,7 @@ def of_arrays(data: Any) -> np.ndarray:
     leaves = [each for each in tf.nest.flatten(data) if each is not None]
     if not all(isinstance(each, (np.ndarray, tf.Tensor)) for each in leaves):
         return np.array(_NOTHING, np.int64)
-    return fingerprint(*_samples(leaves))
-
-
-def _samples(arrays: list[Any]) -> Iterator[np.ndarray]:
-    """Yields some rows of each array."""
-    for array in arrays:
-        if len(array.shape):
-            yield np.asarray(array[:: max(1, len(array) // _SAMPLE)])
+    return fingerprint(*leaves)
 
 
 def watch_first_batch(model: Any) -> None:

@@ -21,8 +21,7 @@ from sok_lite.bridge.keras import called, hooks, training
 from sok_lite.bridge.keras.held import PACKAGES, know_layers
 from sok_lite.bridge.keras.hooks import is_cloning, know_functions
 from sok_lite.bridge.keras.ids import watch_ids
-from sok_lite.bridge.keras.saving import look_at_files
-from sok_lite.bridge.keras.tracked import have_all_tracked
+from sok_lite.bridge.keras.saving import have_all_tracked, look_at_files
 from sok_lite.bridge.keras.weights import know_tables_among_weights
 from sok_lite.bridge.tf_private import CHECKPOINT
 

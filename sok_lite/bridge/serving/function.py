@@ -10,12 +10,11 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.serving.as_a_whole import as_a_whole, checked_folder
-from sok_lite.bridge.serving.graph_def import check_plain
+from sok_lite.bridge.serving.graph import check_plain
 from sok_lite.bridge.serving.mode import exporting
 from sok_lite.bridge.serving.models import function_of, resources_in
-from sok_lite.bridge.serving.rows import check_quantize
 from sok_lite.bridge.serving.signature import Signature, flat_outputs
-from sok_lite.bridge.serving.tables import ServedTables
+from sok_lite.bridge.serving.tables import ServedTables, check_quantize
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.tf_private import ResourceVariable, save_context
 

@@ -1,4 +1,11 @@
-"""The tables of an exported model: what the live ones hold now, in variables of TensorFlow."""
+"""The tables of an exported model: what the live ones hold now, in variables of TensorFlow.
+
+Rows are found by arrays alone. Keys are multiplied by an odd number, which no two keys share a
+product of, and sorted by it. How large a product is says which bucket it is in, and where in the
+sorted ones that begins; a search by halves among the few of the bucket finds the place. These are
+gathers and comparisons, which every processor and every format of models has; there is nothing to
+fill when a model is loaded, as a hash table has to be.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,13 +16,23 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.joined import as_int64
-from sok_lite.bridge.serving.index import KeyIndex
-from sok_lite.bridge.serving.rows import ServedRows
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.engine.table import EmbeddingTable
 
 # Takes a name and an array, and gives a variable of TensorFlow.
 MakeVariable = Callable[[str, np.ndarray], Any]
+
+# The golden ratio as a fraction of 2**64, odd: neighbouring keys get products far apart.
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_LARGEST = np.iinfo(np.int64).max
+# Those that a float32 has: TensorFlow Lite neither shifts nor divides int64. Its rounding keeps the
+# order of products, so that those of one bucket lie together.
+_MOST_BITS = 24
+
+_QUANTIZED = (None, "float16", "int8")
+# Scales below this are flushed to 0 by many processors.
+_LEAST_SCALE = np.finfo(np.float32).tiny
+_STEPS = 127
 
 
 class _Served(NamedTuple):
@@ -28,8 +45,8 @@ class _Served(NamedTuple):
     """
 
     live: Any
-    keys: KeyIndex
-    rows: ServedRows
+    keys: "KeyIndex"
+    rows: "ServedRows"
 
 
 class ServedTables:
@@ -201,3 +218,139 @@ def _check_missing(table: EmbeddingTable, missing: np.ndarray, cutoff: float) ->
             f"{table.name!r} that is its initial value, which is not below the cutoff. "
             f"Received: cutoff={cutoff}. Leave it out."
         )
+
+
+# ---- keys to row numbers, with arrays alone ------------------------------------------------------
+
+
+class KeyIndex:
+    """Finds the place of keys among n.
+
+    Args:
+      keys: (n,) int64, distinct.
+      make_variable: takes a name and an array, and gives a variable of it.
+
+    Attributes:
+      order: (n,) int64: which of `keys` has which place.
+      size: n.
+      variables: all that it reads.
+    """
+
+    def __init__(self, keys: np.ndarray, make_variable: MakeVariable) -> None:
+        products = (keys.view(np.uint64) * _FACTOR).view(np.int64)
+        self.order = np.argsort(products)
+        self.size = len(keys)
+        products = products[self.order]
+        # About one key in a bucket.
+        bits = min(_MOST_BITS, max(1, (self.size - 1).bit_length()))
+        self._first, self._scale = 1 << (bits - 1), np.float32(2.0 ** (bits - 64))
+        buckets = (products.astype(np.float32) * self._scale).astype(np.int32) + self._first
+        counts = np.bincount(buckets, minlength=2 * self._first + 1)
+        # Whoever rounds otherwise where the model is served is one bucket off: the search goes from
+        # the bucket before to the one behind.
+        starts = np.concatenate([[0, 0], np.cumsum(counts)[:-2]])
+        most = np.convolve(counts, np.ones(3, np.int64)).max()
+        self._num_halvings = int(most).bit_length()
+        # A search may look past the last key: no product is above the largest number.
+        beyond = np.full(1 << self._num_halvings, _LARGEST, np.int64)
+        products = np.concatenate([products, beyond])
+        is_small = len(products) <= np.iinfo(np.int32).max
+        self._products = make_variable("keys", products)
+        self._starts = make_variable("starts", starts.astype(np.int32 if is_small else np.int64))
+        self.variables = [self._products, self._starts]
+
+    def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the place of each key, and whether it has one; the place is any if not.
+
+        Args:
+          keys: int64 of any shape.
+
+        Returns:
+          (integers of the keys' shape, in [0, n]; bool of the keys' shape).
+        """
+        products = keys * tf.constant(_FACTOR.view(np.int64), tf.int64)
+        buckets = tf.cast(tf.cast(products, tf.float32) * self._scale, tf.int32) + self._first
+        places = tf.gather(self._starts, buckets)
+        for power in reversed(range(self._num_halvings)):
+            step = 1 << power
+            is_before = tf.gather(self._products, places + (step - 1)) < products
+            places = tf.where(is_before, places + step, places)
+        is_found = tf.equal(tf.gather(self._products, places), products) & (places < self.size)
+        return places, is_found
+
+
+# ---- rows: as they are, as halves, or as bytes ---------------------------------------------------
+
+
+def check_quantize(quantize: Any) -> None:
+    """Raises ValueError for another `quantize`."""
+    if quantize not in _QUANTIZED:
+        raise ValueError(
+            f"`quantize` must be None, 'float16' or 'int8'. Received: quantize={quantize!r}."
+        )
+
+
+class ServedRows:
+    """Rows that are read by number.
+
+    "float16" rounds rows of float32 and float64 to it: an element is off by at most 2**-11 of its
+    size, or by 2**-25 where that is more. "int8" has one scale for each row of floats: an element
+    is off by at most 1/254 of the largest of its row, or by 2e-36 where that is more. Then it is
+    rounded to the rows' dtype. Integers stay as they are.
+
+    Args:
+      name: of the table, for errors.
+      rows: (n, dim), of an array type that TensorFlow has.
+      quantize: "float16", "int8" or None.
+      make_variable: takes a name and an array, and gives a variable of it.
+
+    Raises:
+      ValueError: an element does not fit.
+    """
+
+    def __init__(
+        self, name: str, rows: np.ndarray, quantize: str | None, make_variable: MakeVariable
+    ) -> None:
+        self._name = name
+        self._dtype = tf.as_dtype(rows.dtype)
+        self._scales = None
+        if quantize == "float16" and self._dtype in (tf.float32, tf.float64):
+            rows = self._halves(rows)
+        elif quantize == "int8" and self._dtype.is_floating:
+            rows, scales = self._bytes(rows)
+            self._scales = make_variable("scales", scales)
+        self._rows = make_variable("rows", rows)
+        self.variables = [self._rows] + ([] if self._scales is None else [self._scales])
+
+    def gather(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Returns rows, numbers.shape + [dim], of their dtype before the export."""
+        rows = tf.gather(self._rows, numbers)
+        if self._scales is None:
+            return rows if rows.dtype == self._dtype else tf.cast(rows, self._dtype)
+        scales = tf.gather(self._scales, numbers)
+        return tf.cast(tf.cast(rows, tf.float32) * scales[..., tf.newaxis], self._dtype)
+
+    def _halves(self, rows: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            halves = rows.astype(np.float16)
+        self._check(bool(np.isfinite(halves).all()), rows, float(np.finfo(np.float16).max))
+        return halves
+
+    def _bytes(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (n, dim) int8 and (n,) float32, whose product the rows are."""
+        wide = rows.astype(np.float64 if self._dtype == tf.float64 else np.float32)
+        largest = np.abs(wide).max(axis=1, initial=0)
+        limit = float(np.finfo(np.float32).max)
+        self._check(bool((largest <= limit).all()), wide, limit)
+        scales = (largest / _STEPS).astype(np.float32)
+        scales = np.where(scales < _LEAST_SCALE, np.float32(0), scales)
+        divisors = np.where(scales == 0, np.float32(np.inf), scales)
+        return np.rint(wide / divisors[:, None]).astype(np.int8), scales
+
+    def _check(self, fits: bool, rows: np.ndarray, limit: float) -> None:
+        if not fits:
+            largest = np.abs(rows.astype(np.float64)).max()
+            raise ValueError(
+                f"Rows of {self._name!r} cannot be quantised: elements must be at most {limit:g} "
+                f"in size. Received: {largest:g}. Leave `quantize` out, or try another."
+            )

@@ -102,7 +102,7 @@ def _apply_delta(
     Args:
       saves: of the full save that the delta must be of.
     """
-    from sok_lite.kv_variable.content import changed
+    from sok_lite.kv_variable.saved_tensors import changed
 
     its_dtype, delta = _read_saved(prefix, name, threshold)
     bases = {rank: (base, None) for rank, (_, base) in delta.saves.items()}
@@ -126,11 +126,11 @@ class ContentSource(Source):
     Args:
       name: of the table.
       dtype: of its rows.
-      content: as of kv_variable/content.py.
+      content: with counts and times, as of kv_variable/saved_tensors.py.
     """
 
     def __init__(self, name: str, dtype: str, content: Any) -> None:
-        from sok_lite.kv_variable.content import as_of_table
+        from sok_lite.kv_variable.saved_tensors import as_of_table
 
         content = as_of_table(content)
         self.name, self.dtype, self.dim = name, dtype, content.values.shape[1]

@@ -14,8 +14,7 @@ from sok_lite.bridge.collectives import broadcast
 from sok_lite.bridge.keras import held
 from sok_lite.bridge.keras.classes import made_class, root_of
 from sok_lite.bridge.serving.models import functions_of
-from sok_lite.dynamic_embedding.keras.formats import check_savable, checked_path
-from sok_lite.dynamic_embedding.keras.models import de_hvd_save_model
+from sok_lite.dynamic_embedding.keras.models import check_savable, checked_path, de_hvd_save_model
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper
 

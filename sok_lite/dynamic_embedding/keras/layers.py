@@ -4,19 +4,44 @@ Beside them `LayerNormalization`, which is that of Keras and takes ragged rows a
 
 They are layers of `tf.keras`. A program that uses tf_keras beside Keras 3 has those of tf_keras by
 `layers_for(tf_keras)`.
+
+Functions and initializers stand in a config as they are: Keras writes those that are its own or
+that the program has registered.
 """
 
 import functools
 import sys
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
 
-from sok_lite.bridge.keras import held
-from sok_lite.bridge.keras.classes import layer_class, register_as_layer, root_of
-from sok_lite.dynamic_embedding.keras import field_wise, parts
+from sok_lite.bridge.checkpoint import saved_dtypes
+from sok_lite.bridge.keras import guard, held
+from sok_lite.bridge.keras.called import as_keys
+from sok_lite.bridge.keras.classes import (
+    layer_class,
+    made_so_far,
+    object_of,
+    of_one_config,
+    register_as_layer,
+    root_of,
+    share_in_copies,
+)
+from sok_lite.bridge.keras.hooks import is_loading
+from sok_lite.bridge.stored import read_tensors, write_tensors
+from sok_lite.dynamic_embedding import creators, restrict_policies
+from sok_lite.dynamic_embedding.by_name import layer_variable, number_of_shared
 from sok_lite.dynamic_embedding.optimizer import DynamicEmbeddingOptimizer
+from sok_lite.dynamic_embedding.partition import default_partition_fn
+from sok_lite.dynamic_embedding.shadow_ops import (
+    HvdVariable,
+    ShadowVariable,
+    embedding_lookup_unique,
+)
+from sok_lite.dynamic_embedding.variable import Variable
 
 __all__ = [
     "BasicEmbedding",
@@ -29,6 +54,503 @@ __all__ = [
 ]
 
 _PACKAGE = "sok_lite.dynamic_embedding"  # of what Keras saves by name
+# What `Embedding` takes besides, and the defaults.
+_OPTIONS: dict[str, Any] = {
+    "bp_v2": False,
+    "restrict_policy": None,
+    "init_capacity": 0,
+    "partitioner": default_partition_fn,
+    "kv_creator": None,
+    "max_norm": None,
+    "distribute_strategy": None,
+    "keep_distribution": False,
+    "checkpoint": True,
+    "row_shape": None,
+}
+_SHARED = "shared_variable"  # in a config: the number of a variable that other layers have too
+_POLICIES = ("FrequencyRestrictPolicy", "TimestampRestrictPolicy")
+_CREATORS = ("CuckooHashTableCreator", "HkvHashTableCreator")
+# Whether the other ranks save their tables as well.
+all_ranks_save: ContextVar[bool] = ContextVar("all_ranks_save", default=False)
+
+
+# ---- layers for either Keras ---------------------------------------------------------------------
+
+
+class EmbeddingPart:
+    """Rows of keys: ids of any shape, dense or ragged, give ids.shape + [embedding_size].
+
+    Training inserts the keys of a batch; nothing else does. The model is to be compiled with
+    `de.DynamicEmbeddingOptimizer(optimizer)`.
+
+    Args:
+      embedding_size: elements of a row.
+      key_dtype: tf.int64, tf.int32 or tf.string.
+      value_dtype: of the rows, such as tf.float32.
+      combiner: of the subclasses that combine.
+      initializer: of new rows, or the name of one of Keras; None: `RandomNormal()` of Keras.
+      devices: one name for each shard; None: one shard.
+      name: of the layer; the variable is `<name>-parameter`, and what is trained `<name>-shadow`.
+        Layers of one name share the variable until Keras' `clear_session()`.
+      with_unique: accepted: keys are deduplicated where that is cheapest.
+      short_file_name, bp_v2, restrict_policy, partitioner, kv_creator, checkpoint, row_shape: of
+        the `Variable` that the layer makes.
+      trainable: whether it is trained.
+      init_capacity: keys to make room for.
+      max_norm: rows are clipped to this norm where they are read.
+      distribute_strategy: None, or one with a single replica.
+      keep_distribution: whether the config has `devices` and `kv_creator`.
+      **kwargs: of the layer class of Keras.
+
+    Attributes:
+      params: the `Variable`.
+      shadow: the `ShadowVariable`.
+
+    Raises:
+      TypeError: `embedding_size` is no integer.
+      ValueError: a layer of the name has a variable of other dtypes, size or number of shards.
+    """
+
+    package: Any  # keras or tf_keras
+    _combiners: tuple[str, ...] | None = None  # of a class that combines rows, those it has
+    params: Variable
+    shadow: ShadowVariable
+    name: str
+
+    def __init__(
+        self,
+        embedding_size: int,
+        key_dtype: Any = tf.int64,
+        value_dtype: Any = tf.float32,
+        combiner: str = "sum",
+        initializer: Any = None,
+        devices: str | Sequence[str] | None = None,
+        name: str = "DynamicEmbeddingLayer",
+        with_unique: bool = True,
+        short_file_name: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        options = {option: kwargs.pop(option, default) for option, default in _OPTIONS.items()}
+        size = _as_integer("embedding_size", embedding_size)
+        if self._combiners is not None and combiner not in self._combiners:
+            raise ValueError(
+                f"`combiner` must be one of {self._combiners}. Received: {combiner!r}."
+            )
+        trainable = kwargs.get("trainable", True)
+        super().__init__(name=name, **kwargs)  # type: ignore[call-arg]
+        if initializer is None:
+            initializer = self.package.initializers.RandomNormal()
+        elif isinstance(initializer, str):
+            initializer = self.package.initializers.get(initializer)
+        self.embedding_size, self.combiner, self.with_unique = size, combiner, with_unique
+        self.keep_distribution = options["keep_distribution"]
+        self.max_norm = options["max_norm"]
+        self.params = layer_variable(
+            self,
+            f"{name}-parameter",
+            key_dtype=key_dtype,
+            value_dtype=value_dtype,
+            dim=size,
+            devices=devices,
+            partitioner=options["partitioner"],
+            initializer=initializer,
+            checkpoint=options["checkpoint"],
+            init_size=options["init_capacity"],
+            kv_creator=options["kv_creator"],
+            restrict_policy=options["restrict_policy"],
+            bp_v2=options["bp_v2"],
+            short_file_name=short_file_name,
+            row_shape=options["row_shape"],
+        )
+        self.shadow = ShadowVariable(
+            self.params,
+            name=f"{name}-shadow",
+            max_norm=options["max_norm"],
+            distribute_strategy=options["distribute_strategy"],
+        )
+        # Not of the variable, which keeps it: the layer may be told to train later. tf_keras asks
+        # the layer.
+        if self.package.__name__ == "keras":
+            self.shadow.is_frozen = not trainable
+        # No dict: Keras and TensorFlow track those.
+        self._configured = SimpleNamespace(
+            embedding_size=size,
+            key_dtype=self.params.key_dtype.name,
+            value_dtype=self.params.value_dtype.name,
+            combiner=combiner,
+            initializer=initializer,
+            devices=self.params.devices if self.keep_distribution else None,
+            with_unique=with_unique,
+            short_file_name=short_file_name,
+            bp_v2=options["bp_v2"],
+            restrict_policy=_policy_config(options["restrict_policy"]),
+            init_capacity=options["init_capacity"],
+            max_norm=options["max_norm"],
+            keep_distribution=self.keep_distribution,
+            checkpoint=options["checkpoint"],
+            row_shape=options["row_shape"],
+            kv_creator=None,
+        )
+        if options["partitioner"] is not default_partition_fn:
+            self._configured.partitioner = options["partitioner"]
+        if self.keep_distribution and options["kv_creator"] is not None:
+            self._configured.kv_creator = _creator_config(options["kv_creator"])
+
+    @property
+    def listed(self) -> ShadowVariable | None:
+        """The weight that Keras 3 lists."""
+        return getattr(self, "shadow", None)
+
+    @property
+    def key_dtype_name(self) -> str:
+        """Name of the dtype of ids."""
+        return self.params.key_dtype.name
+
+    def call(self, ids: Any) -> Any:
+        """Returns the rows of ids."""
+        return self._rows(ids)
+
+    @tf.autograph.experimental.do_not_convert
+    def _rows(self, ids: Any) -> Any:
+        ids = as_keys(ids, self.key_dtype_name)
+        return embedding_lookup_unique(self.shadow, ids, self.embedding_size, self.with_unique)
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """Returns the shape of what ids of a shape give."""
+        return tf.TensorShape([*tf.TensorShape(input_shape), self.embedding_size])
+
+    # ---------------------------------------------------------------- saving
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what `from_config` makes a layer of, with a new and empty table."""
+        config = {**super().get_config(), **vars(self._configured)}  # type: ignore[misc]
+        number = number_of_shared(self.params)
+        return config if number is None else {**config, _SHARED: number}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Returns a layer of what `get_config` gave.
+
+        Of the layers of one model those share a table that did.
+
+        Raises:
+          NotImplementedError: it shares one, and Keras loads a model before it is known here, or
+            one whose from_config() does not call that of Keras.
+        """
+        config, made = dict(config), made_so_far()
+        number = config.pop(_SHARED, None)
+        if number is not None and made is None:
+            guard.tell(share_in_copies)
+            if is_loading():
+                raise NotImplementedError(
+                    f"Layer {config['name']!r} shares its table with another one, and this load "
+                    "does not say which layers are of one model. Load it with "
+                    "de.keras.models.load_model(path), or have the model's from_config() call "
+                    "super().from_config()."
+                )
+        own = {} if number is None or made is None else made.setdefault((_SHARED, number), {})
+        for name in ("initializer", "partitioner", "slot_map_fn", "restrict_policy"):
+            if name in config:
+                config[name] = object_of(config[name], cls.package)
+        config["restrict_policy"] = _policy_of(config.get("restrict_policy"))
+        config["kv_creator"] = _creator_of(config.get("kv_creator"))
+        with of_one_config(own):
+            return cls(**config)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the rows and states of the table to a store of Keras."""
+        save_rows(self.params, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Makes the table what `save_own_variables` wrote."""
+        load_rows(self.params, store)
+
+
+class SquashedEmbeddingPart(EmbeddingPart):
+    """Rows of keys, reduced: ids (batch, ...) give (batch, embedding_size), ids (n,) one row.
+
+    The arguments are those of `Embedding`, and `combiner` is "sum", "mean", "max", "min" or "prod".
+    """
+
+    _combiners = ("sum", "mean", "max", "min", "prod")
+
+    def call(self, ids: Any) -> Any:
+        """Returns the rows of ids, reduced over all dimensions but the first and the last."""
+        rows = self._rows(ids)
+        reduce = getattr(tf, f"reduce_{self.combiner}")
+        # From the innermost on, as ragged rows can be reduced.
+        for axis in range(rows.shape.rank - 2, 0, -1):
+            rows = reduce(rows, axis=axis)
+        return rows if rows.shape.rank > 1 and len(ids.shape) > 1 else reduce(rows, axis=0)
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """Returns the shape of what ids of a shape give."""
+        outer = list(tf.TensorShape(input_shape))
+        return tf.TensorShape([*outer[: len(outer) > 1], self.embedding_size])
+
+
+class HvdAllToAllEmbeddingPart(EmbeddingPart):
+    """Rows of keys that any rank may own: what `Embedding` gives, from the tables of all ranks.
+
+    The partitioner says which rank owns a key, and the table of a rank has the keys that it owns.
+    Gradients are summed over ranks where the key is owned. Every rank must make the layer, and
+    call it equally often; `HvdVariable` says more.
+
+    Args:
+      embedding_size: elements of a row.
+      with_unique, with_secondary_unique: accepted: keys are deduplicated before they travel and
+        where they arrive, with them and without.
+      mpi_size: the number of ranks, which is known; None: not checked.
+      batch_size: not used.
+      **kwargs: further arguments of `Embedding`.
+
+    Raises:
+      ValueError: the ranks cannot be connected.
+    """
+
+    def __init__(
+        self,
+        embedding_size: int,
+        with_unique: bool = True,
+        with_secondary_unique: bool = True,
+        mpi_size: int | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(embedding_size, with_unique=with_unique, **kwargs)
+        self.with_secondary_unique, self.batch_size = with_secondary_unique, batch_size
+        self.hvd_variable = HvdVariable(
+            self.params.name,
+            self.shadow,
+            self.embedding_size,
+            with_unique,
+            with_secondary_unique,
+            mpi_size,
+        )
+        self._configured.with_secondary_unique = with_secondary_unique
+        self._configured.batch_size = batch_size
+
+    @tf.autograph.experimental.do_not_convert
+    def _rows(self, ids: Any) -> Any:
+        return self.hvd_variable.lookup(as_keys(ids, self.key_dtype_name))
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the rows and states of this rank to a store of Keras.
+
+        Raises:
+          NotImplementedError: there are several ranks, and the others do not save theirs.
+        """
+        if self.hvd_variable.mpi_size > 1 and not all_ranks_save.get():
+            raise NotImplementedError(
+                f"{self.name!r} has its rows on {self.hvd_variable.mpi_size} ranks; this would "
+                "save those of one. Have every rank call "
+                "de.keras.models.de_hvd_save_model(model, path)."
+            )
+        super().save_own_variables(store)
+
+
+class LayerNormalizationPart:
+    """`LayerNormalization` of Keras for ragged inputs as well, which are padded with 0.
+
+    Args: as of that.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        """Returns inputs, normalized over `axis`, ragged as they are."""
+        if not isinstance(inputs, tf.RaggedTensor):
+            return super().call(inputs)  # type: ignore[misc]
+        rows = super().call(inputs.to_tensor())  # type: ignore[misc]
+        return tf.RaggedTensor.from_tensor(
+            rows, inputs.nested_row_lengths(), row_splits_dtype=inputs.row_splits.dtype
+        )
+
+
+class FieldWiseEmbeddingPart(EmbeddingPart):
+    """Rows of keys, combined by field: ids (batch, n) give (batch, nslots, embedding_size).
+
+    Args:
+      embedding_size: elements of a row.
+      nslots: number of fields.
+      slot_map_fn: takes ids and gives the field of each, of the same shape, in [0, nslots).
+      others: of `Embedding`, but `combiner` is "sum", "mean" or "sqrtn". A field without ids is 0.
+
+    Raises:
+      ValueError: `slot_map_fn` cannot be called.
+      TypeError: `nslots` is no integer.
+    """
+
+    _combiners = ("sum", "mean", "sqrtn")
+
+    def __init__(
+        self,
+        embedding_size: int,
+        nslots: int,
+        slot_map_fn: Callable[[tf.Tensor], Any] | None = None,
+        key_dtype: Any = tf.int64,
+        value_dtype: Any = tf.float32,
+        combiner: str = "sum",
+        initializer: Any = None,
+        devices: str | Sequence[str] | None = None,
+        name: str = "SlotDynamicEmbeddingLayer",
+        with_unique: bool = True,
+        short_file_name: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if not callable(slot_map_fn):
+            raise ValueError(
+                "`slot_map_fn` must be a function that takes ids and gives the field of each. "
+                f"Received: slot_map_fn={slot_map_fn!r}."
+            )
+        nslots = _as_integer("nslots", nslots)
+        super().__init__(
+            embedding_size,
+            key_dtype,
+            value_dtype,
+            combiner,
+            initializer,
+            devices,
+            name,
+            with_unique,
+            short_file_name,
+            **kwargs,
+        )
+        self.nslots, self.slot_map_fn = nslots, slot_map_fn
+        self._configured.nslots, self._configured.slot_map_fn = nslots, slot_map_fn
+
+    def call(self, ids: Any) -> tf.Tensor:
+        """Returns the rows of ids, combined by their fields."""
+        if len(ids.shape) > 2:
+            raise NotImplementedError(
+                "FieldWiseEmbedding takes ids (batch, n) or (n,). Received: ids of rank "
+                f"{len(ids.shape)}. Reshape them."
+            )
+        ids = as_keys(ids, self.key_dtype_name)
+        slots = tf.cast(self.slot_map_fn(ids), tf.int64)
+        if isinstance(ids, tf.RaggedTensor):
+            batch, number = ids.nrows(tf.int64), tf.cast(ids.value_rowids(), tf.int64)
+            flat, slots = ids.flat_values, getattr(slots, "flat_values", slots)
+        else:
+            ids = tf.convert_to_tensor(ids)
+            batch = tf.shape(ids, tf.int64)[0] if ids.shape.rank == 2 else tf.ones([], tf.int64)
+            flat, slots = tf.reshape(ids, [-1]), tf.reshape(slots, [-1])
+            each = tf.size(flat, tf.int64) // tf.maximum(batch, 1)
+            number = tf.repeat(tf.range(batch), each)
+        slots = _checked_slots(slots, self.nslots)
+        rows = self._rows(flat)
+        combine = getattr(tf.math, f"unsorted_segment_{self.combiner.replace('sqrtn', 'sqrt_n')}")
+        combined = combine(rows, number * self.nslots + slots, batch * self.nslots)
+        shape = [self.nslots, self.embedding_size]
+        if len(ids.shape) == 1:
+            return tf.reshape(combined, shape)
+        return tf.reshape(combined, tf.stack([batch, *shape]))
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        """Returns the shape of what ids of a shape give."""
+        outer = list(tf.TensorShape(input_shape))
+        return tf.TensorShape([*outer[: len(outer) > 1], self.nslots, self.embedding_size])
+
+
+def _checked_slots(slots: tf.Tensor, nslots: int) -> tf.Tensor:
+    text = f"slot_map_fn must give numbers in [0, {nslots})."
+    check = tf.debugging.Assert(tf.reduce_all((slots >= 0) & (slots < nslots)), [text, slots])
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(slots)
+
+
+# ---- the tables of a layer in its store, where Keras saves it; bridge/stored.py ------------------
+
+
+def save_rows(params: Any, store: MutableMapping[str, Any]) -> None:
+    """Writes rows, states and status of a `Variable` to a store.
+
+    Args:
+      params: the variable.
+      store: takes arrays by name.
+    """
+    for prefix, table in _tables(params).items():
+        write_tensors(store, table.saved_tensors(), prefix)
+
+
+def load_rows(params: Any, store: Mapping[str, Any]) -> None:
+    """Makes a `Variable` what `save_rows` wrote. Other keys go.
+
+    Raises:
+      ValueError: something is missing or is not of such a variable; it is as it was.
+    """
+    tables = _tables(params)
+    tensors = {
+        prefix: read_tensors(store, _saved_dtypes(table), params.name, prefix)
+        for prefix, table in tables.items()
+    }
+    for prefix, table in tables.items():
+        table.restore_tensors(tensors[prefix])
+
+
+def _tables(params: Any) -> dict[str, Any]:
+    """Returns the tables of a variable, each by what its names begin with."""
+    if not params.checkpoint:
+        return {}
+    policy = params.restrict_policy
+    status = {} if policy is None else {"status_": policy.status.rows}
+    return {"rows_": params.rows, **status}
+
+
+def _saved_dtypes(table: Any) -> dict[str, tf.DType]:
+    texts = {"texts": tf.string} if table.key_dtype == tf.string else {}
+    return saved_dtypes(table.key_type, table.dtype) | texts
+
+
+# ---- arguments as a config has them, which Keras writes as JSON, and back ------------------------
+
+
+def _policy_config(policy: Any) -> Any:
+    """Returns the name of a restrict policy of this package; another one as it is."""
+    name = getattr(policy, "__name__", None)
+    return name if name in _POLICIES and getattr(restrict_policies, name) is policy else policy
+
+
+def _policy_of(config: Any) -> Any:
+    """Returns the argument of `policy_config`."""
+    return getattr(restrict_policies, config) if config in _POLICIES else config
+
+
+def _creator_config(creator: Any) -> Any:
+    """Returns the kind and the settings of a creator of this package; another one as it is."""
+    name = type(creator).__name__
+    if name not in _CREATORS or type(creator) is not getattr(creators, name) or creator.saver:
+        return creator
+    settings = dict(vars(creator.config)) if creator.config is not None else None
+    if settings and "evict_strategy" in settings:
+        settings["evict_strategy"] = int(settings["evict_strategy"])
+    return {"creator": name, "settings": settings}
+
+
+def _creator_of(config: Any) -> Any:
+    """Returns the argument of `creator_config`."""
+    if not isinstance(config, dict) or "creator" not in config:
+        return config
+    settings = config["settings"]
+    is_hkv = config["creator"] == "HkvHashTableCreator"
+    made = creators.HkvHashTableConfig(**settings) if is_hkv and settings is not None else None
+    return getattr(creators, config["creator"])(made)
+
+
+def _as_integer(name: str, value: Any) -> int:
+    """Returns a size as an int.
+
+    Raises:
+      TypeError: it is none. ValueError: it is below 1.
+    """
+    try:
+        number = int(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.") from error
+    if number < 1:
+        raise ValueError(f"`{name}` must be at least 1. Received: {name}={number}.")
+    return number
+
+
+# ---- classes of a Keras --------------------------------------------------------------------------
 
 
 def layers_for(package: Any) -> SimpleNamespace:
@@ -52,17 +574,15 @@ def _layers_of(package: Any) -> SimpleNamespace:
         members = {"__module__": __name__, "package": package}
         return register_as_layer(_PACKAGE, name, part, above, members)
 
-    embedding = made("Embedding", parts.EmbeddingPart)
+    embedding = made("Embedding", EmbeddingPart)
     return SimpleNamespace(
         Embedding=embedding,
         BasicEmbedding=embedding,
-        SquashedEmbedding=made("SquashedEmbedding", parts.SquashedEmbeddingPart, embedding),
-        FieldWiseEmbedding=made("FieldWiseEmbedding", field_wise.FieldWiseEmbeddingPart, embedding),
-        HvdAllToAllEmbedding=made(
-            "HvdAllToAllEmbedding", parts.HvdAllToAllEmbeddingPart, embedding
-        ),
+        SquashedEmbedding=made("SquashedEmbedding", SquashedEmbeddingPart, embedding),
+        FieldWiseEmbedding=made("FieldWiseEmbedding", FieldWiseEmbeddingPart, embedding),
+        HvdAllToAllEmbedding=made("HvdAllToAllEmbedding", HvdAllToAllEmbeddingPart, embedding),
         LayerNormalization=made(
-            "LayerNormalization", parts.LayerNormalizationPart, package.layers.LayerNormalization
+            "LayerNormalization", LayerNormalizationPart, package.layers.LayerNormalization
         ),
     )
 

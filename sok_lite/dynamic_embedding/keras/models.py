@@ -13,22 +13,17 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras import guard
 from sok_lite.bridge.keras.classes import share_in_copies
+from sok_lite.bridge.keras.held import tables_in
+from sok_lite.bridge.keras.weights import check_saving
+from sok_lite.bridge.serving.as_a_whole import as_a_whole
 from sok_lite.bridge.serving.function import export_functions
 from sok_lite.bridge.serving.models import functions_of
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
-from sok_lite.dynamic_embedding.keras.formats import (
-    CHECKPOINT,
-    FORMATS,
-    WEIGHTS,
-    check_new,
-    check_savable,
-    checked_path,
-    written_as_a_whole,
-)
-from sok_lite.dynamic_embedding.keras.stored import all_ranks_save, load_rows, save_rows
+from sok_lite.dynamic_embedding.keras.layers import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
+from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.beside import in_place_of
 from sok_lite.engine.files.shard import read_arrays
@@ -38,6 +33,10 @@ __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "
 
 # Of TensorFlow's SavedModel: a folder that it leaves to others.
 _IN_SAVED_MODEL = Path("assets.extra") / "model.keras"
+_WEIGHTS, _MODEL, _CHECKPOINT = ".weights.h5", ".keras", ".ckpt"
+_OLD = (".h5", ".hdf5")
+# Any other path is a folder with TensorFlow's SavedModel.
+_FORMATS = (_MODEL, _WEIGHTS, _CHECKPOINT)
 
 
 def de_save_model(
@@ -76,10 +75,10 @@ def de_save_model(
         what it takes and was not called.
     """
     path = checked_path(filepath, signatures, options)
-    check_new(path, overwrite)
+    _check_new(path, overwrite)
     check_savable(model, path)
     functions = _functions(model, path, signatures)
-    with written_as_a_whole(path, True) as whole:
+    with _written_as_a_whole(path, True) as whole:
         _write_served(model, whole, functions, options, None)
         _write(model, whole, include_optimizer, options)
     _remove_files_of_ranks(path, 1)
@@ -110,10 +109,10 @@ def de_hvd_save_model(
         check_savable(model, path)
         functions = _functions(model, path, signatures)
         if comm.rank == 0:
-            check_new(path, overwrite)
+            _check_new(path, overwrite)
     with _together(comm), contextlib.ExitStack() as stack:
         with _together(comm):  # before they meet in what they write
-            whole = stack.enter_context(written_as_a_whole(path, comm.rank == 0))
+            whole = stack.enter_context(_written_as_a_whole(path, comm.rank == 0))
         _write_served(model, whole, functions, options, comm if comm.size > 1 else None)
         if comm.rank == 0:
             with set_within(all_ranks_save, True):
@@ -167,7 +166,7 @@ def load_weights(model: Any, filepath: Any) -> None:
     """
     path = checked_path(filepath, None, None)
     comm = _checked_ranks(path)
-    if path.name.endswith(CHECKPOINT):
+    if path.name.endswith(_CHECKPOINT):
         _read_checkpoint(model, str(path / "ckpt"))
     else:
         _build_optimizer(model)
@@ -180,7 +179,7 @@ def load_weights(model: Any, filepath: Any) -> None:
 
 def _functions(model: Any, path: Path, signatures: Any) -> dict[str, Any]:
     """Returns the functions that a SavedModel serves, by name; {}: it is another format."""
-    return {} if path.name.endswith(FORMATS) else functions_of(model, signatures)
+    return {} if path.name.endswith(_FORMATS) else functions_of(model, signatures)
 
 
 def _write_served(
@@ -195,20 +194,20 @@ def _write_served(
 
 def _file_in(path: Path) -> Path:
     """Returns what Keras reads and writes: of a SavedModel a file in it."""
-    return path if path.name.endswith(FORMATS) else path / _IN_SAVED_MODEL
+    return path if path.name.endswith(_FORMATS) else path / _IN_SAVED_MODEL
 
 
 def _write(model: Any, path: Path, include_optimizer: bool, options: Any) -> None:
     path = _file_in(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.name.endswith(CHECKPOINT):
+    if path.name.endswith(_CHECKPOINT):
         with _without_optimizer(model, not include_optimizer):
             _checkpoint(model).write(str(path / "ckpt"), options)
         return
     optimizer = getattr(model, "optimizer", None)
     is_of_tf1 = tf1_optimizer_in(optimizer) is not optimizer  # Keras has no format for it
     with _without_optimizer(model, is_of_tf1 or not include_optimizer):
-        if path.name.endswith(WEIGHTS):
+        if path.name.endswith(_WEIGHTS):
             model.save_weights(str(path), overwrite=True)
         else:
             model.save(str(path), overwrite=True)
@@ -348,3 +347,86 @@ def _read_tables(model: Any, path: Path, comm: Communicator) -> None:
         start = f"{number}/"
         parts = [name for name in arrays if name.startswith(start)]
         load_rows(params, {name.removeprefix(start): arrays[name] for name in parts})
+
+
+# ---- formats, by the end of a path: what fits one, and what does not -----------------------------
+
+
+def checked_path(filepath: Any, signatures: Any, options: Any) -> Path:
+    """Returns the path, or raises where `de_save_model` writes no such format, or not with these.
+
+    The arguments are those of `de_save_model`.
+    """
+    path = Path(local_path(filepath, "filepath"))
+    if path.suffix in _OLD and not path.name.endswith(_WEIGHTS):
+        raise NotImplementedError(
+            f"Keras' older format cannot hold a table. Received: filepath={str(filepath)!r}. Save "
+            "to a path that ends in .keras (the model), .weights.h5 (weights and tables) or .ckpt "
+            "(a directory with a checkpoint), or in none of these (a directory with a SavedModel)."
+        )
+    if signatures is not None and path.name.endswith(_FORMATS):
+        raise ValueError(
+            f"`signatures` are of TensorFlow's SavedModel, {path.name!r} is none. "
+            f"Received: signatures={signatures!r}. Leave them out, or save to a path without such "
+            "an end."
+        )
+    if options is not None and path.name.endswith((_MODEL, _WEIGHTS)):
+        raise ValueError(
+            f"`options` are of checkpoints and SavedModels, {path.name!r} is none. "
+            f"Received: options={options!r}. Leave them out, or save to a path that ends in .ckpt, "
+            "or to one without such an end."
+        )
+    is_checkpoint = path.name.endswith(_CHECKPOINT)
+    kind = tf.train.CheckpointOptions if is_checkpoint else tf.saved_model.SaveOptions
+    if options is not None and not isinstance(options, kind):
+        raise TypeError(
+            f"`options` for {path.name!r} must be a {kind.__name__}. Received: {options!r}."
+        )
+    return path
+
+
+def check_savable(model: Any, path: Path) -> None:
+    """Raises if `de_save_model` could not save all of a model, whatever it is trained to be.
+
+    Args:
+      path: as `checked_path` gives it.
+    """
+    if path.name.endswith(_CHECKPOINT):
+        _check_savers(model, path)
+        return
+    check_saving("save_model", model)
+    if not path.name.endswith(_WEIGHTS):
+        model.get_config()  # of Keras 3, raises where a class does not say what it was made with
+
+
+def _check_new(path: Path, overwrite: bool) -> None:
+    """Raises FileExistsError where something is that is not to be replaced."""
+    if not overwrite and path.exists():
+        raise FileExistsError(f"{str(path)!r} exists, and is not to be replaced: overwrite=False.")
+
+
+def _check_savers(model: Any, path: Path) -> None:
+    params = [table.params for _, table in tables_in(model) if isinstance(table, TrainableWrapper)]
+    elsewhere = [p.name for p in params if isinstance(p.kv_creator.saver, FileSystemSaver)]
+    if elsewhere:
+        raise NotImplementedError(
+            f"{path.name!r} would not have the rows of {elsewhere}: their FileSystemSaver keeps "
+            "them in other files. Save with de.train.Checkpoint, or to a path that ends in .keras "
+            "or .weights.h5."
+        )
+
+
+@contextlib.contextmanager
+def _written_as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
+    """Gives where a model is written, which takes its place when all of it is there.
+
+    Args:
+      path: as `checked_path` gives it.
+      is_written: False: this rank writes none.
+    """
+    if not is_written:
+        yield path
+        return
+    whole = in_place_of if path.name.endswith((_MODEL, _WEIGHTS)) else as_a_whole
+    with whole(os.path.realpath(path)) as part:
+        yield Path(part)

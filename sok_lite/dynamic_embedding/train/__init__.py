@@ -1,7 +1,6 @@
 """Checkpoints with the rows of dynamic embeddings in files beside them, as TFRA's `train`."""
 
-from sok_lite.dynamic_embedding.train.checkpoint import DECheckpoint
-from sok_lite.dynamic_embedding.train.saver import DEHvdSaver
+from sok_lite.dynamic_embedding.train.checkpoint import DECheckpoint, DEHvdSaver
 
 Checkpoint = DECheckpoint
 
