@@ -2,7 +2,7 @@
 
 A list stands below a line `<!-- made by tools/make_public_names.py: sok_lite.keras -->`. The name
 is that of a module, or one of the functions of `LISTS`. What is public is thus seen to change in
-the diff of that page. With --check nothing is written, and the exit code is 1 where it is old.
+the diff of that page.
 """
 
 import argparse
@@ -10,13 +10,12 @@ import enum
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.made_pages import main_of
+from tools.made_pages import write
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "public_names.md"
 MADE = re.compile(
@@ -177,9 +176,5 @@ def page_with_lists(page: str) -> str:
     return MADE.sub(made, page)
 
 
-def main() -> int:
-    return main_of([PAGE], page_with_lists, "Writes the lists of public names.")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write([PAGE], page_with_lists, "Writes the lists of public names.")
