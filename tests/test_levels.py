@@ -43,33 +43,26 @@ def chosen(items, changed=()):
     return {item.nodeid for item in levels.choose(items, set(changed))}
 
 
-SKIPPING = """
+EIGHT = '@pytest.mark.parametrize("i", range(8))'
+SKIPPING = f"""
 import pytest
-
-@pytest.mark.parametrize("i", range(8))
+{EIGHT}
 def test_one_of_eight(i):
-    if i != {wanted}:
+    if i != WANTED:
         pytest.skip("not this one")
-
-@pytest.mark.parametrize("i", range(8))
+{EIGHT}
 def test_none(i):
     pytest.skip("none")
-
-@pytest.mark.parametrize("i", range(8))
+{EIGHT}
 def test_any(i):
     assert i < 9
 """
-
-
 DRAWING = """
 from pathlib import Path
 import numpy as np
-
 RNG = np.random.default_rng(0)
-
 def test_first():
     RNG.normal()
-
 def test_second():
     Path("drawn").write_text(str(RNG.normal()))
 """
@@ -100,12 +93,10 @@ def test_a_test_draws_the_same_alone_as_after_others(tmp_path):
 
 @pytest.mark.parametrize("wanted", [0, 7])
 def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
-    printed = run_pytest(tmp_path, SKIPPING.format(wanted=wanted), "--quick")
+    printed = run_pytest(tmp_path, SKIPPING.replace("WANTED", str(wanted)), "--quick")
     # Of the first function some are skipped, of the second all, of the third none.
-    passed, skipped = (
-        int(re.search(rf"(\d+) {word}", printed)[1]) for word in ("passed", "skipped")
-    )
-    assert passed == 2 and 8 <= skipped <= 15
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", printed)}
+    assert counts["passed"] == 2 and 8 <= counts["skipped"] <= 15
     assert "skipped here in every variant: test_inner.py::test_none\n" in printed
 
 
@@ -133,12 +124,9 @@ EACH, ONE = [["cpu", "simt"]], [["cpu"], ["simt"]]
 @pytest.mark.parametrize(
     ("path", "backends"),
     [
-        ("tests/backend/test_x.py", EACH),
-        ("tests/comm/test_x.py", EACH),
-        ("tests/engine/optimizers/test_x.py", EACH),
-        ("tests/engine/test_det.py", EACH),
-        ("tests/engine/test_tables.py", ONE),
-        ("tests/sok/test_x.py", ONE),
+        *(("tests/backend/test_x.py", EACH), ("tests/engine/optimizers/test_x.py", EACH)),
+        *(("tests/engine/test_det.py", EACH), ("tests/comm/test_x.py", EACH)),
+        *(("tests/engine/test_tables.py", ONE), ("tests/sok/test_x.py", ONE)),
     ],
 )
 def test_kernels_run_once_on_each_backend_that_is_here(path, backends, monkeypatch):

@@ -11,21 +11,11 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 # What a room mirrors: a package, or a folder of programs.
+PACKAGES = "backend bridge cli comm dynamic_embedding engine keras kv_variable reports sok".split()
 MIRRORS = {
-    "backend": "sok_lite/backend",
+    **{name: f"sok_lite/{name}" for name in PACKAGES},
+    **{name: name for name in ("examples", "scripts", "tools")},
     "bench": "scripts/bench",
-    "bridge": "sok_lite/bridge",
-    "cli": "sok_lite/cli",
-    "comm": "sok_lite/comm",
-    "dynamic_embedding": "sok_lite/dynamic_embedding",
-    "engine": "sok_lite/engine",
-    "examples": "examples",
-    "keras": "sok_lite/keras",
-    "kv_variable": "sok_lite/kv_variable",
-    "reports": "sok_lite/reports",
-    "scripts": "scripts",
-    "sok": "sok_lite/sok",
-    "tools": "tools",
 }
 # What mirrors nothing. Ranks: tests that run on all ranks of a job, or start jobs. Fuzz: programs
 # that run until they are stopped. Support: what the others share, and the tests of it.

@@ -132,22 +132,6 @@ def pages(site):
 
 
 @builds_the_site
-def test_light_and_dark_follow_the_setting_of_the_system(site):
-    """The theme takes the first palette at first, and the one that was clicked last ever after.
-
-    Only a first one of no scheme follows the system from then on; see `palette` in its script.
-    """
-    text = (site / "index.html").read_text()
-    found = re.findall(r'data-md-color-media="([^"]*)" data-md-color-scheme="([^"]*)"', text)
-    first, *others = (media for media, _ in found)
-    assert first == "(prefers-color-scheme)"
-    assert others == ["(prefers-color-scheme: light)", "(prefers-color-scheme: dark)"]
-    assert [scheme for _, scheme in found[1:]] == ["default", "slate"]
-    (script,) = site.glob("assets/javascripts/bundle.*.min.js")
-    assert first in script.read_text()
-
-
-@builds_the_site
 def test_the_site_has_every_page_and_no_link_or_anchor_of_it_is_dead(site, pages):
     made = {str(path.relative_to(site)) for path in pages}
     assert {page.removesuffix(".md") + ".html" for page in PAGES} <= made

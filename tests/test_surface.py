@@ -5,7 +5,6 @@ tools/make_surface.py makes from it.
 """
 
 import ast
-import enum
 import functools
 import importlib
 import inspect
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tools import make_surface
+from tools.make_public_names import shown_signature
 
 TESTS = Path(__file__).resolve().parent
 
@@ -61,31 +61,10 @@ def public(owner, start):
             yield start + name, value
 
 
-class Shown:
-    """A default as the data has it."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __repr__(self):
-        if isinstance(self.value, enum.Enum):
-            return f"{type(self.value).__name__}.{self.value.name}"
-        return self.value.__name__ if inspect.isfunction(self.value) else repr(self.value)
-
-
 def signature_of(value, owner=None):
     """Returns the signature of a function or class, without annotations and a method's `self`."""
     function = value.__init__ if inspect.isclass(value) else value
-    is_method = inspect.isclass(value) or inspect.isclass(owner)
-    empty = inspect.Parameter.empty
-    return inspect.Signature(
-        [
-            each.replace(
-                annotation=empty, default=empty if each.default is empty else Shown(each.default)
-            )
-            for each in list(inspect.signature(function).parameters.values())[is_method:]
-        ]
-    )
+    return shown_signature(function, inspect.isclass(value) or inspect.isclass(owner))
 
 
 @functools.cache

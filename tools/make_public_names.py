@@ -131,15 +131,19 @@ def _arguments(value: Any, is_method: bool) -> str:
         return _arguments(value.__get__(None, object), False)
     if not callable(value):
         return ""
-    parameters = list(inspect.signature(value).parameters.values())[is_method:]
+    return str(shown_signature(value, is_method))
+
+
+def shown_signature(function: Any, is_method: bool) -> inspect.Signature:
+    """Returns a signature as a call has it: without types and a method's `self`."""
     empty = inspect.Parameter.empty
     shown = [
         each.replace(
             annotation=empty, default=empty if each.default is empty else _Shown(each.default)
         )
-        for each in parameters
+        for each in list(inspect.signature(function).parameters.values())[is_method:]
     ]
-    return str(inspect.Signature(shown))
+    return inspect.Signature(shown)
 
 
 class _Shown:

@@ -114,12 +114,3 @@ def test_wheels_are_kept_apart_by_what_they_depend_on_outside_the_tree(monkeypat
         monkeypatch.delenv("SOK_LITE_CACHE", raising=False)
         monkeypatch.setenv(name, value)
         assert build_horovod.cache_dir() == cache_folder() == tmp_path / folder
-
-
-def test_a_source_that_it_does_not_know_is_refused(tmp_path):
-    path = tmp_path / "CMakeLists.txt"
-    path.write_text("one two")
-    build_horovod.replace_once(path, "one", "three")
-    assert path.read_text() == "three two"
-    with pytest.raises(build_horovod.BuildError, match="found it 0 times"):
-        build_horovod.replace_once(path, "one", "three")

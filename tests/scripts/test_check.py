@@ -254,34 +254,30 @@ def test_the_commit_of_a_full_run_is_written(repository, monkeypatch):
     assert (record["commit"], record["seconds"], record["passed"]) == (head, 3000, 12)
     assert "tests/last_full.json" in text and "commit it" in text
     assert check.last_full() == f"{head[:12]}, {record['date']}"
-
-
-def no_git(repository, monkeypatch):
-    monkeypatch.setenv("PATH", os.devnull)
-
-
-def a_change(repository, monkeypatch):
-    (repository / "tests" / "x").write_text("changed")
+    check.LAST_FULL.write_text('{"commit": "0123456789abcdef", "date": "2026-01-01"}')
+    assert check.last_full().startswith("0123456789ab, 2026-01-01, a commit that is not here")
 
 
 def a_commit(repository, monkeypatch):
     git_in(repository, monkeypatch)("commit", "-qm", "second", "--allow-empty")
 
 
-@pytest.mark.parametrize("what", [no_git, a_change, a_commit])
+NOT_CLEAN = {
+    "no git": lambda repository, patch: patch.setenv("PATH", os.devnull),
+    "a change": lambda repository, patch: (repository / "tests" / "x").write_text("changed"),
+    "a commit": a_commit,
+}
+
+
+@pytest.mark.parametrize("what", NOT_CLEAN)
 @pytest.mark.parametrize("when", ["before", "while it ran"])
 def test_what_is_no_clean_commit_all_the_time_is_not_written(repository, monkeypatch, what, when):
     commit = check.clean_commit()
-    what(repository, monkeypatch)
+    NOT_CLEAN[what](repository, monkeypatch)
     if when == "before":
         commit = check.clean_commit()
-        assert (commit is None) == (what is not a_commit)
-    is_written = when == "before" and what is a_commit
+        assert (commit is None) == (what != "a commit")
+    is_written = (when, what) == ("before", "a commit")
     assert ("was not written" in check.write_last_full(commit, 1.0, 1)) != is_written
     assert check.LAST_FULL.exists() == is_written
     assert ("none is known" in check.last_full()) != is_written
-
-
-def test_a_commit_that_is_not_here_is_told(repository):
-    check.LAST_FULL.write_text('{"commit": "0123456789abcdef", "date": "2026-01-01"}')
-    assert check.last_full().startswith("0123456789ab, 2026-01-01, a commit that is not here")
