@@ -117,10 +117,10 @@ def test_of_each_function_the_variant_with_the_lowest_hash_runs():
     assert chosen(items) == chosen(items[::-1]) == lowest
 
 
+# Kernels run once on each backend that is here; elsewhere a backend is a variant as others are.
 EACH, ONE = [["cpu", "simt"]], [["cpu"], ["simt"]]
 
 
-# Kernels run once on each backend that is here; elsewhere a backend is a variant as others are.
 @pytest.mark.parametrize(
     ("path", "backends"),
     [
@@ -198,13 +198,9 @@ def test_a_mark_says_its_reason(request):
         assert mark is None or (len(mark.args) == 1 and mark.args[0]), item.nodeid
 
 
-# ------------------------------------------------------------------------ what changed
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A repository whose last full run was at its first commit; returns how to call git in it."""
-
     git = git_in(tmp_path, monkeypatch)
     git("init", "-q")
     for name in ("tests/test_kept.py", "tests/test_moved.py", "lib/update.cu", "lib/page.md"):
@@ -244,5 +240,5 @@ def test_a_file_counts_by_the_middle_of_its_name_unless_it_only_moved(
 
 @pytest.mark.parametrize("record", ["", "{}", '{"commit": "0123456789abcdef"}'])
 def test_without_a_known_commit_nothing_counts_as_changed(project, record):
-    levels.LAST_FULL.write_text(record)
+    levels.LAST_FULL.write_text(record) if record else levels.LAST_FULL.unlink()
     assert levels.changed_stems() is None

@@ -1,8 +1,7 @@
 """The tests are laid out as what they test: rooms that mirror it, and one for what they share.
 
-`tests/` itself holds tests of the whole tree. Every folder in it is a room, and a test lies in the
-room of what it tests. Oracles, injected faults, fleets, launchers and whatever else several rooms
-use lie in `tests/support`. No room imports from another one.
+`tests/` itself holds tests of the whole tree. A test lies in the room, a folder, of what it tests;
+what several rooms use lies in `tests/support`. No room imports from another one.
 """
 
 import re

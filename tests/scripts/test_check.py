@@ -60,9 +60,6 @@ def test_the_levels_have_the_same_stages_and_quick_says_which_are_parts():
     assert {s.name for s in quick} - {s.name for s in without} == {"tests, TensorFlow 2.16"}
 
 
-# ------------------------------------------------------------------------ counting
-
-
 @pytest.mark.parametrize(
     ("log", "code", "counts"),
     [
@@ -80,9 +77,6 @@ def test_the_levels_have_the_same_stages_and_quick_says_which_are_parts():
 )
 def test_tests_are_counted_by_the_closing_line(log, code, counts):
     assert check.counts_of(log, code) == counts
-
-
-# ------------------------------------------------------------------------ running
 
 
 def test_lanes_take_the_next_stage_when_they_are_free(capsys, tmp_path):

@@ -11,17 +11,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 HANGS = """
 import time
-
 def test_hangs_on_cpu():
     time.sleep(3600)
-
 def test_after_it_on_cpu():
     pass
 """
 PASSES = """
 def test_passes_on_cpu():
     pass
-
 def test_is_for_another_backend():
     raise AssertionError("not chosen")
 """
@@ -29,13 +26,9 @@ def test_is_for_another_backend():
 
 def check(*arguments, **variables):
     env = {**os.environ, "SOK_LITE_BACKEND": "cpu", "SOK_LITE_PYTHON": sys.executable, **variables}
-    return subprocess.run(
-        ["bash", ROOT / "scripts" / "gpu_check.sh", *arguments],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=300,  # far less than a test sleeps that nobody ends
-    )
+    command = ["bash", ROOT / "scripts" / "gpu_check.sh", *arguments]
+    # Ended long before a test wakes that nobody ends.
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
 
 
 @pytest.fixture
