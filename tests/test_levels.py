@@ -43,33 +43,26 @@ def chosen(items, changed=()):
     return {item.nodeid for item in levels.choose(items, set(changed))}
 
 
-SKIPPING = """
+EIGHT = '@pytest.mark.parametrize("i", range(8))'
+SKIPPING = f"""
 import pytest
-
-@pytest.mark.parametrize("i", range(8))
+{EIGHT}
 def test_one_of_eight(i):
-    if i != {wanted}:
+    if i != WANTED:
         pytest.skip("not this one")
-
-@pytest.mark.parametrize("i", range(8))
+{EIGHT}
 def test_none(i):
     pytest.skip("none")
-
-@pytest.mark.parametrize("i", range(8))
+{EIGHT}
 def test_any(i):
     assert i < 9
 """
-
-
 DRAWING = """
 from pathlib import Path
 import numpy as np
-
 RNG = np.random.default_rng(0)
-
 def test_first():
     RNG.normal()
-
 def test_second():
     Path("drawn").write_text(str(RNG.normal()))
 """
@@ -100,12 +93,10 @@ def test_a_test_draws_the_same_alone_as_after_others(tmp_path):
 
 @pytest.mark.parametrize("wanted", [0, 7])
 def test_where_a_variant_is_skipped_the_next_runs(wanted, tmp_path):
-    printed = run_pytest(tmp_path, SKIPPING.format(wanted=wanted), "--quick")
+    printed = run_pytest(tmp_path, SKIPPING.replace("WANTED", str(wanted)), "--quick")
     # Of the first function some are skipped, of the second all, of the third none.
-    passed, skipped = (
-        int(re.search(rf"(\d+) {word}", printed)[1]) for word in ("passed", "skipped")
-    )
-    assert passed == 2 and 8 <= skipped <= 15
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", printed)}
+    assert counts["passed"] == 2 and 8 <= counts["skipped"] <= 15
     assert "skipped here in every variant: test_inner.py::test_none\n" in printed
 
 
@@ -115,37 +106,30 @@ def test_the_level_of_the_run_reaches_the_tests(request):
 
 
 def test_of_each_function_the_variant_with_the_lowest_hash_runs():
+    def named(function, *names):
+        return variants("tests/sok/test_x.py", function, *names)
+
     names = [f"{mode}-{size}" for mode in ("eager", "graph") for size in range(20)]
-    items = [
-        item
-        for function in ("test_a", "test_b", "test_c")
-        for item in variants("tests/sok/test_x.py", function, *names)
-    ]
-    items.append(Item("tests/sok/test_x.py", "test_alone"))
-    found = chosen(items)
-    assert len(found) == 4 and "tests/sok/test_x.py::test_alone" in found
-    for name in found:
-        function = name.partition("[")[0]
-        hashes = [
-            zlib.crc32(item.nodeid.encode())
-            for item in items
-            if item.nodeid.partition("[")[0] == function
-        ]
-        assert zlib.crc32(name.encode()) == min(hashes)
-    assert chosen(items[::-1]) == found
+    functions = [named(function, *names) for function in ("test_a", "test_b", "test_c")]
+    functions.append([Item("tests/sok/test_x.py", "test_alone")])
+    lowest = {min((i.nodeid for i in of), key=lambda x: zlib.crc32(x.encode())) for of in functions}
+    items = [item for of in functions for item in of]
+    assert chosen(items) == chosen(items[::-1]) == lowest
+
+
+# Kernels run once on each backend that is here; elsewhere a backend is a variant as others are.
+EACH, ONE = [["cpu", "simt"]], [["cpu"], ["simt"]]
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "backends"),
     [
-        "tests/backend/test_x.py",
-        "tests/comm/test_x.py",
-        "tests/engine/optimizers/test_x.py",
-        "tests/engine/test_admission.py",
-        "tests/engine/test_det.py",
+        *(("tests/backend/test_x.py", EACH), ("tests/engine/optimizers/test_x.py", EACH)),
+        *(("tests/engine/test_det.py", EACH), ("tests/comm/test_x.py", EACH)),
+        *(("tests/engine/test_tables.py", ONE), ("tests/sok/test_x.py", ONE)),
     ],
 )
-def test_kernels_run_once_on_each_backend_that_is_here(path, monkeypatch):
+def test_kernels_run_once_on_each_backend_that_is_here(path, backends, monkeypatch):
     monkeypatch.setattr(levels, "_missing", lambda: {"cuda"})
     items = [
         item
@@ -153,24 +137,18 @@ def test_kernels_run_once_on_each_backend_that_is_here(path, monkeypatch):
         for item in variants(path, "test_a", *(f"{backend}-{i}" for i in range(5)), backend=backend)
     ]
     found = sorted(name.partition("[")[2].partition("-")[0] for name in chosen(items))
-    assert found == ["cpu", "simt"]
+    assert found in backends
 
 
-@pytest.mark.parametrize("path", ["tests/sok/test_x.py", "tests/engine/test_tables.py"])
-def test_elsewhere_a_backend_is_a_variant_as_others_are(path, monkeypatch):
-    monkeypatch.setattr(levels, "_missing", lambda: {"cuda"})
-    items = [Item(path, "test_a", name, name) for name in ("cpu", "simt", "cuda")]
-    (found,) = chosen(items)
-    assert "cuda" not in found
-
-
-def test_what_changed_runs_in_all_variants():
-    items = variants("tests/sok/test_x.py", "test_a", "1", "2", "3")
+def test_what_changed_runs_in_all_variants_and_what_is_marked_in_full_alone():
+    items = variants("tests/sok/test_x.py", "test_a", "1", "2")
+    items += variants("tests/sok/test_x.py", "test_a", "3", "4", marks=["full_only"])
     items += variants("tests/sok/test_x.py", "test_b", "1", marks=["full_only"])
     items += variants("tests/sok/test_y.py", "test_c", "1", "2", "3")
-    assert len(chosen(items, ["z"])) == 2
+    found = {name.partition("::")[2] for name in chosen(items, ["z"])}
+    assert len(found) == 2 and len(found & {"test_a[1]", "test_a[2]"}) == 1
     found = chosen(items, ["x"])
-    assert len(found) == 5 and "tests/sok/test_x.py::test_b[1]" in found
+    assert len(found) == 6 and found > {item.nodeid for item in items[:5]}
 
 
 @pytest.mark.parametrize("unchanged", [False, True])
@@ -184,34 +162,18 @@ def test_what_changed_may_be_left_out_of_account(unchanged, monkeypatch):
     assert len(items) == (1 if unchanged else 8)
 
 
-def test_what_is_marked_runs_in_full_alone():
-    items = variants("tests/sok/test_x.py", "test_a", "1", "2")
-    items += variants("tests/sok/test_x.py", "test_a", "3", "4", marks=["full_only"])
-    items += variants("tests/sok/test_x.py", "test_b", "1", marks=["full_only"])
-    (found,) = chosen(items)
-    assert found.endswith(("[1]", "[2]"))
-
-
 UNHASHABLE = [[0], [1], [2], [3]]
 
 
 @given(st.lists(st.tuples(*(st.sampled_from(range(n)) for n in (2, 3, 4))), unique=True))
 def test_what_is_marked_as_pairs_runs_so_that_every_two_values_meet(rows):
+    file = "tests/sok/test_x.py"
     items = [
-        Item(
-            "tests/sok/test_x.py",
-            "test_a",
-            str(i),
-            backend,
-            marks=["pairs"],
-            a=a,
-            b=b,
-            c=UNHASHABLE[c],
-        )
+        Item(file, "test_a", str(i), backend, marks=["pairs"], a=a, b=b, c=UNHASHABLE[c])
         for backend in ("cpu", "simt")
         for i, (a, b, c) in enumerate(rows)
     ]
-    others = variants("tests/sok/test_x.py", "test_b", "1", "2")
+    others = variants(file, "test_b", "1", "2")
     kept = levels.with_pairs([*items, *others])
     assert kept >= set(others)
     for backend in ("cpu", "simt"):
@@ -236,13 +198,9 @@ def test_a_mark_says_its_reason(request):
         assert mark is None or (len(mark.args) == 1 and mark.args[0]), item.nodeid
 
 
-# ------------------------------------------------------------------------ what changed
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A repository whose last full run was at its first commit; returns how to call git in it."""
-
     git = git_in(tmp_path, monkeypatch)
     git("init", "-q")
     for name in ("tests/test_kept.py", "tests/test_moved.py", "lib/update.cu", "lib/page.md"):
@@ -260,47 +218,27 @@ def project(tmp_path, monkeypatch):
     levels.changed_stems.cache_clear()
 
 
-def test_a_file_that_moved_has_not_changed(project, tmp_path):
+def test_a_file_counts_by_the_middle_of_its_name_unless_it_only_moved(
+    project, tmp_path, monkeypatch
+):
     (tmp_path / "room").mkdir()
     project("mv", "tests/test_moved.py", "room/test_moved.py")
     project("commit", "-qm", "move")
     assert levels.changed_stems() == set()
-
-
-def test_a_file_counts_by_the_middle_of_its_name(project, tmp_path):
     (tmp_path / "lib" / "update.cu").write_text("changed")
     (tmp_path / "lib" / "page.md").write_text("changed: no test bears its name")
     project("commit", "-qam", "change")
     (tmp_path / "tests" / "test_kept.py").write_text("changed, not committed")
     (tmp_path / "tests" / "test_new.py").write_text("not known to git")
     (tmp_path / "lib" / "__init__.py").write_text("")
-    assert levels.changed_stems() == {"update", "kept", "new"}
+    # Where nearly everything changed the usual choice runs.
+    for most, stems in ((3, {"update", "kept", "new"}), (2, set())):
+        monkeypatch.setattr(levels, "MOST_CHANGED", most)
+        levels.changed_stems.cache_clear()
+        assert levels.changed_stems() == stems
 
 
-def test_where_nearly_everything_changed_the_usual_choice_runs(project, tmp_path, monkeypatch):
-    monkeypatch.setattr(levels, "MOST_CHANGED", 2)
-    for name in ("one", "two"):
-        (tmp_path / "tests" / f"test_{name}.py").write_text("")
-    assert levels.changed_stems() == {"one", "two"}
-    levels.changed_stems.cache_clear()
-    (tmp_path / "tests" / "test_three.py").write_text("")
-    assert levels.changed_stems() == set()
-
-
-@pytest.mark.parametrize("record", [None, "{}", '{"commit": "0123456789abcdef"}'])
+@pytest.mark.parametrize("record", ["", "{}", '{"commit": "0123456789abcdef"}'])
 def test_without_a_known_commit_nothing_counts_as_changed(project, record):
-    if record is None:
-        levels.LAST_FULL.unlink()
-    else:
-        levels.LAST_FULL.write_text(record)
+    levels.LAST_FULL.write_text(record) if record else levels.LAST_FULL.unlink()
     assert levels.changed_stems() is None
-
-
-def test_a_run_says_first_what_it_runs_with(monkeypatch):
-    numbers = {"numpy": "1.2", "keras": "3.4"}
-    monkeypatch.setattr(levels, "version", lambda name: numbers.get(name, ""))
-    monkeypatch.setattr(levels, "launched_ranks", lambda: 2)
-    monkeypatch.setattr(levels, "cuda_unavailable", lambda: "no driver")
-    line = f"{os.cpu_count()} cores, no GPU (no driver), 2 ranks: numpy 1.2, keras 3.4"
-    config = SimpleNamespace(getoption=lambda name: True)
-    assert levels.pytest_report_header(config)[0] == line

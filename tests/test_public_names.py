@@ -8,34 +8,19 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-
-@pytest.fixture(scope="module")
-def script():
-    from tools import make_public_names
-
-    return make_public_names
+import sok_lite as sok
+from sok_lite import keras as sk
+from tools import make_public_names as script
 
 
-def test_the_page_has_every_public_name_as_it_is(script):
+def test_the_page_has_every_public_name_as_it_is():
     text = script.PAGE.read_text()
     assert script.page_with_lists(text) == text, "run: python -m tools.make_public_names"
     assert len(script.MADE.findall(text)) == text.count("<!-- made by") == 8
 
 
-def test_another_argument_makes_the_page_old(script, monkeypatch):
-    import sok_lite as sok
-
-    monkeypatch.setattr(sok, "export", lambda var, cutoff=None, more=1: None)
-    text = script.PAGE.read_text()
-    assert "* `export(var, cutoff=None)`: " in text
-    assert "* `export(var, cutoff=None, more=1)`\n" in script.page_with_lists(text)
-
-
-def test_internal_names_are_there(script):
+def test_internal_names_are_there():
     """One that has gone would hide another thing of its name."""
-    import sok_lite as sok
-    from sok_lite import keras as sk
-
     owners = (
         *(sok.DynamicVariable, sok.DistributedVariable, sok.OptimizerWrapper),
         *(sk.Table, sk.Checkpoint),
@@ -44,7 +29,7 @@ def test_internal_names_are_there(script):
     assert gone == set()
 
 
-def test_the_errors_to_catch_are_what_the_page_says(script):
+def test_the_errors_to_catch_are_what_the_page_says():
     text = script.PAGE.read_text().split("## Errors to catch")[1].split("\n## ")[0]
     listed = re.findall(r"^\* `([\w.]+)\.(\w+)`, a (\w+):", text, re.MULTILINE)
     assert len(listed) == 3
@@ -53,8 +38,6 @@ def test_the_errors_to_catch_are_what_the_page_says(script):
 
 
 def test_a_removed_name_says_why_it_is_gone():
-    import sok_lite as sok
-
     why = r"^sok_lite\.prefetch is gone\. To send .* Give the ids to sok\.lookup_sparse\."
     with pytest.raises(AttributeError, match=why):
         sok.prefetch  # noqa: B018

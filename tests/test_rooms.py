@@ -1,33 +1,20 @@
 """The tests are laid out as what they test: rooms that mirror it, and one for what they share.
 
-`tests/` itself holds tests of the whole tree. Every folder in it is a room, and a test lies in the
-room of what it tests. Oracles, injected faults, fleets, launchers and whatever else several rooms
-use lie in `tests/support`. No room imports from another one.
+`tests/` itself holds tests of the whole tree. A test lies in the room, a folder, of what it tests;
+what several rooms use lies in `tests/support`. No room imports from another one.
 """
 
 import re
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 # What a room mirrors: a package, or a folder of programs.
+PACKAGES = "backend bridge cli comm dynamic_embedding engine keras kv_variable reports sok".split()
 MIRRORS = {
-    "backend": "sok_lite/backend",
+    **{name: f"sok_lite/{name}" for name in PACKAGES},
+    **{name: name for name in ("examples", "scripts", "tools")},
     "bench": "scripts/bench",
-    "bridge": "sok_lite/bridge",
-    "cli": "sok_lite/cli",
-    "comm": "sok_lite/comm",
-    "dynamic_embedding": "sok_lite/dynamic_embedding",
-    "engine": "sok_lite/engine",
-    "examples": "examples",
-    "keras": "sok_lite/keras",
-    "kv_variable": "sok_lite/kv_variable",
-    "reports": "sok_lite/reports",
-    "scripts": "scripts",
-    "sok": "sok_lite/sok",
-    "tools": "tools",
 }
 # What mirrors nothing. Ranks: tests that run on all ranks of a job, or start jobs. Fuzz: programs
 # that run until they are stopped. Support: what the others share, and the tests of it.
@@ -35,21 +22,13 @@ OTHERS = {"ranks", "fuzz", "support"}
 HELPERS_ARE_FREE = {"fuzz", "support"}
 
 # Helpers of one room alone, each with what keeps it there: it is no oracle, injects no fault and
-# launches nothing, and no other room needs it. The list only shrinks.
+# launches nothing, and no other room needs it. The list only shrinks. "X_of_Y.py" counts as "X.py".
 OWN_HELPERS = {
     "cli/helpers.py": "runs a command and reads what it printed",
     "cli/recorded.py": "reads the files that TFRA wrote, which lie beside it",
     "cli/importers/arrays.py": "makes the arrays of a table for every importer",
     "dynamic_embedding/scenario_values.py": "what a scenario answers, as numbers and texts",
     "dynamic_embedding/scenarios.py": "calls whose answers by TFRA are recorded beside it",
-    "dynamic_embedding/scenarios_of_files.py": "some of these calls",
-    "dynamic_embedding/scenarios_of_graphs.py": "some of these calls",
-    "dynamic_embedding/scenarios_of_layers.py": "some of these calls",
-    "dynamic_embedding/scenarios_of_lookups.py": "some of these calls",
-    "dynamic_embedding/scenarios_of_policies.py": "some of these calls",
-    "dynamic_embedding/scenarios_of_refusals.py": "some of these calls",
-    "dynamic_embedding/scenarios_of_tables.py": "some of these calls",
-    "dynamic_embedding/scenarios_of_training.py": "some of these calls",
     "engine/optimizers/helpers.py": "makes the tables that every rule is tried on",
     "engine/rows/helpers.py": "makes a store of rows",
     "keras/models.py": "models to be saved and loaded",
@@ -75,30 +54,19 @@ def room_of(path):
     return path.parts[0] if len(path.parts) > 1 else None
 
 
-def test_in_tests_itself_are_tests_of_the_whole_tree_alone():
+def test_the_rooms_are_those_named_here_and_mirror_what_there_is():
+    assert {room_of(path) for path in files()} - {None} == MIRRORS.keys() | OTHERS
+    assert all((ROOT / folder).is_dir() for folder in MIRRORS.values())
+    packages = {path.parent.name for path in (ROOT / "sok_lite").glob("*/__init__.py")}
+    assert not packages - MIRRORS.keys()
     helpers = {str(path) for path in files() if room_of(path) is None and is_helper(path)}
     # What a full check writes: where it passed last.
     assert helpers <= {"last_full.json"}, "these go to tests/support"
 
 
-def test_the_rooms_are_those_named_here():
-    found = {room_of(path) for path in files()} - {None}
-    assert found == MIRRORS.keys() | OTHERS
-
-
-@pytest.mark.parametrize("room", MIRRORS)
-def test_a_room_mirrors_what_there_is(room):
-    assert (ROOT / MIRRORS[room]).is_dir()
-
-
-def test_every_package_has_a_room():
-    packages = {path.parent.name for path in (ROOT / "sok_lite").glob("*/__init__.py")}
-    assert not packages - MIRRORS.keys()
-
-
 def test_helpers_lie_in_support_but_for_the_few_of_one_room():
     helpers = {
-        str(path)
+        re.sub(r"_of_\w+", "", str(path))
         for path in files()
         if room_of(path) not in {None, *HELPERS_ARE_FREE}
         if is_helper(path) and path.suffix == ".py"
@@ -121,11 +89,11 @@ def test_no_program_changes_where_python_looks():
 
 def test_no_room_imports_from_another():
     """A file may import from its room, from tests/support, and what tests/conftest.py has."""
-    wrong = []
-    for path in files():
-        if path.suffix != ".py":
-            continue
-        for name in _IMPORT.findall((TESTS / path).read_text()):
-            if name not in (room_of(path), "support", "conftest"):
-                wrong.append(f"{path} imports from tests.{name}")
+    wrong = [
+        f"{path} imports from tests.{name}"
+        for path in files()
+        if path.suffix == ".py"
+        for name in _IMPORT.findall((TESTS / path).read_text())
+        if name not in (room_of(path), "support", "conftest")
+    ]
     assert not wrong

@@ -34,13 +34,12 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(re.findall(r"^ +- (?:[^:\n]+: )?([\w./-]+\.md)$", navigation, re.M)) == PAGES
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_links_to_pages_of_the_site_alone(page):
+def test_pages_link_to_pages_of_the_site_alone():
     """A link to another file of the repository works where it is read there, and not here."""
-    text = FENCE.sub("", (DOCS / page).read_text())
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not re.match(r"[a-z]+:|#", target):
-            path = (DOCS / page).parent / target.split("#")[0]
+    for page in PAGES:
+        text = FENCE.sub("", (DOCS / page).read_text())
+        for target in re.findall(r"\]\((?![a-z]+:|#)([^)#\s]+)", text):
+            path = (DOCS / page).parent / target
             assert path.resolve().is_relative_to(DOCS), f"{page} links to {target}"
 
 
@@ -88,14 +87,7 @@ builds_the_site = pytest.mark.full_only("builds the site")
 
 
 class Page(html.parser.HTMLParser):
-    """What a page of HTML has.
-
-    Attributes:
-      ids: anchors.
-      classes: of its elements.
-      links: where its links lead.
-      loads: what a browser fetches for it.
-    """
+    """What a page of HTML has: anchors, classes, where links lead, and what a browser fetches."""
 
     def __init__(self, text):
         super().__init__()
@@ -140,32 +132,9 @@ def pages(site):
 
 
 @builds_the_site
-def test_the_site_has_every_page(site):
-    made = {str(path.relative_to(site)) for path in site.rglob("*.html")}
+def test_the_site_has_every_page_and_no_link_or_anchor_of_it_is_dead(site, pages):
+    made = {str(path.relative_to(site)) for path in pages}
     assert {page.removesuffix(".md") + ".html" for page in PAGES} <= made
-
-
-@builds_the_site
-def test_light_and_dark_follow_the_setting_of_the_system(site):
-    """The theme takes the first palette at first, and the one that was clicked last ever after.
-
-    Only a first one of no scheme follows the system from then on; see `palette` in its script.
-    """
-    text = (site / "index.html").read_text()
-    found = re.findall(r'data-md-color-media="([^"]*)" data-md-color-scheme="([^"]*)"', text)
-    of_system = "(prefers-color-scheme)"
-    assert [media for media, _ in found] == [
-        of_system,
-        "(prefers-color-scheme: light)",
-        "(prefers-color-scheme: dark)",
-    ]
-    assert [scheme for _, scheme in found[1:]] == ["default", "slate"]
-    (script,) = site.glob("assets/javascripts/bundle.*.min.js")
-    assert of_system in script.read_text()
-
-
-@builds_the_site
-def test_no_link_or_anchor_of_the_site_is_dead(site, pages):
     dead = []
     for path, page in pages.items():
         for target in (*page.links, *page.loads):
@@ -210,25 +179,16 @@ def test_methods_that_are_functions_elsewhere_say_what_they_do(site):
 
 
 @builds_the_site
-@pytest.mark.parametrize(
-    ("word", "name"),
-    [
-        ("below", "DynamicVariable.erase_below"),
-        ("dump", "dump"),
-        ("dynamic", "DynamicVariable"),
-        ("expire", "DynamicVariable.expire"),
-        ("expire", "keras.Table.expire"),
-        ("gradients", "OptimizerWrapper.apply_gradients"),
-        ("init", "init"),
-        ("readonly", "open_readonly"),
-        ("serving", "export_serving"),
-        ("sparse", "lookup_sparse"),
-        ("strings", "hash_strings"),
-    ],
-)
-def test_search_finds_a_name_of_the_api_by_a_word_of_it(word, name, site):
+def test_search_finds_a_name_of_the_api_by_a_word_of_it(site):
     """What is searched is compared with the words of titles."""
     index = json.loads((site / "search.json").read_text())
-    (found,) = [each for each in index["items"] if each["location"].endswith(f"#sok_lite.{name}")]
-    words = re.split(index["config"]["separator"], found["title"])
-    assert word in [each.lower() for each in words]
+    for word, name in (
+        *(("below", "DynamicVariable.erase_below"), ("dynamic", "DynamicVariable")),
+        *(("expire", "DynamicVariable.expire"), ("expire", "keras.Table.expire")),
+        *(("gradients", "OptimizerWrapper.apply_gradients"), ("init", "init"), ("dump", "dump")),
+        *(("readonly", "open_readonly"), ("serving", "export_serving")),
+        *(("sparse", "lookup_sparse"), ("strings", "hash_strings")),
+    ):
+        (found,) = (x for x in index["items"] if x["location"].endswith(f"#sok_lite.{name}"))
+        words = re.split(index["config"]["separator"], found["title"])
+        assert word in [each.lower() for each in words], name

@@ -1,6 +1,7 @@
-"""Writes the parts of pages that tools make, or says that they are out of date.
+"""Writes the parts of pages that tools make.
 
-Such a part stands between `<!-- made by tools/make_X.py ... -->` and `<!-- end -->`.
+Such a part stands between `<!-- made by tools/make_X.py ... -->` and `<!-- end -->`. The tests say
+where one is out of date.
 """
 
 import argparse
@@ -8,21 +9,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
-def main_of(pages: Iterable[Path], made: Callable[[str], str], description: str) -> int:
-    """Writes pages anew, or with --check only looks; returns the exit code.
+def write(pages: Iterable[Path], made: Callable[[str], str], description: str) -> None:
+    """Writes pages anew, and says which.
 
     Args:
       pages: files.
       made: gives the text of a page, as it is, with its parts as they are to be.
       description: for --help.
     """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    is_check = parser.parse_args().check
-    new = {page: made(page.read_text()) for page in pages}
-    old = [page for page in new if page.read_text() != new[page]]
-    for page in old:
-        print(f"{page.name} {'is not up to date' if is_check else 'was written'}")
-        if not is_check:
-            page.write_text(new[page])
-    return int(is_check and bool(old))
+    argparse.ArgumentParser(description=description).parse_args()
+    for page in pages:
+        old = page.read_text()
+        new = made(old)
+        if new != old:
+            page.write_text(new)
+            print(f"{page.name} was written")

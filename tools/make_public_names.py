@@ -2,7 +2,7 @@
 
 A list stands below a line `<!-- made by tools/make_public_names.py: sok_lite.keras -->`. The name
 is that of a module, or one of the functions of `LISTS`. What is public is thus seen to change in
-the diff of that page. With --check nothing is written, and the exit code is 1 where it is old.
+the diff of that page.
 """
 
 import argparse
@@ -10,13 +10,12 @@ import enum
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.made_pages import main_of
+from tools.made_pages import write
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "public_names.md"
 MADE = re.compile(
@@ -132,15 +131,19 @@ def _arguments(value: Any, is_method: bool) -> str:
         return _arguments(value.__get__(None, object), False)
     if not callable(value):
         return ""
-    parameters = list(inspect.signature(value).parameters.values())[is_method:]
+    return str(shown_signature(value, is_method))
+
+
+def shown_signature(function: Any, is_method: bool) -> inspect.Signature:
+    """Returns a signature as a call has it: without types and a method's `self`."""
     empty = inspect.Parameter.empty
     shown = [
         each.replace(
             annotation=empty, default=empty if each.default is empty else _Shown(each.default)
         )
-        for each in parameters
+        for each in list(inspect.signature(function).parameters.values())[is_method:]
     ]
-    return str(inspect.Signature(shown))
+    return inspect.Signature(shown)
 
 
 class _Shown:
@@ -177,9 +180,5 @@ def page_with_lists(page: str) -> str:
     return MADE.sub(made, page)
 
 
-def main() -> int:
-    return main_of([PAGE], page_with_lists, "Writes the lists of public names.")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write([PAGE], page_with_lists, "Writes the lists of public names.")

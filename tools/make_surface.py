@@ -1,8 +1,7 @@
 """Makes the lists of pages about SOK, TFRA and TFPlus from docs/surface/*.toml.
 
 A page has a line `<!-- made by tools/make_surface.py from surface/tfra.toml: what works -->` where
-the list of that one of VIEWS belongs, and `<!-- end -->` below. With --check nothing is written,
-and the exit code is 1 where a page is out of date.
+the list of that one of VIEWS belongs, and `<!-- end -->` below.
 
 An entry of a section is of a name, of several (`names`), or of a behavior in a few words:
   same, better, differs, refused, no_effect, ours
@@ -22,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.made_pages import main_of
+from tools.made_pages import write
 
 # Python 3.10 has no tomllib; pytest brings the same module along for it.
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -130,9 +129,5 @@ def page_with_tables(page: str) -> str:
     return MADE.sub(made, page)
 
 
-def main() -> int:
-    return main_of(PAGES, page_with_tables, "Writes the lists of the pages.")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write(PAGES, page_with_tables, "Writes the lists of the pages.")

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from scripts import build_horovod
+from sok_lite.backend.build import cache_folder
 from tests.support.rank_jobs import launcher
 
 # Namespaces that are TensorFlow's; Horovod's own and the C library's are not looked at.
@@ -35,9 +36,7 @@ def symbols(option, *files):
     return set(re.findall(r" [A-Za-z] (.*)", run("nm", *option, *files)))
 
 
-@pytest.mark.full_only(
-    "compiles against TensorFlow's and CUDA's headers, and downloads both wheels"
-)
+@pytest.mark.full_only("compiles against TensorFlow's and CUDA's headers, and downloads wheels")
 def test_a_gpu_build_asks_tensorflow_for_nothing_that_its_gpu_wheel_has_not(tmp_path):
     source = build_horovod.get_source(tmp_path, tmp_path / "log")
     build_horovod.patch_source(source, gpu=True, with_mpi=False)
@@ -53,12 +52,8 @@ def test_a_gpu_build_asks_tensorflow_for_nothing_that_its_gpu_wheel_has_not(tmp_
     ]
     run(
         *("g++", "-c", "-O0", "-fPIC", "-include", "cstdint", *tf.sysconfig.get_compile_flags()),
-        *(
-            "-DHAVE_GPU=1",
-            "-DHAVE_CUDA=1",
-            "-DHAVE_GLOO=1",
-            f"-DTENSORFLOW_VERSION={major}{int(minor):03}000000",
-        ),
+        *("-DHAVE_GPU=1", "-DHAVE_CUDA=1", "-DHAVE_GLOO=1"),
+        f"-DTENSORFLOW_VERSION={major}{int(minor):03}000000",
         *(f"-I{folder}" for folder in folders),
         *(source / "horovod/tensorflow/mpi_ops.cc", "-o", tmp_path / "mpi_ops.o"),
     )
@@ -85,17 +80,6 @@ def test_what_cannot_be_imported_is_no_build(monkeypatch, tmp_path):
         build_horovod.check_import()
 
 
-@pytest.fixture
-def has_horovod():
-    if importlib.util.find_spec("horovod") is None:
-        pytest.skip(f"no Horovod in {sys.prefix}")
-
-
-@pytest.mark.full_only("set-up imports it as well")
-def test_what_is_installed_here_can_be_imported(has_horovod):
-    build_horovod.check_import()
-
-
 def test_the_launcher_knows_what_was_built_without_tensorflow(monkeypatch, tmp_path):
     """It else imports TensorFlow in two processes before a job begins."""
     (tmp_path / "tensorflow.py").write_text("raise ImportError('not to be imported')")
@@ -104,7 +88,9 @@ def test_the_launcher_knows_what_was_built_without_tensorflow(monkeypatch, tmp_p
 
 
 @pytest.mark.full_only("imports TensorFlow")
-def test_what_the_launcher_takes_for_built_was_built(has_horovod):
+def test_what_the_launcher_takes_for_built_was_built():
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip(f"no Horovod in {sys.prefix}")
     program = """
         import horovod.tensorflow as built
         from horovod.common import util as said
@@ -112,3 +98,19 @@ def test_what_the_launcher_takes_for_built_was_built(has_horovod):
         assert said.gloo_built() == built.gloo_built() == True
     """
     run(sys.executable, "-c", textwrap.dedent(program))
+
+
+def test_wheels_are_kept_apart_by_what_they_depend_on_outside_the_tree(monkeypatch, tmp_path):
+    builds = [("2.21.0", None, False), ("2.20.0", None, False), ("2.21.0", None, True)]
+    builds += [("2.21.0", mpi, False) for mpi in ("mpi4.1.4", "mpi5.0.1")]
+    keys = {build_horovod.wheel_key(*each) for each in builds}
+    assert len(keys) == 5 and all(f"cp3{sys.version_info[1]}" in key for key in keys)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value, folder in (
+        ("XDG_CACHE_HOME", "", ".cache/sok_lite"),
+        ("XDG_CACHE_HOME", str(tmp_path / "x"), "x/sok_lite"),
+        ("SOK_LITE_CACHE", "~/y", "y"),
+    ):
+        monkeypatch.delenv("SOK_LITE_CACHE", raising=False)
+        monkeypatch.setenv(name, value)
+        assert build_horovod.cache_dir() == cache_folder() == tmp_path / folder

@@ -26,6 +26,12 @@ def base_image():
     return version.split(".")[0], *SYSTEMS[system]
 
 
+def pip(*words):
+    command = [sys.executable, "-m", "pip", words[0], "--quiet", *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def project():
     if sys.version_info < (3, 11):
         pytest.skip("tomllib comes with Python 3.11")
@@ -40,10 +46,8 @@ def test_the_image_and_the_wheels_are_of_one_cuda():
     assert any(text.startswith(f"cupy-cuda{cuda}x") for text in extras["gpu"])
     assert f"Programming Language :: Python :: {python}" in project()["classifiers"]
     # The wheels' own libraries are found first only where no others are on this path.
-    assert (
-        "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \\\n"
-        in (ROOT / "Dockerfile").read_text()
-    )
+    path = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \\\n"
+    assert path in (ROOT / "Dockerfile").read_text()
 
 
 @pytest.mark.full_only("asks the package index for 150 packages")
@@ -54,35 +58,20 @@ def test_the_packages_of_the_image_resolve_today(tmp_path):
     platforms = [f"manylinux_2_{x}_x86_64" for x in range(glibc, 4, -1)]
     platforms += [f"manylinux{name}_x86_64" for name in ("2014", "2010", "1")]
     report = tmp_path / "report.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed"),
-            *("--target", str(tmp_path / "target"), "--report", str(report)),
-            *("--only-binary=:all:", "--python-version", python),
-            *(word for platform in platforms for word in ("--platform", platform)),
-            *wanted,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=900,
+    pip(
+        *("install", "--dry-run", "--ignore-installed", "--target", str(tmp_path / "target")),
+        *("--report", str(report), "--only-binary=:all:", "--python-version", python),
+        *(word for platform in platforms for word in ("--platform", platform)),
+        *wanted,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
     versions = {
         item["metadata"]["name"].lower(): item["metadata"]["version"]
         for item in json.loads(report.read_text())["install"]
     }
-    print("\n".join(f"{name} {version}" for name, version in sorted(versions.items())))
     assert {"tensorflow", "keras", f"cupy-cuda{cuda}x", "numpy", "mpi4py"} <= set(versions)
     # One CUDA for TensorFlow and CuPy: two would meet in one process.
     assert {name for name in versions if re.search(rf"-cu(?!{cuda}$)\d+$", name)} == set()
     assert versions[f"nvidia-cuda-nvrtc-cu{cuda}"].startswith(f"{cuda}.")
     # Released with TensorFlow, and installed without its dependencies; see scripts/setup.sh.
     release = ".".join(versions["tensorflow"].split(".")[:2])
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"),
-            *("--dest", str(tmp_path), f"tf_keras=={release}.*"),
-        ],
-        check=True,
-        timeout=300,
-    )
+    pip("download", "--no-deps", "--dest", str(tmp_path), f"tf_keras=={release}.*")

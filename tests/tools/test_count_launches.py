@@ -20,7 +20,6 @@ def test_the_launches_of_the_main_calls_are_counted():
     one, many = (counts[step] for step in steps)
     # One launch serves all tables of a call.
     assert one["kernels"] > 3 and many["kernels"] == one["kernels"]
-    assert one["waits"] > 0
     assert text.count("\n| ") == 1 + len(results) - len(on_ranks)
     # A trip of keys, rows and gradients, however many ranks there are.
     for case in on_ranks:

@@ -3,15 +3,30 @@
 import numpy as np
 import pytest
 
-from tests.support.simt import backend, device
+from sok_lite.backend.gpu_binaries import Nvrtc
+from tests.support.simt import backend, device, runtime, streams
+
+KERNELS = r"""
+extern "C" __global__ void put(long long* to, long long value) { *to = value; }
+extern "C" __global__ void copy(long long* to, const long long* from) { *to = *from; }
+"""
+
+
+@pytest.fixture(autouse=True)
+def usual_limits():
+    """Skips without a simulated GPU. What a test sets is as usual after it."""
+    reason = backend.unavailable()
+    if reason is not None:
+        pytest.skip(f"no simulated GPU: {reason}")
+    yield
+    runtime.set_limits()
+    runtime.set_stale_loads(0)
+    runtime.set_seed(0)
 
 
 @pytest.fixture
 def xp(monkeypatch):
     """The stand-in of CuPy, with one device and nothing on its stream."""
-    reason = backend.unavailable()
-    if reason is not None:
-        pytest.skip(f"no simulated GPU: {reason}")
     from tests.support.simt.cupy_stand_in import cupy
 
     device.wait()
@@ -20,3 +35,14 @@ def xp(monkeypatch):
     monkeypatch.setattr(device, "random", np.random.default_rng(0))
     yield cupy
     device.use_device(0)
+
+
+@pytest.fixture
+def kernels(xp):
+    """Returns a function that launches a kernel of one thread, on the thread's stream."""
+    module = xp.cuda.Module()
+    module.load(Nvrtc(xp.cuda.nvrtc).compiled(KERNELS, ["-arch=sm_90"]).binary)
+    yield lambda name, *arguments: module.get_function(name)((1,), (1,), arguments)
+    with pytest.MonkeyPatch.context() as patch:  # what a test has left runs, right or wrong
+        patch.setattr(streams, "_note", lambda *_: None)
+        device.wait()

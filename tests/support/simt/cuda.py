@@ -68,14 +68,6 @@ class _AnyStream:
     def synchronize(self) -> None:
         device.wait(self._queue)
 
-    def record(self, event: "Event | None" = None) -> "Event":
-        event = event or Event()
-        streams.record(event.event, self._queue)
-        return event
-
-    def wait_event(self, event: "Event") -> None:
-        streams.wait_event(self._queue, event.event)
-
     def __enter__(self) -> "_AnyStream":
         self._before = device.current_queue()
         return self.use()
@@ -127,20 +119,6 @@ def get_current_stream() -> _AnyStream:
     return Stream.null if queue is streams.NULL else ExternalStream(queue.ptr)
 
 
-class Event:
-    """An event, as CuPy's class of that name. One that was never recorded is waited for by none."""
-
-    def __init__(self, *, disable_timing: bool = False) -> None:
-        self.event = streams.Event()
-
-    def record(self, stream: _AnyStream | None = None) -> None:
-        streams.record(self.event, device.current_queue() if stream is None else stream._queue)
-
-    def synchronize(self) -> None:
-        device.count("waits")
-        streams.wait_for(self.event)
-
-
 class Module:
     """A compiled file of kernels, on the device that was the thread's when it was loaded."""
 
@@ -162,23 +140,6 @@ class Module:
             ) from None
 
 
-class RawModule:
-    """A file of kernels that is compiled on first use."""
-
-    def __init__(self, *, code: str, options: tuple[str, ...] = ()) -> None:
-        self._code, self._options = code, options
-        self._module: Module | None = None
-
-    def get_function(self, name: str) -> "Function":
-        if self._module is None:
-            self._module = Module()
-            program = nvrtc.createProgram(self._code, "", (), ())
-            nvrtc.compileProgram(program, self._options)
-            self._module.load(nvrtc.getCUBIN(program))
-            nvrtc.destroyProgram(program)
-        return self._module.get_function(name)
-
-
 class Function:
     """A kernel."""
 
@@ -195,10 +156,6 @@ class Function:
             raise NotImplementedError("not in the stand-in: more than one dimension")
         if threads > _MAX_THREADS or blocks > _MAX_BLOCKS:
             raise device.CUDADriverError("CUDA_ERROR_INVALID_VALUE: invalid argument")
-        if threads > device.max_threads_per_block:
-            raise device.CUDADriverError(
-                "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources requested for launch"
-            )
         if self._device != device.current_device():
             raise device.CUDADriverError("CUDA_ERROR_INVALID_HANDLE: invalid resource handle")
         signature = self._kernel.signature
@@ -208,11 +165,7 @@ class Function:
             )
         arguments = [_argument(arg) for arg in args]
         device.count("kernels")
-        device.enqueue(self._kernel.name, partial(self._run, blocks, threads, arguments))
-
-    def _run(self, blocks: int, threads: int, arguments: Sequence[bytes]) -> None:
-        facts = self._kernel.run(blocks, threads, arguments)
-        device.note_launch(self._kernel.name, facts)
+        device.enqueue(self._kernel.name, partial(self._kernel.run, blocks, threads, arguments))
 
 
 def _argument(arg: Any) -> bytes:
@@ -246,9 +199,6 @@ class PinnedMemory:
         self._memory = device.Memory(size, pinned=True)
         self.ptr = self._memory.ptr
 
-    def __del__(self) -> None:
-        device.count("pinned frees")
-
 
 def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
     """Returns what CuPy's class of that name is: a buffer of the memory from `offset` on."""
@@ -260,7 +210,7 @@ def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
 
 def _func_get_attribute(attribute: int, f: int) -> int:
     assert attribute == _MAX_THREADS_PER_BLOCK, "not in the stand-in"
-    return device.max_threads_per_block
+    return _MAX_THREADS
 
 
 def _get_device_count() -> int:
@@ -316,7 +266,6 @@ cuda = make_module(
     Device=Device,
     Stream=Stream,
     ExternalStream=ExternalStream,
-    Event=Event,
     Module=Module,
     Function=Function,
     MemoryPointer=MemoryPointer,

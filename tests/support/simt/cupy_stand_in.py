@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.support.simt import arrays, device
 from tests.support.simt.arrays import launch
-from tests.support.simt.cuda import RawModule, cuda, make_module
+from tests.support.simt.cuda import cuda, make_module
 from tests.support.simt.indexing import read_now
 from tests.support.simt.ndarray import UFUNCS, apply, ndarray
 
@@ -212,7 +212,6 @@ cupy = make_module(
     "cupy",
     __version__="14.2.0",
     ndarray=ndarray,
-    RawModule=RawModule,
     cuda=cuda,
     get_default_memory_pool=device.pool,
     **{function.__name__: function for function in _FUNCTIONS},

@@ -13,7 +13,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +25,11 @@ _QUARANTINE = 1 << 25  # bytes that were freed last, whose addresses nobody gets
 
 num_devices = 1  # tests set it
 compute_capability = "90"  # of every device; tests set it
-max_threads_per_block = 1024  # for which every kernel has registers; tests set it
 limit: int | None = 1 << 33  # bytes of a device; tests set it
 totals: Counter[str] = Counter()
 random = np.random.default_rng(0)
 
 _current = threading.local()
-_launches: list["Launch"] | None = None  # where `launched` is being asked
 
 
 class OutOfMemoryError(MemoryError):
@@ -53,10 +51,8 @@ def count(what: str, number: int = 1) -> None:
     """Counts `number` of something.
 
     What is counted: "kernels" of ours that were launched; "array operations", each at least one
-    launch of CuPy's; "waits" of the host; "cudaMalloc" and "from the pool", allocations; "frees",
-    "cudaFree"; "pinned allocations"; "copies to the device", "bytes to the device", "copies to the
-    host" and "bytes to the host". Of kernels that have run within `launched`: "warps", "busy warps"
-    and "longest chain", each the sum over all launches (`runtime.Facts`).
+    launch of CuPy's; "waits" of the host; "cudaMalloc" and "from the pool", allocations; "copies to
+    the device", "bytes to the device", "copies to the host" and "bytes to the host".
     """
     totals[what] += number
 
@@ -67,38 +63,6 @@ def counted() -> Iterator[Counter[str]]:
     before, counts = totals.copy(), Counter[str]()
     yield counts
     counts.update(totals - before)
-
-
-class Launch(NamedTuple):
-    """A launch of a kernel that has run."""
-
-    name: str
-    facts: runtime.Facts
-
-
-@contextmanager
-def launched() -> Iterator[list[Launch]]:
-    """Gives the launches of kernels within, one after another, when it is left. It waits."""
-    global _launches
-    streams.wait()
-    launches: list[Launch] = []
-    outer, _launches = _launches, launches
-    runtime.count_loads(True)
-    try:
-        yield launches
-        streams.wait()
-    finally:
-        _launches = outer
-        runtime.count_loads(outer is not None)
-
-
-def note_launch(name: str, facts: runtime.Facts) -> None:
-    """Counts what is known of a launch of a kernel that has run, where that is asked for."""
-    if _launches is not None:
-        _launches.append(Launch(name, facts))
-        totals["warps"] += facts.warps
-        totals["busy warps"] += facts.busy_warps
-        totals["longest chain"] += facts.longest_chain
 
 
 # ---------------------------------------------------------------- devices
@@ -230,9 +194,7 @@ class Memory:
         self.content, self.ptr = np.empty(0, np.uint8), 0
         if size == 0:
             return
-        if pinned:
-            count("pinned allocations")
-        else:
+        if not pinned:
             self._chunk = pool().take(size)
         self.content, self.ptr = _host_memory(size)
         kind = "pinned memory" if pinned else f"memory of device {self.device_id}"
@@ -251,7 +213,6 @@ class Memory:
             views = () if self._chunk is None else (content,)
             streams.free(self._queue, lambda: _release(content, address), views)
             if self._chunk is not None:
-                count("frees")
                 self._chunk.pool.returned.append(self._chunk)
 
 
@@ -317,7 +278,6 @@ class Pool:
             self._collect()
             whole = [c for c in self._chunks.values() if c.before is None and c.after is None]
             for chunk in whole:
-                count("cudaFree")
                 self._remove(chunk)
                 self._total -= chunk.size
         if whole:

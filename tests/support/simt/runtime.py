@@ -25,24 +25,6 @@ class SimtError(RuntimeError):
     """What a launch did that a GPU does not allow, or that it would never end."""
 
 
-class Facts(NamedTuple):
-    """What is known of a launch that is over; the last two are 0 where loads are not counted.
-
-    Attributes:
-      warps: of all its blocks.
-      busy_warps: those of which a lane has touched memory of the device.
-      longest_chain: how often the lane that waits most often certainly waits for memory. Loads with
-        nothing in between that needs one of them count once. A load that follows a store, an
-        atomic, a vote or a shuffle, or goes through a pointer that was just loaded, counts anew; a
-        relaxed load, an acquire and an atomic count each. A load whose index was just loaded does
-        not count anew, though a GPU would wait for that.
-    """
-
-    warps: int
-    busy_warps: int
-    longest_chain: int
-
-
 class Touched(NamedTuple):
     """What a launch has read and written of one piece of memory.
 
@@ -63,14 +45,13 @@ def _library() -> ctypes.CDLL:
     library.simt_launch.restype = size
     library.simt_launch.argtypes = [
         *(pointer, pointer, pointer, size, number, number),
-        *(ctypes.c_uint64, ctypes.c_char_p, size, pointer),
+        *(ctypes.c_uint64, ctypes.c_char_p, size),
     ]  # fmt: skip
     library.simt_add_memory.argtypes = [pointer, size, ctypes.c_char_p, ctypes.c_int]
     library.simt_remove_memory.argtypes = [pointer]
     library.simt_set_limits.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     library.simt_set_stale_loads.argtypes = [number]
     library.simt_note_ranges.argtypes = [ctypes.c_int]
-    library.simt_count_loads.argtypes = [ctypes.c_int]
     library.simt_touched.restype = size
     library.simt_touched.argtypes = [pointer, size]
     for begin, end in _segments(runtime_library()):  # threadIdx is there
@@ -93,11 +74,6 @@ def remove_memory(address: int) -> None:
 def name_of(address: int) -> str:
     """Returns what `add_memory` was told of an address."""
     return _names.get(address, "memory that was given back")
-
-
-def count_loads(is_wanted: bool) -> None:
-    """Says whether later launches count the loads of their lanes, which takes a tenth longer."""
-    _library().simt_count_loads(is_wanted)
 
 
 def note_ranges(is_wanted: bool) -> None:
@@ -207,7 +183,7 @@ class Kernel:
         self.name, self.signature = name, signature
         self._program, self._call = program, call
 
-    def run(self, grid: int, block: int, arguments: Sequence[bytes]) -> Facts:
+    def run(self, grid: int, block: int, arguments: Sequence[bytes]) -> None:
         """Runs a whole launch.
 
         Args:
@@ -226,12 +202,10 @@ class Kernel:
         cells = (ctypes.c_uint64 * count)(*map(ctypes.addressof, buffers))
         sizes = (ctypes.c_uint64 * count)(*map(len, arguments))
         error = ctypes.create_string_buffer(_ERROR_BYTES)
-        facts = (ctypes.c_uint64 * 3)()
-        how = (grid, block, seed, error, _ERROR_BYTES, facts)
+        how = (grid, block, seed, error, _ERROR_BYTES)
         if _library().simt_launch(self._call, cells, sizes, count, *how):
             text = self._program.in_words(error.value.decode(errors="replace"))
             raise SimtError(f"{self.name}: {text}\n  {grid} blocks of {block}, seed {seed}")
-        return Facts(*facts)
 
 
 def _segments(path: Path) -> list[tuple[int, int]]:

@@ -10,8 +10,7 @@
 // says so, a plain load may give what was there before others have stored, back to the lane's last
 // acquire, fence or __syncwarp: a GPU's first cache knows nothing of other multiprocessors.
 //
-// On demand it is known of a launch how many warps touched memory and how many loads waited for
-// another, and which ranges were read and written.
+// On demand it is known of a launch which ranges were read and written.
 //
 // An error ends the launch: it is kept as text and the lanes are dropped where they are.
 #include <setjmp.h>
@@ -74,11 +73,6 @@ struct Lane {
   u64 value;
   std::vector<Store> unseen;  // in the order of the program
   u64 fresh_from;             // its plain loads give older values of stores from then on
-  // Of the chain of loads, see count_load.
-  u32 chain;
-  bool is_in_group, has_stored, has_pointers;
-  u32 next_pointer;
-  uintptr_t pointers[2];  // the last that it has loaded
 };
 
 struct Fiber {
@@ -98,7 +92,6 @@ struct Range {
 
 struct Block {
   u32 number, unfinished;
-  u32 busy_warps;           // a bit for each
   std::vector<Lane> lanes;  // stay where they are when the block moves
 };
 
@@ -106,7 +99,6 @@ std::mutex one_launch;
 
 // Memory that kernels may touch, by its first address.
 std::map<uintptr_t, Range> memory;
-uintptr_t lowest_address = ~(uintptr_t)0, highest_address;  // that any memory ever had
 struct Recent {
   uintptr_t begin, end;
   Range* range;
@@ -140,9 +132,7 @@ u64 idle_limit = 4000000, launch_limit = 400000000;  // of these two
 
 // What is known of the launch when it is over.
 u64 launch_number;
-u64 num_busy_warps, longest_chain;
-bool notes_ranges, counts_loads;
-bool is_watched;  // whether a launch does more than run: one test for all accesses that do not
+bool notes_ranges;
 struct Touched {
   uintptr_t begin;
   Range* range;
@@ -319,11 +309,7 @@ void refresh() { now->fresh_from = store_time; }
 // their order: an earlier one is seen from now on.
 void will_store(const void* p, size_t size) {
   if (!now) return;
-  if (is_watched) {
-    now->is_in_group = false;
-    now->has_stored = true;
-    if (has_stale_loads) keep_older(now, p, size);
-  }
+  if (has_stale_loads) keep_older(now, p, size);
   if (!hides_stores) return;
   show_stores_at(now, p, size);
   for (size_t done = 0; done < size; done += 8) {
@@ -419,52 +405,21 @@ __attribute__((noinline)) Recent found(uintptr_t begin, uintptr_t end, bool is_w
             is_write ? "write" : "read", size, (void*)begin, from));
 }
 
-// Where the range begins that an access is in, if other lanes see that memory; 0: they do not. An
-// error where it is nobody's.
-inline uintptr_t check(const void* p, size_t size, bool is_write, const void* from) {
+// Whether other lanes see the memory that an access is in. An error where it is nobody's.
+inline bool check(const void* p, size_t size, bool is_write, const void* from) {
   uintptr_t begin = (uintptr_t)p, end = begin + size;
-  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes + kArgumentBytes) return 0;
-  if (!now) return 0;  // no launch: the loader runs a module's constructors
+  if (begin - (uintptr_t)stacks < kMaxResidentLanes * kStackBytes + kArgumentBytes) return false;
+  if (!now) return false;  // no launch: the loader runs a module's constructors
   Recent& seen = recent[(begin >> 9) & 63];
   if (begin < seen.begin || end > seen.end) seen = found(begin, end, is_write, from);
-  if (seen.is_code) return 0;
+  if (seen.is_code) return false;
   if (notes_ranges) note(seen.begin, seen.range, begin, end, is_write);
-  return seen.begin;
-}
-
-// A chain of loads: how often a lane certainly waits for memory, one time after another. Loads with
-// nothing in between that needs one of them are a group, for which it waits once. A store, an
-// atomic, a vote or a shuffle ends a group, and so does a load through a pointer that the group has
-// loaded. A volatile load, an acquire or an atomic is waited for by itself.
-//
-// range  where the memory begins in which the load is
-inline void count_load(const void* p, size_t size, uintptr_t range) {
-  Lane* lane = now;
-  bool is_next = !lane->is_in_group;
-  if (lane->has_pointers)
-    for (uintptr_t pointer : lane->pointers) is_next |= pointer <= (uintptr_t)p && pointer >= range;
-  if (is_next) {
-    ++lane->chain;
-    lane->is_in_group = true;
-    lane->has_pointers = false;
-  }
-  if (size < 8) return;
-  uintptr_t value;
-  memcpy(&value, p, 8);
-  if (value < lowest_address || value >= highest_address) return;
-  if (!lane->has_pointers) lane->pointers[0] = lane->pointers[1] = 0;
-  lane->has_pointers = true;
-  lane->pointers[lane->next_pointer ^= 1] = value;
-}
-void count_wait() {
-  if (!is_watched || !now) return;
-  ++now->chain;
-  now->is_in_group = false;
+  return true;
 }
 
 // A place where another lane may go on. kChanged: other lanes may see something new.
 void point(const void* from, bool changed) {
-  if (is_watched) restore_truth();
+  if (has_stale_loads) restore_truth();
   if (!now) return;
   now->at = from;
   ++points_of_launch;
@@ -483,20 +438,18 @@ void point(const void* from, bool changed) {
 }
 
 void plain_access(const void* p, size_t size, bool is_write, const void* from) {
-  if (is_watched) restore_truth();
-  const uintptr_t range = check(p, size, is_write, from);
+  if (has_stale_loads) restore_truth();
+  const bool is_shared = check(p, size, is_write, from);
   if (--plain_until_switch == 0 && now) {
     points_of_launch += plain_before_switch;
     plain_until_switch = 1 + draw_below(2 * plain_before_switch);
     point(from, is_write);
   }
-  if (!range) return;
-  if (is_write) {
+  if (!is_shared) return;
+  if (is_write)
     will_store(p, size);
-  } else if (is_watched) {
-    if (has_stale_loads) may_be_stale(p, size);
-    count_load(p, size, range);
-  }
+  else if (has_stale_loads)
+    may_be_stale(p, size);
 }
 
 void aligned(const void* p, size_t size, const void* from) {
@@ -564,7 +517,7 @@ void give_results(const Lane* lane, Lane* (&others)[kWarp]) {
 }
 
 void begin_block(u32 number, u32 block_size) {
-  blocks.push_back(Block{number, block_size, 0, std::vector<Lane>(block_size)});
+  blocks.push_back(Block{number, block_size, std::vector<Lane>(block_size)});
   Block& block = blocks.back();
   for (u32 i = 0; i < block_size; ++i) {
     block.lanes[i].block = number;
@@ -638,7 +591,6 @@ void draw_schedule(u64 seed) {
   // Not drawn: the schedules of a seed are the same with and without stale loads.
   const u64 bits = (seed + 1) * 0x9E3779B97F4A7C15ull >> 24;
   has_stale_loads = stale_one_in && (bits >> 1) % stale_one_in == 0;
-  is_watched = has_stale_loads || counts_loads;
   never_refreshes = bits & 1;
   if (!older_words.empty()) {
     older_words.clear();
@@ -665,7 +617,6 @@ void resume(Lane* lane) {
 }
 
 void finish(Lane* lane) {
-  if (lane->chain > longest_chain) longest_chain = lane->chain;
   remove_ready(lane);
   free_fibers.push_back(lane->fiber);
   lane->fiber = nullptr;
@@ -701,10 +652,7 @@ void run_launch(u32 grid, u32 block_size) {
     finish(lane);
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (blocks[i].number != lane->block) continue;
-      if (lane->chain || lane->has_stored) blocks[i].busy_warps |= 1u << lane->thread / kWarp;
-      if (--blocks[i].unfinished) break;
-      num_busy_warps += (u64)__builtin_popcount(blocks[i].busy_warps);
-      blocks.erase(blocks.begin() + (long)i);
+      if (--blocks[i].unfinished == 0) blocks.erase(blocks.begin() + (long)i);
       break;
     }
   }
@@ -716,7 +664,6 @@ void run_launch(u32 grid, u32 block_size) {
 SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int source) {
   restore_truth();
   Lane* lane = now;
-  lane->is_in_group = false;
   if (kind == kSync) show_stores(lane);  // votes and shuffles order no memory
   lane->at = __builtin_return_address(0);
   lane->kind = kind;
@@ -748,7 +695,6 @@ SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int sou
     check(p, sizeof(type), true, from);                    \
     show_stores_at(now, p, sizeof(type));                  \
     if (has_stale_loads) keep_older(now, p, sizeof(type)); \
-    count_wait();                                          \
     const type old = *p;                                   \
     *p = next;                                             \
     if (*p != old) points_without_change = 0;              \
@@ -776,7 +722,6 @@ SIMT_EXPORT u64 simt_acquire64(const u64* p) {
   aligned(p, sizeof *p, from);
   check(p, sizeof *p, false, from);
   refresh();
-  count_wait();
   return *p;
 }
 
@@ -805,7 +750,7 @@ SIMT_EXPORT void simt_fence() {
   SIMT_EXPORT void __tsan_volatile_read##size(void* p) {                        \
     point(__builtin_return_address(0), false);                                  \
     aligned(p, size, __builtin_return_address(0));                              \
-    if (check(p, size, false, __builtin_return_address(0))) count_wait();       \
+    check(p, size, false, __builtin_return_address(0));                         \
   }                                                                             \
   SIMT_EXPORT void __tsan_volatile_write##size(void* p) {                       \
     point(__builtin_return_address(0), true);                                   \
@@ -828,8 +773,6 @@ SIMT_EXPORT void __tsan_init() {}
 SIMT_EXPORT void simt_add_memory(uintptr_t address, size_t size, const char* what, int is_code) {
   std::lock_guard<std::mutex> lock(one_launch);
   memory[address] = Range{address + size, what, is_code != 0, 0, {}, {}};
-  if (address < lowest_address) lowest_address = address;
-  if (address + size > highest_address) highest_address = address + size;
 }
 
 SIMT_EXPORT void simt_remove_memory(uintptr_t address) {
@@ -849,11 +792,6 @@ SIMT_EXPORT void simt_set_limits(u64 idle, u64 launch) {
 SIMT_EXPORT void simt_set_stale_loads(u32 one_in) {
   std::lock_guard<std::mutex> lock(one_launch);
   stale_one_in = one_in;
-}
-
-SIMT_EXPORT void simt_count_loads(int is_wanted) {
-  std::lock_guard<std::mutex> lock(one_launch);
-  counts_loads = is_wanted != 0;
 }
 
 SIMT_EXPORT void simt_note_ranges(int is_wanted) {
@@ -878,11 +816,10 @@ SIMT_EXPORT size_t simt_touched(u64 (*out)[5], size_t most) {
 }
 
 // Runs a launch with arguments of these addresses and sizes. Returns 0, or the length of what went
-// wrong, which is written to `error`. `facts`: warps, those that touched memory, longest chain;
-// the last two only where loads are counted.
+// wrong, which is written to `error`.
 SIMT_EXPORT size_t simt_launch(void (*call)(const u64*), const u64* cells, const u64* sizes,
                                size_t num_arguments, u32 grid, u32 block_size, u64 seed,
-                               char* error, size_t error_size, u64* facts) {
+                               char* error, size_t error_size) {
   std::lock_guard<std::mutex> lock(one_launch);
   if (!stacks) make_fibers();
   kernel = call;
@@ -890,16 +827,12 @@ SIMT_EXPORT size_t simt_launch(void (*call)(const u64*), const u64* cells, const
   fault.clear();
   touched.clear();
   ++launch_number;
-  num_busy_warps = longest_chain = 0;
   simt_block_size = {block_size, 1, 1};
   simt_grid_size = {grid, 1, 1};
   draw_schedule(seed);
   run_launch(grid, block_size);
   blocks.clear();
   ready.clear();
-  facts[0] = (u64)grid * ((block_size + kWarp - 1) / kWarp);
-  facts[1] = num_busy_warps;
-  facts[2] = longest_chain;
   if (fault.empty()) return 0;
   make_fibers();  // lanes were dropped where they were
   snprintf(error, error_size, "%s", fault.c_str());

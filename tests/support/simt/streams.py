@@ -1,7 +1,7 @@
 """Streams of the simulated GPU, and whether what they do has an order.
 
 What is put on a stream runs when something waits for it, and what it needs of other streams runs
-before it: what an event or the null stream makes it wait for. Whatever else there is on other
+before it: what it and the null stream make each other wait for. Whatever else there is on other
 streams runs later, as late as CUDA allows.
 
 That finds who reads too early, in one order of many. So it is also asked whether there is any order
@@ -67,13 +67,6 @@ class Queue:
         self.number = self.done = 0
         self.clock: Clock = {}
         self.is_closed = False
-
-
-class Event:
-    """A point in the work of a stream: `clock` is what is before it."""
-
-    def __init__(self) -> None:
-        self.clock: Clock = {}
 
 
 class _Access(NamedTuple):
@@ -191,21 +184,6 @@ def _next_clock(queue: Queue) -> Clock:
     return _joined([queue.clock, _host, *(other.clock for other in others)])
 
 
-def record(event: Event, queue: Queue) -> None:
-    """Lets an event be where a stream is now."""
-    with _lock:
-        _take_freed()
-        event.clock = _next_clock(queue)
-
-
-def wait_event(queue: Queue, event: Event) -> None:
-    """Lets what is put on a stream from now on be behind an event."""
-    if _is_noted:
-        with _lock:
-            _take_freed()
-            queue.clock = _joined([queue.clock, event.clock])
-
-
 # ---------------------------------------------------------------- the host waits
 
 
@@ -216,27 +194,15 @@ def wait(queue: Queue | None = None) -> None:
       SimtError: a kernel did something wrong, or there is a Race. What was on any stream is
         dropped; CUDA would make every later call fail.
     """
+    global _host
     with _lock:
         _take_freed()
         queues = _queues if queue is None else [queue]
         clock = None if queue is None or not _is_noted else queue.clock
         run(clock)
         if _is_noted:
-            _join_host(_joined(each.clock for each in queues))
-
-
-def wait_for(event: Event) -> None:
-    """Runs all that is before an event. What the host does from now on is behind it."""
-    with _lock:
-        run(event.clock)
-        if _is_noted:
-            _join_host(event.clock)
-
-
-def _join_host(clock: Clock) -> None:
-    global _host
-    _host = _joined([_host, clock])
-    _tidy()
+            _host = _joined([_host, *(each.clock for each in queues)])
+            _tidy()
 
 
 def run(clock: Clock | None = None) -> None:
@@ -351,7 +317,7 @@ def _note_access(
             raise Race(
                 f"{work.name} on {queue.name} {'writes' if is_write else 'reads'} bytes that "
                 f"{access.name} on {other.name} {'writes' if was_written else 'reads'}, and "
-                "nothing orders the two: no event, no wait of the host, no null stream.\n"
+                "nothing orders the two: no wait of the host, no null stream.\n"
                 f"  {min(end, last) - max(begin, first)} bytes at {max(begin, first):#x}, of "
                 f"{what}"
             )

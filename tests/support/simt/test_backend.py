@@ -16,53 +16,33 @@ def simt(xp):
     return simt_backend()
 
 
-@pytest.fixture
-def compiled(xp, tmp_path, monkeypatch):
-    """The options of what is compiled, in order; the cache is empty."""
+def test_kernels_are_compiled_once_for_each_gpu_and_each_choice_of_tunables(
+    xp, tmp_path, monkeypatch
+):
+    """For all processes; what was compiled for another would compute something else."""
     monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
-    options_of_all, compile_program = [], xp.cuda.nvrtc.compileProgram
+    compiled, compile_program = [], xp.cuda.nvrtc.compileProgram
 
     def recorded(program, options):
-        options_of_all.append(options)
+        compiled.append(options)
         compile_program(program, options)
 
     monkeypatch.setattr(xp.cuda.nvrtc, "compileProgram", recorded)
-    return options_of_all
-
-
-def test_kernels_are_compiled_once_for_all_processes(compiled, tmp_path):
-    """Of a file, and only where it is used."""
-    for calls in (2, 3):  # the source, and the empty one that tells the build
+    wanted = [("80", "SOK_LINE=4"), ("90", "SOK_LINE=4"), ("90", "SOK_LINE=8")]
+    for capability, define in 2 * wanted:
+        monkeypatch.setattr(device, "compute_capability", capability)
+        monkeypatch.setenv("SOK_LITE_KERNEL_DEFINES", define)
         backend = simt_module().CudaBackend()
         flags = backend.from_host(np.array([1, 0, 1], np.int32))
         for _ in range(2):
             total = backend.from_host(np.zeros(1, np.int64))
             backend.launch("count_flags", 3, flags, total, 3)
             assert backend.to_host(total).tolist() == [2]
-        assert len(compiled) == calls
-    assert ["--std=c++17", "--fmad=false", "-arch=sm_90"] in compiled
-    assert len(list((tmp_path / "cuda").iterdir())) == 1
-
-
-@pytest.mark.full_only("compiles kernels several times")
-def test_kernels_are_compiled_for_each_gpu_and_each_choice_of_tunables(compiled, monkeypatch):
-    """They share a cache, and one taken for another computes something else or does not load."""
-    wanted = [
-        [f"-arch=sm_{capability}", f"-D{define}"]
-        for capability in ("80", "90")
-        for define in ("SOK_LINE=4", "SOK_LINE=8")
-    ]
-    for _ in range(2):
-        for arch, define in wanted:
-            monkeypatch.setattr(device, "compute_capability", arch[-2:])
-            monkeypatch.setenv("SOK_LITE_KERNEL_DEFINES", define[2:])
-            backend = simt_module().CudaBackend()
-            flags = backend.from_host(np.array([1, 0, 1], np.int32))
-            total = backend.from_host(np.zeros(1, np.int64))
-            backend.launch("count_flags", 3, flags, total, 3)
-            assert backend.to_host(total).tolist() == [2]
     # Those without options are the empty source that tells the build.
-    assert [options[2:] for options in compiled if options] == wanted
+    usual = ["--std=c++17", "--fmad=false"]
+    expected = [[*usual, f"-arch=sm_{number}", f"-D{define}"] for number, define in wanted]
+    assert [options for options in compiled if options] == expected
+    assert len(list((tmp_path / "cuda").iterdir())) == 3  # the file of the kernel, and no other
 
 
 # ---------------------------------------------------------------- planted faults
@@ -70,11 +50,9 @@ def test_kernels_are_compiled_for_each_gpu_and_each_choice_of_tunables(compiled,
 
 def test_a_copy_to_the_host_that_does_not_wait_has_old_data(simt, monkeypatch):
     keys = simt.from_host(np.array([3, 5, 3]))
-    found = unique(simt, keys)
-    assert simt.to_host(found.inverse).tolist() == [0, 1, 0]
+    assert simt.to_host(unique(simt, keys).inverse).tolist() == [0, 1, 0]
     monkeypatch.setattr(simt, "to_host", lambda array: array._view.copy())
-    found = unique(simt, keys)
-    assert simt.to_host(found.inverse).tolist() != [0, 1, 0]
+    assert simt.to_host(unique(simt, keys).inverse).tolist() != [0, 1, 0]
 
 
 def test_a_far_chunk_that_is_read_before_a_wait_has_old_data(simt):
@@ -88,41 +66,43 @@ def test_a_far_chunk_that_is_read_before_a_wait_has_old_data(simt):
     assert chunk.view(np.uint32)[:2].tolist() == [7, 8]
 
 
-def test_a_second_thread_must_activate(simt, monkeypatch):
-    """As in a rank with GPU 1: a new thread is on GPU 0."""
+def in_a_thread(call, *arguments):
+    thread = threading.Thread(target=call, args=arguments)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def second(xp, monkeypatch):
+    """The backend of a rank with GPU 1: a new thread is on GPU 0."""
     monkeypatch.setattr(device, "num_devices", 2)
     monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
-    backend = simt_module().CudaBackend()
-    table = new_table(backend)
-    values = []
+    return simt_module().CudaBackend()
+
+
+def test_a_second_thread_must_activate(second):
+    table, values = new_table(second), []
 
     def look_up(activate):
         if activate:
-            backend.activate()
+            second.activate()
         try:
-            values.append(backend.to_host(table.lookup([5]).values)[0, 0])
+            values.append(second.to_host(table.lookup([5]).values)[0, 0])
         except (ValueError, device.CUDADriverError) as error:
             values.append(type(error))
 
     for activate in (True, False):
-        thread = threading.Thread(target=look_up, args=(activate,))
-        thread.start()
-        thread.join()
+        in_a_thread(look_up, activate)
     assert values[0] == 5 and values[1] in (ValueError, device.CUDADriverError)
 
 
-def test_a_kernel_is_on_the_gpu_of_the_backend_whoever_asked_first(simt, monkeypatch):
-    monkeypatch.setattr(device, "num_devices", 2)
-    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
-    backend = simt_module().CudaBackend()
-    flags = backend.from_host(np.ones(5, np.int32))
-    count = backend.from_host(np.zeros(1, np.int64))
-    # Prepared by a thread that is on another GPU, for which it is compiled and loaded.
-    thread = threading.Thread(target=backend.prepared, args=("count_flags", 5, flags, count, 5))
-    thread.start()
-    thread.join()
-    backend.launch("count_flags", 5, flags, count, 5)
-    assert backend.to_host(count).tolist() == [5]
+def test_a_kernel_is_on_the_gpu_of_the_backend_whoever_asked_first(second):
+    """A thread on another GPU did, and for that it is compiled and loaded."""
+    flags = second.from_host(np.ones(5, np.int32))
+    count = second.from_host(np.zeros(1, np.int64))
+    in_a_thread(second.prepared, "count_flags", 5, flags, count, 5)
+    second.launch("count_flags", 5, flags, count, 5)
+    assert second.to_host(count).tolist() == [5]
 
 
 def test_no_memory_is_a_memory_error_that_says_how_much(simt, monkeypatch):
