@@ -100,8 +100,10 @@ running="$venv/sok_lite-setup.running"
 build_kernels() {
   # The image installs everything before it has the sources, and sets up again when it has them.
   [ -d kernels ] || return 0
-  "$venv/bin/python" -c 'from sok_lite.backend.build import find_library; find_library()' ||
-    die "the CPU kernels could not be compiled. The reason is above."
+  "$venv/bin/python" -c '
+from sok_lite.backend.build import find_library as kernels
+from sok_lite.native.library import find_library as operations
+kernels(), operations()' || die "the CPU kernels could not be compiled. The reason is above."
 }
 
 exit_if_done() {

@@ -10,9 +10,9 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 # What a room mirrors: a package, or a folder of programs.
-PACKAGES = "backend bridge cli comm dynamic_embedding engine keras kv_variable reports sok".split()
+PACKAGES = "backend bridge cli comm dynamic_embedding engine keras kv_variable native reports sok"
 MIRRORS = {
-    **{name: f"sok_lite/{name}" for name in PACKAGES},
+    **{name: f"sok_lite/{name}" for name in PACKAGES.split()},
     **{name: name for name in ("examples", "scripts", "tools")},
     "bench": "scripts/bench",
 }

@@ -2,7 +2,8 @@
 
 A wheel ships it in `sok_lite/lib`. A checkout has none: the library is then compiled with the
 machine's own g++ on first use, into a cache keyed by the sources and the flags, so an edited kernel
-is never run from an old library. scripts/setup.sh does it in advance.
+is never run from an old library. scripts/setup.sh does it in advance. The library of TensorFlow's
+operations (sok_lite/native) is found and compiled in the same way.
 """
 
 import ctypes
@@ -57,7 +58,7 @@ def built_library() -> Path | None:
     named = os.environ.get("SOK_LITE_CPU_LIBRARY")
     if named:
         return Path(named)
-    library = shipped_library() or _target(_flags(_of_this_processor()))
+    library = shipped_library() or _target_of_kernels(_flags(_of_this_processor()))
     return library if library.is_file() else None
 
 
@@ -65,12 +66,14 @@ def shipped_library() -> Path | None:
     """Returns the library in the wheel that suits this processor; None: there is none that fits."""
     if kernel_defines():
         return None  # the wheel's have the default tunables
-    folder = Path(__file__).resolve().parent.parent / "lib"
     names = ["libsok_lite_cpu_v3.so"] if has_x86_64_v3() else []
-    for name in [*names, "libsok_lite_cpu.so"]:
-        if (folder / name).is_file():
-            return folder / name
-    return None
+    return shipped_file(*names, "libsok_lite_cpu.so")
+
+
+def shipped_file(*names: str) -> Path | None:
+    """Returns the first of these libraries that is in the wheel; None: it has none of them."""
+    folder = Path(__file__).resolve().parent.parent / "lib"
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def compile_library(extra_flags: Sequence[str] = ()) -> Path:
@@ -87,10 +90,24 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
         the message); or the folder for what is compiled cannot be used.
     """
     flags = _flags(extra_flags)
-    target = _target(flags)
+    return compile_sources(_target_of_kernels(flags), flags, _sources())
+
+
+def compile_sources(
+    target: Path, flags: Sequence[str], sources: Sequence[Path], needs: str | None = None
+) -> Path:
+    """Compiles sources into a shared library, unless it is there, and returns its path.
+
+    Args:
+      target: that `target_of` gave of the same flags and sources.
+      needs: the name of a library that the process will have loaded: it is linked by its name.
+
+    Raises:
+      RuntimeError: as `compile_library`.
+    """
     try:
         if not target.is_file():
-            _compile([*flags, "-I", str(kernel_folder())], _sources(), target)
+            _compile([*flags, "-I", str(kernel_folder())], sources, target, needs)
     except OSError as error:
         raise RuntimeError(
             "Compiled kernels need a folder that can be written to. Received: "
@@ -99,7 +116,9 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     return target
 
 
-def _compile(flags: Sequence[str], sources: Sequence[Path], target: Path) -> None:
+def _compile(
+    flags: Sequence[str], sources: Sequence[Path], target: Path, needs: str | None
+) -> None:
     command = compiler()
     if command is None:
         raise RuntimeError(
@@ -107,7 +126,8 @@ def _compile(flags: Sequence[str], sources: Sequence[Path], target: Path) -> Non
             "Install sok_lite from a wheel, or install g++ (Debian/Ubuntu: apt-get install g++)."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    _log.warning("Compiling the CPU kernels, which takes a minute or two, once: %s", target)
+    if needs is None:
+        _log.warning("Compiling the CPU kernels, which takes a minute or two, once: %s", target)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = [Path(scratch) / f"{number}.o" for number in range(len(sources))]
         commands = [
@@ -116,9 +136,16 @@ def _compile(flags: Sequence[str], sources: Sequence[Path], target: Path) -> Non
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run_compiler, commands))
+        linked = [*map(str, objects)]
+        if needs is not None:
+            # An empty library of that name stands for it.
+            empty = Path(scratch) / needs
+            named = ["-shared", f"-Wl,-soname,{needs}", "-o", str(empty)]
+            _run_compiler([command, "-x", "c++", os.devnull, *named])
+            linked += ["-Wl,--no-as-needed", str(empty)]
         # Renamed into place when whole: several ranks may compile at once.
         built = Path(scratch) / target.name
-        _run_compiler([command, *flags, *map(str, objects), "-o", str(built)])
+        _run_compiler([command, *flags, *linked, "-o", str(built)])
         os.replace(built, target)
 
 
@@ -136,12 +163,16 @@ def _run_compiler(command: list[str]) -> None:
         )
 
 
-def _target(flags: Sequence[str]) -> Path:
-    """Returns where the library of some flags is, once it is compiled."""
+def _target_of_kernels(flags: Sequence[str]) -> Path:
+    return target_of("libsok_lite_cpu", flags, [*_sources(), *kernel_folder().rglob("*.cuh")])
+
+
+def target_of(name: str, flags: Sequence[str], files: Sequence[Path]) -> Path:
+    """Returns where a library is, once it is compiled with these flags of these files."""
     digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
-    for path in sorted([*_sources(), *kernel_folder().rglob("*.cuh")]):
+    for path in sorted(files):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return cache_folder() / "kernels" / f"libsok_lite_cpu-{digest.hexdigest()[:16]}.so"
+    return cache_folder() / "kernels" / f"{name}-{digest.hexdigest()[:16]}.so"
 
 
 def _sources() -> list[Path]:

@@ -11,13 +11,17 @@ from sok_lite.backend.sources import (
     kernel_files,
     kernel_folder,
 )
+from sok_lite.native import library
 from tests.cli.helpers import fine, run
 from tests.support.helpers import need_nvrtc
 
 
 def test_the_kernels_of_the_cpu(monkeypatch):
     monkeypatch.setenv("SOK_LITE_BACKEND", "cpu")
-    assert fine("compile") == f"the CPU kernels are in {find_library()}\n"
+    assert fine("compile") == (
+        f"the CPU kernels are in {find_library()}\n"
+        f"TensorFlow's operations are in {library.find_library()}\n"
+    )
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from sok_lite.backend.gpu_binaries import GpuBinaries
 from sok_lite.backend.sources import kernel_files
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.progress import progress_bar
+from sok_lite.native import library
 
 HELP = "compile the kernels of this machine ahead, which the first job would wait for"
 EXAMPLES = "sok-lite compile --gpu 90"
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
             )
     if not args.gpu and default_backend() == "cpu":
         print(f"the CPU kernels are in {find_library()}")
+        print(f"TensorFlow's operations are in {library.find_library()}")
         return FINE
     import cupy
 

@@ -17,6 +17,7 @@ from sok_lite import _version
 from sok_lite.backend import cuda_unavailable, default_backend
 from sok_lite.backend.build import built_library, cache_folder, compiler
 from sok_lite.cli.errors import FINDINGS, FINE
+from sok_lite.native.library import load
 
 HELP = "say what is installed, what is missing, and how to mend it"
 EXAMPLES = "sok-lite doctor"
@@ -114,6 +115,18 @@ def _kernels() -> Finding:
     return Finding(MISSING, "CPU kernels", "not compiled yet", mend)
 
 
+def _operations() -> Finding:
+    name = "operations"
+    if _version_of("tensorflow", "tensorflow-cpu") is None:
+        return Finding(OK, name, "not tried: they would need TensorFlow")
+    try:
+        path = load().library._name
+    except (RuntimeError, ImportError) as error:
+        mend = "install TensorFlow 2.16 to 2.21, and sok_lite again"
+        return Finding(BROKEN, name, _short(error), mend)
+    return Finding(OK, name, f"TensorFlow loads {path}")
+
+
 def _gpu() -> Finding:
     reason = cuda_unavailable()
     has_driver = os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
@@ -199,8 +212,8 @@ def _package(name: str, purpose: str, wanted: str) -> Callable[[], Finding]:
 
 
 CHECKS: Sequence[Callable[[], Finding]] = (
-    *(_python, _itself, _kernels, _gpu, _tensorflow, _package("keras", "Keras 3", "keras>=3")),
-    *(_tf_keras, _horovod, _mpi, _cluster, _cache),
+    *(_python, _itself, _kernels, _gpu, _tensorflow, _operations),
+    *(_package("keras", "Keras 3", "keras>=3"), _tf_keras, _horovod, _mpi, _cluster, _cache),
     _package("tqdm", "bars of long dumps and loads", "tqdm>=4.60"),
     _package("pyarrow", "Parquet on the command line", "pyarrow>=16.1"),
     _package("matplotlib", "plots of reports", "matplotlib>=3.8"),

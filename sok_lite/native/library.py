@@ -1,0 +1,91 @@
+"""The library of operations: the one in the wheel, or one compiled here; loaded into TensorFlow.
+
+It is one library for every supported TensorFlow: it uses the C API alone, and needs
+libtensorflow_framework.so.2 by its name, which TensorFlow has loaded before.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sok_lite.backend.build import compile_sources, shipped_file, target_of
+from sok_lite.backend.sources import kernel_folder
+
+# Of what the library and Python tell each other; kernels/ops/ops.cpp has it too.
+ABI = 1
+# A library of this name is linked, an empty one: that of TensorFlow is there when it is loaded.
+NEEDED = "libtensorflow_framework.so.2"
+FLAGS = "-std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror".split()
+_NAME = "libsok_lite_ops"
+
+
+class Operations(NamedTuple):
+    """The loaded library.
+
+    Attributes:
+      module: has a function for each operation, as TensorFlow makes them.
+      library: the same library for ctypes.
+    """
+
+    module: Any
+    library: ctypes.CDLL
+
+
+def built_library() -> Path | None:
+    """Returns the library if it need not be compiled, else None."""
+    library = shipped_file(f"{_NAME}.so") or _target()
+    return library if library.is_file() else None
+
+
+def find_library() -> Path:
+    """Returns the library of the wheel, or one that is compiled here, which takes a second.
+
+    Raises:
+      RuntimeError: there is none and it cannot be compiled.
+    """
+    shipped = shipped_file(f"{_NAME}.so")
+    return shipped or compile_sources(_target(), _flags(), _sources("cpp"), needs=NEEDED)
+
+
+def _target() -> Path:
+    return target_of(_NAME, FLAGS, [*_sources("cpp"), *_sources("h")])
+
+
+def _sources(ending: str) -> list[Path]:
+    return sorted((kernel_folder() / "ops").glob(f"*.{ending}"))
+
+
+def _flags() -> list[str]:
+    # Its own copy of libstdc++ must not be found by TensorFlow, which shares the process.
+    hidden = f"-Wl,--version-script={kernel_folder() / 'cpu_exports.map'}"
+    return [*FLAGS, "-static-libstdc++", "-static-libgcc", hidden]
+
+
+@cache
+def load() -> Operations:
+    """Returns the library, which is loaded at the first call.
+
+    Raises:
+      RuntimeError: it cannot be loaded, or is of another version of sok_lite.
+    """
+    import tensorflow as tf
+
+    path = find_library()
+    try:
+        module = tf.load_op_library(str(path))
+        library = ctypes.CDLL(str(path))
+    except (OSError, tf.errors.OpError) as error:
+        raise RuntimeError(
+            f"TensorFlow {tf.__version__} cannot load sok_lite's operations, {path}: {error}. "
+            "`sok-lite doctor` says what is installed. Install TensorFlow 2.16 to 2.21 and a wheel "
+            "of sok_lite for this machine, or remove that file if it was compiled here."
+        ) from error
+    library.sok_ops_abi.restype = ctypes.c_int64
+    found = library.sok_ops_abi()
+    if found != ABI:
+        raise RuntimeError(
+            f"sok_lite's operations must be of its own version, {ABI}. Received: {path} of version "
+            f"{found}. Install sok_lite again: its files are of two versions."
+        )
+    return Operations(module, library)
