@@ -110,7 +110,7 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
             "scripts", "tests/scripts", "tests/bench", "tests/tools", "tests/examples", "tests/fuzz"
         ),
         tests("jobs of ranks", *JOBS),
-        tests("bridge", "tests/bridge"),
+        tests("bridge", "tests/bridge", "tests/native"),
         tests("backend", "tests/backend", "tests/comm", "tests/support"),
         # By default it gives ranks 30 seconds to start and to meet: too few on a busy machine.
         ranks(
@@ -135,7 +135,9 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
     if has_oldest:
         # TFRA's and TFPlus' names are made of what the other rooms test: two files of each.
         paths = (
-            OLDEST_SMOKES if quick else ["tests/sok", "tests/bridge", "tests/keras", *OLDEST_APIS]
+            OLDEST_SMOKES
+            if quick
+            else ["tests/sok", "tests/bridge", "tests/native", "tests/keras", *OLDEST_APIS]
         )
         options = ["-p", "no:cacheprovider", *chosen]
         name = f"TensorFlow {oldest}"

@@ -25,12 +25,15 @@ MADE = re.compile(
 # What other modules of sok_lite ask of its classes, and no program does.
 INTERNAL = {
     *(
+        "access",
         "after_step",
         "begin",
         "features_of",
         "free_with_its_variable",
         "gradient_source",
+        "has_gradient",
         "has_texts",
+        "resources",
     ),
     *("is_trained_by", "key_dtype_name", "listed", "owner_rank", "ready_inputs", "safe_lookup"),
     *("spec_shape", "table", "take", "trained_as"),

@@ -240,6 +240,10 @@ class Backend(ABC):
     def synchronize(self) -> None:
         """Waits for every kernel launched so far."""
 
+    def synchronize_device(self) -> None:
+        """Waits for all that anybody has put on the device, on any stream."""
+        self.synchronize()
+
 
 def joined_launches(parts: Iterable[tuple[Backend, str, Work]]) -> list[Action]:
     """Returns the launches for parts of several kernels, ready to be made, joined by kernel.

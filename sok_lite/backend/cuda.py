@@ -247,6 +247,9 @@ class CudaBackend(Backend):
     def synchronize(self) -> None:
         cupy.cuda.get_current_stream().synchronize()
 
+    def synchronize_device(self) -> None:
+        cupy.cuda.runtime.deviceSynchronize()
+
 
 def _addresses(
     arrays: Sequence[Any], dtype: np.dtype | None, name: Callable[[int], str]

@@ -128,14 +128,7 @@ def host_call(
 
     if tf.executing_eagerly():
         return list(call(*[x.values if isinstance(x, HostNumbers) else x for x in inputs]))
-    if is_for_xla(tf.compat.v1.get_default_graph()):
-        raise NotImplementedError(
-            f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
-            "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
-            "the model in a function of its own. Keras 3 asks for XLA by itself on a machine with "
-            "a GPU if a model does not hold its tables: compile(jit_compile=False)."
-        )
-
+    refuse_xla(what)
     is_on_gpu = backend.name != "cpu"
     place = _gpu_call if is_on_gpu else _cpu_call
     crossing, given_of = crossing_inputs(inputs, by_shape=is_on_gpu)
@@ -153,7 +146,7 @@ def host_call(
         if collective is not None and needs_order(collective):
             result = in_collective_order(collective, place, run, crossing, dtypes, what)
         else:
-            result = _in_order(lambda: place(run, crossing, dtypes))
+            result = in_order(lambda: place(run, crossing, dtypes))
     if not output_dtypes:
         return result
     if num_shaped:
@@ -205,6 +198,17 @@ def _bits_as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         return tf.bitcast(tensor, dtype)
 
 
+def refuse_xla(what: str) -> None:
+    """Raises in a graph that XLA compiles."""
+    if is_for_xla(tf.compat.v1.get_default_graph()):
+        raise NotImplementedError(
+            f"{what} cannot be compiled by XLA: the table is outside the graph. Remove "
+            "`jit_compile=True` from the tf.function around it, or compile only the dense part of "
+            "the model in a function of its own. Keras 3 asks for XLA by itself on a machine with "
+            "a GPU if a model does not hold its tables: compile(jit_compile=False)."
+        )
+
+
 def refuse_replicas(what: str) -> None:
     """Raises where a tf.distribute strategy runs the caller once for each of several replicas.
 
@@ -221,7 +225,7 @@ def refuse_replicas(what: str) -> None:
         )
 
 
-def _in_order(call: Callable[[], Any]) -> Any:
+def in_order(call: Callable[[], Any]) -> Any:
     """Returns what `call` gives, in a tf.function as the successor of all host calls before it.
 
     TensorFlow orders host calls within one function. One in a function called from there, or in a

@@ -4,11 +4,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
-from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.inference import (
     AS_USUAL,
@@ -17,10 +16,9 @@ from sok_lite.bridge.inference import (
     checked_training,
     pipeline_of_trace,
 )
+from sok_lite.bridge.operation import Facts, Outputs, operation
 from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.serving.mode import looked_up
-from sok_lite.bridge.table_call import table_call
-from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.work_done import LOOKUPS
@@ -48,21 +46,18 @@ def local_lookup(
     refuse_partitions(variable)
     checked = checked_training(policy.training), checked_missing(policy.missing)
     policy = MissingKeyPolicy(*checked, *policy[2:])
-    dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
-    pipeline = pipeline_of_trace()
+    dim, pipeline = variable.dimension, pipeline_of_trace()
 
-    def look_up(table: Any, keys: Any, *counts: Any) -> Sequence[tf.Tensor]:
+    def look_up(table: EmbeddingTable, outputs: Outputs, keys: Array, *counts: Array) -> None:
         insert, missing = policy.now([table], pipeline)
-        rows = empty((*keys.shape, dim), dtype, backend)
-        flat_rows = rows.reshape(-1, dim)
+        rows = outputs.empty(0, (*keys.shape, dim)).reshape(-1, dim)
         counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
-        table.lookup(keys.reshape(-1), out=flat_rows, insert=insert, missing=missing, **counted)
-        return (to_tensor(rows, dtype, backend),)
+        table.lookup(keys.reshape(-1), out=rows, insert=insert, missing=missing, **counted)
 
     others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
 
     def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        return (_differentiable(variable, keys, look_up, [dtype], [], others),)
+        return _operation(variable, look_up, [keys, *others], [variable.dtype], [])
 
     reference = weakref.ref(variable)
 
@@ -81,72 +76,85 @@ def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tens
       (keys.shape + [dimension] rows, (m,) evicted keys, (m, dimension) their last rows).
     """
     dim, dtype, key_type = variable.dimension, variable.dtype, variable.key_type
-    backend, pipeline = variable.table.backend, pipeline_of_trace()
+    pipeline = pipeline_of_trace()
 
-    def look_up(table: Any, keys: Any) -> Sequence[tf.Tensor]:
+    def look_up(table: EmbeddingTable, outputs: Outputs, keys: Array) -> None:
         insert, missing = AS_USUAL.now([table], pipeline)
-        rows = empty((*keys.shape, dim), dtype, backend)
-        flat, flat_rows = keys.reshape(-1), rows.reshape(-1, dim)
+        rows, flat = outputs.empty(0, (*keys.shape, dim)).reshape(-1, dim), keys.reshape(-1)
         if insert:
-            _, (evicted_keys, evicted_rows, _) = table.lookup_and_evict(flat, out=flat_rows)
+            _, (evicted_keys, evicted_rows, _) = table.lookup_and_evict(flat, out=rows)
+            outputs.give(1, evicted_keys)
+            outputs.give(2, evicted_rows)
         else:
-            table.lookup(flat, out=flat_rows, insert=insert, missing=missing)
-            evicted_keys = table.key_dtype.from_int64(backend.xp, backend.xp.empty(0, np.int64))
-            evicted_rows = flat_rows[:0]
-        return (
-            to_tensor(rows, dtype, backend),
-            to_tensor(evicted_keys, key_type, backend),
-            to_tensor(evicted_rows, dtype, backend),
-        )
+            table.lookup(flat, out=rows, insert=insert, missing=missing)
+            outputs.empty(1, (0,))
+            outputs.empty(2, (0, dim))
 
     keys = checked_keys(variable, keys)
-    dtypes = [dtype, key_type, dtype]
-    rows, *evicted = _differentiable(variable, keys, look_up, dtypes, [[None], [None, dim]])
-    return rows, *evicted
+    dtypes, shapes = [dtype, key_type, dtype], [[None], [None, dim]]
+    rows, evicted_keys, evicted_rows = _operation(variable, look_up, [keys], dtypes, shapes)
+    return rows, evicted_keys, evicted_rows
 
 
-def _differentiable(
+def _operation(
     variable: Any,
-    keys: tf.Tensor,
-    look_up: Callable[..., Sequence[tf.Tensor]],
+    look_up: Callable[..., None],
+    inputs: Sequence[tf.Tensor],
     dtypes: list[tf.DType],
     other_shapes: list[list[int | None]],
-    others: Sequence[tf.Tensor] = (),
-) -> Any:
-    """Returns what a lookup gives, a tuple if it is more than the rows; these have a gradient.
+) -> list[tf.Tensor]:
+    """Returns what a lookup gives: keys.shape + [dimension] rows, which have a gradient, and more.
 
     Args:
       variable: the table.
-      keys: a tensor of integers of any shape.
-      look_up: takes the engine's table and arrays, the keys and `others`; gives keys.shape + [dim],
-        and more.
+      look_up: takes the engine's table, the outputs, and the inputs as arrays.
+      inputs: the keys, a tensor of integers of any shape, and what else it is told.
       dtypes: of all that it gives.
       other_shapes: of what it gives beside the rows.
-      others: what it is told beside the keys.
     """
-    name, dim, key_type = variable.name, variable.dimension, variable.key_type
+    reference, num_inputs = weakref.ref(variable), len(inputs)
 
-    def run(table: EmbeddingTable, *tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-        arrays = [to_array(tensor, table.backend) for tensor in tensors]
-        return look_up(table, *arrays)
+    def run(outputs: Outputs, arrays: list[Array]) -> None:
+        look_up(alive(reference).table, outputs, *arrays[:num_inputs])
 
-    @custom_gradient
-    def read(source: tf.Tensor, keys: tf.Tensor) -> Any:
-        shapes = [keys.shape.concatenate([dim]), *other_shapes]
-        what, tensors = f"A lookup in {name!r}", [keys, *others]
-        rows, *more = table_call(variable, what, run, tensors, dtypes, shapes, LOOKUPS)
+    outputs: list[tf.Tensor] = operation(
+        "sok_lookup",
+        variable.access(),
+        run,
+        [*inputs, *variable.ready_inputs()],
+        dtypes,
+        variable.table.backend,
+        f"A lookup in {variable.name!r}",
+        Facts(variable.key_type, [variable.name], [variable.dimension], [variable.has_gradient]),
+        LOOKUPS,
+    )
+    if not tf.executing_eagerly():
+        shapes = [inputs[0].shape.concatenate([variable.dimension]), *other_shapes]
+        for output, shape in zip(outputs, shapes, strict=True):
+            output.set_shape(shape)
+    return outputs
 
-        def grad(row_grads: tf.Tensor, *_: tf.Tensor) -> Any:
-            refuse_replicas(f"The gradient of a lookup in {name!r}")
-            flat_grads = tf.cast(tf.reshape(row_grads, [-1, dim]), tf.float32)
-            # A session runs only what it needs, and a gradient may need no row: the lookup must
-            # run all the same, or an update would not find the key.
-            is_pruned = not tf.executing_eagerly() and not tf.inside_function()
-            with tf.control_dependencies([rows] if is_pruned else []):
-                flat_keys = tf.cast(tf.reshape(keys, [-1]), key_type)
-            return row_gradient(name, flat_keys, flat_grads, dim), None
 
-        # A tuple of one costs TensorFlow 12 of 184 microseconds.
-        return ((rows, *more) if more else rows), grad
-
-    return read(variable.gradient_source(), keys)
+@tf.RegisterGradient("SokLookup")
+def _gradient(op: Any, *gradients: Any) -> list[Any]:
+    """Returns the gradient of the table: the keys as they were given, and the rows' gradients."""
+    refuse_replicas("The gradient of a lookup")
+    facts, count = Facts.of(op), op.get_attr("N")
+    if not facts.trainable[0]:
+        return [None] * len(op.inputs)
+    rows, keys, (dim,) = op.outputs[0], op.inputs[count + 1], facts.dims
+    flat_grads = tf.cast(tf.reshape(gradients[0], [-1, dim]), tf.float32)
+    # A session runs only what it needs, and a gradient may need no row: the lookup must run all the
+    # same, or an update would not find the key.
+    is_pruned = not tf.executing_eagerly() and not tf.inside_function()
+    with tf.control_dependencies([rows] if is_pruned else []):
+        flat_keys = tf.cast(tf.reshape(keys, [-1]), facts.key_type)
+    by_handles = [(flat_keys, flat_grads)]
+    if count > 1:  # the parts of one table, which TFPlus gives keys by their remainder
+        owners = tf.cast(tf.math.floormod(flat_keys, count), tf.int32)
+        its_keys = tf.dynamic_partition(flat_keys, owners, count)
+        its_grads = tf.dynamic_partition(flat_grads, owners, count)
+        by_handles = list(zip(its_keys, its_grads, strict=True))
+    name = facts.names[0] if facts.names else ""  # in eager mode nothing is refused by it
+    slices = [row_gradient(name, *each, dim) for each in by_handles]
+    return [*slices, *[None] * (len(op.inputs) - count)]

@@ -7,6 +7,7 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from html import escape
 from typing import Any, TypeVar
@@ -178,9 +179,15 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         # longer than the whole rest and is never dropped. So all handles have one name there.
         is_eager = tf.executing_eagerly()
         shown_name = _NAME_OF_HANDLES if is_eager else name
-        super().__init__(
-            empty_rows, trainable, name=shown_name, dtype=dtype, collections=list(self.collections)
-        )
+        # TensorFlow has an operation where its resource is: that of a table in RAM is on the host.
+        is_in_ram = self._table.backend.name == "cpu"
+        with tf.device("CPU:0") if is_in_ram else nullcontext():
+            super().__init__(
+                *(empty_rows, trainable),
+                name=shown_name,
+                dtype=dtype,
+                collections=list(self.collections),
+            )
         if is_eager:
             with tf.name_scope(name) as scope:
                 self._handle_name = f"{scope.removesuffix('/')}:0"
@@ -231,6 +238,24 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         if not self.trainable:
             return source
         return custom_gradient(lambda source: (tf.identity(source), own_gradient))(source)
+
+    @property
+    def resources(self) -> list["TableVariable"]:
+        """The variables whose resources tapes and graphs know its rows by: itself."""
+        return [self]
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a lookup gives its resource a gradient."""
+        trainable: bool = self.trainable
+        return trainable
+
+    def access(self) -> list[tf.Tensor]:
+        """Records a lookup for tapes, and returns the resources that it has as inputs."""
+        guard.refuse_custom_step(self)
+        for variable in self.resources:
+            tf_private.variable_accessed(variable)
+        return [variable.handle for variable in self.resources]
 
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether a step of an optimizer, given the variable's gradient, would update its rows."""

@@ -210,6 +210,11 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
         with tf.control_dependencies(None):
             return self.value()
 
+    @property
+    def resources(self) -> list[TableVariable]:
+        """Those of its parts."""
+        return list(self.parts)
+
     def ready_inputs(self) -> list[tf.Tensor]:
         """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized
         the variable; none elsewhere.

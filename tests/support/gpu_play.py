@@ -12,14 +12,18 @@ from the end of the call what TensorFlow does with the memory of all of the call
 read it, write it and give it out again. What nothing orders is a `Race`.
 """
 
+import ctypes
+import math
 import weakref
 from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from sok_lite.bridge import gpu, host_call, tensor, variable
+from sok_lite.bridge import gpu, host_call, operation, tensor, variable
+from sok_lite.native import callbacks
 
 
 class Play:
@@ -32,6 +36,7 @@ class Play:
       num_allocations: tensors that TensorFlow was asked for to write results to.
       stream: TensorFlow's, or None where it has none of its own.
       capsule_waits: whether making a DLPack capsule waits for TensorFlow's stream.
+      has_room: whether TensorFlow has memory for a result of an operation.
     """
 
     def __init__(self, backend):
@@ -40,6 +45,7 @@ class Play:
         self.num_allocations = 0
         self.stream = None
         self.capsule_waits = True
+        self.has_room = lambda: True
 
 
 def play_gpu(monkeypatch, device=0, streams=False):
@@ -75,11 +81,45 @@ def play_gpu(monkeypatch, device=0, streams=False):
     class TensorMemory(cuda.UnownedMemory):
         def __init__(self, ptr, size, owner, device_id=-1):
             super().__init__(ptr, size, owner, device_id)
-            if play.stream is not None:
+            is_of_frame = isinstance(owner[0], callbacks.Frame)
+            if play.stream is not None and not is_of_frame:
                 _take(play, self.content, is_new=known[ptr] == 0)
             known[ptr] += 1
             runtime.add_memory(ptr, size, f"{size} bytes of a tensor")
             weakref.finalize(owner[0], forget, ptr)
+
+    class FrameOnGpu(callbacks.Frame):
+        """An operation's memory counts as the GPU's, as long as somebody has the frame.
+
+        TensorFlow's stream writes the inputs before, and goes on with all of the memory after.
+        """
+
+        def __init__(self, address, capsule):
+            super().__init__(address, capsule)
+            self.is_on_gpu = True
+            self.contents = []
+            weakref.finalize(self, _go_on, play, self.contents)
+            for its_address, dtype, shape in self._inputs:
+                # What a call still keeps TensorFlow does not write anew.
+                is_new = known[its_address] == 0
+                name = "TensorFlow's operation" if is_new else None
+                self._note(its_address, dtype, shape, name)
+
+        def _note(self, address, dtype, shape, name=None):
+            num_bytes = math.prod(shape) * callbacks._DTYPES[dtype].itemsize
+            if num_bytes and play.stream is not None:
+                content = np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), "u1")
+                self.contents.append(content)
+                _begin(play, content, name)
+
+        def output(self, number, shape, dtype, backend):
+            play.num_allocations += 1
+            if not play.has_room():
+                raise MemoryError("OOM when allocating")
+            array = super().output(number, shape, dtype, backend)
+            if array.size:
+                self._note(play.backend.address(array), dtype, shape)
+            return array
 
     def allocated(*arguments):
         play.num_allocations += 1
@@ -91,6 +131,7 @@ def play_gpu(monkeypatch, device=0, streams=False):
     monkeypatch.setattr(cuda.runtime, "pointerGetAttributes", lambda _: play.pointer)
     monkeypatch.setattr(tensor, "_is_on_gpu", lambda _: True)
     monkeypatch.setattr(tensor, "device_name", lambda _: "CPU:0")
+    monkeypatch.setattr(callbacks, "Frame", FrameOnGpu)
     monkeypatch.setattr(gpu, "_shared", play.backend.device_id)
     monkeypatch.setattr(variable, "get_backend", lambda: play.backend)
     if streams:
@@ -122,7 +163,8 @@ def _add_stream(monkeypatch, play):
 
     wait = tensor.wait_for_all
     monkeypatch.setattr(host_call, "memory_of_call", memory_of_call)
-    monkeypatch.setattr(host_call, "wait_for_all", wait_for_all)
+    for module in (host_call, operation):
+        monkeypatch.setattr(module, "wait_for_all", wait_for_all)
 
 
 def _take(play, content, is_new):
@@ -137,6 +179,25 @@ def _take(play, content, is_new):
         streams.put(play.stream, "TensorFlow's operation", _nothing, (content,))
     if play.capsule_waits:
         streams.wait(play.stream)
+
+
+def _begin(play, content, name):
+    """TensorFlow's stream has written memory, by work of a name; None: not since it was kept."""
+    from tests.support.simt import streams
+
+    if name is not None:
+        streams.forget(content.ctypes.data, content.nbytes)
+        streams.put(play.stream, name, _nothing, (content,))
+
+
+def _go_on(play, contents):
+    """TensorFlow goes on with the memory of an operation."""
+    from tests.support.simt import streams
+
+    for content in contents:
+        streams.put(play.stream, "TensorFlow's next operation", _nothing, (content,))
+    if contents:
+        streams.run(play.stream.clock)
 
 
 def _give_back(play, memory):

@@ -420,7 +420,7 @@ def _node(edge: str) -> str:
 
 
 # Operations whose function is in the process that built the graph.
-_OF_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless"}
+_OF_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless", "SokLookup"}
 
 
 def check_plain(graph_def: Any) -> None:

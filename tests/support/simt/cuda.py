@@ -257,6 +257,7 @@ _runtime = make_module(
     CUDARuntimeError=device.CUDARuntimeError,
     driverGetVersion=lambda: 99000,
     getDeviceCount=_get_device_count,
+    deviceSynchronize=lambda: device.wait(),
     pointerGetAttributes=_pointer_get_attributes,
     PointerAttributes=PointerAttributes,
     **_MEMORY_TYPES,

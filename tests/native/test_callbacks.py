@@ -1,0 +1,291 @@
+"""Operations call Python: its exceptions, its memory, and what becomes of a call nobody keeps."""
+
+import functools
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.native.callbacks import Call, operations
+from tests.support.tripwire import Tripwire
+
+
+@functools.cache
+def variable():
+    return tf.Variable(tf.zeros([0, 2]))
+
+
+def run(call, *inputs, dtypes=(tf.float32,)):
+    """Runs an operation of a call, with a variable that stands for a table's resource."""
+    with tf.init_scope():
+        handle = variable().handle
+    given = {"inputs": inputs, "numbers": [], "Tout": list(dtypes), "J": 0}
+    given |= {"Tkey": tf.int64, "dims": [2], "trainable": [True], "names": []}
+    return operations().module.sok_lookup(handles=[handle], call=call.number, **given).outputs
+
+
+class OnHost:
+    """What a call asks of a backend whose arrays are on the host."""
+
+    name = "cpu"
+
+
+def doubled(frame):
+    (given,) = frame.inputs(OnHost)
+    frame.output(0, given.shape, tf.float32.as_datatype_enum, OnHost)[...] = 2 * given
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 0), (3, 4), (2, 3, 4)])
+def test_an_operation_gives_what_python_writes(shape):
+    call = Call(doubled, True)
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    (result,) = run(call, tf.constant(values))
+    np.testing.assert_array_equal(result, 2 * values)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [tf.float32, tf.float64, tf.int32, tf.int64, tf.uint32, tf.uint64, tf.float16, tf.bfloat16],
+    ids=lambda dtype: dtype.name,
+)
+def test_every_type_comes_and_goes_bit_by_bit(dtype):
+    def copied(frame):
+        (given,) = frame.inputs(OnHost)
+        frame.output(0, given.shape, dtype.as_datatype_enum, OnHost)[...] = given
+
+    values = tf.cast(tf.constant([0, 1, 3, 100]), dtype)
+    (result,) = run(Call(copied, True), values, dtypes=[dtype])
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, values)
+
+
+def test_memory_lives_as_long_as_its_arrays():
+    kept = []
+
+    def keep(frame):
+        kept.extend(frame.inputs(OnHost))
+        kept.append(frame.output(0, (1 << 16,), tf.float32.as_datatype_enum, OnHost))
+        kept[-1][...] = 7
+
+    run(Call(keep, True), tf.fill([1 << 16], 3.0))
+    gc.collect()
+    for number in range(50):  # what would be given the memory anew
+        tf.fill([1 << 16], float(number)).numpy()
+    np.testing.assert_array_equal(kept[0], np.full(1 << 16, 3, np.float32))
+    np.testing.assert_array_equal(kept[1], np.full(1 << 16, 7, np.float32))
+
+
+def test_a_frame_gives_no_output_after_its_operation():
+    frames = []
+
+    def keep(frame):
+        frames.append(frame)
+        doubled(frame)
+
+    run(Call(keep, True), tf.constant([1.0]))
+    with pytest.raises(RuntimeError, match="the operation has ended"):
+        frames[0].output(0, (1,), tf.float32.as_datatype_enum, OnHost)
+
+
+KINDS = {
+    ValueError: tf.errors.InvalidArgumentError,
+    TypeError: tf.errors.InvalidArgumentError,
+    MemoryError: tf.errors.ResourceExhaustedError,
+    NotImplementedError: tf.errors.UnimplementedError,
+    StopIteration: tf.errors.OutOfRangeError,
+    RuntimeError: tf.errors.UnknownError,
+    KeyboardInterrupt: tf.errors.CancelledError,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_fails_with_the_kind_and_the_text_of_an_exception(kind):
+    """As `tf.py_function` has them, but for what that would let through."""
+
+    def fail(frame):
+        raise kind("what is \N{GREEK SMALL LETTER ALPHA} wrong")
+
+    call = Call(fail, False)
+    function = tf.function(lambda: run(call, tf.constant([1.0])))
+    with pytest.raises(KINDS[kind], match=f"{kind.__name__}: what is \N{GREEK SMALL LETTER ALPHA}"):
+        function()
+
+
+def test_a_graph_fails_where_an_exception_has_no_text():
+    class Silent(ValueError):
+        def __str__(self):
+            raise RuntimeError
+
+    def fail(frame):
+        raise Silent
+
+    call = Call(fail, False)
+    with pytest.raises(tf.errors.CancelledError, match="interrupted"):
+        tf.function(lambda: run(call, tf.constant([1.0])))()
+
+
+def test_an_output_that_nobody_wrote_is_an_error():
+    with pytest.raises(tf.errors.InternalError, match="left out an output"):
+        run(Call(lambda frame: None, True), tf.constant([1.0]))
+
+
+def test_an_eager_lookup_raises_the_original():
+    """With its traceback, and without TensorFlow's own beside it."""
+    table = sok.DynamicVariable(2)
+    original = MemoryError("no more")
+
+    def fail(*_, **__):
+        raise original
+
+    table.table.lookup = fail
+    with pytest.raises(MemoryError) as raised:
+        tf.nn.embedding_lookup(table, [1])
+    assert raised.value is original
+    assert raised.traceback[-1].name == "fail"
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+def test_an_interrupt_at_any_instruction_of_a_callback_reaches_the_caller():
+    """Nothing is given for done: the rows are what they were, and the next lookup is right."""
+    table = sok.DynamicVariable(2, initializer="ones")
+    tf.nn.embedding_lookup(table, [1, 2])
+
+    def work():
+        return tf.nn.embedding_lookup(table, tf.constant([1, 2, 2], tf.int64))
+
+    counted = Tripwire(opcodes=True)
+    counted.run(work)
+    step = max(1, counted.count // 400)
+    for at in range(1, counted.count + 1, step):
+        wire = Tripwire(at, KeyboardInterrupt, opcodes=True)
+        with pytest.raises(KeyboardInterrupt):
+            wire.run(work)
+        assert wire.place is not None
+    np.testing.assert_array_equal(work(), np.ones((3, 2)))
+    assert table.table.size == 2
+
+
+def test_a_call_that_nobody_keeps_says_so():
+    call = Call(doubled, False)
+    function = tf.function(lambda x: run(call, x)).get_concrete_function(tf.constant([1.0]))
+    np.testing.assert_array_equal(function(tf.constant([1.0]))[0], [2])
+    call = None
+    gc.collect()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)another process.*Build the"):
+        function(tf.constant([1.0]))
+
+
+def test_a_graph_keeps_its_calls_and_they_go_with_it():
+    from sok_lite.native import callbacks
+
+    table = sok.DynamicVariable(2)
+    gc.collect()
+    before = len(callbacks._calls)
+
+    @tf.function
+    def function(ids, flag):
+        rows = tf.nn.embedding_lookup(table, ids)
+        if flag:
+            rows += tf.nn.embedding_lookup(table, ids + 1)
+        for i in tf.range(2, 4, dtype=tf.int64):
+            rows += tf.nn.embedding_lookup(table, ids + i)
+        return rows
+
+    function(tf.constant([1], tf.int64), tf.constant(True))
+    gc.collect()
+    assert len(callbacks._calls) > before
+    function(tf.constant([1], tf.int64), tf.constant(True))
+    del function
+    gc.collect()
+    assert len(callbacks._calls) == before
+
+
+def test_eager_calls_leave_nothing():
+    from sok_lite.native import callbacks
+
+    table = sok.DynamicVariable(2)
+    tf.nn.embedding_lookup(table, [1])
+    gc.collect()
+    before = len(callbacks._calls)
+    for _ in range(20):
+        tf.nn.embedding_lookup(table, [1])
+    assert len(callbacks._calls) == before
+    assert not callbacks.raised
+
+
+def test_a_function_outlives_its_table():
+    table = sok.DynamicVariable(2)
+    function = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids), autograph=False)
+    concrete = function.get_concrete_function(tf.TensorSpec([None], tf.int64))
+    concrete(tf.constant([1], tf.int64))
+    captured = concrete.captured_inputs
+    table = function = None
+    gc.collect()
+    assert captured
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no longer|gone|deleted"):
+        concrete(tf.constant([1], tf.int64))
+
+
+def test_threads_of_one_function():
+    """TensorFlow calls from its own threads, several at once."""
+    table = sok.DynamicVariable(2, initializer="ones")
+    function = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
+    results = {}
+
+    def ask(number):
+        for _ in range(20):
+            results[number] = function(tf.range(number, number + 50, dtype=tf.int64)).numpy()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(8):
+        np.testing.assert_array_equal(results[number], np.ones((50, 2)))
+    assert table.table.size == 57
+
+
+PROGRAMS = {
+    # A thread looks up while the interpreter ends.
+    "end": """
+        import threading
+        def ask():
+            while True:
+                function(ids)
+        threading.Thread(target=ask, daemon=True).start()
+        function(ids)
+        print("done")
+    """,
+    # What is made in a process goes on in its child.
+    "fork": """
+        import os
+        child = os.fork()
+        if child == 0:
+            rows = tf.nn.embedding_lookup(table, ids).numpy()
+            os._exit(0 if (rows == 1).all() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        print("done")
+    """,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_process_that(name):
+    program = """
+        import numpy as np, tensorflow as tf, sok_lite as sok
+        table = sok.DynamicVariable(2, initializer="ones")
+        ids = tf.constant([1, 2], tf.int64)
+        function = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
+        tf.nn.embedding_lookup(table, ids)
+    """
+    text = textwrap.dedent(program) + textwrap.dedent(PROGRAMS[name])
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
