@@ -122,7 +122,8 @@ def test_wheel_holds_every_module_and_kernel_source_and_serves_every_python(whee
         if path.suffix in (".cu", ".cuh", ".cpp")
     }
     assert len(kernels) > 5
-    others = {"sok_lite/py.typed", "sok_lite/lib/libsok_lite_cpu.so", f"{folder}/licenses/LICENSE"}
+    libraries = {f"sok_lite/lib/libsok_lite_{name}.so" for name in ("cpu", "ops")}
+    others = {"sok_lite/py.typed", *libraries, f"{folder}/licenses/LICENSE"}
     assert modules | kernels | others <= names
     assert all(name.startswith("sok_lite") for name in names)
     assert (metadata["Version"], metadata["License-Expression"]) == (__version__, "Apache-2.0")
@@ -150,6 +151,8 @@ def test_libraries_show_their_kernels_alone_and_need_of_a_linux_its_glibc_alone(
         lines = run("nm", "-D", "--defined-only", tmp_path / name).stdout.splitlines()
         symbols = {line.split()[-1] for line in lines}
         one = "sok_ops_abi" if "ops" in name else "sok_launch"
+        needed = run("readelf", "--dynamic", tmp_path / name).stdout
+        assert (library.NEEDED in needed) == ("ops" in name)
         assert one in symbols and all(symbol.startswith("sok_") for symbol in symbols)
 
 

@@ -31,7 +31,6 @@ INTERNAL = {
         "features_of",
         "free_with_its_variable",
         "gradient_source",
-        "has_gradient",
         "has_texts",
         "resources",
     ),

@@ -40,16 +40,18 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   const int num_inputs = TF_NumInputs(context);
   int64_t call = 0;
   std::vector<int64_t>& words = frame->words;
-  words = {0, reinterpret_cast<int64_t>(frame), 0, TF_NumOutputs(context), self->is_on_gpu};
+  words = {0, reinterpret_cast<int64_t>(frame), 0, self->is_on_gpu};
   for (int i = first; i < num_inputs && TF_GetCode(status) == TF_OK; ++i) {
     TF_Tensor* tensor = nullptr;
     TF_GetInput(context, i, &tensor, status);
     if (TF_GetCode(status) != TF_OK) break;
     frame->tensors.push_back(tensor);
-    if (i == first) {
+    if (i == first && TF_NumDims(tensor) != 0) {
+      TF_SetStatus(status, TF_INTERNAL, "the number of a call of sok_lite's must be a scalar");
+    } else if (i == first) {
       call = *static_cast<const int64_t*>(TF_TensorData(tensor));
-      continue;
     }
+    if (i == first) continue;
     const int num_dims = TF_NumDims(tensor);
     words.push_back(reinterpret_cast<int64_t>(TF_TensorData(tensor)));
     words.push_back(TF_TensorType(tensor));
@@ -107,13 +109,18 @@ void Register(const char* name, TF_Status* status) {
   RegisterKernel(name, "GPU", Create<true>, status);
 }
 
+bool is_registered = false;
+
 // TensorFlow looks for new operations while it loads a library.
 __attribute__((constructor)) void RegisterAll() {
   TF_Status* status = TF_NewStatus();
   for (const char* name : {"SokLookup"}) Register(name, status);
+  is_registered = TF_GetCode(status) == TF_OK;
   TF_DeleteStatus(status);
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int64_t sok_ops_abi() { return kAbi; }
+extern "C" __attribute__((visibility("default"))) int64_t sok_ops_abi() {
+  return is_registered ? kAbi : -1;
+}

@@ -117,32 +117,37 @@ __attribute__((visibility("default"))) void sok_ops_python(const void* const* fu
   sok::entry = entry;
 }
 
-// Returns the address of an output's memory, of a running operation. Null: there is none, and
-// `error` says why.
-__attribute__((visibility("default"))) void* sok_ops_allocate(sok::Frame* frame, int index,
-                                                              int dtype, int64_t num_bytes,
-                                                              const int64_t* dims, int num_dims,
-                                                              char* error, int64_t error_size,
-                                                              int* code) {
-  if (!frame->context) {
-    std::snprintf(error, error_size, "the operation has ended");
-    return nullptr;
+// Returns the address of an output's memory, of a running operation; -1: there is none, and
+// `sok_ops_error` says why.
+__attribute__((visibility("default"))) int64_t sok_ops_allocate(sok::Frame* frame, int index,
+                                                                int dtype, int64_t num_bytes,
+                                                                const int64_t* dims, int num_dims) {
+  if (!frame->context || index < 0 || index >= static_cast<int>(frame->is_given.size())) {
+    frame->code = TF_INTERNAL;
+    frame->error = frame->context ? "there is no such output" : "the operation has ended";
+    return -1;
   }
   TF_Status* status = TF_NewStatus();
   TF_Tensor* tensor =
       TF_AllocateOutput(frame->context, index, dtype, dims, num_dims, num_bytes, status);
-  void* address = nullptr;
+  int64_t address = -1;
   if (TF_GetCode(status) == TF_OK) {
     frame->tensors.push_back(tensor);
     frame->is_given[index] = true;
-    address = TF_TensorData(tensor);
-    *code = 0;
+    address = reinterpret_cast<int64_t>(TF_TensorData(tensor));
   } else {
-    std::snprintf(error, error_size, "%s", TF_Message(status));
-    *code = TF_GetCode(status);
+    frame->code = TF_GetCode(status);
+    frame->error = TF_Message(status);
   }
   TF_DeleteStatus(status);
   return address;
+}
+
+// Returns the code of the last output that could not be had, and writes the reason.
+__attribute__((visibility("default"))) int sok_ops_error(const sok::Frame* frame, char* text,
+                                                         int64_t size) {
+  std::snprintf(text, size, "%s", frame->error.c_str());
+  return frame->code;
 }
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ops/tf_c_api.h"
@@ -20,10 +21,12 @@ struct Frame {
   std::vector<TF_Tensor*> tensors;
   // Whether each output has its memory.
   std::vector<bool> is_given;
-  // What Python reads of it, once: how many words there are, the frame, the number of the call, the
-  // number of outputs, whether memory is a GPU's, and of each input its address, its type, its
-  // number of dimensions and these.
+  // What Python reads of it, once: how many words there are, the frame, the number of the call,
+  // whether memory is a GPU's, and of each input its address, type, number of dimensions and these.
   std::vector<int64_t> words;
+  // Of the last output that could not be had.
+  int code = 0;
+  std::string error;
 
   void Retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   void Release() {

@@ -90,16 +90,21 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
         the message); or the folder for what is compiled cannot be used.
     """
     flags = _flags(extra_flags)
-    return compile_sources(_target_of_kernels(flags), flags, _sources())
+    return compile_sources(_target_of_kernels(flags), flags, _sources(), "CPU kernels")
 
 
 def compile_sources(
-    target: Path, flags: Sequence[str], sources: Sequence[Path], needs: str | None = None
+    target: Path,
+    flags: Sequence[str],
+    sources: Sequence[Path],
+    what: str,
+    needs: str | None = None,
 ) -> Path:
     """Compiles sources into a shared library, unless it is there, and returns its path.
 
     Args:
       target: that `target_of` gave of the same flags and sources.
+      what: they are, for errors.
       needs: the name of a library that the process will have loaded: it is linked by its name.
 
     Raises:
@@ -107,7 +112,7 @@ def compile_sources(
     """
     try:
         if not target.is_file():
-            _compile([*flags, "-I", str(kernel_folder())], sources, target, needs)
+            _compile([*flags, "-I", str(kernel_folder())], sources, target, what, needs)
     except OSError as error:
         raise RuntimeError(
             "Compiled kernels need a folder that can be written to. Received: "
@@ -117,17 +122,17 @@ def compile_sources(
 
 
 def _compile(
-    flags: Sequence[str], sources: Sequence[Path], target: Path, needs: str | None
+    flags: Sequence[str], sources: Sequence[Path], target: Path, what: str, needs: str | None
 ) -> None:
     command = compiler()
     if command is None:
         raise RuntimeError(
-            "The CPU kernels are not built and there is no C++ compiler to build them with. "
+            f"The {what} are not built and there is no C++ compiler to build them with. "
             "Install sok_lite from a wheel, or install g++ (Debian/Ubuntu: apt-get install g++)."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     if needs is None:
-        _log.warning("Compiling the CPU kernels, which takes a minute or two, once: %s", target)
+        _log.warning("Compiling the %s, which takes a minute or two, once: %s", what, target)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = [Path(scratch) / f"{number}.o" for number in range(len(sources))]
         commands = [
@@ -158,9 +163,7 @@ def _run_compiler(command: list[str]) -> None:
             f"{command[0]!r}, which cannot be run ({error}). Unset it to use g++."
         ) from error
     if done.returncode != 0:
-        raise RuntimeError(
-            f"Compiling the CPU kernels failed:\n{' '.join(command)}\n{done.stderr[:4000]}"
-        )
+        raise RuntimeError(f"Compiling failed:\n{' '.join(command)}\n{done.stderr[:4000]}")
 
 
 def _target_of_kernels(flags: Sequence[str]) -> Path:

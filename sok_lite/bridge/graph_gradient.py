@@ -27,6 +27,12 @@ _NAME = "SokLiteCustomGradient"
 # names of operations.
 _GRADIENTS = "_sok_lite_gradients"
 _serial = itertools.count()
+FORWARD_REFUSAL = (
+    "tf.autodiff.ForwardAccumulator does not go through the lookup of a table, its weights, or a "
+    "tf.function with a lookup: that is computed outside of TensorFlow. Use tf.GradientTape. Or "
+    "look rows up by tf.nn.embedding_lookup, outside of a tf.function, and have it watch what is "
+    "computed of them."
+)
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,12 +83,7 @@ def _backward_only(function: Callable[..., Any], args: Sequence[Any]) -> Any:
 
         def backward(*arrived: Any) -> Any:
             if not recorded:
-                raise NotImplementedError(
-                    "tf.autodiff.ForwardAccumulator does not go through the lookup of a table, its "
-                    "weights, or a tf.function with a lookup: that is computed outside of "
-                    "TensorFlow. Use tf.GradientTape. Or look rows up by tf.nn.embedding_lookup, "
-                    "outside of a tf.function, and have it watch what is computed of them."
-                )
+                raise NotImplementedError(FORWARD_REFUSAL)
             return gradient(*arrived)
 
         return results, backward

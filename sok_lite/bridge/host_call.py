@@ -31,7 +31,7 @@ from sok_lite.bridge.host_numbers import (
 )
 from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import memory_of_call, wait_for_all
-from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla
+from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla, kept_by
 from sok_lite.engine.work_done import WorkDone
 
 Result = TypeVar("Result")
@@ -232,9 +232,15 @@ def in_order(call: Callable[[], Any]) -> Any:
     branch or a loop, it orders by the variables alone that this function reads or writes: so each
     writes one of its own, else a lookup could pass an update, and ranks each other's collectives.
     """
-    turn = _turn() if tf.inside_function() else None
-    if turn is None:
+    if not tf.inside_function():
         return call()
+    turn = _turn()
+    if turn is None:  # a TF1 graph is outside
+        last = kept_by(tf.compat.v1.get_default_graph(), _LAST, list)
+        with tf.control_dependencies(last):
+            result = call()
+        last[:] = tf.nest.flatten(result)[:1]
+        return result
     with tf.control_dependencies([tf.raw_ops.ReadVariableOp(resource=turn, dtype=tf.int64)]):
         result = call()
     with tf.control_dependencies(tf.nest.flatten(result)):
@@ -242,6 +248,8 @@ def in_order(call: Callable[[], Any]) -> Any:
     return result
 
 
+# An attribute of graphs: what the last call gave, where nothing else has them in order.
+_LAST = "_sok_lite_last_call"
 _PARTS_OF_A_FUNCTION = {name for _, name in BRANCHES_AND_LOOPS}
 _turn_variable: tf.Variable | None = None
 

@@ -8,7 +8,8 @@ knows whose gradient it is. It calls Python with arrays over TensorFlow's memory
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,19 @@ from sok_lite.bridge.host_call import (
 )
 from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import wait_for_all
-from sok_lite.bridge.tf_private import FuncGraph, graphs_around, kept_by
+from sok_lite.bridge.tf_private import (
+    SYNCHRONOUS,
+    FuncGraph,
+    context,
+    execution_mode,
+    graphs_around,
+    kept_by,
+)
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, Frame, operations, raised
 
+# An attribute of tables' handles: the name of the table.
+NAME_OF_HANDLE = "_sok_lite_name"
 # An attribute of graphs: the calls of their operations.
 _CALLS = "_sok_lite_calls"
 
@@ -45,7 +55,7 @@ class Facts(NamedTuple):
       names: of the tables, for errors; none in eager mode, where TensorFlow would keep a kernel for
         each.
       dims: lengths of their rows.
-      trainable: whether tapes watch each.
+      trainable: whether tapes watch each by themselves.
     """
 
     key_type: tf.DType
@@ -98,17 +108,20 @@ class Outputs:
         return copy
 
     def _allocate(self, number: int, shape: Sequence[int]) -> Array:
-        dtype = self._dtypes[number].as_datatype_enum
+        give = partial(self._frame.output, number, shape, self._dtypes[number].as_datatype_enum)
+        if not self._frame.is_on_gpu:
+            return give(self._backend)
         try:
-            return self._frame.output(number, shape, dtype, self._backend)
+            array = give(self._backend)
         except MemoryError:
-            if not self._frame.is_on_gpu:
-                raise
-        # TensorFlow cannot have what calls keep that did not wait, and what tables have given back,
-        # which CuPy keeps.
-        wait_for_all(self._backend)
-        self._backend.xp.get_default_memory_pool().free_all_blocks()
-        return self._frame.output(number, shape, dtype, self._backend)
+            # TensorFlow cannot have what calls keep that did not wait, and what tables have given
+            # back, which CuPy keeps.
+            wait_for_all(self._backend)
+            self._backend.xp.get_default_memory_pool().free_all_blocks()
+            array = give(self._backend)
+        # TensorFlow gives memory out again while its own stream may still read it.
+        self._backend.synchronize_device()
+        return array
 
     def give(self, number: int, array: Array) -> None:
         """Copies an array to an output."""
@@ -178,9 +191,10 @@ def operation(
     _keep(call)
     with ExitStack() as around:
         around.enter_context(tf.name_scope(re.sub(r"[^A-Za-z0-9_.]+", "_", what)[:80]))
+        with tf.device("CPU:0"):
+            number = tf.constant(call.number, tf.int64)
         if backend.name == "cpu":
             around.enter_context(tf.device("CPU:0"))
-        number = tf.constant(call.number, tf.int64)
         made = in_order(lambda: make(handles=handles, call=number, names=facts.names, **given))
     return made if isinstance(made, tf.Operation) else made.outputs
 
@@ -200,14 +214,20 @@ def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None], **gi
             number = tf.constant(call.number, tf.int64)
     call.run = called
     raised.pop(call.number, None)  # of one whose caller was interrupted
+    error = None
     try:
-        made = make(call=number, **given)
+        # tf.config.experimental.set_synchronous_execution(False) would run it later, when its
+        # number may be another call's.
+        is_late = context().executor.is_async()
+        with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
+            made = make(call=number, **given)
     except Exception:
         error = raised.pop(call.number, None)
         if error is None:
             raise
         raise error from None
     finally:
+        del error  # its traceback has this frame: TensorFlow's memory would stay with them
         call.run = _nothing
         _free.append((call, number))
     return made if made is None else made.outputs

@@ -43,9 +43,7 @@ def row_gradient(
     """
     shape = gradient_shape(dim)
     if not tf.executing_eagerly():
-        graphs = map(type, graphs_around())
-        if any(graph.__name__ == GRADIENT_OF_A_LOOP[1] for graph in graphs):
-            # This is the way back through a loop that the tape is outside of.
+        if is_out_of_a_loop():
             keys = _refusing(name, keys)
             # TensorFlow makes it dense in any case, and asks for it only where it is wanted.
             shape = tf.compat.v1.placeholder_with_default(tf.constant([0, dim], tf.int32), [2])
@@ -55,6 +53,11 @@ def row_gradient(
     if distinct and (tf.executing_eagerly() or isinstance(keys.graph, FuncGraph)):
         setattr(keys, _DISTINCT, True)
     return tf.IndexedSlices(row_grads, keys, shape)
+
+
+def is_out_of_a_loop() -> bool:
+    """Whether the default graph is the way back through a loop that the tape is outside of."""
+    return any(type(graph).__name__ == GRADIENT_OF_A_LOOP[1] for graph in graphs_around())
 
 
 def gradient_shape(dim: int) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""tf.Tensor <-> array of a backend: the only place where one becomes the other.
+"""tf.Tensor <-> array of a backend: where one becomes the other in host calls.
 
 Towards the engine an array is a view of the tensor's memory. Towards TensorFlow results are written
 where TensorFlow needs them, without a copy: on a CPU into memory that TensorFlow takes over, on a

@@ -116,6 +116,9 @@ TELLS_PATH = "_checkpoint_adapter"
 # How TensorFlow's generated functions call an operation eagerly, in C++, and what they give it.
 execute: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute")
 context: Any = private("tensorflow.python.eager.context", "context")
+# A `with` block in which eager operations run at once, or later: by this number at once.
+execution_mode: Any = private("tensorflow.python.eager.context", "execution_mode")
+SYNCHRONOUS: Any = private("tensorflow.python.eager.context", "SYNC")
 
 # Of the context, what tells the cluster that TensorFlow is connected to, None if it is not: by
 # tf.config.experimental_connect_to_cluster, or by a strategy of several workers.
@@ -141,6 +144,8 @@ LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_an
 CONTROL_FLOW = "_get_control_flow_context"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
+# The module of ForwardAccumulator, which derives the gradients of operations.
+FORWARDPROP = "tensorflow.python.eager.forwardprop"
 # The module that makes zeros for the gradient of a variable that has none.
 DEFAULT_GRADIENT = "tensorflow.python.ops.default_gradient"
 # The module that has the scatters of `tf.compat.v1`.

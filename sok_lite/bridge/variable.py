@@ -7,7 +7,6 @@ Whatever TensorFlow would do with that empty tensor instead of the rows is overr
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cache, partial
 from html import escape
 from typing import Any, TypeVar
@@ -19,12 +18,13 @@ from sok_lite.bridge import checkpoint, tf_lookups, tf_private
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.cluster import refuse_clusters
-from sok_lite.bridge.gpu import share_gpu
+from sok_lite.bridge.gpu import device_name, share_gpu
 from sok_lite.bridge.graph_gradient import custom_gradient, source_of
 from sok_lite.bridge.host_call import make_turn, on_device
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.keras import guard, held
 from sok_lite.bridge.local_lookup import local_lookup
+from sok_lite.bridge.operation import NAME_OF_HANDLE
 from sok_lite.bridge.refusals import RefusesDense, is_called_from
 from sok_lite.bridge.row_gradient import row_gradient, slices_only
 from sok_lite.bridge.serving.mode import stand_in
@@ -179,9 +179,10 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         # longer than the whole rest and is never dropped. So all handles have one name there.
         is_eager = tf.executing_eagerly()
         shown_name = _NAME_OF_HANDLES if is_eager else name
-        # TensorFlow has an operation where its resource is: that of a table in RAM is on the host.
-        is_in_ram = self._table.backend.name == "cpu"
-        with tf.device("CPU:0") if is_in_ram else nullcontext():
+        # TensorFlow has an operation where its resource is.
+        backend = self._table.backend
+        place = None if backend.name == "cpu" else device_name(backend)
+        with tf.device(place or "CPU:0"):
             super().__init__(
                 *(empty_rows, trainable),
                 name=shown_name,
@@ -193,6 +194,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
                 self._handle_name = f"{scope.removesuffix('/')}:0"
         self._true_handle = self._handle
         setattr(self._true_handle, _VARIABLE, weakref.ref(self))
+        setattr(self._true_handle, NAME_OF_HANDLE, self.name)
         if self._in_graph_mode:
             self._graph_element = self._element_of_graph()
         else:
@@ -243,12 +245,6 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def resources(self) -> list["TableVariable"]:
         """The variables whose resources tapes and graphs know its rows by: itself."""
         return [self]
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether a lookup gives its resource a gradient."""
-        trainable: bool = self.trainable
-        return trainable
 
     def access(self) -> list[tf.Tensor]:
         """Records a lookup for tapes, and returns the resources that it has as inputs."""

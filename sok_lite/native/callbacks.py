@@ -50,8 +50,6 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 _UNKNOWN, _EXHAUSTED = 2, 8
 
-_MANY = ctypes.c_int64 * (1 << 16)
-
 
 class _Memory:
     """An address that becomes an array, which keeps the frame: it owns the memory."""
@@ -66,21 +64,18 @@ class Frame:
 
     Attributes:
       call: the number of the call.
-      num_outputs: how many outputs there are, those on the host included.
       is_on_gpu: whether the memory of inputs and outputs is a GPU's.
     """
 
-    __slots__ = (
-        *("__weakref__", "_address", "_capsule", "_inputs", "call", "is_on_gpu", "num_outputs"),
-    )
+    __slots__ = ("__weakref__", "_address", "_capsule", "_inputs", "call", "is_on_gpu")
 
     def __init__(self, address: int, capsule: object) -> None:
         count = ctypes.c_int64.from_address(address).value
-        words = _MANY.from_address(address)[:count]
-        _, self._address, self.call, self.num_outputs, self.is_on_gpu = words[:5]
+        words = (ctypes.c_int64 * count).from_address(address)[:]
+        _, self._address, self.call, self.is_on_gpu = words[:4]
         self._capsule = capsule
         self._inputs: list[tuple[int, int, tuple[int, ...]]] = []
-        at = 5
+        at = 4
         while at < count:
             first, end = at + 3, at + 3 + words[at + 2]
             self._inputs.append((words[at], words[at + 1], tuple(words[first:end])))
@@ -109,19 +104,18 @@ class Frame:
           MemoryError: TensorFlow has not as much.
           RuntimeError: the operation has ended, or TensorFlow refuses otherwise.
         """
-        size = math.prod(shape) * _DTYPES[dtype].itemsize
-        dims = (ctypes.c_int64 * len(shape))(*shape)
-        error, code = ctypes.create_string_buffer(1000), ctypes.c_int()
-        address = operations().library.sok_ops_allocate(
-            *(ctypes.c_void_p(self._address), number, dtype, ctypes.c_int64(size), dims),
-            *(len(shape), error, ctypes.c_int64(len(error)), ctypes.byref(code)),
-        )
-        if error.value:
-            text = error.value.decode(errors="replace")
-            if code.value == _EXHAUSTED:
-                raise MemoryError(text)
-            raise RuntimeError(f"TensorFlow gives no memory for a result: {text}")
-        return self._array(address or 0, dtype, tuple(shape), backend)
+        num_bytes = ctypes.c_int64(math.prod(shape) * _DTYPES[dtype].itemsize)
+        dims, frame = (ctypes.c_int64 * len(shape))(*shape), ctypes.c_void_p(self._address)
+        ops = operations().library
+        address = ops.sok_ops_allocate(frame, number, dtype, num_bytes, dims, len(shape))
+        if address == -1:
+            text = ctypes.create_string_buffer(1000)
+            code = ops.sok_ops_error(frame, text, ctypes.c_int64(len(text)))
+            reason = text.value.decode(errors="replace")
+            if code == _EXHAUSTED:
+                raise MemoryError(reason)
+            raise RuntimeError(f"TensorFlow gives no memory for a result: {reason}")
+        return self._array(address, dtype, tuple(shape), backend)
 
     def _array(self, address: int, dtype: int, shape: tuple[int, ...], backend: Backend) -> Array:
         kind, size = _DTYPES[dtype], math.prod(shape)
@@ -162,7 +156,17 @@ class Call:
 
 
 _serial = itertools.count()
-_of_process = int.from_bytes(os.urandom(3), "little") << 39
+_of_process = 0
+
+
+def _begin_process() -> None:
+    """Draws this process's own part of numbers: a child has other calls than its parent."""
+    global _of_process
+    _of_process = int.from_bytes(os.urandom(3), "little") << 39
+
+
+_begin_process()
+os.register_at_fork(after_in_child=_begin_process)
 _calls: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
 # What eager calls have raised, by their number: the caller takes it.
 raised: dict[int, BaseException] = {}
@@ -174,8 +178,9 @@ def _enter(address: int, capsule: object) -> None:
     call = _calls.get(frame.call)
     if call is None:
         raise ValueError(
-            "This graph was made in another process, or its tables are gone: an operation of it "
-            "asks for a call that there is not. Build the lookup anew, from tables of this process."
+            "The graph of this operation was made in another process, or it is a copy, as by prune "
+            "or import_graph_def, whose original is gone. Build the lookup anew, from tables of "
+            "this process, or keep the original."
         )
     call.run(frame)
 
@@ -195,7 +200,7 @@ def operations() -> library.Operations:
       RuntimeError: it cannot be compiled or loaded; the text says what to do.
     """
     loaded = library.load()
-    loaded.library.sok_ops_allocate.restype = ctypes.c_void_p
+    loaded.library.sok_ops_allocate.restype = ctypes.c_int64
     api = ctypes.pythonapi
     is_finalizing = "Py_IsFinalizing" if hasattr(api, "Py_IsFinalizing") else "_Py_IsFinalizing"
     functions = [

@@ -5,6 +5,7 @@ libtensorflow_framework.so.2 by its name, which TensorFlow has loaded before.
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ ABI = 1
 # A library of this name is linked, an empty one: that of TensorFlow is there when it is loaded.
 NEEDED = "libtensorflow_framework.so.2"
 FLAGS = "-std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror".split()
+_LINKED = ["-static-libstdc++", "-static-libgcc"]
+_EXPORTS = "cpu_exports.map"
 _NAME = "libsok_lite_ops"
 
 
@@ -44,22 +47,33 @@ def find_library() -> Path:
     Raises:
       RuntimeError: there is none and it cannot be compiled.
     """
-    shipped = shipped_file(f"{_NAME}.so")
-    return shipped or compile_sources(_target(), _flags(), _sources("cpp"), needs=NEEDED)
+    return shipped_file(f"{_NAME}.so") or compile_library()
 
 
-def _target() -> Path:
-    return target_of(_NAME, FLAGS, [*_sources("cpp"), *_sources("h")])
+def compile_library(extra_flags: Sequence[str] = ()) -> Path:
+    """Compiles the library, unless it is there, and returns its path.
+
+    Args:
+      extra_flags: further compiler flags, such as a sanitizer's.
+
+    Raises:
+      RuntimeError: as `sok_lite.backend.build.compile_library`.
+    """
+    # Its own copy of libstdc++ must not be found by TensorFlow, which shares the process.
+    hidden = f"-Wl,--version-script={kernel_folder() / _EXPORTS}"
+    flags = [*FLAGS, *extra_flags, *_LINKED, hidden]
+    what = "operations of TensorFlow"
+    return compile_sources(_target(extra_flags), flags, _sources("cpp"), what, needs=NEEDED)
+
+
+def _target(extra_flags: Sequence[str] = ()) -> Path:
+    exports = [path for path in [kernel_folder() / _EXPORTS] if path.is_file()]  # no wheel has it
+    files = [*_sources("cpp"), *_sources("h"), *exports]
+    return target_of(_NAME, [*FLAGS, *_LINKED, *extra_flags], files)
 
 
 def _sources(ending: str) -> list[Path]:
     return sorted((kernel_folder() / "ops").glob(f"*.{ending}"))
-
-
-def _flags() -> list[str]:
-    # Its own copy of libstdc++ must not be found by TensorFlow, which shares the process.
-    hidden = f"-Wl,--version-script={kernel_folder() / 'cpu_exports.map'}"
-    return [*FLAGS, "-static-libstdc++", "-static-libgcc", hidden]
 
 
 @cache
@@ -81,8 +95,10 @@ def load() -> Operations:
             "`sok-lite doctor` says what is installed. Install TensorFlow 2.16 to 2.21 and a wheel "
             "of sok_lite for this machine, or remove that file if it was compiled here."
         ) from error
-    library.sok_ops_abi.restype = ctypes.c_int64
-    found = library.sok_ops_abi()
+    version = getattr(library, "sok_ops_abi", None)
+    if version is not None:
+        version.restype = ctypes.c_int64
+    found = None if version is None else version()
     if found != ABI:
         raise RuntimeError(
             f"sok_lite's operations must be of its own version, {ABI}. Received: {path} of version "

@@ -75,11 +75,6 @@ class _OfHandle(DynamicVariable):
         super().__init__(*args, **kwargs)
 
     @property
-    def has_gradient(self) -> bool:
-        """True: a tape may watch the handle itself."""
-        return True
-
-    @property
     def _true_handle(self) -> tf.Tensor:
         return self._weak_handle()
 

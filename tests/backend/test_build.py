@@ -81,7 +81,7 @@ def test_the_libraries_of_both_processors_give_the_same_bits(tmp_path):
     parts = "det/det initializer rows lookup segments combine slots update/adam update/sgd".split()
     kernels = [*(folder / f"{part}.cu" for part in parts), *runtime_files()]
     defines = [f"-D{name}={value}" for name, value in kernel_defines().items()]
-    build._compile([*FLAGS, *defines, "-I", str(folder)], kernels, library)
+    build.compile_sources(library, [*FLAGS, *defines], kernels, "CPU kernels")
     digests = []
     for chosen in (library, find_library()):
         digests.append(int(run_program(DIGEST, SOK_LITE_CPU_LIBRARY=str(chosen))))

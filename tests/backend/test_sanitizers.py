@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from sok_lite.backend import build, sources, tunables
+from sok_lite.native import library
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,6 +88,17 @@ def run_until_a_race(job, library):
     """Runs a job with a planted race, whose first report ends it."""
     options = "halt_on_error=1 exitcode=66"
     return run_job(job, library, SANITIZERS["thread"], TSAN_OPTIONS=options)
+
+
+@pytest.mark.full_only("runs TensorFlow under AddressSanitizer")
+def test_no_fault_in_the_operations_of_tensorflow():
+    """TensorFlow is not instrumented: ThreadSanitizer would see no order of its threads."""
+    pytest.importorskip("tensorflow")
+    sanitizer = SANITIZERS["memory"]
+    compiler()
+    operations = library.compile_library(["-O1", "-g", *sanitizer.flags[-2:]])
+    done = run_job("operations", build.find_library(), sanitizer, OPERATIONS=str(operations))
+    assert_faultless(done)
 
 
 def assert_faultless(done):

@@ -121,6 +121,7 @@ def test_the_module_that_reads_variables_as_tensors_is_there():
 def test_the_module_of_scatters_is_there():
     assert_has(importlib.import_module(tf_private.STATE_OPS), "scatter_update")
     assert_has(importlib.import_module(tf_private.DEFAULT_GRADIENT), "zeros_like")
+    assert_has(importlib.import_module(tf_private.FORWARDPROP), "_jvp_helper")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from tests.support.helpers import need_nvrtc
 def test_the_kernels_of_the_cpu(monkeypatch):
     monkeypatch.setenv("SOK_LITE_BACKEND", "cpu")
     assert fine("compile") == (
-        f"the CPU kernels are in {find_library()}\n"
         f"TensorFlow's operations are in {library.find_library()}\n"
+        f"the CPU kernels are in {find_library()}\n"
     )
 
 

@@ -1,11 +1,13 @@
 """Operations call Python: its exceptions, its memory, and what becomes of a call nobody keeps."""
 
+import contextlib
 import functools
 import gc
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -172,13 +174,32 @@ def test_an_interrupt_at_any_instruction_of_a_callback_reaches_the_caller():
     assert table.table.size == 2
 
 
+def test_an_error_that_was_caught_keeps_no_memory():
+    table, frames = sok.DynamicVariable(2), []
+
+    def fail(keys, **_):
+        frames.append(weakref.ref(keys.base if keys.base is not None else keys))
+        raise MemoryError
+
+    table.table.lookup = fail
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(MemoryError):
+            tf.nn.embedding_lookup(table, tf.range(100, dtype=tf.int64))
+        assert [frame() for frame in frames] == [None]
+    finally:
+        gc.enable()
+
+
 def test_a_call_that_nobody_keeps_says_so():
     call = Call(doubled, False)
     function = tf.function(lambda x: run(call, x)).get_concrete_function(tf.constant([1.0]))
     np.testing.assert_array_equal(function(tf.constant([1.0]))[0], [2])
     call = None
     gc.collect()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)another process.*Build the"):
+    text = r"(?s)another process.*Build the lookup anew"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
         function(tf.constant([1.0]))
 
 
@@ -205,6 +226,20 @@ def test_a_graph_keeps_its_calls_and_they_go_with_it():
     del function
     gc.collect()
     assert len(callbacks._calls) == before
+
+
+def test_an_asynchronous_eager_mode():
+    """Python is called, and its exception raised, before the lookup returns."""
+    tables = [sok.DynamicVariable(2, name) for name in ("ones", "zeros")]
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+        rows = [tf.nn.embedding_lookup(tables[key % 2], [key]) for key in range(20)]
+        with pytest.raises(ValueError, match="another type|int64|too large|fit"):
+            tf.nn.embedding_lookup(tables[0], tf.constant([1 << 63], tf.uint64))
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)
+    np.testing.assert_array_equal(tf.concat(rows, 0), np.tile([[1, 1], [0, 0]], (10, 1)))
+    assert [table.table.size for table in tables] == [10, 10]
 
 
 def test_eager_calls_leave_nothing():

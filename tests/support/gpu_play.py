@@ -118,7 +118,9 @@ def play_gpu(monkeypatch, device=0, streams=False):
                 raise MemoryError("OOM when allocating")
             array = super().output(number, shape, dtype, backend)
             if array.size:
-                self._note(play.backend.address(array), dtype, shape)
+                # Its stream may be at work in what it gives out again.
+                name = "TensorFlow's earlier operation"
+                self._note(play.backend.address(array), dtype, shape, name)
             return array
 
     def allocated(*arguments):

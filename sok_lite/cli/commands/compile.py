@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
                 f"--gpu takes a compute capability without its point, such as 90 for 9.0. "
                 f"Received: {capability!r}"
             )
+    print(f"TensorFlow's operations are in {library.find_library()}")
     if not args.gpu and default_backend() == "cpu":
         print(f"the CPU kernels are in {find_library()}")
-        print(f"TensorFlow's operations are in {library.find_library()}")
         return FINE
     import cupy
 

@@ -2,11 +2,14 @@
 
 Usage: python -m tests.support.sanitizers.job JOB
 
-Jobs: engine, tables, evictions, pool, faulty_count, faulty_end, faulty_shift.
+Jobs: engine, tables, evictions, pool, operations, faulty_count, faulty_end, faulty_shift.
 """
 
+import gc
+import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,6 +266,59 @@ def pool():
     run_threads(work, 2)
 
 
+def operations():
+    """TensorFlow's operations, by the library that OPERATIONS names, from several threads."""
+    import tensorflow as tf
+
+    import sok_lite as sok
+    from sok_lite.native import callbacks, library
+
+    library.find_library = lambda: Path(os.environ["OPERATIONS"])
+    table = sok.DynamicVariable(4, "ones", name="table")
+    kept = []
+
+    @tf.function
+    def step(ids, times):
+        total = tf.zeros([])
+        for _ in tf.range(times):
+            with tf.GradientTape() as tape:
+                total += tf.reduce_sum(tf.nn.embedding_lookup(table, ids) ** 2)
+            kept_gradient = tape.gradient(total, table)
+            total += tf.reduce_sum(kept_gradient.values)
+        return total
+
+    def fail(*_, **__):
+        raise ValueError("no")
+
+    def keep(frame):
+        kept.extend(frame.inputs(table.table.backend))
+        kept.append(frame.output(0, (100, 4), tf.float32.as_datatype_enum, table.table.backend))
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for turn in range(30):
+            ids = tf.constant(rng.integers(0, 500, rng.integers(0, 300)))
+            np.testing.assert_array_equal(tf.nn.embedding_lookup(table, ids), 1)
+            step(ids, tf.constant(turn % 3))
+            with pytest.raises(ValueError, match="no"):
+                _run(ids, fail)
+            _run(ids, keep)
+        del kept[:]
+        gc.collect()
+
+    def _run(ids, run):
+        handle = table.handle
+        call = callbacks.Call(run, True)
+        given = {"inputs": [ids], "numbers": [], "Tout": [tf.float32], "J": 0, "names": []}
+        given |= {"Tkey": tf.int64, "dims": [4], "trainable": [True]}
+        try:
+            callbacks.operations().module.sok_lookup(handles=[handle], call=call.number, **given)
+        except tf.errors.OpError:
+            raise callbacks.raised.pop(call.number) from None
+
+    run_threads(work, THREADS)
+
+
 def faulty(kernel):
     n = {"faulty_count": 100_000, "faulty_end": 100, "faulty_shift": 2}[kernel]
     new_backend().launch(kernel, n, np.zeros(n, np.int64), n)
@@ -271,5 +327,6 @@ def faulty(kernel):
 if __name__ == "__main__":
     job = sys.argv[1]
     jobs = {"engine": engine, "tables": tables, "evictions": evictions, "pool": pool}
+    jobs["operations"] = operations
     jobs.get(job, lambda: faulty(job))()
     print("done")
