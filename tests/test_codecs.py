@@ -1,7 +1,8 @@
 """Every format of checkpoints, from one number of ranks to another, with a key that two had.
 
-Such a key does not come of training: each has one owner. But files of other programs, and of jobs
-whose owners changed, may have one. What it gives is each format's promise to files that there are.
+Such a key does not come of training: each has one owner, and dumps and commits refuse it. But files
+of other programs, of jobs whose owners changed and of older versions may have one. What it gives is
+each format's promise to files that there are.
 `tf.train.Checkpoint` is not here: it takes no other number of ranks.
 """
 
@@ -19,9 +20,12 @@ from sok_lite.bridge.checkpoint import restore_tensors, saved_tensors
 from sok_lite.bridge.stored import part_of_rank
 from sok_lite.cli.main import main
 from sok_lite.comm import SingleCommunicator, run_ranks
+from sok_lite.engine.files import commits as commits_module
+from sok_lite.engine.files import dump as dump_module
 from sok_lite.engine.files.commits import Commits
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
+from sok_lite.engine.foreign_keys import ForeignKeysError
 from sok_lite.kv_variable import saved_files, saved_table
 from sok_lite.kv_variable.saved_table import SavedTable
 from sok_lite.kv_variable.saved_tensors import TRAIN
@@ -67,10 +71,12 @@ class Codec(NamedTuple):
       through: (folder, from, to, is_repeated) -> the tables of `to` ranks, each of which takes what
         is its own of what `from` ranks have saved.
       counts: which rank's row a key has that several had; None: it is an error.
+      refuses: whether nothing is saved where several ranks have a key.
     """
 
     through: object
     counts: str | None
+    refuses: bool = False
 
 
 def by_dump(folder, size, to, is_repeated):
@@ -177,11 +183,11 @@ def by_kv_saver(folder, size, to, is_repeated):
 
 
 CODECS = {
-    "dump and load": Codec(by_dump, "first"),
-    "sok-lite reshard": Codec(by_reshard, "first"),
+    "dump and load": Codec(by_dump, "first", True),
+    "sok-lite reshard": Codec(by_reshard, "first", True),
     "sok-lite merge": Codec(by_merge, "last"),
-    "elastic commits": Codec(by_commit, "first"),
-    "elastic commits on a disk": Codec(by_commit_on_disk, "first"),
+    "elastic commits": Codec(by_commit, "first", True),
+    "elastic commits on a disk": Codec(by_commit_on_disk, "first", True),
     "Keras' files": Codec(by_keras_file, None),
     "TFRA's files": Codec(by_tfra_files, "last"),
     "TFPlus' Saver": Codec(by_kv_saver, None),
@@ -192,7 +198,7 @@ CODECS = {
 @pytest.mark.parametrize(("size", "to"), [(1, 2), (2, 1), (3, 2)])
 @pytest.mark.parametrize("name", CODECS)
 def test_every_rank_takes_its_own_and_one_row_of_a_repeated_key(
-    tmp_path, caplog, name, size, to, is_repeated
+    tmp_path, caplog, monkeypatch, name, size, to, is_repeated
 ):
     codec = CODECS[name]
     if is_repeated and size == 1:
@@ -201,6 +207,11 @@ def test_every_rank_takes_its_own_and_one_row_of_a_repeated_key(
         with pytest.raises(ValueError, match=rf"is corrupt: its parts have {size - 1} keys in com"):
             codec.through(tmp_path, size, to, is_repeated)
         return
+    if is_repeated and codec.refuses:
+        with pytest.raises(ForeignKeysError, match=r"must have each key once.*key 7, of rank 1"):
+            codec.through(tmp_path / "refused", size, to, is_repeated)
+        for module in (dump_module, commits_module):  # files that older versions wrote
+            monkeypatch.setattr(module, "refuse_keys_on_several_ranks", lambda *_: None)
     with caplog.at_level(logging.WARNING, "sok_lite"):
         tables = codec.through(tmp_path, size, to, is_repeated)
     owner = {key: key % size for key in KEYS.tolist()}
