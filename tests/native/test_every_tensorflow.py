@@ -16,11 +16,10 @@ RELEASES = ["2.16", "2.17", "2.18", "2.19", "2.20", "2.21"]
 PROGRAM = """
 import json, sys
 from pathlib import Path
-sys.path[:0] = sys.argv[1:3]
 import numpy as np, tensorflow as tf, sok_lite as sok
 from sok_lite.native import library
 
-library.find_library = lambda: Path(sys.argv[3])
+library.find_library = lambda: Path(sys.argv[1])
 table = sok.DynamicVariable(2, "ones", name="t")
 optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
 
@@ -49,8 +48,8 @@ def test_lookups_gradients_and_updates(release, tmp_path):
         pip = [sys.executable, "-m", "pip", "install", "-q", "--target", folder]
         subprocess.run([*pip, f"tensorflow-cpu=={release}.*"], check=True, timeout=900)
     # Without this environment's packages, and with those of the folder.
-    command = [sys.executable, "-S", "-c", PROGRAM, folder, str(ROOT), str(library.find_library())]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-S", "-c", PROGRAM, str(library.find_library())]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     version, losses, rows = json.loads(done.stdout.splitlines()[-1])
