@@ -47,6 +47,7 @@ def test_a_gpu_finds_what_was_compiled_ahead(compiled, monkeypatch, tmp_path):
     monkeypatch.setattr("sok_lite.cli.commands.compile.kernel_files", lambda: few)
     said = fine("compile", "--gpu", "90", "--gpu", "80")
     assert said == (
+        f"TensorFlow's operations are in {library.find_library()}\n"
         f"the kernels for GPUs of compute capability 80, 90 are in {tmp_path / 'cuda'}\n"
     )
     assert len(compiled) == len(set(compiled)) == 2 * 2 * len(few)
