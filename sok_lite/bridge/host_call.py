@@ -141,8 +141,7 @@ def host_call(
             return results
         return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
 
-    # By this name TensorFlow's profiler shows it.
-    with tf.name_scope(re.sub(r"[^A-Za-z0-9_.]+", "_", what)[:80]):
+    with scope_of(what):
         if collective is not None and needs_order(collective):
             result = in_collective_order(collective, place, run, crossing, dtypes, what)
         else:
@@ -196,6 +195,11 @@ def _bits_as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     place = tf.device(tensor.backing_device) if tf.executing_eagerly() else contextlib.nullcontext()
     with place:
         return tf.bitcast(tensor, dtype)
+
+
+def scope_of(what: str) -> Any:
+    """Returns a `with` block of a graph, by whose name TensorFlow's profiler shows a call."""
+    return tf.name_scope(re.sub(r"[^A-Za-z0-9_.]+", "_", what)[:80])
 
 
 def refuse_xla(what: str) -> None:

@@ -6,7 +6,6 @@ knows whose gradient it is. It calls Python with arrays over TensorFlow's memory
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -21,10 +20,11 @@ from sok_lite.bridge.host_call import (
     on_device,
     refuse_replicas,
     refuse_xla,
+    scope_of,
     timed_on_device,
 )
 from sok_lite.bridge.serving.mode import refuse_while_exporting
-from sok_lite.bridge.tensor import wait_for_all
+from sok_lite.bridge.tensor import with_all_memory
 from sok_lite.bridge.tf_private import (
     SYNCHRONOUS,
     FuncGraph,
@@ -111,14 +111,7 @@ class Outputs:
         give = partial(self._frame.output, number, shape, self._dtypes[number].as_datatype_enum)
         if not self._frame.is_on_gpu:
             return give(self._backend)
-        try:
-            array = give(self._backend)
-        except MemoryError:
-            # TensorFlow cannot have what calls keep that did not wait, and what tables have given
-            # back, which CuPy keeps.
-            wait_for_all(self._backend)
-            self._backend.xp.get_default_memory_pool().free_all_blocks()
-            array = give(self._backend)
+        array = with_all_memory(self._backend, partial(give, self._backend), MemoryError)
         # TensorFlow gives memory out again while its own stream may still read it.
         self._backend.synchronize_device()
         return array
@@ -190,7 +183,7 @@ def operation(
     call = Call(called, False)
     _keep(call)
     with ExitStack() as around:
-        around.enter_context(tf.name_scope(re.sub(r"[^A-Za-z0-9_.]+", "_", what)[:80]))
+        around.enter_context(scope_of(what))
         with tf.device("CPU:0"):
             number = tf.constant(call.number, tf.int64)
         if backend.name == "cpu":

@@ -15,9 +15,10 @@ import ctypes
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +27,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.aligned import ALIGNMENT, aligned_empty
 from sok_lite.backend.arguments import address_of
 from sok_lite.bridge.gpu import device_name
+
+Result = TypeVar("Result")
 
 # TensorFlow has one object for each dtype.
 _STORAGE: list[tuple[tf.DType, np.dtype]] = [
@@ -170,14 +173,8 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
     if name is None:
         return None
     try:
-        try:
-            tensor = _allocate(name, shape, dtype)
-        except tf.errors.ResourceExhaustedError:
-            # TensorFlow cannot have what calls keep that did not wait, and what tables have given
-            # back, which CuPy keeps.
-            wait_for_all(backend)
-            backend.xp.get_default_memory_pool().free_all_blocks()
-            tensor = _allocate(name, shape, dtype)
+        allocate = partial(_allocate, name, shape, dtype)
+        tensor = with_all_memory(backend, allocate, tf.errors.ResourceExhaustedError)
     except tf.errors.ResourceExhaustedError as error:
         # In a graph TensorFlow would forget the kind of its own error.
         size = math.prod(shape) * dtype.size
@@ -189,6 +186,24 @@ def _gpu_tensor(shape: Sequence[int], dtype: tf.DType, backend: Backend) -> tf.T
         # It has no such kernel for this dtype on a GPU, and was told not to look elsewhere.
         return None
     return tensor if _is_on_gpu(tensor) else None
+
+
+def with_all_memory(
+    backend: Backend, allocate: Callable[[], Result], refusal: type[Exception]
+) -> Result:
+    """Returns what TensorFlow allocates on a GPU, at the second try with all memory that there is.
+
+    Args:
+      refusal: what `allocate` raises where there is not as much.
+    """
+    try:
+        return allocate()
+    except refusal:
+        # TensorFlow cannot have what calls keep that did not wait, and what tables have given back,
+        # which CuPy keeps.
+        wait_for_all(backend)
+        backend.xp.get_default_memory_pool().free_all_blocks()
+        return allocate()
 
 
 def _allocate(device: str, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:

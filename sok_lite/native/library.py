@@ -35,12 +35,6 @@ class Operations(NamedTuple):
     library: ctypes.CDLL
 
 
-def built_library() -> Path | None:
-    """Returns the library if it need not be compiled, else None."""
-    library = shipped_file(f"{_NAME}.so") or _target()
-    return library if library.is_file() else None
-
-
 def find_library() -> Path:
     """Returns the library of the wheel, or one that is compiled here, which takes a second.
 

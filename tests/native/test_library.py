@@ -50,6 +50,6 @@ def test_what_tensorflow_cannot_load_says_what_to_do(monkeypatch, tmp_path):
 def test_without_a_compiler_it_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("SOK_LITE_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "compiler", lambda: None)
-    assert library.built_library() is None
+    assert not library._target().is_file()
     with pytest.raises(RuntimeError, match="no C.. compiler"):
         library.compile_library()

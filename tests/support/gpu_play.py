@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sok_lite.bridge import gpu, host_call, operation, tensor, variable
+from sok_lite.bridge import gpu, host_call, tensor, variable
 from sok_lite.native import callbacks
 
 
@@ -165,7 +165,7 @@ def _add_stream(monkeypatch, play):
 
     wait = tensor.wait_for_all
     monkeypatch.setattr(host_call, "memory_of_call", memory_of_call)
-    for module in (host_call, operation):
+    for module in (host_call, tensor):
         monkeypatch.setattr(module, "wait_for_all", wait_for_all)
 
 
