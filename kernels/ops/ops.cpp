@@ -14,17 +14,38 @@ using sok::Frame;
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
 constexpr int64_t kAbi = 1;
 
-struct Kernel {
-  int64_t num_handles = 0;
-  bool is_on_gpu = false;
+// A type of operation.
+struct Type {
+  const char* name;
+  // Whether it is the gradient of another, which it has the call of.
+  bool is_gradient;
+  // Whether TensorFlow must run it once for each time that a program asks for it.
+  bool is_stateful;
 };
 
-template <bool is_on_gpu>
+constexpr Type kTypes[] = {
+    {"SokLookup", false, true},
+    {"SokLookupGradient", true, false},
+    // Where there may be several ranks, which all have to come to it.
+    {"SokLookupGradientOfRanks", true, true},
+};
+
+struct Kernel {
+  int64_t num_handles = 0;
+  // Inputs at the end that are on the host.
+  int64_t num_numbers = 0;
+  bool is_on_gpu = false;
+  bool is_gradient = false;
+};
+
+template <bool is_on_gpu, bool is_gradient>
 void* Create(TF_OpKernelConstruction* construction) {
   auto* kernel = new Kernel;
   kernel->is_on_gpu = is_on_gpu;
+  kernel->is_gradient = is_gradient;
   TF_Status* status = TF_NewStatus();
   TF_OpKernelConstruction_GetAttrInt64(construction, "N", &kernel->num_handles, status);
+  TF_OpKernelConstruction_GetAttrInt64(construction, "K", &kernel->num_numbers, status);
   TF_DeleteStatus(status);
   return kernel;
 }
@@ -40,7 +61,12 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   const int num_inputs = TF_NumInputs(context);
   int64_t call = 0;
   std::vector<int64_t>& words = frame->words;
-  words = {0, reinterpret_cast<int64_t>(frame), 0, self->is_on_gpu};
+  words = {0,
+           reinterpret_cast<int64_t>(frame),
+           0,
+           self->is_on_gpu,
+           self->num_numbers,
+           self->is_gradient};
   for (int i = first; i < num_inputs && TF_GetCode(status) == TF_OK; ++i) {
     TF_Tensor* tensor = nullptr;
     TF_GetInput(context, i, &tensor, status);
@@ -84,16 +110,17 @@ void RegisterKernel(const char* name, const char* device, void* (*create)(TF_OpK
   TF_RegisterKernelBuilder(name, kernel, status);
 }
 
-void Register(const char* name, TF_Status* status) {
-  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
-  TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
+void Register(const Type& type, TF_Status* status) {
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(type.name);
+  TF_OpDefinitionBuilderAddAttr(op, "N: int >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "Tin: list(type) >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "K: int >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "Tout: list(type) >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "J: int >= 0");
-  // Of the tables, for the gradient.
-  TF_OpDefinitionBuilderAddAttr(op, "Tkey: type");
+  // Of each table, for the gradient.
+  TF_OpDefinitionBuilderAddAttr(op, "Tkeys: list(type)");
   TF_OpDefinitionBuilderAddAttr(op, "dims: list(int)");
+  TF_OpDefinitionBuilderAddAttr(op, "handles_of: list(int)");
   TF_OpDefinitionBuilderAddAttr(op, "trainable: list(bool)");
   TF_OpDefinitionBuilderAddAttr(op, "names: list(string)");  // in a graph; none in eager mode
   TF_OpDefinitionBuilderAddInput(op, "handles: N * resource");
@@ -102,11 +129,13 @@ void Register(const char* name, TF_Status* status) {
   TF_OpDefinitionBuilderAddInput(op, "numbers: K * int64");
   TF_OpDefinitionBuilderAddOutput(op, "outputs: Tout");
   TF_OpDefinitionBuilderAddOutput(op, "told: J * int64");
-  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetIsStateful(op, type.is_stateful);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShapes);
   TF_RegisterOpDefinition(op, status);
-  RegisterKernel(name, "CPU", Create<false>, status);
-  RegisterKernel(name, "GPU", Create<true>, status);
+  RegisterKernel(type.name, "CPU", type.is_gradient ? Create<false, true> : Create<false, false>,
+                 status);
+  RegisterKernel(type.name, "GPU", type.is_gradient ? Create<true, true> : Create<true, false>,
+                 status);
 }
 
 bool is_registered = false;
@@ -114,7 +143,7 @@ bool is_registered = false;
 // TensorFlow looks for new operations while it loads a library.
 __attribute__((constructor)) void RegisterAll() {
   TF_Status* status = TF_NewStatus();
-  for (const char* name : {"SokLookup"}) Register(name, status);
+  for (const Type& type : kTypes) Register(type, status);
   is_registered = TF_GetCode(status) == TF_OK;
   TF_DeleteStatus(status);
 }

@@ -117,30 +117,36 @@ __attribute__((visibility("default"))) void sok_ops_python(const void* const* fu
   sok::entry = entry;
 }
 
-// Returns the address of an output's memory, of a running operation; -1: there is none, and
-// `sok_ops_error` says why.
-__attribute__((visibility("default"))) int64_t sok_ops_allocate(sok::Frame* frame, int index,
-                                                                int dtype, int64_t num_bytes,
-                                                                const int64_t* dims, int num_dims) {
-  if (!frame->context || index < 0 || index >= static_cast<int>(frame->is_given.size())) {
+// Writes the addresses of the memory of some outputs, which follow each other, of a running operation.
+// Returns how many are given: fewer than `count` where one cannot be had, and `sok_ops_error` says
+// why. All have as many dimensions, which lie one output after another.
+__attribute__((visibility("default"))) int64_t sok_ops_allocate(
+    sok::Frame* frame, int64_t first, int64_t count, const int64_t* dtypes,
+    const int64_t* num_bytes, const int64_t* dims, int64_t num_dims, int64_t* addresses) {
+  const int64_t num_outputs = static_cast<int64_t>(frame->is_given.size());
+  if (!frame->context || first < 0 || first + count > num_outputs) {
     frame->code = TF_INTERNAL;
     frame->error = frame->context ? "there is no such output" : "the operation has ended";
-    return -1;
+    return 0;
   }
   TF_Status* status = TF_NewStatus();
-  TF_Tensor* tensor =
-      TF_AllocateOutput(frame->context, index, dtype, dims, num_dims, num_bytes, status);
-  int64_t address = -1;
-  if (TF_GetCode(status) == TF_OK) {
+  int64_t i = 0;
+  for (; i < count; ++i) {
+    const int index = static_cast<int>(first + i);
+    TF_Tensor* tensor =
+        TF_AllocateOutput(frame->context, index, static_cast<TF_DataType>(dtypes[i]),
+                          dims + i * num_dims, static_cast<int>(num_dims), num_bytes[i], status);
+    if (TF_GetCode(status) != TF_OK) {
+      frame->code = TF_GetCode(status);
+      frame->error = TF_Message(status);
+      break;
+    }
     frame->tensors.push_back(tensor);
     frame->is_given[index] = true;
-    address = reinterpret_cast<int64_t>(TF_TensorData(tensor));
-  } else {
-    frame->code = TF_GetCode(status);
-    frame->error = TF_Message(status);
+    addresses[i] = reinterpret_cast<int64_t>(TF_TensorData(tensor));
   }
   TF_DeleteStatus(status);
-  return address;
+  return i;
 }
 
 // Returns the code of the last output that could not be had, and writes the reason.

@@ -22,7 +22,8 @@ struct Frame {
   // Whether each output has its memory.
   std::vector<bool> is_given;
   // What Python reads of it, once: how many words there are, the frame, the number of the call,
-  // whether memory is a GPU's, and of each input its address, type, number of dimensions and these.
+  // whether memory is a GPU's, how many inputs at the end are on the host, whether the operation is
+  // the gradient of another, and of each input its address, type, number of dimensions and these.
   std::vector<int64_t> words;
   // Of the last output that could not be had.
   int code = 0;

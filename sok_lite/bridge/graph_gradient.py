@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.refusals import FORWARD_REFUSAL
 from sok_lite.bridge.tf_private import (
     GRADIENT_OF_OPERATION,
     could_possibly_record,
@@ -27,12 +28,6 @@ _NAME = "SokLiteCustomGradient"
 # names of operations.
 _GRADIENTS = "_sok_lite_gradients"
 _serial = itertools.count()
-FORWARD_REFUSAL = (
-    "tf.autodiff.ForwardAccumulator does not go through the lookup of a table, its weights, or a "
-    "tf.function with a lookup: that is computed outside of TensorFlow. Use tf.GradientTape. Or "
-    "look rows up by tf.nn.embedding_lookup, outside of a tf.function, and have it watch what is "
-    "computed of them."
-)
 
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
-from sok_lite.bridge.graph_gradient import FORWARD_REFUSAL
-from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.inference import (
     AS_USUAL,
     MissingKeyPolicy,
@@ -17,11 +15,8 @@ from sok_lite.bridge.inference import (
     checked_training,
     pipeline_of_trace,
 )
-from sok_lite.bridge.operation import NAME_OF_HANDLE, Facts, Outputs, operation
-from sok_lite.bridge.refusals import is_called_from
-from sok_lite.bridge.row_gradient import is_out_of_a_loop, row_gradient
+from sok_lite.bridge.operation import Facts, Outputs, operation
 from sok_lite.bridge.serving.mode import looked_up
-from sok_lite.bridge.tf_private import FORWARDPROP
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.work_done import LOOKUPS
@@ -128,7 +123,7 @@ def _operation(
         dtypes,
         variable.table.backend,
         f"A lookup in {variable.name!r}",
-        Facts(variable.key_type, [variable.name], [variable.dimension], [variable.trainable]),
+        Facts.of_variables([variable]),
         LOOKUPS,
     )
     if not tf.executing_eagerly():
@@ -136,30 +131,3 @@ def _operation(
         for output, shape in zip(outputs, shapes, strict=True):
             output.set_shape(shape)
     return outputs
-
-
-@tf.RegisterGradient("SokLookup")
-def _gradient(op: Any, *gradients: Any) -> list[Any]:
-    """Returns the gradient of the table: the keys as they were given, and the rows' gradients."""
-    facts, count = Facts.of(op), op.get_attr("N")
-    name = facts.names[0] if facts.names else getattr(op.inputs[0], NAME_OF_HANDLE, "")
-    refuse_replicas(f"The gradient of a lookup in {name!r}")
-    if is_called_from(FORWARDPROP):
-        raise NotImplementedError(FORWARD_REFUSAL)  # it derives what this gives, which are keys
-    if not facts.trainable[0] and is_out_of_a_loop():
-        return [None] * len(op.inputs)  # it would be refused, and nobody has asked for it
-    rows, keys, (dim,) = op.outputs[0], op.inputs[count + 1], facts.dims
-    flat_grads = tf.cast(tf.reshape(gradients[0], [-1, dim]), tf.float32)
-    # A session runs only what it needs, and a gradient may need no row: the lookup must run all the
-    # same, or an update would not find the key.
-    is_pruned = not tf.executing_eagerly() and not tf.inside_function()
-    with tf.control_dependencies([rows] if is_pruned else []):
-        flat_keys = tf.cast(tf.reshape(keys, [-1]), facts.key_type)
-    by_handles = [(flat_keys, flat_grads)]
-    if count > 1:  # the parts of one table, which TFPlus gives keys by their remainder
-        owners = tf.cast(tf.math.floormod(flat_keys, count), tf.int32)
-        its_keys = tf.dynamic_partition(flat_keys, owners, count)
-        its_grads = tf.dynamic_partition(flat_grads, owners, count)
-        by_handles = list(zip(its_keys, its_grads, strict=True))
-    slices = [row_gradient(name, *each, dim) for each in by_handles]
-    return [*slices, *[None] * (len(op.inputs) - count)]

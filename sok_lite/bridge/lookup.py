@@ -1,26 +1,25 @@
 """A lookup in the tables of all ranks, and its gradient, as TensorFlow sees them."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge import static_lookup
 from sok_lite.bridge.checks import checked_keys
-from sok_lite.bridge.host_call import from_function
 from sok_lite.bridge.inference import MissingKeyPolicy
-from sok_lite.bridge.joined import Numbers, cut, from_int64
 from sok_lite.bridge.local_lookup import local_lookup
-from sok_lite.bridge.lookup_arguments import Argument, checked_arguments, joined_inputs
-from sok_lite.bridge.lookup_host import LookupHost
-from sok_lite.bridge.pooled_call import PooledCall
-from sok_lite.bridge.row_gradient import row_gradient
+from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
+from sok_lite.bridge.lookup_gradient import note_lookup
+from sok_lite.bridge.lookup_inputs import inputs_of
+from sok_lite.bridge.operation import Facts, operation
+from sok_lite.bridge.pooled_lookup import OF_CONTEXT, PooledLookup
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.serving.pooled import combined, tensors_of
 from sok_lite.bridge.sparse_matrix import clipped, combined_rows, values_of
 from sok_lite.bridge.type_spec import alive
 from sok_lite.comm import Communicator
+from sok_lite.engine.work_done import LOOKUPS
 
 
 def look_up(
@@ -28,8 +27,8 @@ def look_up(
 ) -> list[tf.Tensor]:
     """Looks keys up in the tables of all ranks, and combines them row by row.
 
-    Every rank must call it. In a graph it is one host call forward and one backward; static tables
-    have two and one of their own, which come first.
+    Every rank must call it. It is one operation forward and one backward; static tables have two
+    host calls and one of their own, which come first.
 
     Args:
       arguments: of each table, at least one.
@@ -62,37 +61,34 @@ def look_up(
 def _looked_up(
     comm: Communicator, arguments: list[Argument], policy: MissingKeyPolicy, what: str
 ) -> list[tf.Tensor]:
-    """Does what `look_up` does, by the host, for tables that grow."""
-    host = LookupHost(comm, [argument.spec for argument in arguments], policy, what)
-    return _Lookup(host, arguments, *joined_inputs(arguments)).outputs()
-
-
-class _Lookup(PooledCall):
-    """A call for tables that grow: the gradient of each is one of keys and rows."""
-
-    def sources(self) -> list[tf.Tensor]:
-        return [alive(table.variable).gradient_source() for table in self.tables]
-
-    def by_sources(
-        self, lengths: Numbers, row_grads: Sequence[tf.Tensor], more: Sequence[tf.Tensor]
-    ) -> list[Any]:
-        results = []
-        keys = cut(more[0], lengths, len(self.tables))
-        for table, its_keys, its_rows in zip(self.tables, keys, row_grads, strict=True):
-            its_keys = from_int64(its_keys, table.key_type)
-            its_keys.set_shape([None])
-            results.append(row_gradient(table.name, its_keys, its_rows, table.dim, distinct=True))
-        return results
-
-    def rows_behind(self, number: int, source: tf.Tensor) -> tuple[Any, Callable[[], Any] | None]:
-        table = self.tables[number]
-        variable = alive(table.variable)
-        if tf.executing_eagerly():
-            source = variable.gradient_source()
-        else:
-            source = from_function(variable.gradient_source)
-        keys, rows = tf.zeros([0], table.key_type), tf.zeros([0, table.dim])
-        return source, partial(row_gradient, table.name, keys, rows, table.dim)
+    """Does what `look_up` does, by an operation, for tables that grow."""
+    tables = [argument.spec for argument in arguments]
+    variables = [alive(table.variable) for table in tables]
+    inputs, numbers = inputs_of(arguments)
+    weighted = [table.dtype for table in tables if table.has_weights]
+    pooled = PooledLookup(comm, tables, policy, what)
+    outputs = operation(
+        "sok_lookup",
+        [handle for variable in variables for handle in variable.access()],
+        pooled.forward,
+        [*inputs, *(each for variable in variables for each in variable.ready_inputs())],
+        [*[tf.float32] * len(tables), *OF_CONTEXT, *weighted],
+        pooled.backend,
+        what,
+        Facts.of_variables(variables),
+        LOOKUPS,
+        numbers=numbers,
+        num_told=1,
+        gradient=pooled.gradient,
+    )
+    if tf.executing_eagerly():
+        note_lookup(outputs, pooled)
+    results = []
+    for table, output in zip(tables, outputs, strict=False):
+        if not tf.executing_eagerly():
+            output.set_shape([table.batch, table.dim])
+        results.append(output if table.dtype is tf.float32 else tf.cast(output, table.dtype))
+    return results
 
 
 def look_up_each(

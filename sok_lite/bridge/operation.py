@@ -7,7 +7,7 @@ knows whose gradient it is. It calls Python with arrays over TensorFlow's memory
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,8 +33,10 @@ from sok_lite.bridge.tf_private import (
     graphs_around,
     kept_by,
 )
+from sok_lite.comm.protocol import split_offsets
+from sok_lite.engine.pieces import Scattered, Shape
 from sok_lite.engine.work_done import WorkDone
-from sok_lite.native.callbacks import Call, Frame, operations, raised
+from sok_lite.native.callbacks import Call, Frame, array_dtype, operations, raised
 
 # An attribute of tables' handles: the name of the table.
 NAME_OF_HANDLE = "_sok_lite_name"
@@ -46,29 +48,45 @@ Run = Callable[["Outputs", list[Array]], None]
 
 
 class Facts(NamedTuple):
-    """What the gradient of an operation is told of its tables. `of` reads it there.
+    """What the gradient of an operation is told of its tables: one entry for each.
 
     They are attributes of the operation, so that they are there in whatever TensorFlow makes of it.
 
     Attributes:
-      key_type: of the keys.
-      names: of the tables, for errors; none in eager mode, where TensorFlow would keep a kernel for
-        each.
+      key_types: of the keys.
+      names: of the tables, for errors.
       dims: lengths of their rows.
+      handles_of: how many handles each has.
       trainable: whether tapes watch each by themselves.
     """
 
-    key_type: tf.DType
+    key_types: list[tf.DType]
     names: list[str]
     dims: list[int]
+    handles_of: list[int]
     trainable: list[bool]
+
+    @staticmethod
+    def of_variables(variables: Sequence[Any]) -> "Facts":
+        """Returns those of tables."""
+        return Facts(
+            [each.key_type for each in variables],
+            [each.name for each in variables],
+            [each.dimension for each in variables],
+            [len(each.resources) for each in variables],
+            [each.trainable for each in variables],
+        )
 
     @staticmethod
     def of(op: Any) -> "Facts":
         """Returns those of an operation, as a gradient function has it."""
         names = [name.decode() for name in op.get_attr("names")]
-        kind = tf.as_dtype(op.get_attr("Tkey"))
-        return Facts(kind, names, op.get_attr("dims"), op.get_attr("trainable"))
+        handles_of = op.get_attr("handles_of")
+        if not names:  # in eager mode TensorFlow would keep a kernel for each
+            handles = (op.inputs[i] for i in split_offsets(handles_of)[:-1].tolist())
+            names = [getattr(handle, NAME_OF_HANDLE, "") for handle in handles]
+        types = [tf.as_dtype(kind) for kind in op.get_attr("Tkeys")]
+        return Facts(types, names, op.get_attr("dims"), handles_of, op.get_attr("trainable"))
 
 
 class Outputs:
@@ -93,32 +111,71 @@ class Outputs:
         Raises:
           MemoryError: TensorFlow has not as much.
         """
-        try:
-            array = self._allocate(number, shape)
-        except MemoryError as error:
-            size = math.prod(shape) * self._dtypes[number].size
-            raise MemoryError(
-                f"TensorFlow has no {size:,} bytes of {self._memory} for a result. Take smaller "
-                f"batches, or leave it more: tables and TensorFlow share it. ({error})"
-            ) from error
-        if not self._is_copied:
-            return array
-        copy = self._backend.xp.empty(array.shape, array.dtype)
-        self._copies.append((array, copy))
-        return copy
+        return self.several(number, [tuple(shape)])[0]
 
-    def _allocate(self, number: int, shape: Sequence[int]) -> Array:
-        give = partial(self._frame.output, number, shape, self._dtypes[number].as_datatype_enum)
+    def several(self, first: int, shapes: Sequence[Shape]) -> Sequence[Array]:
+        """Returns the memory of outputs that follow each other, to be written.
+
+        Args:
+          first: the number of the first.
+          shapes: they get, of as many dimensions each.
+
+        Raises:
+          MemoryError: TensorFlow has not as much.
+        """
+        if not shapes:
+            return []
+        dtypes = self._dtypes[first : first + len(shapes)]
+        kinds = [each.as_datatype_enum for each in dtypes]
+        try:
+            addresses = self._allocate(first, shapes, kinds)
+        except MemoryError as error:
+            sizes = [math.prod(s) * t.size for s, t in zip(shapes, dtypes, strict=True)]
+            raise MemoryError(
+                f"TensorFlow has no {sum(sizes):,} bytes of {self._memory} for a result. Take "
+                "smaller batches, or leave it more: tables and TensorFlow share it. "
+                f"({error})"
+            ) from error
+        array, backend = self._frame.array, self._backend
+        if len(shapes) > 1 and not self._is_copied and len(set(kinds)) == 1:
+            (kind,) = set(kinds)
+            of_all = array_dtype(kind)
+            return Scattered(
+                np.array(addresses, np.int64),
+                shapes,
+                of_all,
+                lambda address, shape: array(address, kind, shape, backend),
+            )
+        arrays = [array(*each, backend) for each in zip(addresses, kinds, shapes, strict=True)]
+        if not self._is_copied:
+            return arrays
+        copies = [backend.xp.empty(each.shape, each.dtype) for each in arrays]
+        self._copies += zip(arrays, copies, strict=True)
+        return copies
+
+    def _allocate(self, first: int, shapes: Sequence[Shape], kinds: Sequence[int]) -> list[int]:
+        give = partial(self._frame.allocate, first, shapes, kinds)
         if not self._frame.is_on_gpu:
-            return give(self._backend)
-        array = with_all_memory(self._backend, partial(give, self._backend), MemoryError)
-        # TensorFlow gives memory out again while its own stream may still read it.
-        self._backend.synchronize_device()
-        return array
+            return give()
+        addresses = with_all_memory(self._backend, give, MemoryError)
+        if any(map(math.prod, shapes)):
+            # TensorFlow gives memory out again while its own stream may still read it.
+            self._backend.synchronize_device()
+        return addresses
 
     def give(self, number: int, array: Array) -> None:
         """Copies an array to an output."""
         self.empty(number, array.shape)[...] = array
+
+    def tell(self, number: int, numbers: np.ndarray) -> None:
+        """Gives numbers, int64, which are on the host wherever the operation is.
+
+        Args:
+          number: of the output, among those that are told.
+        """
+        frame, kind = self._frame, tf.int64.as_datatype_enum
+        (address,) = frame.allocate(len(self._dtypes) + number, [numbers.shape], [kind], True)
+        frame.array(address, kind, numbers.shape, None)[...] = numbers
 
     def finish(self) -> None:
         """Brings all outputs where the operation is."""
@@ -136,20 +193,28 @@ def operation(
     what: str,
     facts: Facts,
     work: WorkDone | None = None,
+    numbers: Sequence[tf.Tensor] = (),
+    num_told: int = 0,
+    gradient: "OfGradient | None" = None,
+    is_ordered: bool = True,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
 
     Args:
       name: of the operation, as Python calls it: "sok_lookup".
       handles: the tables' resources.
-      run: takes the outputs and the inputs as arrays. It raises only ValueError, TypeError,
-        NotImplementedError and MemoryError: a graph keeps the kind of no other.
+      run: takes the outputs and the inputs as arrays, `numbers` last. It raises only ValueError,
+        TypeError, NotImplementedError and MemoryError: a graph keeps the kind of no other.
       inputs: tensors.
       dtypes: of the outputs.
       backend: whose arrays `run` takes.
       what: names it in errors and in TensorFlow's profiler: "A lookup in 'user'".
       facts: of the tables.
       work: which kind of work it is, for metrics; None: none that counts.
+      numbers: int64 tensors that `run` gets on the host.
+      num_told: how many outputs, int64 on the host, follow the others.
+      gradient: what `gradient_operation` is to run for it; None: its gradient calls no Python.
+      is_ordered: False: a graph may run it at any time, or never, for it changes nothing.
 
     Returns:
       A list of tensors; in a graph without outputs the operation.
@@ -160,6 +225,79 @@ def operation(
     """
     refuse_replicas(what)
     refuse_while_exporting(what)
+    given = _given(inputs, dtypes, facts, numbers, num_told)
+    make = partial(getattr(operations().module, name), handles=handles, **given)
+    called = _called(run, dtypes, work, backend)
+    if tf.executing_eagerly():
+        return _run_eagerly(partial(make, names=[]), called)
+    kept = Call(called, False, None if gradient is None else _called(*gradient, backend))
+    _keep(kept)
+    with tf.device("CPU:0"):
+        call = tf.constant(kept.number, tf.int64)
+    place = "CPU:0" if backend.name == "cpu" else None
+    return _added(partial(make, names=facts.names, call=call), what, place, is_ordered)
+
+
+def gradient_operation(
+    name: str,
+    op: Any,
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    what: str,
+    facts: Facts,
+    numbers: Sequence[tf.Tensor],
+    is_ordered: bool,
+) -> list[tf.Tensor]:
+    """Adds the gradient of an operation of a graph to the graph; it runs that one's `gradient`.
+
+    It takes the number of the call as a tensor: in a loop, or in what `tf.vectorized_map` makes of
+    an operation, nobody knows it yet.
+
+    Args:
+      op: that operation, as a gradient function has it.
+      The others: as of `operation`.
+    """
+    refuse_while_exporting(what)
+    given = _given(inputs, dtypes, facts, numbers, 0)
+    make = getattr(operations().module, name)
+    call = op.inputs[op.get_attr("N")]
+    add = partial(make, handles=[], names=facts.names, call=call, **given)
+    made: list[tf.Tensor] = _added(add, what, op.outputs[0].device, is_ordered)
+    return made
+
+
+def _given(
+    inputs: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    facts: Facts,
+    numbers: Sequence[tf.Tensor],
+    num_told: int,
+) -> dict[str, Any]:
+    given = {"inputs": inputs, "numbers": numbers, "Tout": dtypes, "J": num_told}
+    of_tables = {"Tkeys": facts.key_types, "dims": facts.dims, "trainable": facts.trainable}
+    return {**given, **of_tables, "handles_of": facts.handles_of}
+
+
+def _added(add: Callable[[], Any], what: str, place: str | None, is_ordered: bool) -> Any:
+    """Adds an operation to the graph; returns its outputs, or itself where it has none."""
+    refuse_xla(what)
+    with scope_of(what), tf.device(place) if place else nullcontext():
+        made = in_order(add) if is_ordered else add()
+    return made if isinstance(made, tf.Operation) else [*made.outputs, *made.told]
+
+
+class OfGradient(NamedTuple):
+    """What `gradient_operation` runs: as the arguments of `operation`."""
+
+    run: Run
+    dtypes: Sequence[tf.DType]
+    work: WorkDone | None
+
+
+def _called(
+    run: Run, dtypes: Sequence[tf.DType], work: WorkDone | None, backend: Backend
+) -> Callable[[Frame], None]:
+    """Returns what an operation calls with its frame."""
 
     def called(frame: Frame) -> None:
         if work is None:
@@ -174,22 +312,7 @@ def operation(
         run(outputs, frame.inputs(backend))
         outputs.finish()
 
-    make = getattr(operations().module, name)
-    given: dict[str, Any] = {"inputs": inputs, "numbers": [], "Tout": dtypes, "J": 0}
-    given |= {"Tkey": facts.key_type, "dims": facts.dims, "trainable": facts.trainable}
-    if tf.executing_eagerly():
-        return _run_eagerly(make, called, handles=handles, names=[], **given)
-    refuse_xla(what)
-    call = Call(called, False)
-    _keep(call)
-    with ExitStack() as around:
-        around.enter_context(scope_of(what))
-        with tf.device("CPU:0"):
-            number = tf.constant(call.number, tf.int64)
-        if backend.name == "cpu":
-            around.enter_context(tf.device("CPU:0"))
-        made = in_order(lambda: make(handles=handles, call=number, names=facts.names, **given))
-    return made if isinstance(made, tf.Operation) else made.outputs
+    return called
 
 
 # Calls that eager operations use one after another, with their numbers as tensors: TensorFlow keeps
@@ -197,7 +320,7 @@ def operation(
 _free: list[tuple[Call, tf.Tensor]] = []
 
 
-def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None], **given: Any) -> Any:
+def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None]) -> Any:
     """Runs an operation now; what Python raises in it is raised as it is."""
     try:
         call, number = _free.pop()
@@ -213,7 +336,7 @@ def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None], **gi
         # number may be another call's.
         is_late = context().executor.is_async()
         with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
-            made = make(call=number, **given)
+            made = make(call=number)
     except Exception:
         error = raised.pop(call.number, None)
         if error is None:
@@ -223,7 +346,7 @@ def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None], **gi
         del error  # its traceback has this frame: TensorFlow's memory would stay with them
         call.run = _nothing
         _free.append((call, number))
-    return made if made is None else made.outputs
+    return made if made is None else [*made.outputs, *made.told]
 
 
 def _nothing(frame: Frame) -> None:

@@ -13,6 +13,13 @@ def is_called_from(module: str) -> bool:
     return any(frame.f_globals.get("__name__") == module for frame in callers())
 
 
+FORWARD_REFUSAL = (
+    "tf.autodiff.ForwardAccumulator does not go through the lookup of a table, its weights, or a "
+    "tf.function with a lookup: that is computed outside of TensorFlow. Use tf.GradientTape. Or "
+    "look rows up by tf.nn.embedding_lookup, outside of a tf.function, and have it watch what is "
+    "computed of them."
+)
+
 # Functions of optimizers of Keras 3, tf_keras, legacy Keras and TF1 that make the state of a dense
 # variable, or change its rows.
 _STEPS = frozenset(

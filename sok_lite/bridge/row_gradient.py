@@ -141,18 +141,13 @@ def derived_once(
       zeros_of: by number of an input that is the source of a table, what gives its gradient of no
         rows.
     """
-    text = (
-        f"{what} has no second derivative: its gradient is computed outside of TensorFlow. A "
-        "penalty may be on the gradient by the rows that the lookup returns, which is TensorFlow's "
-        "own. Or take the rows by tf.nn.embedding_lookup, which has second derivatives, and "
-        "combine them."
-    )
+    text = no_second_derivative(what)
 
     def derive(*upstream: tf.Tensor) -> Any:
         def refuse(*arrived: Any) -> list[Any]:
             if tf.executing_eagerly():
                 raise NotImplementedError(text)
-            checked = _zero_or_refused(text, arrived)
+            checked = zero_or_refused(text, arrived)
             with tf.control_dependencies([checked]):
                 return [
                     zeros_of[i]() if i in zeros_of else tf.zeros_like(each)
@@ -164,7 +159,17 @@ def derived_once(
     return list(custom_gradient(derive)(*inputs))
 
 
-def _zero_or_refused(text: str, arrived: Sequence[Any]) -> tf.Tensor:
+def no_second_derivative(what: str) -> str:
+    """Returns why there is no derivative of the gradients of a lookup."""
+    return (
+        f"{what} has no second derivative: its gradient is computed outside of TensorFlow. A "
+        "penalty may be on the gradient by the rows that the lookup returns, which is TensorFlow's "
+        "own. Or take the rows by tf.nn.embedding_lookup, which has second derivatives, and "
+        "combine them."
+    )
+
+
+def zero_or_refused(text: str, arrived: Sequence[Any]) -> tf.Tensor:
     """Returns 0, or a tensor that raises where what has arrived is not all zeros."""
 
     def check(*arrays: np.ndarray) -> np.ndarray:

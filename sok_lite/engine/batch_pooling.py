@@ -9,7 +9,7 @@ from sok_lite.backend.base import F32
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch, ShardedTable
-from sok_lite.engine.pieces import OutputBuffer, Pieces, contiguous, dtypes_of, shapes_of
+from sok_lite.engine.pieces import Allocate, contiguous, dtypes_of, new_results, shapes_of
 from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.segments import Terms, cut, group, segment_sums
@@ -23,21 +23,21 @@ def pool(
     sources: Sequence[Array],
     inverse: Array,
     starts: Sequence[int],
-    buffer: OutputBuffer | None = None,
-) -> Pieces:
+    allocate: Allocate | None = None,
+) -> Sequence[Array]:
     """Pools rows to the results of a lookup.
 
     Args:
       sources: of each part (u, dim) storage.
       inverse: (items,) int32, the number of the row of each item, counted over all parts.
       starts: of each part, the number of its first row.
-      buffer: allocates the results, (size,) float32; None: the backend does.
+      allocate: gives memory for the results; None: the backend does.
 
     Returns:
       (batch, dim) float32 per part.
     """
     inverses, splits = cut(inverse, batch.layout.sizes), batch.splits_of_parts()
-    pooled = Pieces.new(backend, batch.layout.places, buffer)
+    pooled = new_results(backend, batch.layout.shapes, allocate)
     actions = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
         pooling = (its_inverse, splits[i], batch.weights[i], batch.layout.combiners[i])
@@ -51,16 +51,16 @@ def pool_returned(
     batch: Batch,
     sent: SentKeys,
     rows: Sequence[Array],
-    buffer: OutputBuffer | None,
-) -> tuple[Pieces, PoolingContext]:
+    allocate: Allocate | None,
+) -> tuple[Sequence[Array], PoolingContext]:
     """Pools the rows of keys that were sent.
 
     Args:
       rows: of each part (u, dim) storage, one for each key that this rank sent.
-      buffer: allocates the results, (size,) float32; None: the backend does.
+      allocate: gives memory for the results; None: the backend does.
     """
     starts = split_offsets(sent.route.num_sent).tolist()
-    pooled = pool(backend, batch, rows, sent.inverse, starts, buffer)
+    pooled = pool(backend, batch, rows, sent.inverse, starts, allocate)
     pairs = zip(rows, batch.weights, strict=True)
     weighted = [None if weights is None else its_rows for its_rows, weights in pairs]
     return pooled, PoolingContext.of(sent.route, batch, sent.inverse, weighted)

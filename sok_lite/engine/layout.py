@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.pieces import Places, places_of
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.table.lookups import PooledParts
 
@@ -56,27 +55,19 @@ class Layout:
         return split_offsets(self.num_items)
 
     @cached_property
-    def places(self) -> Places:
-        """The layout of the results of all parts in one array."""
-        rows, dims = np.array(self.shapes, np.int64).reshape(-1, 2).T
-        return places_of(rows, dims)
-
-    @cached_property
     def pooled(self) -> PooledParts:
         numbers = np.array([self.sizes, self.num_rows], np.int64)
         splits = split_offsets(numbers[1] + 1)[:-1]
         combiner = np.array([COMBINERS[each] for each in self.combiners], np.int64)
-        starts = self.places.starts
         if not self.is_ordered:
             numbers, splits = numbers[:, self.order], splits[self.order]
-            combiner, starts = combiner[self.order], starts[self.order]
+            combiner = combiner[self.order]
         return PooledParts(
             table=[t for t, numbers in enumerate(self.numbers_of) for _ in numbers],
             num_rows=numbers[1].tolist(),
             numbers=numbers,
             first=split_offsets(numbers[0])[:-1],
             row_splits=8 * splits,
-            out=4 * starts,
             combiner=combiner,
             no_weights=np.zeros(len(self.order), np.int64),
         )

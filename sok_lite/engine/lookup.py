@@ -10,23 +10,23 @@ Two ranks that look up one key send it twice; its owner looks it up twice and su
 A `BackwardContext` takes from forward to backward what the gradient needs.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import I32, joined_column_launches
+from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.backward_context import BackwardContext
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
-from sok_lite.engine.dedup import dedup
+from sok_lite.engine.dedup import Distinct, dedup
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
-from sok_lite.engine.packed import Empty
-from sok_lite.engine.pieces import OutputBuffer, Pieces
+from sok_lite.engine.pieces import Allocate, ManyArrays, Pieces, Shape, new_results
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import group, segment_sums
@@ -34,6 +34,76 @@ from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
+
+
+class BackwardContext(NamedTuple):
+    """What a lookup leaves for its gradient. Parts lie one after another in its arrays.
+
+    Attributes:
+      pooling: how rows were pooled and keys were sent to their owners.
+      found: (3, num_parts) int64, on the host: of the table of each part its row_epoch when the
+        row numbers were found, how many of the keys of this call had no row, and the number of the
+        lookup, 0 if it inserts nothing.
+      keys: (m,) int64, the keys that this rank received, `pooling.route.num_received` of each
+        part; they may repeat. On one rank those of the batch.
+      rows: (m,) uint32, their row numbers, or NO_ROW.
+    """
+
+    pooling: PoolingContext
+    found: np.ndarray
+    keys: Array
+    rows: Array
+
+    def numbers(self) -> np.ndarray:
+        """Returns what the host knows beside the batch, (k,) int64; `of` takes it."""
+        route = self.pooling.route
+        of_route = [] if route.comm.size == 1 else [route.numbers]
+        return np.concatenate([np.array([route.comm.size]), self.found.reshape(-1), *of_route])
+
+    def others(self) -> tuple[Array, Array, Array]:
+        """Returns keys (m,), inverse (items,) int32 and order (n,) int32; `of` takes them. On one
+        rank there is none in any of them."""
+        xp, route = self.pooling.route.backend.xp, self.pooling.route
+        if route.comm.size == 1:
+            return xp.empty(0, np.int64), xp.empty(0, np.int32), route.order
+        return self.keys, self.pooling.inverse, route.order
+
+    @staticmethod
+    def of(
+        backend: Backend,
+        comm: Communicator,
+        batch: Batch,
+        numbers: np.ndarray,
+        rows: Array,
+        others: Sequence[Array],
+        sources: list[Array | None],
+    ) -> "BackwardContext":
+        """Returns the context of a lookup from its batch and what it left.
+
+        Args:
+          numbers, others: what the methods of these names gave.
+          rows: as of the context; it may be longer.
+          sources: those of `pooling`.
+
+        Raises:
+          ValueError: there are other ranks now.
+        """
+        num_parts, (keys, inverse, order) = len(batch.tables), others
+        if int(numbers[0]) != comm.size:
+            raise ValueError(
+                f"The gradient of a lookup needs the ranks that looked up, {comm.size} now. "
+                f"Received: a lookup of {numbers[0]} ranks. Take the gradient of each step before "
+                "ranks come or go."
+            )
+        found, of_route = np.split(numbers[1:], [3 * num_parts])
+        if comm.size == 1:
+            keys, inverse = batch.keys, None
+            route = Route.alone(backend, comm, batch.layout.num_items)
+        else:
+            route = Route.of(backend, comm, of_route, order)
+        of_batch = np.array([batch.layout.sizes, batch.layout.num_rows], np.int64)
+        pooling = PoolingContext(route, of_batch, batch.row_splits, inverse, sources)
+        return BackwardContext(pooling, found.reshape(3, -1), keys, rows[: keys.size])
 
 
 class Gradients(NamedTuple):
@@ -46,13 +116,8 @@ class Gradients(NamedTuple):
     """
 
     keys: Pieces
-    row_grads: Pieces
+    row_grads: Sequence[Array]
     weight_grads: Sequence[Array | None]
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many keys each part has."""
-        return [size for (size,) in self.keys.shapes]
 
 
 def forward(
@@ -60,9 +125,9 @@ def forward(
     comm: Communicator,
     batch: Batch,
     tag: int = 0,
-    buffer: OutputBuffer | None = None,
-    new_rows: Empty | None = None,
-) -> tuple[Pieces, BackwardContext]:
+    allocate: Allocate | None = None,
+    new_rows: Callable[[Shape], Array] | None = None,
+) -> tuple[Sequence[Array], BackwardContext]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
     Args:
@@ -70,7 +135,7 @@ def forward(
       comm: the ranks.
       batch: what is looked up; a table may come several times.
       tag: number of the call, equal on all ranks; if another rank has another one, all raise.
-      buffer: allocates the results, (size,) float32; None: the backend does.
+      allocate: gives memory for the results; None: the backend does.
       new_rows: allocates the `rows` of the context, uint32 of a shape; None: the backend does.
 
     Returns:
@@ -82,13 +147,13 @@ def forward(
         and the keys of the call that have a row count as seen.
     """
     if comm.size == 1:
-        return _forward_alone(backend, comm, batch, buffer, new_rows)
+        return _forward_alone(backend, comm, batch, allocate, new_rows)
     sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
         num_received = sent.route.num_received.tolist()
         owned = OwnerLookup(backend, batch, sent.received, num_received, new_rows)
         returned = return_rows(sent.route, owned.look_up())
-    pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
+    pooled, pooling = pool_returned(backend, batch, sent, returned, allocate)
     return pooled, _context(pooling, owned)
 
 
@@ -96,13 +161,13 @@ def _forward_alone(
     backend: Backend,
     comm: Communicator,
     batch: Batch,
-    buffer: OutputBuffer | None,
-    new_rows: Empty | None,
-) -> tuple[Pieces, BackwardContext]:
+    allocate: Allocate | None,
+    new_rows: Callable[[Shape], Array] | None,
+) -> tuple[Sequence[Array], BackwardContext]:
     """Does what `forward` does on one rank: no key is sent, so none is deduplicated."""
     batch.check_splits_of_no_rows()
     owned = OwnerLookup(backend, batch, batch.keys, batch.layout.sizes, new_rows)
-    outputs = Pieces.new(backend, batch.layout.places, buffer)
+    outputs = new_results(backend, batch.layout.shapes, allocate)
     try:
         owned.pool(outputs)
     except WrongSplitsError:
@@ -122,7 +187,8 @@ def backward(
     parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
     out_grads: Sequence[Array],
     context: BackwardContext,
-    buffer: OutputBuffer | None = None,
+    allocate: Allocate | None = None,
+    new_keys: Callable[[Sequence[Shape]], Sequence[Any]] | None = None,
 ) -> Gradients:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
@@ -131,7 +197,9 @@ def backward(
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
       context: that the forward returned.
-      buffer: allocates all row gradients, (size,) float32; None: the backend does.
+      allocate: gives memory for all row gradients; None: the backend does.
+      new_keys: gives arrays of shapes, which get the keys of each part as well; (k,) int64, or
+        int32 where the table's keys are.
 
     Raises:
       ValueError: a gradient is not float32, or of another shape than its output.
@@ -140,9 +208,11 @@ def backward(
     begin = split_offsets(context.pooling.route.num_received)
     distinct = dedup(backend, context.keys, begin)
     groups = group(backend, distinct.inverse, begin, distinct.starts)
-    sums = segment_sums(backend, groups, terms, buffer)
+    sums = segment_sums(backend, groups, terms, allocate)
     shapes, starts = list(zip(distinct.sizes.tolist())), distinct.starts[:-1]
     keys = Pieces(distinct.keys, shapes, starts)
+    if new_keys is not None:
+        _copy_keys(backend, context.keys, distinct, new_keys(shapes))
     rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
     row_epochs, num_without_row, lookup_numbers = context.found.tolist()
     are_complete = [count == 0 for count in num_without_row]
@@ -150,3 +220,29 @@ def backward(
     for number, (table, _, _) in enumerate(parts):
         table.last_gradient = known, number
     return Gradients(keys, sums, weight_grads)
+
+
+def _copy_keys(
+    backend: Backend, keys: Array, distinct: Distinct, copies: Sequence[Array]
+) -> None:
+    """Copies the distinct keys of each part to an array of its own, by one launch.
+
+    Args:
+      keys: (m,) int64, of all items.
+      copies: of each part (k,) int64 or int32.
+    """
+    if isinstance(copies, ManyArrays):
+        dtypes, out = [copies.dtype] * len(copies), copies.addresses(backend)
+    else:
+        dtypes = [each.dtype for each in copies]
+        out = np.array(list(map(backend.address, copies)), np.int64)
+    narrow = [i for i, dtype in enumerate(dtypes) if dtype == I32]
+    source = np.full(len(dtypes), backend.address(keys), np.int64)
+    arrays: list[Any] = [keys, distinct, copies]
+    if narrow:
+        arrays.append(keys.astype(np.int32))
+        source[narrow] = backend.address(arrays[-1])
+    kernels = [(backend, f"dense_gather_u{8 * dtype.itemsize}") for dtype in dtypes]
+    index = backend.address(distinct.first) + I32.itemsize * distinct.starts[:-1]
+    sizes = distinct.sizes
+    publish(joined_column_launches(kernels, sizes.tolist(), [source, 1, index, out, sizes], arrays))

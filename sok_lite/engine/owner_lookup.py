@@ -10,8 +10,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, I64
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.packed import Empty
-from sok_lite.engine.pieces import Pieces
+from sok_lite.engine.pieces import Shape, addresses_of
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import BatchedLookup, LaunchColumns, batched, look_up_batch
@@ -43,7 +42,7 @@ class OwnerLookup:
         batch: Batch,
         keys: Array,
         sizes: list[int],
-        new_rows: Empty | None,
+        new_rows: Callable[[Shape], Array] | None,
     ) -> None:
         self._backend, self._batch = backend, batch
         self._tables: Sequence[Any] = batch.tables
@@ -75,7 +74,7 @@ class OwnerLookup:
         self._look_up(batched(requests), self._read_none)
         return results
 
-    def pool(self, out: Pieces) -> None:
+    def pool(self, out: Sequence[Array]) -> None:
         """Looks up the keys of all parts at once, and pools their rows.
 
         Args:
@@ -112,7 +111,7 @@ class OwnerLookup:
         policy = (batch.inserts[i], batch.missing[i], batch.filter_ratios[i])
         return LookupRequest(self._tables[i], self._size_of(numbers), outputs, *policy)
 
-    def _requests(self, out: Pieces) -> list[LookupRequest]:
+    def _requests(self, out: Sequence[Array]) -> list[LookupRequest]:
         batch, splits = self._batch, self._batch.splits_of_parts()
         requests = []
         for numbers in self._numbers_of:
@@ -124,18 +123,19 @@ class OwnerLookup:
             requests.append(self._request(numbers, outputs))
         return requests
 
-    def _columns(self, out: Pieces) -> LaunchColumns:
+    def _columns(self, out: Sequence[Array]) -> LaunchColumns:
         """Returns the same as `_requests`, as the words that a launch takes."""
         batch, backend = self._batch, self._backend
         parts, weights = batch.layout.pooled, [batch.weights[i] for i in batch.layout.order]
         where = parts.no_weights
         if [each for each in weights if each is not None]:
             where = backend.addresses(weights, F32)
+        places = np.asarray(addresses_of(backend, out, F32))
         return LaunchColumns(
             parts=parts,
             row_splits=backend.addresses([batch.row_splits], I64) + parts.row_splits,
             weights=where,
-            out=backend.addresses([out.whole], F32) + parts.out,
+            out=places if batch.layout.is_ordered else places[batch.layout.order],
             arrays=(batch, out),
         )
 

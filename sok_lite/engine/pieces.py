@@ -1,12 +1,13 @@
-"""Arrays that lie in one array, such as the results of all parts of a call.
+"""Many arrays of one dtype, such as the results of all parts of a call.
 
-Kernels take their addresses: these are computed for all parts at once, and a part is cut out only
+Kernels take their addresses: these are computed for all parts at once, and an array is made only
 when somebody reads it. A call may have a thousand parts.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import split_offsets
 
 Shape = tuple[int, ...]
-# Allocates (size,) float32, not initialised.
-OutputBuffer = Callable[[int], Array]
+# Allocates float32 arrays of some shapes, not initialised.
+Allocate = Callable[[Sequence[Shape]], "Sequence[Array]"]
 
 # Elements of 4 bytes in a line of memory: each result begins on one.
 LINE = 16
@@ -26,54 +27,60 @@ def up_to_line(size: Any) -> Any:
     return -(-size // LINE) * LINE
 
 
-class Places(NamedTuple):
-    """The layout of results in one array.
+class ManyArrays(Sequence[Array]):
+    """C-contiguous arrays of one dtype, each of which is made when somebody reads it.
 
     Attributes:
-      shapes: of the results.
-      starts: (n,) int64, the first element of each.
-      size: elements of the array.
+      shapes: of the arrays.
+      dtype: of all of them.
     """
 
-    shapes: Sequence[Shape]
-    starts: np.ndarray
-    size: int
+    __slots__ = ("dtype", "shapes")
+
+    def __init__(self, shapes: Sequence[Shape], dtype: np.dtype) -> None:
+        self.shapes, self.dtype = shapes, dtype
+
+    @abstractmethod
+    def addresses(self, backend: Backend) -> np.ndarray:
+        """Returns the address of each, (n,) int64."""
+
+    @abstractmethod
+    def _array(self, i: int) -> Array:
+        """Returns one of them."""
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    @overload
+    def __getitem__(self, i: int) -> Array: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Array]: ...
+    def __getitem__(self, i: int | slice) -> Array | list[Array]:
+        if isinstance(i, slice):
+            return [self._array(number) for number in range(*i.indices(len(self)))]
+        return self._array(range(len(self.shapes))[i])
 
 
-def places_of(num_rows: np.ndarray, dims: np.ndarray) -> Places:
-    """Returns the layout of results (num_rows, dim), each of which begins on a line of 64 bytes."""
-    offsets = split_offsets(up_to_line(num_rows * dims))
-    shapes = list(zip(num_rows.tolist(), dims.tolist(), strict=True))
-    return Places(shapes, offsets[:-1], int(offsets[-1]))
-
-
-class Pieces(Sequence[Array]):
+class Pieces(ManyArrays):
     """Arrays that lie in one array.
 
     Attributes:
       whole: (n,), C-contiguous.
-      shapes: of the pieces.
       starts: (n,) int64, the first element of each.
-      address: of `whole`, in bytes; None: not read yet.
     """
 
-    __slots__ = ("address", "shapes", "starts", "whole")
+    __slots__ = ("_address", "starts", "whole")
 
     def __init__(self, whole: Array, shapes: Sequence[Shape], starts: np.ndarray) -> None:
-        self.whole, self.shapes, self.starts = whole, shapes, starts
-        self.address: int | None = None
+        super().__init__(shapes, whole.dtype)
+        self.whole, self.starts = whole, starts
+        self._address: int | None = None  # of `whole`, in bytes; None: not read yet
 
     @staticmethod
-    def new(backend: Backend, places: Places, buffer: OutputBuffer | None) -> "Pieces":
-        """Returns memory for float32 results.
-
-        Args:
-          places: their layout.
-          buffer: allocates the memory, (size,) float32; None: the backend does.
-        """
-        shapes, starts, size = places
-        whole = backend.xp.empty(size, np.float32) if buffer is None else buffer(size)
-        return Pieces(whole, shapes, starts)
+    def on_lines(backend: Backend, shapes: Sequence[Shape]) -> "Pieces":
+        """Returns memory for float32 results, each of which begins on a line of 64 bytes."""
+        offsets = split_offsets(up_to_line(np.array(list(map(math.prod, shapes)), np.int64)))
+        return Pieces(backend.xp.empty(int(offsets[-1]), np.float32), shapes, offsets[:-1])
 
     @staticmethod
     def of(whole: Array, shapes: Sequence[Shape]) -> "Pieces":
@@ -86,18 +93,53 @@ class Pieces(Sequence[Array]):
         numbers = sizes.tolist() if type(sizes) is np.ndarray else sizes
         return Pieces(whole, list(zip(numbers)), split_offsets(numbers)[:-1])
 
-    def __len__(self) -> int:
-        return len(self.shapes)
+    def addresses(self, backend: Backend) -> np.ndarray:
+        if self._address is None:
+            (self._address,) = backend.addresses([self.whole], self.dtype).tolist()
+        return self._address + self.dtype.itemsize * self.starts
 
-    @overload
-    def __getitem__(self, i: int) -> Array: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Array]: ...
-    def __getitem__(self, i: int | slice) -> Array | list[Array]:
-        if isinstance(i, slice):
-            return [self[number] for number in range(*i.indices(len(self)))]
+    def _array(self, i: int) -> Array:
         start, shape = self.starts[i], self.shapes[i]
         return self.whole[start : start + math.prod(shape)].reshape(shape)
+
+
+class Scattered(ManyArrays):
+    """Arrays that lie anywhere.
+
+    Args:
+      places: the address of each, (n,) int64.
+      shapes, dtype: of the arrays.
+      make: makes the array of an address and a shape, which owns the memory; it is kept with it.
+    """
+
+    __slots__ = ("_make", "_places")
+
+    def __init__(
+        self,
+        places: np.ndarray,
+        shapes: Sequence[Shape],
+        dtype: np.dtype,
+        make: Callable[[int, Shape], Array],
+    ) -> None:
+        super().__init__(shapes, dtype)
+        self._places, self._make = places, make
+
+    def addresses(self, backend: Backend) -> np.ndarray:
+        return self._places
+
+    def _array(self, i: int) -> Array:
+        return self._make(int(self._places[i]), self.shapes[i])
+
+
+def new_results(
+    backend: Backend, shapes: Sequence[Shape], allocate: Allocate | None
+) -> Sequence[Array]:
+    """Returns memory for float32 results, not initialised.
+
+    Args:
+      allocate: of whom it is had; None: of the backend, as one array.
+    """
+    return Pieces.on_lines(backend, shapes) if allocate is None else allocate(shapes)
 
 
 def chosen(columns: Iterable[Sequence[Any]], numbers: Sequence[int]) -> list[Any]:
@@ -107,17 +149,17 @@ def chosen(columns: Iterable[Sequence[Any]], numbers: Sequence[int]) -> list[Any
 
 def shapes_of(arrays: Sequence[Array]) -> Sequence[Shape]:
     """Returns the shape of each array."""
-    return arrays.shapes if type(arrays) is Pieces else [array.shape for array in arrays]
+    return arrays.shapes if isinstance(arrays, ManyArrays) else [array.shape for array in arrays]
 
 
 def dtypes_of(arrays: Sequence[Array]) -> set[np.dtype]:
     """Returns the dtypes that arrays have."""
-    return {arrays.whole.dtype} if type(arrays) is Pieces else {each.dtype for each in arrays}
+    return {arrays.dtype} if isinstance(arrays, ManyArrays) else {each.dtype for each in arrays}
 
 
 def contiguous(backend: Backend, arrays: Sequence[Array]) -> Sequence[Array]:
     """Returns arrays as C-contiguous ones."""
-    if type(arrays) is Pieces or not [a for a in arrays if not a.flags.c_contiguous]:
+    if isinstance(arrays, ManyArrays) or not [a for a in arrays if not a.flags.c_contiguous]:
         return arrays
     return list(map(backend.xp.ascontiguousarray, arrays))
 
@@ -132,10 +174,8 @@ def addresses_of(
     """
     if arrays is None:
         return 0
-    if type(arrays) is not Pieces:
+    if not isinstance(arrays, ManyArrays):
         return backend.addresses(arrays, dtype)
-    if arrays.whole.dtype != dtype:
-        backend.addresses([arrays.whole], dtype)  # raises
-    if arrays.address is None:
-        arrays.address = backend.address(arrays.whole)
-    return arrays.address + dtype.itemsize * arrays.starts
+    if arrays.dtype != dtype:
+        backend.addresses(list(arrays), dtype)  # raises
+    return arrays.addresses(backend)

@@ -15,7 +15,7 @@ from sok_lite.backend.base import F32, I32, Words
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
-from sok_lite.engine.pieces import OutputBuffer, Pieces, addresses_of, places_of, shapes_of
+from sok_lite.engine.pieces import Allocate, addresses_of, new_results, shapes_of
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 _TASK_ITEMS = 1024  # of the least that is worth a task of its own
@@ -133,8 +133,8 @@ def group(
 
 
 def segment_sums(
-    backend: Backend, groups: Groups, terms: Terms, buffer: OutputBuffer | None = None
-) -> Pieces:
+    backend: Backend, groups: Groups, terms: Terms, allocate: Allocate | None = None
+) -> Sequence[Array]:
     """Sums the rows of each group, in ascending order of its items. It waits for nothing.
 
     Sums are taken in pieces of 32 items: a long sum is as exact as a short one and computed by many
@@ -143,7 +143,7 @@ def segment_sums(
     Args:
       groups: of T tables.
       terms: the summands of each table.
-      buffer: allocates all sums, (size,) float32; None: the backend does.
+      allocate: gives memory for the sums; None: the backend does.
 
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
@@ -153,7 +153,8 @@ def segment_sums(
     num_groups = groups.starts[1:] - groups.starts[:-1]
     shapes = shapes_of(sources)
     dims = np.array([dim for _, dim in shapes], np.int64)
-    outs = Pieces.new(backend, places_of(num_groups, dims), buffer)
+    of_outs = list(zip(num_groups.tolist(), dims.tolist(), strict=True))
+    outs = new_results(backend, of_outs, allocate)
     # Rounded up: each table's pieces begin where four columns can be moved at a time.
     pieces = split_offsets(-(-(num_items // _PIECE) * dims // 4) * 4)
     scratch = backend.xp.empty(int(pieces[-1]), np.float32)

@@ -34,7 +34,7 @@ from sok_lite.engine.packed import (
     pack_arrays,
     unpack_arrays,
 )
-from sok_lite.engine.pieces import OutputBuffer, Pieces
+from sok_lite.engine.pieces import Allocate
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
 from sok_lite.engine.route import Route
@@ -113,21 +113,21 @@ def forward(
     number: Array,
     rows: Sequence[Array],
     sent: SentKeys | None,
-    buffer: OutputBuffer | None = None,
-) -> tuple[Pieces, StaticContext]:
+    allocate: Allocate | None = None,
+) -> tuple[Sequence[Array], StaticContext]:
     """Pools rows that were read. Every rank must call it.
 
     Args:
       batch: the batch of `locate`.
       number, sent: from the `Located` of that batch.
       rows: of each table (its num_places, dim) storage, C-contiguous, the rows at `places`.
-      buffer: allocates the results, (size,) float32; None: the backend does.
+      allocate: gives memory for the results; None: the backend does.
 
     Returns:
       ((batch, dim) float32 per part, context).
     """
     if sent is None:
-        pooled = pool(backend, batch, rows, number, [0] * len(rows), buffer)
+        pooled = pool(backend, batch, rows, number, [0] * len(rows), allocate)
         are_weighted = [weights is not None for weights in batch.weights]
         sources = _rows_of_keys(backend, rows, cut(number, batch.layout.sizes), are_weighted)
         route = Route.alone(backend, comm, batch.layout.num_items)
@@ -138,7 +138,7 @@ def forward(
             rows_of_keys = _rows_of_keys(backend, rows, received, [True] * len(rows))
             returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
             # The others may come to the keys of the tables of the call that grow.
-            pooled, pooling = pool_returned(backend, batch, sent, returned, buffer)
+            pooled, pooling = pool_returned(backend, batch, sent, returned, allocate)
     num_places = np.array([len(each) for each in rows], np.int64)
     return pooled, StaticContext(pooling, num_places, number)
 
@@ -148,15 +148,15 @@ def backward(
     parts: Sequence[tuple[StaticTable, Array | None, str]],
     out_grads: Sequence[Array],
     context: StaticContext,
-    buffer: OutputBuffer | None = None,
-) -> tuple[Pieces, list[Array | None]]:
+    allocate: Allocate | None = None,
+) -> tuple[Sequence[Array], list[Array | None]]:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
     Args:
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
       context: that the forward returned.
-      buffer: allocates all row gradients, (size,) float32; None: the backend does.
+      allocate: gives memory for all row gradients; None: the backend does.
 
     Returns:
       (of each part (its places, dim) float32, by the rows that were read; of each part (n,) float32
@@ -167,7 +167,7 @@ def backward(
     starts = split_offsets(context.num_places)
     labels = context.number + _repeat(backend, starts[:-1].astype(np.int32), np.diff(begin))
     groups = group(backend, labels, begin, starts)
-    return segment_sums(backend, groups, terms, buffer), weight_grads
+    return segment_sums(backend, groups, terms, allocate), weight_grads
 
 
 # ---- what a graph carries from one half to the other ---------------------------------------------

@@ -51,6 +51,11 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 _UNKNOWN, _EXHAUSTED = 2, 8
 
 
+def array_dtype(dtype: int) -> np.dtype:
+    """Returns the type of arrays of a type of TensorFlow's, which it has a number for."""
+    return _DTYPES[dtype]
+
+
 class _Memory:
     """An address that becomes an array, which keeps the frame: it owns the memory."""
 
@@ -64,18 +69,23 @@ class Frame:
 
     Attributes:
       call: the number of the call.
-      is_on_gpu: whether the memory of inputs and outputs is a GPU's.
+      is_on_gpu: whether the memory of inputs and outputs is a GPU's, but for those that are always
+        on the host.
+      is_gradient: whether the operation is the gradient of the one that the call was made for.
     """
 
-    __slots__ = ("__weakref__", "_address", "_capsule", "_inputs", "call", "is_on_gpu")
+    __slots__ = (
+        *("__weakref__", "_address", "_capsule", "_inputs", "_num_numbers"),
+        *("call", "is_gradient", "is_on_gpu"),
+    )
 
     def __init__(self, address: int, capsule: object) -> None:
         count = ctypes.c_int64.from_address(address).value
         words = (ctypes.c_int64 * count).from_address(address)[:]
-        _, self._address, self.call, self.is_on_gpu = words[:4]
+        _, self._address, self.call, self.is_on_gpu, self._num_numbers, self.is_gradient = words[:6]
         self._capsule = capsule
         self._inputs: list[tuple[int, int, tuple[int, ...]]] = []
-        at = 4
+        at = 6
         while at < count:
             first, end = at + 3, at + 3 + words[at + 2]
             self._inputs.append((words[at], words[at + 1], tuple(words[first:end])))
@@ -85,41 +95,71 @@ class Frame:
         """Returns all inputs but handles and call, as arrays that are read only by agreement.
 
         Args:
-          backend: whose arrays they become; a copy is made where the memory is not its own.
+          backend: whose arrays they become; a copy is made where the memory is not its own. Numbers
+            are NumPy's in any case.
         """
-        arrays = [self._array(*each, backend) for each in self._inputs]
-        is_copied = backend.name != "cpu" and not self.is_on_gpu
-        return [backend.from_host(array) for array in arrays] if is_copied else arrays
+        begin = len(self._inputs) - self._num_numbers
+        arrays = [self.array(*each, backend) for each in self._inputs[:begin]]
+        if backend.name != "cpu" and not self.is_on_gpu:
+            arrays = [backend.from_host(array) for array in arrays]
+        return arrays + [self.array(*each, None) for each in self._inputs[begin:]]
 
-    def output(self, number: int, shape: Sequence[int], dtype: int, backend: Backend) -> Array:
-        """Returns the memory of an output, on the device of the operation, not initialised.
+    def allocate(
+        self,
+        first: int,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[int],
+        is_on_host: bool = False,
+    ) -> list[int]:
+        """Returns the addresses of outputs' memory, on their device, not initialised.
 
         Args:
-          number: of the output.
-          shape: it gets.
-          dtype: TensorFlow's number of its type; bfloat16 is an array of uint16.
-          backend: whose device it is, where that is a GPU.
+          first: the number of the first of them; they follow each other.
+          shapes: they get, of as many dimensions each.
+          dtypes: TensorFlow's numbers of their types.
+          is_on_host: whether they are on the host wherever the operation is.
 
         Raises:
           MemoryError: TensorFlow has not as much.
           RuntimeError: the operation has ended, or TensorFlow refuses otherwise.
         """
-        num_bytes = ctypes.c_int64(math.prod(shape) * _DTYPES[dtype].itemsize)
-        dims, frame = (ctypes.c_int64 * len(shape))(*shape), ctypes.c_void_p(self._address)
-        ops = operations().library
-        address = ops.sok_ops_allocate(frame, number, dtype, num_bytes, dims, len(shape))
-        if address == -1:
-            text = ctypes.create_string_buffer(1000)
-            code = ops.sok_ops_error(frame, text, ctypes.c_int64(len(text)))
-            reason = text.value.decode(errors="replace")
-            if code == _EXHAUSTED:
-                raise MemoryError(reason)
-            raise RuntimeError(f"TensorFlow gives no memory for a result: {reason}")
-        return self._array(address, dtype, tuple(shape), backend)
+        count, num_dims = len(shapes), len(shapes[0])
+        sizes = [math.prod(s) * _DTYPES[t].itemsize for s, t in zip(shapes, dtypes, strict=True)]
+        words = (ctypes.c_int64 * (count * (3 + num_dims)))(
+            *dtypes, *sizes, *itertools.chain.from_iterable(shapes)
+        )
+        place = ctypes.addressof(words)
+        types, num_bytes, dims = (ctypes.c_void_p(place + 8 * i * count) for i in range(3))
+        addresses = place + 8 * (2 + num_dims) * count
+        ops, frame = operations().library, ctypes.c_void_p(self._address)
+        of_call = (ctypes.c_int64(first), ctypes.c_int64(count), types, num_bytes, dims)
+        room = (ctypes.c_int64(num_dims), ctypes.c_void_p(addresses))
+        if ops.sok_ops_allocate(frame, *of_call, *room) == count:
+            return words[(2 + num_dims) * count :]
+        text = ctypes.create_string_buffer(1000)
+        code = ops.sok_ops_error(frame, text, ctypes.c_int64(len(text)))
+        reason = text.value.decode(errors="replace")
+        if code == _EXHAUSTED:
+            raise MemoryError(reason)
+        raise RuntimeError(f"TensorFlow gives no memory for a result: {reason}")
 
-    def _array(self, address: int, dtype: int, shape: tuple[int, ...], backend: Backend) -> Array:
+    def output(self, number: int, shape: Sequence[int], dtype: int, backend: Backend) -> Array:
+        """Returns the memory of an output as an array; see `allocate` and `array`."""
+        (address,) = self.allocate(number, [shape], [dtype])
+        return self.array(address, dtype, tuple(shape), backend)
+
+    def array(
+        self, address: int, dtype: int, shape: tuple[int, ...], backend: Backend | None
+    ) -> Array:
+        """Returns an array over memory of the operation, which owns the memory.
+
+        Args:
+          address: of the memory.
+          dtype: TensorFlow's number of its type; bfloat16 is an array of uint16.
+          backend: whose device it is, where the operation is on a GPU; None: it is on the host.
+        """
         kind, size = _DTYPES[dtype], math.prod(shape)
-        if self.is_on_gpu:
+        if self.is_on_gpu and backend is not None:
             xp = backend.xp
             if not size:
                 return xp.empty(shape, kind)
@@ -145,12 +185,18 @@ class Call:
     Args:
       run: takes the frame, and writes all outputs.
       is_eager: whether the caller takes what it raises, from `raised`.
+      gradient: the same for the operation's gradient, if that has the same call.
     """
 
-    __slots__ = ("__weakref__", "number", "run")
+    __slots__ = ("__weakref__", "gradient", "number", "run")
 
-    def __init__(self, run: Callable[[Frame], None], is_eager: bool) -> None:
-        self.run = run
+    def __init__(
+        self,
+        run: Callable[[Frame], None],
+        is_eager: bool,
+        gradient: Callable[[Frame], None] | None = None,
+    ) -> None:
+        self.run, self.gradient = run, gradient
         self.number = _of_process | (next(_serial) << 1) | is_eager
         _calls[self.number] = self
 
@@ -182,7 +228,8 @@ def _enter(address: int, capsule: object) -> None:
             "or import_graph_def, whose original is gone. Build the lookup anew, from tables of "
             "this process, or keep the original."
         )
-    call.run(frame)
+    run = call.gradient if frame.is_gradient and call.gradient is not None else call.run
+    run(frame)
 
 
 def _describe(error: BaseException) -> tuple[int, bytes]:

@@ -61,7 +61,7 @@ class PooledParts(NamedTuple):
       num_rows: rows of each, a list.
       numbers: (2, num_outputs), keys and rows of each.
       first: where its keys begin, among those of all tables.
-      row_splits, out: bytes before its row splits and before its rows.
+      row_splits: bytes before its row splits.
       combiner: numbers of COMBINERS.
       no_weights: zeros.
     """
@@ -71,7 +71,6 @@ class PooledParts(NamedTuple):
     numbers: np.ndarray
     first: np.ndarray
     row_splits: np.ndarray
-    out: np.ndarray
     combiner: np.ndarray
     no_weights: np.ndarray
 

@@ -1,0 +1,163 @@
+"""The gradients of lookups, as TensorFlow asks for them by the name of the operation.
+
+What they need is in the operation: its inputs, its outputs, and facts of the tables. So they are
+right in whatever TensorFlow makes of it: branches, loops, functions, tapes around these.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.host_call import refuse_replicas
+from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.operation import Facts, gradient_operation, operation
+from sok_lite.bridge.refusals import FORWARD_REFUSAL, is_called_from
+from sok_lite.bridge.row_gradient import (
+    is_out_of_a_loop,
+    no_second_derivative,
+    row_gradient,
+    zero_or_refused,
+)
+from sok_lite.bridge.tf_private import FORWARDPROP, could_possibly_record
+from sok_lite.engine.work_done import GRADIENTS
+
+# An attribute of an eager tensor, the last output of a pooled lookup or of its gradient: the call.
+_LOOKUP = "_sok_lite_lookup"
+
+
+def note_lookup(outputs: list[tf.Tensor], lookup: Any) -> None:
+    """Notes of which call the outputs of an eager operation are, for a tape."""
+    if could_possibly_record():
+        setattr(outputs[-1], _LOOKUP, lookup)
+
+
+@tf.RegisterGradient("SokLookup")
+def _gradient(op: Any, *gradients: Any) -> list[Any]:
+    """Returns the gradients of the tables and of the weights."""
+    facts, is_pooled = Facts.of(op), op.get_attr("J") > 0
+    names = ", ".join(map(repr, facts.names))
+    what = f"lookup_sparse in {names}" if is_pooled else f"a lookup in {names}"
+    refuse_replicas(f"The gradient of {what}")
+    if could_possibly_record() and is_called_from(FORWARDPROP):
+        raise NotImplementedError(FORWARD_REFUSAL)  # it derives what this gives, which are keys
+    if is_pooled:
+        return _of_pooled(op, facts, what, *gradients)
+    return _of_rows(op, facts, gradients[0])
+
+
+def _of_rows(op: Any, facts: Facts, gradient: Any) -> list[Any]:
+    """Returns the gradient of one table: the keys as they were given, and the rows' gradients."""
+    num_handles = op.get_attr("N")
+    rows, keys = op.outputs[0], op.inputs[num_handles + 1]
+    flat_grads = tf.cast(tf.reshape(gradient, [-1, facts.dims[0]]), tf.float32)
+    # A session runs only what it needs, and a gradient may need no row: the lookup must run all the
+    # same, or an update would not find the key.
+    is_pruned = not tf.executing_eagerly() and not tf.inside_function()
+    with tf.control_dependencies([rows] if is_pruned else []):
+        flat_keys = tf.cast(tf.reshape(keys, [-1]), facts.key_types[0])
+    slices = _by_handles(facts, 0, flat_keys, flat_grads, distinct=False)
+    return [*slices, *[None] * (len(op.inputs) - num_handles)]
+
+
+def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
+    """Returns the gradients of all tables, whose keys are distinct, and of the weights."""
+    count, num_handles = len(facts.dims), op.get_attr("N")
+    first, end = num_handles + 1, len(op.inputs) - op.get_attr("K")
+    inputs, numbers = list(op.inputs[first:end]), list(op.inputs[end:])
+    *outputs, told = op.outputs
+    # Row numbers, keys, `inverse`, `order`, and the rows of weighted items (pooled_lookup.py).
+    num_weighted = len(outputs) - count - 4
+    weights = [i for i, each in enumerate(inputs) if each.dtype == tf.float32][:num_weighted]
+    grads = [tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients[:count]]
+    types = [tf.float32] * count + facts.key_types + [tf.float32] * num_weighted
+    several = other_ranks() is not None
+    name = "sok_lookup_gradient_of_ranks" if several else "sok_lookup_gradient"
+    given = ([*grads, *inputs, *outputs[count:]], types)
+    asks, its_numbers = f"The gradient of {what}", [*numbers, told]
+    lookup = getattr(told, _LOOKUP, None)  # of an eager call, also where a graph asks
+    with tf.control_dependencies(_refusals(gradients[count:])):
+        if lookup is None:
+            of = (name, op, *given, asks, facts, its_numbers, several)
+            found = gradient_operation(*of)
+        else:
+            run, _, work = lookup.gradient
+            found = operation(
+                *(name, [], run, *given, lookup.backend, asks, facts, work),
+                numbers=its_numbers,
+                is_ordered=several,
+            )
+    if tf.executing_eagerly():
+        note_lookup(found, lookup)
+    results: list[Any] = [None] * len(op.inputs)
+    slices = []
+    for i, dim in enumerate(facts.dims):
+        rows, keys = found[i], found[count + i]
+        if not tf.executing_eagerly():
+            rows.set_shape([None, dim])
+            keys.set_shape([None])
+        slices += _by_handles(facts, i, keys, rows, distinct=True)
+    results[:num_handles] = slices
+    for place, weight_grads in zip(weights, found[2 * count :], strict=True):
+        if not tf.executing_eagerly():
+            weight_grads.set_shape(inputs[place].shape)
+        results[first + place] = weight_grads
+    return results
+
+
+def _by_handles(
+    facts: Facts, number: int, keys: tf.Tensor, row_grads: tf.Tensor, distinct: bool
+) -> list[Any]:
+    """Returns the gradient of each resource of a table.
+
+    Args:
+      number: of the table.
+      keys: (n,) of the key type.
+      row_grads: (n, dim) float32.
+      distinct: whether no key repeats.
+    """
+    count, name, dim = facts.handles_of[number], facts.names[number], facts.dims[number]
+    if not facts.trainable[number] and not tf.executing_eagerly() and is_out_of_a_loop():
+        return [None] * count  # it would be refused, and nobody has asked for it
+    if count == 1:
+        return [row_gradient(name, keys, row_grads, dim, distinct)]
+    # The parts of one table, which TFPlus gives keys by their remainder.
+    owners = tf.cast(tf.math.floormod(keys, count), tf.int32)
+    pieces = (tf.dynamic_partition(each, owners, count) for each in (keys, row_grads))
+    return [row_gradient(name, *each, dim, distinct) for each in zip(*pieces, strict=True)]
+
+
+# ---- second derivatives --------------------------------------------------------------------------
+
+
+@tf.RegisterGradient("SokLookupGradient")
+@tf.RegisterGradient("SokLookupGradientOfRanks")
+def _second(op: Any, *arrived: Any) -> list[Any]:
+    """Refuses the derivative of the gradient of a pooled lookup, which Python has computed.
+
+    In a graph it raises when it runs, and only where a derivative other than zero is asked for:
+    there TensorFlow derives all outputs of a function, wanted or not, and gives zeros for the
+    others.
+    """
+    lookup = getattr(op.outputs[-1], _LOOKUP, None)
+    names = ", ".join(map(repr, Facts.of(op).names))
+    text = no_second_derivative(lookup.what if lookup else f"lookup_sparse in {names}")
+    if tf.executing_eagerly():
+        raise NotImplementedError(text)
+    with tf.control_dependencies([zero_or_refused(text, arrived)]):
+        # By the rows of weighted items, which the lookup gave, it has to come to the lookup's own
+        # gradient: `_refusals`.
+        return [
+            tf.identity(tf.zeros_like(each)) if each.dtype.is_floating else None
+            for each in op.inputs
+        ]
+
+
+def _refusals(arrived: Any) -> list[tf.Tensor]:
+    """Returns what may raise of the derivatives by the rows of weighted items, all of them zeros.
+
+    Those that TensorFlow makes where there is none cannot.
+    """
+    if tf.executing_eagerly():
+        return []
+    tensors = [each for each in arrived if isinstance(each, tf.Tensor) and hasattr(each, "op")]
+    return [each for each in tensors if each.op.type != "ZerosLike"]
