@@ -141,9 +141,10 @@ class ResultBuffer:
         self._backend = backend
         self.whole: Array
 
-    def __call__(self, size: int) -> Array:
-        self.whole = empty((size,), tf.float32, self._backend)
-        return self.whole
+    def __call__(self, shapes: Sequence[Shape]) -> Pieces:
+        pieces = Pieces.on_lines(shapes, lambda size: empty((size,), tf.float32, self._backend))
+        self.whole = pieces.whole
+        return pieces
 
 
 def cut_rows(joined: tf.Tensor, lengths: Numbers, dims: Sequence[int]) -> list[tf.Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.backend import Array
+from sok_lite.bridge import lookup_gradient  # noqa: F401 it registers the gradient
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
 from sok_lite.bridge.inference import (
     AS_USUAL,

@@ -38,7 +38,7 @@ def _gradient(op: Any, *gradients: Any) -> list[Any]:
     names = ", ".join(map(repr, facts.names))
     what = f"lookup_sparse in {names}" if is_pooled else f"a lookup in {names}"
     refuse_replicas(f"The gradient of {what}")
-    if could_possibly_record() and is_called_from(FORWARDPROP):
+    if not tf.executing_eagerly() and is_called_from(FORWARDPROP):
         raise NotImplementedError(FORWARD_REFUSAL)  # it derives what this gives, which are keys
     if is_pooled:
         return _of_pooled(op, facts, what, *gradients)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +32,26 @@ def inputs_of(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], list[tf.T
     return inputs, numbers
 
 
+class Given(NamedTuple):
+    """The arrays of one table; None of what there is not.
+
+    Attributes:
+      keys: (n,) integers.
+      places: of the keys (batch + 1,) row splits or, of a sparse matrix, (n, 2) indices.
+      num_rows: of the batch.
+      weights: (n,) float32.
+      weight_places: as `places`, of the weights.
+      num_weight_rows: of the matrix of the weights, if that is sparse.
+    """
+
+    keys: Array
+    places: Array | None
+    num_rows: int
+    weights: Array | None
+    weight_places: Array | None
+    num_weight_rows: int
+
+
 class BatchOfInputs:
     """Makes the engine's batch of the inputs of a lookup, each time that it runs.
 
@@ -46,63 +66,87 @@ class BatchOfInputs:
     def __init__(self, tables: Sequence[TableSpec], backend: Backend) -> None:
         self._tables, self._backend = tables, backend
         self._combiners = [table.combiner for table in tables]
-        self._widths = tuple([table.width for table in tables])
         of_rows = [table.is_ragged for table in tables if table.width is None]
-        of_rows += [table.weights_are_ragged for table in tables if table.weights_are_ragged is not None]
-        self.num_numbers = of_rows.count(False)
+        of_weights = [table.weights_are_ragged for table in tables]
+        self.num_numbers = [*of_rows, *of_weights].count(False)
         self._layout: Layout | None = None  # of the last batch: most have the same
 
-    def make(
-        self, tables: Sequence[Any], arrays: Iterator[Array], numbers: Iterator[np.ndarray]
-    ) -> Batch:
+    def given(self, arrays: Sequence[Array], numbers: Sequence[np.ndarray]) -> list[Given]:
+        """Returns the arrays of each table. It looks at no element on a GPU.
+
+        Args:
+          arrays, numbers: what became of the tensors of `inputs_of`; other ones may follow.
+
+        Raises:
+          ValueError: row splits of length 0.
+        """
+        on_device, on_host = iter(arrays), iter(numbers)
+        result = []
+        for spec in self._tables:
+            keys = next(on_device)
+            places, weights, weight_places, num_weight_rows = None, None, None, 0
+            if spec.width is not None:
+                num_rows = keys.size // spec.width
+            else:
+                places = next(on_device)
+                num_rows = _num_rows(spec.is_ragged, places, on_host)
+            if spec.has_weights:
+                weights = next(on_device)
+            if spec.weights_are_ragged is not None:
+                weight_places = next(on_device)
+                num_weight_rows = _num_rows(spec.weights_are_ragged, weight_places, on_host)
+            of_weights = (weights, weight_places, num_weight_rows)
+            result.append(Given(keys, places, num_rows, *of_weights))
+        return result
+
+    def make(self, tables: Sequence[Any], given: Sequence[Given]) -> Batch:
         """Returns a batch, yet without a policy for keys that have no row.
 
         Args:
           tables: the engine's.
-          arrays, numbers: what became of the tensors of `inputs_of`; other ones may follow.
+          given: of each.
 
         Raises:
           ValueError: row numbers of a sparse matrix fall, or leave it; a key does not fit; weights
             and keys are not equally many, or have other rows.
         """
-        backend, xp = self._backend, self._backend.xp
-        keys: list[Array] = []
-        splits: list[Array] = []  # of ids that are not dense
-        weights: list[Array | None] = []
-        for spec in self._tables:
-            its_keys = next(arrays)
+        backend = self._backend
+        splits: list[Array | None] = [None] * len(given)  # of dense ids
+        for i, (spec, its) in enumerate(zip(self._tables, given, strict=True)):
             if not spec.ids_fit:
-                alive(spec.variable).table.engine_keys(its_keys)
-            keys.append(_as_int64(its_keys))
-            if spec.width is None:
-                splits.append(_splits_of(backend, spec.is_ragged, arrays, numbers))
-            weights.append(None)
-            if spec.has_weights:
-                weights[-1] = _checked_weights(spec, next(arrays), its_keys.size)
-            if spec.weights_are_ragged is not None:
-                theirs = _splits_of(backend, spec.weights_are_ragged, arrays, numbers)
-                _check_weight_rows(spec, splits[-1], theirs)
-        sizes = [each.size for each in keys]
-        if splits and len(splits) < len(sizes):
-            # Of dense ids between others, one table at a time.
-            of_others = iter(splits)
-            pairs = zip(sizes, self._widths, strict=True)
-            splits = [
-                next(of_others) if width is None else _splits_of_dense(backend, ((n, width),))
-                for n, width in pairs
-            ]
-        if splits:
-            row_splits = splits[0] if len(splits) == 1 else xp.concatenate(splits)
-            num_rows = [each.size - 1 for each in splits]
-        else:
-            shapes = tuple(zip(sizes, self._widths, strict=True))
-            row_splits = _splits_of_dense(backend, shapes)
-            num_rows = [n // width for n, width in shapes]
+                alive(spec.variable).table.engine_keys(its.keys)
+            if its.weights is not None and its.weights.size != its.keys.size:
+                raise ValueError(
+                    f"sp_weights[{spec.number}] must have one weight for each key of "
+                    f"sp_ids[{spec.number}]. "
+                    f"Received: {its.weights.size} weights and {its.keys.size} keys."
+                )
+            if its.places is not None:
+                splits[i] = _splits_of(backend, spec.is_ragged, its.places, its.num_rows)
+            if its.weight_places is not None:
+                of_weights = (spec.weights_are_ragged, its.weight_places, its.num_weight_rows)
+                if splits[i] is None:
+                    splits[i] = _splits_of_dense(backend, ((its.keys.size, its.num_rows),))
+                _check_weight_rows(spec, splits[i], _splits_of(backend, *of_weights))
+        sizes, num_rows = [each.keys.size for each in given], [each.num_rows for each in given]
         layout = self._layout
         if layout is None or not layout.is_of(sizes, num_rows):
             layout = self._layout = Layout(tables, self._combiners, sizes, num_rows)
-        joined = keys[0] if len(keys) == 1 else xp.concatenate(keys)
-        return Batch(tables, layout, joined, row_splits, weights)
+        shapes = tuple(zip(sizes, num_rows, strict=True))
+        if all(each is None for each in splits):
+            row_splits = _splits_of_dense(backend, shapes)
+        else:
+            all_splits = [
+                _splits_of_dense(backend, (shape,)) if each is None else each
+                for each, shape in zip(splits, shapes, strict=True)
+            ]
+            row_splits = _joined(backend, all_splits)
+        keys = _joined(backend, [_as_int64(each.keys) for each in given])
+        return Batch(tables, layout, keys, row_splits, [each.weights for each in given])
+
+
+def _joined(backend: Backend, arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else backend.xp.concatenate(arrays)
 
 
 def _as_int64(keys: Array) -> Array:
@@ -110,20 +154,23 @@ def _as_int64(keys: Array) -> Array:
     return keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64, copy=False)
 
 
-def _splits_of(
-    backend: Backend, is_ragged: bool, arrays: Iterator[Array], numbers: Iterator[np.ndarray]
-) -> Array:
-    """Returns the row splits, (batch + 1,) int64, of ids or weights that are not dense."""
-    places = next(arrays)
+def _num_rows(is_ragged: bool, places: Array, numbers: Iterator[np.ndarray]) -> int:
+    """Returns the rows of a ragged or sparse matrix, of which a number may say how many."""
     if not is_ragged:
-        of_items = backend.xp.ascontiguousarray(places[:, 0])
-        return row_splits_of(backend, of_items, int(next(numbers)[0]))
+        return int(next(numbers)[0])
     if not places.size:
         raise ValueError(
             "Row splits must have shape (batch + 1,). Received: row splits of length 0. Those of "
             "no rows are [0]."
         )
-    return places.astype(np.int64, copy=False)
+    return int(places.size) - 1
+
+
+def _splits_of(backend: Backend, is_ragged: bool, places: Array, num_rows: int) -> Array:
+    """Returns the row splits, (num_rows + 1,) int64, of ids or weights that are not dense."""
+    if is_ragged:
+        return places.astype(np.int64, copy=False)
+    return row_splits_of(backend, backend.xp.ascontiguousarray(places[:, 0]), num_rows)
 
 
 # The last ones are kept: most calls of a program have batches of one size, and on a GPU the splits
@@ -133,23 +180,15 @@ def _splits_of_dense(backend: Backend, shapes: Sequence[tuple[int, int]]) -> Arr
     """Returns the row splits of dense ids, those of each table from 0 on.
 
     Args:
-      shapes: of each table how many ids it has, and how many of them a row.
+      shapes: of each table, how many ids it has, and how many rows.
     """
     # Most tables of a call have ids of one shape.
     made = {
-        (n, width): np.arange(n // width + 1, dtype=np.int64) * width for n, width in set(shapes)
+        (n, rows): np.arange(rows + 1, dtype=np.int64) * (n // (rows or 1))
+        for n, rows in set(shapes)
     }
     splits = [made[shape] for shape in shapes]
     return backend.from_host(splits[0] if len(splits) == 1 else np.concatenate(splits))
-
-
-def _checked_weights(spec: TableSpec, weights: Array, num_keys: int) -> Array:
-    if weights.size != num_keys:
-        raise ValueError(
-            f"sp_weights[{spec.number}] must have one weight for each key of "
-            f"sp_ids[{spec.number}]. Received: {weights.size} weights and {num_keys} keys."
-        )
-    return weights
 
 
 def _check_weight_rows(spec: TableSpec, splits: Array, theirs: Array) -> None:

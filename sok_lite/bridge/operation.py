@@ -104,6 +104,7 @@ class Outputs:
         self._is_copied = backend.name != "cpu" and not frame.is_on_gpu
         self._memory = "GPU memory" if frame.is_on_gpu else "memory"
         self._copies: list[tuple[np.ndarray, Array]] = []
+        self._addresses: dict[int, list[int]] = {}  # of memory that nobody has asked for yet
 
     def empty(self, number: int, shape: Sequence[int]) -> Array:
         """Returns the memory of an output, to be written; bfloat16 is an array of uint16.
@@ -125,17 +126,10 @@ class Outputs:
         """
         if not shapes:
             return []
-        dtypes = self._dtypes[first : first + len(shapes)]
-        kinds = [each.as_datatype_enum for each in dtypes]
-        try:
-            addresses = self._allocate(first, shapes, kinds)
-        except MemoryError as error:
-            sizes = [math.prod(s) * t.size for s, t in zip(shapes, dtypes, strict=True)]
-            raise MemoryError(
-                f"TensorFlow has no {sum(sizes):,} bytes of {self._memory} for a result. Take "
-                "smaller batches, or leave it more: tables and TensorFlow share it. "
-                f"({error})"
-            ) from error
+        kinds = [each.as_datatype_enum for each in self._dtypes[first : first + len(shapes)]]
+        if first not in self._addresses:
+            self.allocate((first, shapes))
+        addresses = self._addresses.pop(first)
         array, backend = self._frame.array, self._backend
         if len(shapes) > 1 and not self._is_copied and len(set(kinds)) == 1:
             (kind,) = set(kinds)
@@ -153,15 +147,35 @@ class Outputs:
         self._copies += zip(arrays, copies, strict=True)
         return copies
 
-    def _allocate(self, first: int, shapes: Sequence[Shape], kinds: Sequence[int]) -> list[int]:
-        give = partial(self._frame.allocate, first, shapes, kinds)
-        if not self._frame.is_on_gpu:
-            return give()
-        addresses = with_all_memory(self._backend, give, MemoryError)
-        if any(map(math.prod, shapes)):
+    def allocate(self, *groups: tuple[int, Sequence[Shape]]) -> None:
+        """Gets memory for outputs that `several` is to return. On a GPU it waits once for all.
+
+        Args:
+          groups: of each call of `several` the arguments.
+
+        Raises:
+          MemoryError: TensorFlow has not as much.
+        """
+        for first, shapes in groups:
+            dtypes = self._dtypes[first : first + len(shapes)]
+            kinds = [each.as_datatype_enum for each in dtypes]
+            give = partial(self._frame.allocate, first, shapes, kinds)
+            try:
+                if self._frame.is_on_gpu:
+                    addresses = with_all_memory(self._backend, give, MemoryError)
+                else:
+                    addresses = give()
+            except MemoryError as error:
+                size = sum(math.prod(s) * t.size for s, t in zip(shapes, dtypes, strict=True))
+                raise MemoryError(
+                    f"TensorFlow has no {size:,} bytes of {self._memory} for a result. Take "
+                    "smaller batches, or leave it more: tables and TensorFlow share it. "
+                    f"({error})"
+                ) from error
+            self._addresses[first] = addresses
+        if self._frame.is_on_gpu and any(math.prod(s) for _, shapes in groups for s in shapes):
             # TensorFlow gives memory out again while its own stream may still read it.
             self._backend.synchronize_device()
-        return addresses
 
     def give(self, number: int, array: Array) -> None:
         """Copies an array to an output."""

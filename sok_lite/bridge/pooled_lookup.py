@@ -12,13 +12,12 @@ from sok_lite.backend import Array, Backend
 from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.lookup_arguments import TableSpec
-from sok_lite.bridge.lookup_inputs import BatchOfInputs
+from sok_lite.bridge.lookup_inputs import BatchOfInputs, Given
 from sok_lite.bridge.operation import OfGradient, Outputs
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.lookup import BackwardContext
 from sok_lite.engine.pieces import Shape
@@ -80,8 +79,15 @@ class PooledLookup:
         agree(comm, self._tag, tables, self._combiners)
         with shared_failure(comm):
             insert, missing = self._policy.now(self.tables, self._pipeline)
-            ratios = [t.filter_ratio if self._policy.has_filter else 1.0 for t in self.tables]
-            batch = self._batch(tables, arrays, arrays)._replace(
+            ratios = [t.filter_ratio if self._policy.has_filter else 1.0 for t in tables]
+            given = self._given(arrays, arrays)
+            # All that is known of, before kernels run, which TensorFlow's memory would wait for.
+            shapes = [(its.num_rows, t.dim) for its, t in zip(given, tables, strict=True)]
+            sent = [(0, shapes)]
+            if comm.size == 1:
+                sent.append((count, [_shape_of_words(sum([its.keys.size for its in given]))]))
+            outputs.allocate(*sent)
+            batch = self._batches.make(tables, given)._replace(
                 inserts=[insert] * count, missing=[missing] * count, filter_ratios=ratios
             )
 
@@ -114,7 +120,7 @@ class PooledLookup:
             tables = live_tables(self._references)
             *arrays, numbers = arrays
             grads, inputs = arrays[:count], arrays[count:]
-            batch = self._batch(tables, inputs, arrays)
+            batch = self._batches.make(tables, self._given(inputs, arrays))
             begin = len(arrays) - self._batches.num_numbers - self._num_context
             of_context = arrays[begin : begin + self._num_context]
             (rows, keys, *others), of_weighted = of_context[:4], iter(of_context[4:])
@@ -124,18 +130,29 @@ class PooledLookup:
                 *((keys, *(each.view(np.int32) for each in others)), sources),
             )
             parts = list(zip(tables, batch.weights, self._combiners, strict=True))
-            where = (partial(outputs.several, 0), partial(outputs.several, count))
-            found = lookup.backward(backend, parts, grads, context, *where)
+
+            def allocate(sizes: Sequence[int]) -> tuple[Sequence[Array], Sequence[Array]]:
+                shapes = [(size, t.dim) for size, t in zip(sizes, tables, strict=True)]
+                of_keys = list(zip(sizes))
+                outputs.allocate((0, shapes), (count, of_keys))
+                return outputs.several(0, shapes), outputs.several(count, of_keys)
+
+            found = lookup.backward(backend, parts, grads, context, allocate)
             weight_grads = [each for each in found.weight_grads if each is not None]
             for number, each in enumerate(weight_grads, 2 * count):
                 outputs.give(number, each)
 
-    def _batch(self, tables: list[Any], inputs: list[Array], all_arrays: list[Array]) -> Batch:
-        """Returns the batch of inputs that come first in some arrays, and of numbers at the end."""
+    def _given(self, inputs: list[Array], all_arrays: list[Array]) -> list[Given]:
+        """Returns what is given by inputs that come first in some arrays, and numbers at the end."""
         begin = len(all_arrays) - self._batches.num_numbers
-        return self._batches.make(tables, iter(inputs), iter(all_arrays[begin:]))
+        return self._batches.given(inputs, all_arrays[begin:])
+
+
+def _shape_of_words(count: int) -> Shape:
+    """Returns the shape of an output of int64 that has so many numbers of 32 bits."""
+    return (-(-count // 2),)
 
 
 def _words(outputs: Outputs, number: int, count: int, dtype: type) -> Array:
     """Returns the memory of an output of int64, as so many numbers of 32 bits."""
-    return outputs.empty(number, (-(-count // 2),)).view(dtype)[:count]
+    return outputs.empty(number, _shape_of_words(count)).view(dtype)[:count]

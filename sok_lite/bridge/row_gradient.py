@@ -8,7 +8,15 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.tf_private import GRADIENT_OF_A_LOOP, FuncGraph, graphs_around
+from sok_lite.bridge.refusals import FORWARD_REFUSAL
+from sok_lite.bridge.tf_private import (
+    CONVERSION,
+    GRADIENT_OF_A_FUNCTION,
+    GRADIENT_OF_A_LOOP,
+    FuncGraph,
+    callers,
+    graphs_around,
+)
 
 OUT_OF_A_LOOP = (
     "Look all keys up before the loop, or put the gradient, such as a GradientTape, inside it."
@@ -80,6 +88,9 @@ def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
     shape = None if value.dense_shape is None else tf.get_static_value(value.dense_shape)
     if shape is None or shape[0] >= 0:
         return NotImplemented
+    modules = (frame.f_globals.get("__name__") for frame in callers())
+    if next(name for name in modules if name not in CONVERSION) == GRADIENT_OF_A_FUNCTION:
+        raise NotImplementedError(FORWARD_REFUSAL)
     raise NotImplementedError(
         "The gradient of a table has no dense form: its indices are keys, and not numbers of rows. "
         "tf.convert_to_tensor, tf.norm, tf.add_n, tape.jacobian and the like ask for one. Use its "

@@ -146,6 +146,14 @@ CONTROL_FLOW = "_get_control_flow_context"
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 # The module of ForwardAccumulator, which derives the gradients of operations.
 FORWARDPROP = "tensorflow.python.eager.forwardprop"
+# The module of a tf.function's gradient: it makes gradients dense for a ForwardAccumulator alone.
+# And those that are between it and who refuses that.
+GRADIENT_OF_A_FUNCTION = "tensorflow.python.eager.polymorphic_function.concrete_function"
+CONVERSION = (
+    "tensorflow.python.framework.tensor_conversion_registry",
+    "tensorflow.python.framework.ops",
+    "tensorflow.python.profiler.trace",
+)
 # The module that makes zeros for the gradient of a variable that has none.
 DEFAULT_GRADIENT = "tensorflow.python.ops.default_gradient"
 # The module that has the scatters of `tf.compat.v1`.

@@ -187,8 +187,7 @@ def backward(
     parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
     out_grads: Sequence[Array],
     context: BackwardContext,
-    allocate: Allocate | None = None,
-    new_keys: Callable[[Sequence[Shape]], Sequence[Any]] | None = None,
+    allocate: Callable[[Sequence[int]], tuple[Sequence[Array], Sequence[Array]]] | None = None,
 ) -> Gradients:
     """Returns the gradients of a `forward`. Every rank must call it, in the order of the forwards.
 
@@ -197,9 +196,9 @@ def backward(
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
       context: that the forward returned.
-      allocate: gives memory for all row gradients; None: the backend does.
-      new_keys: gives arrays of shapes, which get the keys of each part as well; (k,) int64, or
-        int32 where the table's keys are.
+      allocate: takes how many keys each part has; gives memory for the gradients of its rows and for
+        a copy of its keys: (k, dim) float32, and (k,) int64 or, of a table of such keys, int32.
+        None: the backend's, and there is no copy.
 
     Raises:
       ValueError: a gradient is not float32, or of another shape than its output.
@@ -207,12 +206,14 @@ def backward(
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
     begin = split_offsets(context.pooling.route.num_received)
     distinct = dedup(backend, context.keys, begin)
+    sizes, starts = distinct.sizes.tolist(), distinct.starts[:-1]
+    sums, copies = (None, None) if allocate is None else allocate(sizes)
     groups = group(backend, distinct.inverse, begin, distinct.starts)
-    sums = segment_sums(backend, groups, terms, allocate)
-    shapes, starts = list(zip(distinct.sizes.tolist())), distinct.starts[:-1]
+    sums = segment_sums(backend, groups, terms, sums)
+    if copies is not None:
+        _copy_keys(backend, context.keys, distinct, copies)
+    shapes = list(zip(sizes))
     keys = Pieces(distinct.keys, shapes, starts)
-    if new_keys is not None:
-        _copy_keys(backend, context.keys, distinct, new_keys(shapes))
     rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
     row_epochs, num_without_row, lookup_numbers = context.found.tolist()
     are_complete = [count == 0 for count in num_without_row]
@@ -222,9 +223,7 @@ def backward(
     return Gradients(keys, sums, weight_grads)
 
 
-def _copy_keys(
-    backend: Backend, keys: Array, distinct: Distinct, copies: Sequence[Array]
-) -> None:
+def _copy_keys(backend: Backend, keys: Array, distinct: Distinct, copies: Sequence[Array]) -> None:
     """Copies the distinct keys of each part to an array of its own, by one launch.
 
     Args:

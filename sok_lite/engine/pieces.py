@@ -77,10 +77,14 @@ class Pieces(ManyArrays):
         self._address: int | None = None  # of `whole`, in bytes; None: not read yet
 
     @staticmethod
-    def on_lines(backend: Backend, shapes: Sequence[Shape]) -> "Pieces":
-        """Returns memory for float32 results, each of which begins on a line of 64 bytes."""
+    def on_lines(shapes: Sequence[Shape], empty: Callable[[int], Array]) -> "Pieces":
+        """Returns memory for results, each of which begins on a line of 64 bytes.
+
+        Args:
+          empty: allocates (size,) float32, not initialised.
+        """
         offsets = split_offsets(up_to_line(np.array(list(map(math.prod, shapes)), np.int64)))
-        return Pieces(backend.xp.empty(int(offsets[-1]), np.float32), shapes, offsets[:-1])
+        return Pieces(empty(int(offsets[-1])), shapes, offsets[:-1])
 
     @staticmethod
     def of(whole: Array, shapes: Sequence[Shape]) -> "Pieces":
@@ -132,14 +136,16 @@ class Scattered(ManyArrays):
 
 
 def new_results(
-    backend: Backend, shapes: Sequence[Shape], allocate: Allocate | None
+    backend: Backend, shapes: Sequence[Shape], allocate: Allocate | None = None
 ) -> Sequence[Array]:
     """Returns memory for float32 results, not initialised.
 
     Args:
       allocate: of whom it is had; None: of the backend, as one array.
     """
-    return Pieces.on_lines(backend, shapes) if allocate is None else allocate(shapes)
+    if allocate is not None:
+        return allocate(shapes)
+    return Pieces.on_lines(shapes, lambda size: backend.xp.empty(size, np.float32))
 
 
 def chosen(columns: Iterable[Sequence[Any]], numbers: Sequence[int]) -> list[Any]:

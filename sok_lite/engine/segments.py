@@ -15,7 +15,7 @@ from sok_lite.backend.base import F32, I32, Words
 from sok_lite.backend.publish import Action
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
-from sok_lite.engine.pieces import Allocate, addresses_of, new_results, shapes_of
+from sok_lite.engine.pieces import addresses_of, new_results, shapes_of
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 _TASK_ITEMS = 1024  # of the least that is worth a task of its own
@@ -133,7 +133,7 @@ def group(
 
 
 def segment_sums(
-    backend: Backend, groups: Groups, terms: Terms, allocate: Allocate | None = None
+    backend: Backend, groups: Groups, terms: Terms, out: Sequence[Array] | None = None
 ) -> Sequence[Array]:
     """Sums the rows of each group, in ascending order of its items. It waits for nothing.
 
@@ -143,7 +143,7 @@ def segment_sums(
     Args:
       groups: of T tables.
       terms: the summands of each table.
-      allocate: gives memory for the sums; None: the backend does.
+      out: (groups of the table, dim) float32 of each, to write into; None: new memory.
 
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
@@ -153,8 +153,8 @@ def segment_sums(
     num_groups = groups.starts[1:] - groups.starts[:-1]
     shapes = shapes_of(sources)
     dims = np.array([dim for _, dim in shapes], np.int64)
-    of_outs = list(zip(num_groups.tolist(), dims.tolist(), strict=True))
-    outs = new_results(backend, of_outs, allocate)
+    if out is None:
+        out = new_results(backend, list(zip(num_groups.tolist(), dims.tolist(), strict=True)))
     # Rounded up: each table's pieces begin where four columns can be moved at a time.
     pieces = split_offsets(-(-(num_items // _PIECE) * dims // 4) * 4)
     scratch = backend.xp.empty(int(pieces[-1]), np.float32)
@@ -165,15 +165,15 @@ def segment_sums(
         *(address(groups.offsets), address(groups.order), address(groups.labels)),
         *(groups.starts[:-1], num_groups, groups.begin[:-1], num_items),
         (num_items >= _PIECE) * (address(scratch) + 4 * pieces[:-1]),
-        addresses_of(backend, outs, F32),
+        addresses_of(backend, out, F32),
     ]
-    arrays = (groups, terms, scratch, outs)
+    arrays = (groups, terms, scratch, out)
     # A few groups may have many items: the work is worth as many threads as there are items.
     summing = (num_groups > 0) * np.maximum(num_groups, num_items)
     adding = ((num_groups > 0) & (num_items > _PIECE)) * num_items
     for kernel, work in (("segment_sums", summing), ("segment_add_pieces", adding)):
         backend.launch_columns(kernel, work.tolist(), columns, arrays)
-    return outs
+    return out
 
 
 def segment_sum(

@@ -34,7 +34,7 @@ from sok_lite.engine.packed import (
     pack_arrays,
     unpack_arrays,
 )
-from sok_lite.engine.pieces import Allocate
+from sok_lite.engine.pieces import Allocate, new_results
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
 from sok_lite.engine.route import Route
@@ -162,12 +162,16 @@ def backward(
       (of each part (its places, dim) float32, by the rows that were read; of each part (n,) float32
       by its weights, None where there are none).
     """
+    shapes = [
+        (n, table.dim) for n, (table, _, _) in zip(context.num_places.tolist(), parts, strict=True)
+    ]
+    out = new_results(backend, shapes, allocate)
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
     begin = split_offsets(context.pooling.route.num_received)
     starts = split_offsets(context.num_places)
     labels = context.number + _repeat(backend, starts[:-1].astype(np.int32), np.diff(begin))
     groups = group(backend, labels, begin, starts)
-    return segment_sums(backend, groups, terms, allocate), weight_grads
+    return segment_sums(backend, groups, terms, out), weight_grads
 
 
 # ---- what a graph carries from one half to the other ---------------------------------------------

@@ -24,7 +24,7 @@ from sok_lite.bridge.joined import (
 )
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine import segments
-from sok_lite.engine.pieces import Pieces, places_of
+from sok_lite.engine.pieces import Pieces
 
 CPU = get_backend("cpu")
 SHAPES = [(5, 3), (0, 7), (16, 1), (1, 16), (33, 20), (0, 16), (4, 4), (7, 64)]
@@ -45,7 +45,7 @@ def numbered(shapes):
 
 def filled_room(shapes):
     buffer = ResultBuffer(CPU)
-    arrays = Pieces.new(CPU, places_of(*np.array(shapes).T), buffer)
+    arrays = buffer(shapes)
     whole = buffer.whole
     whole.fill(np.nan)  # between the results
     for array, values in zip(arrays, numbered(shapes), strict=True):

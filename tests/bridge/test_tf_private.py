@@ -122,6 +122,9 @@ def test_the_module_of_scatters_is_there():
     assert_has(importlib.import_module(tf_private.STATE_OPS), "scatter_update")
     assert_has(importlib.import_module(tf_private.DEFAULT_GRADIENT), "zeros_like")
     assert_has(importlib.import_module(tf_private.FORWARDPROP), "_jvp_helper")
+    assert_has(importlib.import_module(tf_private.GRADIENT_OF_A_FUNCTION), "ConcreteFunction")
+    for module in tf_private.CONVERSION:
+        importlib.import_module(module)
 
 
 @pytest.mark.parametrize(

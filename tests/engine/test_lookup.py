@@ -7,16 +7,15 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.comm import CommunicatorError, SingleCommunicator, run_ranks
-from sok_lite.engine import agreement, backward_context, exchange, lookup
+from sok_lite.engine import agreement, exchange, lookup
 from sok_lite.engine.batch import row_splits_of
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.owner import FunctionOfKeys
-from sok_lite.engine.packed import Packing, Unpacking
 from sok_lite.engine.table import make_table
 from tests.support.helpers import first_row, new_table, on
-from tests.support.parts import Part, batch_of, by_part, forward_parts
+from tests.support.parts import Part, batch_of, by_part, carried, forward_parts
 from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
 
 I64 = np.iinfo(np.int64)
@@ -49,15 +48,13 @@ def parts_of(backend, tables, data, combiners, weighted):
     return parts
 
 
-def run(backend, comm, data, combiners, weighted, packed=False, dtype="float32"):
+def run(backend, comm, data, combiners, weighted, is_carried=False, dtype="float32"):
     """Outputs, and keys -> gradient, of one rank."""
     tables = [new_table(backend, dim=4, dtype=dtype), new_table(backend, dim=3, dtype=dtype)]
     parts = parts_of(backend, tables, data, combiners, weighted)
     out, context = forward_parts(backend, comm, parts, tag=7)
-    if packed:
-        context = backward_context.unpack(
-            backend, comm, backward_context.pack(backend, context), len(parts)
-        )
+    if is_carried:
+        context = carried(backend, comm, parts, context)
     out_grads = [backend.from_host(grads) for _, _, grads in data]
     ways = [(part.table, part.weights, part.combiner) for part in parts]
     gradients = by_part(lookup.backward(backend, ways, out_grads, context))
@@ -100,74 +97,88 @@ def test_outputs_and_gradients_are_those_of_one_big_table(backend, size, weighte
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_packed_context_is_the_context(backend, size):
+def test_a_context_is_made_again_of_the_batch_and_what_the_lookup_told(backend, size):
     data = batches(size, batch=6)
 
     def both(comm):
         arguments = (backend, comm, data[comm.rank], ["sum", "mean"], True)
-        return run(*arguments), run(*arguments, packed=True)
+        return run(*arguments), run(*arguments, is_carried=True)
 
-    for plain, packed in run_ranks(size, both):
-        for (keys, grads), (packed_keys, packed_grads) in zip(plain[1], packed[1], strict=True):
-            np.testing.assert_array_equal(packed_keys, keys)
-            np.testing.assert_array_equal(packed_grads, grads)
-        for weight_grads, packed_weight_grads in zip(plain[2], packed[2], strict=True):
-            np.testing.assert_array_equal(packed_weight_grads, weight_grads)
+    for plain, made_again in run_ranks(size, both):
+        for (keys, grads), (its_keys, its_grads) in zip(plain[1], made_again[1], strict=True):
+            np.testing.assert_array_equal(its_keys, keys)
+            np.testing.assert_array_equal(its_grads, grads)
+        for weight_grads, its_weight_grads in zip(plain[2], made_again[2], strict=True):
+            np.testing.assert_array_equal(its_weight_grads, weight_grads)
 
 
-def test_the_packed_context_of_one_rank_is_refused_by_two(backend):
+def test_the_context_of_one_rank_is_refused_by_two(backend):
     parts = parts_of(backend, [new_table(backend)], batches(1, batch=3)[0][:1], ["sum"], False)
-    packed = backward_context.pack(backend, forward_parts(backend, SingleCommunicator(), parts)[1])
+    context = forward_parts(backend, SingleCommunicator(), parts)[1]
 
     def program(comm):
-        with pytest.raises(ValueError, match="of 2 ranks were expected. .* of 1 ranks,"):
-            backward_context.unpack(backend, comm, packed, 1)
+        with pytest.raises(ValueError, match="needs the ranks that looked up, 2 now.*of 1 ranks"):
+            carried(backend, comm, parts, context)
 
     run_ranks(2, program)
 
 
-def contents(context):
-    """The arrays of the context of a lookup without weights."""
-    pooling = context.pooling
-    return [pooling.numbers, pooling.row_splits, context.found, context.keys, context.rows]
-
-
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_packed_context_has_no_copy_of_what_is_at_hand(backend, size):
-    data = batches(size, batch=9)
-
-    def sizes(comm):
-        tables = [new_table(backend, dim=4), new_table(backend, dim=3)]
-        parts = parts_of(backend, tables, data[comm.rank], ["sum", "sum"], weighted=False)
-        keys, splits = (backend.xp.concatenate([part[i] for part in parts]) for i in (1, 2))
-        longer = backend.xp.concatenate([splits[:3], splits])
-        batch = batch_of(backend, parts)._replace(keys=keys, row_splits=longer[3:])
-        _, context = lookup.forward(backend, comm, batch, 7)
-        whole = backward_context.pack(backend, context)
-        packed = backward_context.pack(backend, context, Packing(at_hand=[longer, keys]))
-        # Equal memory elsewhere, as a graph may hand it on.
-        unpacked = backward_context.unpack(
-            backend, comm, packed, len(parts), Unpacking([longer.copy(), keys.copy()])
-        )
-        for whole_one, found in zip(contents(context), contents(unpacked), strict=True):
-            np.testing.assert_array_equal(backend.to_host(found), backend.to_host(whole_one))
-        return whole.size - packed.size, splits.size, keys.size
-
-    for saved, num_splits, num_keys in run_ranks(size, sizes):
-        # The keys that a rank was asked are its own only where there is no other.
-        assert saved == num_splits + (num_keys if size == 1 else 0)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_the_context_of_a_call_of_no_tables_is_packed(backend, size):
+def test_a_call_of_no_tables_has_a_context(backend, size):
     def program(comm):
         outputs, context = forward_parts(backend, comm, [])
-        packed = backward_context.pack(backend, context)
-        unpacked = backward_context.unpack(backend, comm, packed, 0)
         assert len(outputs) == 0
-        assert by_part(lookup.backward(backend, [], [], unpacked)) == []
+        context = carried(backend, comm, [], context)
+        assert by_part(lookup.backward(backend, [], [], context)) == []
 
     run_ranks(size, program)
+
+
+KEY_TYPES = {"int64": np.int64, "int32": np.int32, "uint64": np.uint64}
+
+
+@pytest.mark.parametrize("kinds", [["int64", "uint64"], ["int32", "int64", "int32"], ["int32"]])
+def test_gradients_and_keys_are_written_where_they_are_wanted(backend, kinds):
+    tables = [new_table(backend, dim=3 + i, key_type=kind) for i, kind in enumerate(kinds)]
+    rng = np.random.default_rng(0)
+    data = [
+        ([[5, 5, 9], [], [2**31 - 1, 0]], None, rng.normal(size=(3, t.dim)).astype(np.float32))
+        for t in tables
+    ]
+    parts = [
+        Part(
+            table,
+            backend.from_host(flat(ragged, KEY_TYPES[kind])[0]),
+            backend.from_host(flat(ragged, np.int64)[1]),
+            None,
+            "mean",
+        )
+        for table, kind, (ragged, _, _) in zip(tables, kinds, data, strict=True)
+    ]
+    comm, xp = SingleCommunicator(), backend.xp
+    _, context = forward_parts(backend, comm, parts)
+    ways = [(part.table, None, "mean") for part in parts]
+    grads = [backend.from_host(each) for _, _, each in data]
+    given = []
+
+    def allocate(sizes):
+        given.append(
+            [xp.full((n, t.dim), 7, np.float32) for n, t in zip(sizes, tables, strict=True)]
+        )
+        given.append([xp.full(n, 7, KEY_TYPES[kind]) for n, kind in zip(sizes, kinds, strict=True)])
+        return given
+
+    found = lookup.backward(backend, ways, grads, context, allocate)
+    rows, keys = given
+    for i, (ragged, _, its_grads) in enumerate(data):
+        expected = key_gradients(ragged, its_grads, "mean", None)
+        assert sorted(backend.to_host(keys[i]).tolist()) == sorted(expected)
+        np.testing.assert_array_equal(backend.to_host(keys[i]), backend.to_host(found.keys[i]))
+        for key, row in zip(
+            backend.to_host(keys[i]).tolist(), backend.to_host(rows[i]), strict=True
+        ):
+            np.testing.assert_allclose(row, expected[key], rtol=1e-5, atol=1e-6)
+        assert found.row_grads[i] is rows[i]
 
 
 def test_a_batch_of_nothing_takes_part(backend):

@@ -1,4 +1,4 @@
-"""Arrays that lie in one array count as those that are cut out of it."""
+"""Many arrays, wherever they lie, count as a list of them."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,11 @@ from sok_lite.backend.base import F32, I64
 from sok_lite.engine.pieces import (
     LINE,
     Pieces,
+    Scattered,
     addresses_of,
     contiguous,
     dtypes_of,
-    places_of,
+    new_results,
     shapes_of,
 )
 
@@ -49,25 +50,34 @@ def test_pieces_of_two_dimensions_fill_an_array(backend):
     assert_like_arrays(backend, pieces, expected, F32)
 
 
-@pytest.mark.parametrize("has_buffer", [False, True])
-def test_new_pieces_begin_on_lines(backend, has_buffer):
+@pytest.mark.parametrize("is_given", [False, True])
+def test_new_results_begin_on_lines_or_where_they_are_wanted(backend, is_given):
     dims = [5, 3, 16, 1, 8]
-    places = places_of(np.array(SIZES), np.array(dims))
-    assert all(start % LINE == 0 for start in places.starts) and places.size % LINE == 0
-    given = []
-
-    def buffer(size):
-        given.append(backend.xp.empty(size, np.float32))
-        return given[0]
-
-    pieces = Pieces.new(backend, places, buffer if has_buffer else None)
-    assert [pieces.whole is each for each in given] == [True] * has_buffer
     expected = [
         np.full((n, dim), i, np.float32) for i, (n, dim) in enumerate(zip(SIZES, dims, strict=True))
     ]
-    for piece, values in zip(pieces, expected, strict=True):
+    shapes = [each.shape for each in expected]
+    given = []
+
+    def allocate(shapes):
+        given.extend(backend.xp.empty(shape, np.float32) for shape in shapes)
+        places = np.array([backend.address(each) for each in given], np.int64)
+        made = dict(zip(places.tolist(), given, strict=True))
+        return Scattered(places, shapes, F32, lambda place, shape: made[place].reshape(shape))
+
+    pieces = new_results(backend, shapes, allocate if is_given else None)
+    if not is_given:
+        assert all(start % LINE == 0 for start in pieces.starts)
+        assert pieces.whole.size % LINE == 0
+    some = [piece for piece, each in zip(pieces, expected, strict=True) if each.size]
+    for piece, values in zip(some, [each for each in expected if each.size], strict=True):
         piece[...] = backend.from_host(values)
-    assert_like_arrays(backend, pieces, expected, F32)
+    if is_given:
+        for array, values in zip(given, expected, strict=True):
+            np.testing.assert_array_equal(backend.to_host(array), values)
+    else:
+        assert_like_arrays(backend, pieces, expected, F32)
+    assert pieces[-2].shape == (40, 1) and [each.shape for each in pieces[1:3]] == shapes[1:3]
 
 
 def test_what_is_not_contiguous_becomes_so(backend):

@@ -13,10 +13,9 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.comm.threads import ThreadsCommunicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
-from sok_lite.engine.backward_context import pack, unpack
 from tests.support.call_counts import on_launch
 from tests.support.helpers import new_table, on, sized
-from tests.support.parts import Part, by_part, forward_parts
+from tests.support.parts import Part, by_part, carried, forward_parts
 from tests.support.step_oracle import flat, key_gradients, random_ragged
 
 HYBRID = {"init_capacity": 64, "max_capacity": 1 << 12}
@@ -75,7 +74,7 @@ def batches(size, step, parts, most_keys):
     return result
 
 
-def call(backend, comm, tables, parts, batch, through=lambda context: context):
+def call(backend, comm, tables, parts, batch, is_carried=False):
     """A lookup and its gradient; gives of each part {key: row gradient}."""
     asked, ways = [], []
     for part, (ragged, weights, _) in zip(parts, batch, strict=True):
@@ -85,9 +84,9 @@ def call(backend, comm, tables, parts, batch, through=lambda context: context):
         asked.append(Part(table, *on(backend, keys, splits, weights), part.combiner))
         ways.append((table, asked[-1].weights, part.combiner))
     _, context = forward_parts(backend, comm, asked)
-    gradients = lookup.backward(
-        backend, ways, on(backend, *(g for *_, g in batch)), through(context)
-    )
+    if is_carried:
+        context = carried(backend, comm, asked, context)
+    gradients = lookup.backward(backend, ways, on(backend, *(g for *_, g in batch)), context)
     return [
         dict(zip(*(backend.to_host(each).tolist() for each in gradient[:2]), strict=True))
         for gradient in by_part(gradients)
@@ -106,13 +105,8 @@ def test_what_arrives_is_the_sum_of_what_each_rank_has_rounded(backend, size):
 
     def program(comm):
         tables = new_tables(backend, TABLES)
-
-        def packed(context):
-            return unpack(backend, comm, pack(backend, context), len(PARTS))
-
-        through = [lambda context: context, packed]
         return [
-            call(backend, comm, tables, PARTS, steps[step][comm.rank], through[step % 2])
+            call(backend, comm, tables, PARTS, steps[step][comm.rank], step % 2 == 1)
             for step in range(num_steps)
         ]
 

@@ -28,7 +28,7 @@ def run(call, *inputs, dtypes=(tf.float32,)):
     with tf.init_scope():
         handle = variable().handle
     given = {"inputs": inputs, "numbers": [], "Tout": list(dtypes), "J": 0}
-    given |= {"Tkey": tf.int64, "dims": [2], "trainable": [True], "names": []}
+    given |= {"Tkeys": [tf.int64], "dims": [2], "handles_of": [1], "trainable": [True], "names": []}
     return operations().module.sok_lookup(handles=[handle], call=call.number, **given).outputs
 
 

@@ -14,14 +14,14 @@ import numpy as np
 
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.comm import SingleCommunicator
-from sok_lite.engine import backward_context, lookup
+from sok_lite.engine import lookup
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.update_rows import Update
 from tests.support import reference_updates, step_oracle
 from tests.support.fleet_dict import FleetDict
 from tests.support.fleet_kinds import KINDS, Part, drawn_from, made, some_keys, treatment
-from tests.support.parts import Part as LookupPart
-from tests.support.parts import by_part, forward_parts
+from tests.support.parts import Part as LookupPart, carried
+from tests.support.parts import by_part, carried, forward_parts
 from tests.support.steps import apply_updates
 from tests.support.table_audit import audit, found_in
 from tests.support.table_state import State
@@ -133,8 +133,7 @@ class Fleet:
             parts.append(LookupPart(tables[number], *arrays, *how))
         outputs, context = forward_parts(backend, self.comm, parts)
         if repack:
-            packed = backward_context.pack(backend, context)
-            context = backward_context.unpack(backend, self.comm, packed, len(parts))
+            context = carried(backend, self.comm, parts, context)
         return [backend.to_host(output) for output in outputs], context
 
     def backward(self, seed, which=0):

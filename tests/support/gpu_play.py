@@ -99,29 +99,36 @@ def play_gpu(monkeypatch, device=0, streams=False):
             self.is_on_gpu = True
             self.contents = []
             weakref.finalize(self, _go_on, play, self.contents)
-            for its_address, dtype, shape in self._inputs:
+            on_device = self._inputs[: len(self._inputs) - self._num_numbers]
+            for its_address, dtype, shape in on_device:
                 # What a call still keeps TensorFlow does not write anew.
                 is_new = known[its_address] == 0
                 name = "TensorFlow's operation" if is_new else None
                 self._note(its_address, dtype, shape, name)
 
         def _note(self, address, dtype, shape, name=None):
-            num_bytes = math.prod(shape) * callbacks._DTYPES[dtype].itemsize
+            num_bytes = math.prod(shape) * callbacks.array_dtype(dtype).itemsize
             if num_bytes and play.stream is not None:
                 content = np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), "u1")
                 self.contents.append(content)
                 _begin(play, content, name)
 
-        def output(self, number, shape, dtype, backend):
+        def allocate(self, first, shapes, dtypes, is_on_host=False):
+            if is_on_host:
+                return super().allocate(first, shapes, dtypes, is_on_host)
             play.num_allocations += 1
             if not play.has_room():
                 raise MemoryError("OOM when allocating")
-            array = super().output(number, shape, dtype, backend)
-            if array.size:
+            addresses = super().allocate(first, shapes, dtypes)
+            for address, dtype, shape in zip(addresses, dtypes, shapes, strict=True):
+                num_bytes = math.prod(shape) * callbacks.array_dtype(dtype).itemsize
+                if num_bytes:
+                    known[address] += 1
+                    runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of a result")
+                    weakref.finalize(self, forget, address)
                 # Its stream may be at work in what it gives out again.
-                name = "TensorFlow's earlier operation"
-                self._note(play.backend.address(array), dtype, shape, name)
-            return array
+                self._note(address, dtype, shape, "TensorFlow's earlier operation")
+            return addresses
 
     def allocated(*arguments):
         play.num_allocations += 1

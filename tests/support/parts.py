@@ -1,4 +1,4 @@
-"""A batch of the engine, made part by part: what the bridge makes of joined tensors."""
+"""A batch of the engine, made part by part: what the bridge makes of tensors."""
 
 from typing import NamedTuple
 
@@ -75,6 +75,12 @@ def forward_parts(backend, comm, parts, tag=0):
     with shared_failure(comm):
         batch = batch_of(backend, parts)
     return lookup.forward(backend, comm, batch, tag)
+
+
+def carried(backend, comm, parts, context):
+    """Returns the context of parts as their gradient gets it, from what the lookup told."""
+    told = (context.numbers(), context.rows, context.others(), context.pooling.sources)
+    return lookup.BackwardContext.of(backend, comm, batch_of(backend, parts), *told)
 
 
 def _joined(backend, arrays):

@@ -310,7 +310,7 @@ def operations():
         handle = table.handle
         call = callbacks.Call(run, True)
         given = {"inputs": [ids], "numbers": [], "Tout": [tf.float32], "J": 0, "names": []}
-        given |= {"Tkey": tf.int64, "dims": [4], "trainable": [True]}
+        given |= {"Tkeys": [tf.int64], "dims": [4], "handles_of": [1], "trainable": [True]}
         try:
             callbacks.operations().module.sok_lookup(handles=[handle], call=call.number, **given)
         except tf.errors.OpError:
