@@ -28,6 +28,10 @@ constexpr Type kTypes[] = {
     {"SokLookupGradient", true, false},
     // Where there may be several ranks, which all have to come to it.
     {"SokLookupGradientOfRanks", true, true},
+    // A lookup in tables whose rows TensorFlow keeps: which rows are to be read, and what is done
+    // with them. Both have no handles.
+    {"SokStaticPlaces", false, true},
+    {"SokStaticLookup", false, true},
 };
 
 struct Kernel {

@@ -1,6 +1,6 @@
 """A lookup in the tables of all ranks, and its gradient, as TensorFlow sees them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +10,6 @@ from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
-from sok_lite.bridge.lookup_gradient import note_lookup
 from sok_lite.bridge.lookup_inputs import inputs_of
 from sok_lite.bridge.operation import Facts, operation
 from sok_lite.bridge.pooled_lookup import OF_CONTEXT, PooledLookup
@@ -28,7 +27,7 @@ def look_up(
     """Looks keys up in the tables of all ranks, and combines them row by row.
 
     Every rank must call it. It is one operation forward and one backward; static tables have two
-    host calls and one of their own, which come first.
+    and one of their own, which come first.
 
     Args:
       arguments: of each table, at least one.
@@ -66,29 +65,22 @@ def _looked_up(
     variables = [alive(table.variable) for table in tables]
     inputs, numbers = inputs_of(arguments)
     weighted = [table.dtype for table in tables if table.has_weights]
-    pooled = PooledLookup(comm, tables, policy, what)
+    lookup = PooledLookup(comm, tables, policy, what)
     outputs = operation(
         "sok_lookup",
         [handle for variable in variables for handle in variable.access()],
-        pooled.forward,
+        lookup.forward,
         [*inputs, *(each for variable in variables for each in variable.ready_inputs())],
         [*[tf.float32] * len(tables), *OF_CONTEXT, *weighted],
-        pooled.backend,
+        lookup.backend,
         what,
         Facts.of_variables(variables),
         LOOKUPS,
         numbers=numbers,
         num_told=1,
-        gradient=pooled.gradient,
+        gradient=lookup.gradient,
     )
-    if tf.executing_eagerly():
-        note_lookup(outputs, pooled)
-    results = []
-    for table, output in zip(tables, outputs, strict=False):
-        if not tf.executing_eagerly():
-            output.set_shape([table.batch, table.dim])
-        results.append(output if table.dtype is tf.float32 else tf.cast(output, table.dtype))
-    return results
+    return lookup.pooled(outputs)
 
 
 def look_up_each(

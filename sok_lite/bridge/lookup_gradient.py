@@ -4,6 +4,7 @@ What they need is in the operation: its inputs, its outputs, and facts of the ta
 right in whatever TensorFlow makes of it: branches, loops, functions, tapes around these.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +20,6 @@ from sok_lite.bridge.row_gradient import (
     zero_or_refused,
 )
 from sok_lite.bridge.tf_private import FORWARDPROP, could_possibly_record
-from sok_lite.engine.work_done import GRADIENTS
 
 # An attribute of an eager tensor, the last output of a pooled lookup or of its gradient: the call.
 _LOOKUP = "_sok_lite_lookup"
@@ -63,31 +63,20 @@ def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
     """Returns the gradients of all tables, whose keys are distinct, and of the weights."""
     count, num_handles = len(facts.dims), op.get_attr("N")
     first, end = num_handles + 1, len(op.inputs) - op.get_attr("K")
-    inputs, numbers = list(op.inputs[first:end]), list(op.inputs[end:])
     *outputs, told = op.outputs
     # Row numbers, keys, `inverse`, `order`, and the rows of weighted items (pooled_lookup.py).
     num_weighted = len(outputs) - count - 4
-    weights = [i for i, each in enumerate(inputs) if each.dtype == tf.float32][:num_weighted]
-    grads = [tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients[:count]]
+    weights = _weights(op, first, num_weighted)
     types = [tf.float32] * count + facts.key_types + [tf.float32] * num_weighted
-    several = other_ranks() is not None
-    name = "sok_lookup_gradient_of_ranks" if several else "sok_lookup_gradient"
-    given = ([*grads, *inputs, *outputs[count:]], types)
-    asks, its_numbers = f"The gradient of {what}", [*numbers, told]
-    lookup = getattr(told, _LOOKUP, None)  # of an eager call, also where a graph asks
-    with tf.control_dependencies(_refusals(gradients[count:])):
-        if lookup is None:
-            of = (name, op, *given, asks, facts, its_numbers, several)
-            found = gradient_operation(*of)
-        else:
-            run, _, work = lookup.gradient
-            found = operation(
-                *(name, [], run, *given, lookup.backend, asks, facts, work),
-                numbers=its_numbers,
-                is_ordered=several,
-            )
-    if tf.executing_eagerly():
-        note_lookup(found, lookup)
+    found = _run(
+        op,
+        facts,
+        what,
+        gradients,
+        [*op.inputs[first:end], *outputs[count:]],
+        [*op.inputs[end:], told],
+        types,
+    )
     results: list[Any] = [None] * len(op.inputs)
     slices = []
     for i, dim in enumerate(facts.dims):
@@ -97,11 +86,90 @@ def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
             keys.set_shape([None])
         slices += _by_handles(facts, i, keys, rows, distinct=True)
     results[:num_handles] = slices
-    for place, weight_grads in zip(weights, found[2 * count :], strict=True):
-        if not tf.executing_eagerly():
-            weight_grads.set_shape(inputs[place].shape)
-        results[first + place] = weight_grads
+    _set_gradients(results, op, weights, found[2 * count :])
     return results
+
+
+@tf.RegisterGradient("SokStaticLookup")
+def _of_static(op: Any, *gradients: Any) -> list[Any]:
+    """Returns the gradients by the rows that were read, and by the weights."""
+    facts = Facts.of(op)
+    count, end = len(facts.dims), len(op.inputs) - op.get_attr("K")
+    num_weighted = len(op.outputs) - count
+    lookup = getattr(op.outputs[-1], _LOOKUP, None)
+    what = lookup.what if lookup else f"lookup_sparse in {', '.join(map(repr, facts.names))}"
+    refuse_replicas(f"The gradient of {what}")
+    weights = _weights(op, 1 + count, num_weighted)
+    found = _run(
+        op,
+        facts,
+        what,
+        gradients,
+        [*op.inputs[1 + count : end], *op.outputs[count:]],
+        list(op.inputs[end:]),
+        [tf.float32] * (count + num_weighted),
+    )
+    results: list[Any] = [None] * len(op.inputs)
+    rows = range(1, 1 + count)
+    _set_gradients(results, op, rows, found[:count])
+    _set_gradients(results, op, weights, found[count:])
+    return results
+
+
+def _weights(op: Any, first: int, count: int) -> list[int]:
+    """Returns the places of the weights among the inputs of a lookup, which begin at `first`: they
+    alone are float32, but for what comes after them all."""
+    places = range(first, len(op.inputs))
+    return [i for i in places if op.inputs[i].dtype == tf.float32][:count]
+
+
+def _set_gradients(
+    results: list[Any], op: Any, places: Sequence[int], found: Sequence[tf.Tensor]
+) -> None:
+    """Sets the gradients of some dense inputs."""
+    for place, gradient in zip(places, found, strict=True):
+        if not tf.executing_eagerly():
+            gradient.set_shape(op.inputs[place].shape)
+        results[place] = tf.cast(gradient, op.inputs[place].dtype)
+
+
+def _run(
+    op: Any,
+    facts: Facts,
+    what: str,
+    gradients: Sequence[Any],
+    carried: list[tf.Tensor],
+    numbers: list[tf.Tensor],
+    types: list[tf.DType],
+) -> list[tf.Tensor]:
+    """Returns what the operation of a gradient gives.
+
+    Args:
+      op: the lookup.
+      gradients: of all its outputs, the pooled rows of each table first.
+      carried, numbers: what the gradient takes of the lookup's inputs and outputs.
+      types: of what it gives.
+    """
+    count, asks = len(facts.dims), f"The gradient of {what}"
+    grads = [tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients[:count]]
+    several = other_ranks() is not None
+    name = "sok_lookup_gradient_of_ranks" if several else "sok_lookup_gradient"
+    inputs = [*grads, *carried]
+    lookup = getattr(op.outputs[-1], _LOOKUP, None)  # of an eager call, also where a graph asks
+    with tf.control_dependencies(_refusals(gradients[count:])):
+        if lookup is None:
+            return gradient_operation(
+                *(name, op, inputs, types, asks, facts, numbers), is_ordered=several
+            )
+        run, _, work = lookup.gradient
+        found: list[tf.Tensor] = operation(
+            *(name, [], run, inputs, types, lookup.backend, asks, facts, work),
+            numbers=numbers,
+            is_ordered=several,
+        )
+    if tf.executing_eagerly():
+        note_lookup(found, lookup)
+    return found
 
 
 def _by_handles(

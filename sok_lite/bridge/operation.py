@@ -78,12 +78,20 @@ class Facts(NamedTuple):
         )
 
     @staticmethod
+    def of_static(variables: Sequence[Any]) -> "Facts":
+        """Returns those of static tables, which have no handles: TensorFlow reads their rows."""
+        names, dims = [each.name for each in variables], [each.dimension for each in variables]
+        trainable = [each.trainable for each in variables]
+        return Facts([], names, dims, [0] * len(dims), trainable)
+
+    @staticmethod
     def of(op: Any) -> "Facts":
         """Returns those of an operation, as a gradient function has it."""
         names = [name.decode() for name in op.get_attr("names")]
         handles_of = op.get_attr("handles_of")
         if not names:  # in eager mode TensorFlow would keep a kernel for each
-            handles = (op.inputs[i] for i in split_offsets(handles_of)[:-1].tolist())
+            places = zip(split_offsets(handles_of)[:-1].tolist(), handles_of, strict=True)
+            handles = [op.inputs[i] for i, count in places if count]
             names = [getattr(handle, NAME_OF_HANDLE, "") for handle in handles]
         types = [tf.as_dtype(kind) for kind in op.get_attr("Tkeys")]
         return Facts(types, names, op.get_attr("dims"), handles_of, op.get_attr("trainable"))

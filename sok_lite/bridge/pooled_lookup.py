@@ -1,6 +1,7 @@
 """What the operation of a pooled lookup and that of its gradient run: arrays in, arrays out."""
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,12 +13,14 @@ from sok_lite.backend import Array, Backend
 from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.lookup_arguments import TableSpec
+from sok_lite.bridge.lookup_gradient import note_lookup
 from sok_lite.bridge.lookup_inputs import BatchOfInputs, Given
 from sok_lite.bridge.operation import OfGradient, Outputs
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
 from sok_lite.engine.agreement import agree
+from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.lookup import BackwardContext
 from sok_lite.engine.pieces import Shape
@@ -29,41 +32,110 @@ from sok_lite.engine.work_done import GRADIENTS
 OF_CONTEXT = (tf.int64,) * 4
 
 
-class PooledLookup:
-    """One call of `lookup_sparse` for tables that grow. Holds no tensor and keeps no table alive.
+class LookupOfTables(ABC):
+    """One call of `lookup_sparse` for tables of one kind. Holds no tensor and keeps no table alive.
 
     Args:
       comm: the ranks.
       tables: what is known of the tables.
-      policy: for keys without a row.
       what: names the call in errors.
 
     Attributes:
-      what: as given.
-      tables: as given.
+      comm, tables, what: as given.
+      combiners: of the tables.
       backend: of all tables.
       collective: the ranks, as they make the call.
+      num_weighted: how many tables have weights.
+      num_numbers: how many of the inputs are on the host.
+      has_keys: whether the gradient of a table has keys.
       gradient: what the gradient of the operation runs.
+    """
+
+    has_keys = True
+
+    def __init__(self, comm: Communicator, tables: list[TableSpec], what: str) -> None:
+        self.comm, self.tables, self.what = comm, tables, what
+        self._references = [table.variable for table in tables]
+        self.backend: Backend = self.live_tables()[0].backend
+        self.collective = CollectiveCall(comm, numbered(what))
+        self.combiners = [table.combiner for table in tables]
+        self._batches = BatchOfInputs(tables, self.backend)
+        self.num_numbers = self._batches.num_numbers
+        self.num_weighted = sum([table.has_weights for table in tables])
+        types = [tf.float32] * len(tables) + [t.key_type for t in tables] * self.has_keys
+        types += [tf.float32] * self.num_weighted
+        self.gradient = OfGradient(self.backward, types, GRADIENTS)
+
+    @abstractmethod
+    def forward(self, outputs: Outputs, arrays: list[Array]) -> None:
+        """Looks up."""
+
+    @abstractmethod
+    def backward(self, outputs: Outputs, arrays: list[Array]) -> None:
+        """Takes the gradient."""
+
+    def pooled(self, outputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the pooled rows of each table, in its dtype, of the operation's outputs."""
+        if tf.executing_eagerly():
+            note_lookup(outputs, self)
+        results = []
+        for table, output in zip(self.tables, outputs, strict=False):
+            if not tf.executing_eagerly():
+                output.set_shape([table.batch, table.dim])
+            results.append(output if table.dtype is tf.float32 else tf.cast(output, table.dtype))
+        return results
+
+    def live_tables(self) -> list[Any]:
+        """Returns the engine's tables."""
+        return live_tables(self._references)
+
+    def tag_of(self, tables: Sequence[TableSpec]) -> int:
+        """Returns a number that is equal on all ranks for one call, and tells it from most."""
+        formats = [
+            (t.dim, t.key_type.name, t.dtype.name, t.owner, t.num_rows, t.combiner) for t in tables
+        ]
+        return zlib.crc32(f"{self.what} {formats}".encode())
+
+    def given(self, inputs: list[Array], all_arrays: list[Array]) -> list[Given]:
+        """Returns what inputs, first in some arrays, and numbers at the end give."""
+        begin = len(all_arrays) - self.num_numbers
+        return self._batches.given(inputs, all_arrays[begin:])
+
+    def batch(self, inputs: list[Array], all_arrays: list[Array]) -> Batch:
+        """Returns the batch of what is given so."""
+        return self._batches.make(self.live_tables(), self.given(inputs, all_arrays))
+
+    def shapes_of(self, given: Sequence[Given]) -> list[Shape]:
+        """Returns the shape of each table's pooled rows."""
+        return [(its.num_rows, t.dim) for its, t in zip(given, self.tables, strict=True)]
+
+    def sources(self, arrays: list[Array], batch: Batch) -> list[Array | None]:
+        """Returns the rows of weighted items, which are the last arrays before numbers."""
+        end = len(arrays) - self.num_numbers
+        rows = iter(arrays[end - self.num_weighted : end])
+        return [None if weights is None else next(rows) for weights in batch.weights]
+
+    def give_sources(self, outputs: Outputs, first: int, sources: Sequence[Array | None]) -> None:
+        """Gives the rows of weighted items, from an output on."""
+        for number, rows in enumerate([each for each in sources if each is not None], first):
+            outputs.give(number, rows)
+
+    give_weight_grads = give_sources
+
+
+class PooledLookup(LookupOfTables):
+    """One call for tables that grow: what its operation and that of its gradient run.
+
+    Args:
+      policy: for keys without a row.
     """
 
     def __init__(
         self, comm: Communicator, tables: list[TableSpec], policy: MissingKeyPolicy, what: str
     ) -> None:
-        self.what, self.tables, self._comm = what, tables, comm
-        self._references = [table.variable for table in tables]
-        self.backend: Backend = live_tables(self._references)[0].backend
-        self.collective = CollectiveCall(comm, numbered(what))
-        self._combiners = [table.combiner for table in tables]
+        super().__init__(comm, tables, what)
         self._policy, self._pipeline = policy, pipeline_of_trace()
-        self._batches = BatchOfInputs(tables, self.backend)
-        self._num_context = len(OF_CONTEXT) + sum([table.has_weights for table in tables])
-        formats = [(t.dim, t.key_type.name, t.dtype.name, t.owner, t.combiner) for t in tables]
-        # Equal on all ranks for one call, and tells it from most others.
-        self._tag = zlib.crc32(f"{what} {formats}".encode())
-
-        key_types, weighted = [t.key_type for t in tables], [t for t in tables if t.has_weights]
-        types = [*[tf.float32] * len(tables), *key_types, *[tf.float32] * len(weighted)]
-        self.gradient = OfGradient(self._backward, types, GRADIENTS)
+        self._tag = self.tag_of(tables)
 
     def forward(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Looks up.
@@ -73,26 +145,27 @@ class PooledLookup:
             told: the numbers of the context.
           arrays: what `inputs_of` gave; on the host what follows.
         """
-        backend, comm, count = self.backend, self._comm, len(self.tables)
+        backend, comm, count = self.backend, self.comm, len(self.tables)
         with shared_failure(comm):
-            tables = live_tables(self._references)
-        agree(comm, self._tag, tables, self._combiners)
+            tables = self.live_tables()
+        agree(comm, self._tag, tables, self.combiners)
         with shared_failure(comm):
             insert, missing = self._policy.now(self.tables, self._pipeline)
             ratios = [t.filter_ratio if self._policy.has_filter else 1.0 for t in tables]
-            given = self._given(arrays, arrays)
-            # All that is known of, before kernels run, which TensorFlow's memory would wait for.
-            shapes = [(its.num_rows, t.dim) for its, t in zip(given, tables, strict=True)]
-            sent = [(0, shapes)]
+            given = self.given(arrays, arrays)
+            # All whose size is known, before kernels run: TensorFlow's memory waits for these.
+            groups = [(0, self.shapes_of(given))]
             if comm.size == 1:
-                sent.append((count, [_shape_of_words(sum([its.keys.size for its in given]))]))
-            outputs.allocate(*sent)
+                num_keys = sum([its.keys.size for its in given])
+                groups.append((count, [shape_of_words(num_keys)]))
+            outputs.allocate(*groups)
             batch = self._batches.make(tables, given)._replace(
                 inserts=[insert] * count, missing=[missing] * count, filter_ratios=ratios
             )
 
         def new_rows(shape: Shape) -> Array:
-            return _words(outputs, count, shape[0], np.uint32)
+            rows = outputs.empty(count, shape_of_words(shape[0]))
+            return rows.view(np.uint32)[: shape[0]]
 
         allocate = partial(outputs.several, 0)
         _, context = lookup.forward(backend, comm, batch, self._tag, allocate, new_rows)
@@ -100,13 +173,11 @@ class PooledLookup:
             keys, *others = context.others()
             outputs.give(count + 1, keys)
             for number, array in enumerate(others, count + 2):
-                _words(outputs, number, array.size, np.int32)[...] = array
-            sources = [each for each in context.pooling.sources if each is not None]
-            for number, source in enumerate(sources, count + len(OF_CONTEXT)):
-                outputs.give(number, source)
+                give_words(outputs, number, array)
+            self.give_sources(outputs, count + len(OF_CONTEXT), context.pooling.sources)
             outputs.tell(0, context.numbers())
 
-    def _backward(self, outputs: Outputs, arrays: list[Array]) -> None:
+    def backward(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Takes the gradient.
 
         Args:
@@ -115,44 +186,34 @@ class PooledLookup:
           arrays: gradients of the pooled rows, what `forward` took, and what it gave beside these
             rows; on the host what follows: numbers that `forward` took, and those that it told.
         """
-        backend, comm, count = self.backend, self._comm, len(self.tables)
+        backend, comm, count = self.backend, self.comm, len(self.tables)
         with failure_known_to_all(comm):
-            tables = live_tables(self._references)
             *arrays, numbers = arrays
             grads, inputs = arrays[:count], arrays[count:]
-            batch = self._batches.make(tables, self._given(inputs, arrays))
-            begin = len(arrays) - self._batches.num_numbers - self._num_context
-            of_context = arrays[begin : begin + self._num_context]
-            (rows, keys, *others), of_weighted = of_context[:4], iter(of_context[4:])
-            sources = [None if each is None else next(of_weighted) for each in batch.weights]
-            context = BackwardContext.of(
-                *(backend, comm, batch, numbers, rows.view(np.uint32)),
-                *((keys, *(each.view(np.int32) for each in others)), sources),
-            )
-            parts = list(zip(tables, batch.weights, self._combiners, strict=True))
+            batch = self.batch(inputs, arrays)
+            end = len(arrays) - self.num_numbers - self.num_weighted
+            rows, keys, *others = arrays[end - len(OF_CONTEXT) : end]
+            of_32_bits = (each.view(np.int32) for each in others)
+            told = (numbers, rows.view(np.uint32), (keys, *of_32_bits))
+            sources = self.sources(arrays, batch)
+            context = BackwardContext.of(backend, comm, batch, *told, sources)
+            parts = list(zip(batch.tables, batch.weights, self.combiners, strict=True))
 
             def allocate(sizes: Sequence[int]) -> tuple[Sequence[Array], Sequence[Array]]:
-                shapes = [(size, t.dim) for size, t in zip(sizes, tables, strict=True)]
+                shapes = [(size, t.dim) for size, t in zip(sizes, self.tables, strict=True)]
                 of_keys = list(zip(sizes))
                 outputs.allocate((0, shapes), (count, of_keys))
                 return outputs.several(0, shapes), outputs.several(count, of_keys)
 
             found = lookup.backward(backend, parts, grads, context, allocate)
-            weight_grads = [each for each in found.weight_grads if each is not None]
-            for number, each in enumerate(weight_grads, 2 * count):
-                outputs.give(number, each)
-
-    def _given(self, inputs: list[Array], all_arrays: list[Array]) -> list[Given]:
-        """Returns what is given by inputs that come first in some arrays, and numbers at the end."""
-        begin = len(all_arrays) - self._batches.num_numbers
-        return self._batches.given(inputs, all_arrays[begin:])
+            self.give_weight_grads(outputs, 2 * count, found.weight_grads)
 
 
-def _shape_of_words(count: int) -> Shape:
+def shape_of_words(count: int) -> Shape:
     """Returns the shape of an output of int64 that has so many numbers of 32 bits."""
     return (-(-count // 2),)
 
 
-def _words(outputs: Outputs, number: int, count: int, dtype: type) -> Array:
-    """Returns the memory of an output of int64, as so many numbers of 32 bits."""
-    return outputs.empty(number, _shape_of_words(count)).view(dtype)[:count]
+def give_words(outputs: Outputs, number: int, array: Array) -> None:
+    """Copies numbers of 32 bits to an output of int64."""
+    outputs.empty(number, shape_of_words(array.size)).view(array.dtype)[: array.size] = array

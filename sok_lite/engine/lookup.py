@@ -11,25 +11,23 @@ A `BackwardContext` takes from forward to backward what the gradient needs.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import I32, joined_column_launches
-from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
-from sok_lite.engine.dedup import Distinct, dedup
+from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
-from sok_lite.engine.pieces import Allocate, ManyArrays, Pieces, Shape, new_results
+from sok_lite.engine.pieces import Allocate, Pieces, Shape, new_results
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import group, segment_sums
+from sok_lite.engine.segments import copy_apart, group, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError
@@ -56,9 +54,7 @@ class BackwardContext(NamedTuple):
 
     def numbers(self) -> np.ndarray:
         """Returns what the host knows beside the batch, (k,) int64; `of` takes it."""
-        route = self.pooling.route
-        of_route = [] if route.comm.size == 1 else [route.numbers]
-        return np.concatenate([np.array([route.comm.size]), self.found.reshape(-1), *of_route])
+        return np.concatenate([self.found.reshape(-1), self.pooling.route.told])
 
     def others(self) -> tuple[Array, Array, Array]:
         """Returns keys (m,), inverse (items,) int32 and order (n,) int32; `of` takes them. On one
@@ -81,28 +77,20 @@ class BackwardContext(NamedTuple):
         """Returns the context of a lookup from its batch and what it left.
 
         Args:
-          numbers, others: what the methods of these names gave.
-          rows: as of the context; it may be longer.
+          numbers, others: what the methods of these names gave; numbers of 32 bits may be more.
+          rows: as of the context; they may be more.
           sources: those of `pooling`.
 
         Raises:
           ValueError: there are other ranks now.
         """
-        num_parts, (keys, inverse, order) = len(batch.tables), others
-        if int(numbers[0]) != comm.size:
-            raise ValueError(
-                f"The gradient of a lookup needs the ranks that looked up, {comm.size} now. "
-                f"Received: a lookup of {numbers[0]} ranks. Take the gradient of each step before "
-                "ranks come or go."
-            )
-        found, of_route = np.split(numbers[1:], [3 * num_parts])
+        found, told = np.split(numbers, [3 * len(batch.tables)])
+        keys, inverse, order = others
+        inverse = inverse[: batch.keys.size]
+        route = Route.of_told(backend, comm, told, order, batch.layout.num_items)
         if comm.size == 1:
             keys, inverse = batch.keys, None
-            route = Route.alone(backend, comm, batch.layout.num_items)
-        else:
-            route = Route.of(backend, comm, of_route, order)
-        of_batch = np.array([batch.layout.sizes, batch.layout.num_rows], np.int64)
-        pooling = PoolingContext(route, of_batch, batch.row_splits, inverse, sources)
+        pooling = PoolingContext.of(route, batch, inverse, sources)
         return BackwardContext(pooling, found.reshape(3, -1), keys, rows[: keys.size])
 
 
@@ -196,9 +184,9 @@ def backward(
       parts: (table, weights, combiner) of each part of the forward.
       out_grads: (batch, dim) float32 per part.
       context: that the forward returned.
-      allocate: takes how many keys each part has; gives memory for the gradients of its rows and for
-        a copy of its keys: (k, dim) float32, and (k,) int64 or, of a table of such keys, int32.
-        None: the backend's, and there is no copy.
+      allocate: takes how many keys each part has; gives memory for the gradients of its rows, and
+        for a copy of its keys: (k, dim) float32, and (k,) int64 or, of a table of such keys,
+        int32. None: the backend's, and there is no copy.
 
     Raises:
       ValueError: a gradient is not float32, or of another shape than its output.
@@ -211,7 +199,7 @@ def backward(
     groups = group(backend, distinct.inverse, begin, distinct.starts)
     sums = segment_sums(backend, groups, terms, sums)
     if copies is not None:
-        _copy_keys(backend, context.keys, distinct, copies)
+        copy_apart(backend, context.keys, distinct.first, sizes, copies)
     shapes = list(zip(sizes))
     keys = Pieces(distinct.keys, shapes, starts)
     rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
@@ -221,27 +209,3 @@ def backward(
     for number, (table, _, _) in enumerate(parts):
         table.last_gradient = known, number
     return Gradients(keys, sums, weight_grads)
-
-
-def _copy_keys(backend: Backend, keys: Array, distinct: Distinct, copies: Sequence[Array]) -> None:
-    """Copies the distinct keys of each part to an array of its own, by one launch.
-
-    Args:
-      keys: (m,) int64, of all items.
-      copies: of each part (k,) int64 or int32.
-    """
-    if isinstance(copies, ManyArrays):
-        dtypes, out = [copies.dtype] * len(copies), copies.addresses(backend)
-    else:
-        dtypes = [each.dtype for each in copies]
-        out = np.array(list(map(backend.address, copies)), np.int64)
-    narrow = [i for i, dtype in enumerate(dtypes) if dtype == I32]
-    source = np.full(len(dtypes), backend.address(keys), np.int64)
-    arrays: list[Any] = [keys, distinct, copies]
-    if narrow:
-        arrays.append(keys.astype(np.int32))
-        source[narrow] = backend.address(arrays[-1])
-    kernels = [(backend, f"dense_gather_u{8 * dtype.itemsize}") for dtype in dtypes]
-    index = backend.address(distinct.first) + I32.itemsize * distinct.starts[:-1]
-    sizes = distinct.sizes
-    publish(joined_column_launches(kernels, sizes.tolist(), [source, 1, index, out, sizes], arrays))

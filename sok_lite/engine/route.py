@@ -54,28 +54,40 @@ class Route:
         return counts[0] if len(counts) == 1 else counts.sum(axis=0)
 
     @property
-    def numbers(self) -> np.ndarray:
-        """Its counts and its lookup, (`num_numbers`,) int64 on the host: all but `order`."""
+    def told(self) -> np.ndarray:
+        """All of it but `order`, (k,) int64 on the host: `of_told` takes it."""
+        if self.comm.size == 1:
+            return np.array([1], np.int64)
         counts = (self.send_counts.reshape(-1), self.recv_counts.reshape(-1))
-        return np.concatenate([*counts, np.array([self.lookup], np.int64)])
+        return np.concatenate([np.array([self.comm.size, self.lookup], np.int64), *counts])
 
     @staticmethod
-    def num_numbers(size: int, num_tables: int) -> int:
-        """Returns the length of `numbers` for so many ranks and tables."""
-        return 2 * size * num_tables + 1
+    def of_told(
+        backend: Backend, comm: Communicator, told: np.ndarray, order: Array, num_keys: np.ndarray
+    ) -> "Route":
+        """Returns the route that told this.
 
-    @staticmethod
-    def of(backend: Backend, comm: Communicator, numbers: np.ndarray, order: Array) -> "Route":
-        """Returns the route that has these numbers and this order.
+        Args:
+          order: of the route; it may be longer.
+          num_keys: (num_tables,) int64, the keys of each table of this rank.
 
         Raises:
-          ValueError: they do not fit each other.
+          ValueError: there are other ranks now, or numbers and order do not fit each other.
         """
-        *counts, lookup = numbers.tolist()
-        send_counts, recv_counts = np.array(counts, np.int64).reshape(2, comm.size, -1)
-        num_keys = 0 if comm.size == 1 else int(send_counts.sum())
-        if len(order) != num_keys:
+        size, *numbers = told.tolist()
+        if size != comm.size:
             raise ValueError(
-                f"A route of {num_keys} keys was expected. Received: the order of {len(order)}."
+                f"A lookup and its gradient need the same ranks, of which there are {comm.size} "
+                f"now. Received: what {size} ranks have sent. Take the gradient of a step before "
+                "ranks come or go."
             )
-        return Route(backend, comm, send_counts, recv_counts, order, lookup)
+        if size == 1:
+            return Route.alone(backend, comm, num_keys)
+        lookup, *counts = numbers
+        send_counts, recv_counts = np.array(counts, np.int64).reshape(2, size, -1)
+        num_sent = int(send_counts.sum())
+        if len(order) < num_sent:
+            raise ValueError(
+                f"A route of {num_sent} keys was expected. Received: the order of {len(order)}."
+            )
+        return Route(backend, comm, send_counts, recv_counts, order[:num_sent], lookup)

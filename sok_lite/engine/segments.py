@@ -6,16 +6,16 @@ each table. The number of launches does not depend on the number of tables.
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I32, Words
-from sok_lite.backend.publish import Action
+from sok_lite.backend.base import F32, I32, Words, joined_column_launches
+from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
-from sok_lite.engine.pieces import addresses_of, new_results, shapes_of
+from sok_lite.engine.pieces import ManyArrays, addresses_of, new_results, shapes_of
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 _TASK_ITEMS = 1024  # of the least that is worth a task of its own
@@ -202,6 +202,38 @@ def cut(array: Array, sizes: Sequence[int] | np.ndarray) -> list[Array]:
     numbers = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
     ends = itertools.accumulate(numbers, initial=0)
     return [array[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def copy_apart(
+    backend: Backend,
+    values: Array,
+    index: Array,
+    sizes: Sequence[int],
+    copies: Sequence[Array],
+) -> None:
+    """Copies some of the elements of an array, those of each table to an array of its own.
+
+    Args:
+      values: (n,) int64.
+      index: (m,) int32, which of them, those of each table after those of the one before.
+      sizes: how many each table has; they sum to m.
+      copies: of each table (its size,) integers of 64 bits or, for values that fit, of 32.
+    """
+    arrays: list[Any] = [values, index, copies]
+    if isinstance(copies, ManyArrays):
+        widths, out = [copies.dtype.itemsize] * len(copies), copies.addresses(backend)
+    else:
+        widths = [each.itemsize for each in copies]
+        out = np.array(list(map(backend.address, copies)), np.int64)
+    source = np.full(len(widths), backend.address(values), np.int64)
+    narrow = [i for i, width in enumerate(widths) if width == I32.itemsize]
+    if narrow:
+        arrays.append(values.astype(np.int32))
+        source[narrow] = backend.address(arrays[-1])
+    numbers = np.array(sizes, np.int64)
+    places = backend.address(index) + I32.itemsize * split_offsets(numbers)[:-1]
+    kernels = [(backend, f"dense_gather_u{8 * width}") for width in widths]
+    publish(joined_column_launches(kernels, sizes, [source, 1, places, out, numbers], arrays))
 
 
 def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:

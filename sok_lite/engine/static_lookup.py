@@ -25,20 +25,18 @@ from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_return
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.packed import (
-    OF_WHOLE,
-    WHOLE,
-    Empty,
-    Packing,
-    Unpacking,
-    pack_arrays,
-    unpack_arrays,
-)
 from sok_lite.engine.pieces import Allocate, new_results
 from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.pooling_context import PoolingContext, pack_pooling, unpack_pooling
+from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import cut, group, numbers_of_tables, plan_gather, segment_sums
+from sok_lite.engine.segments import (
+    copy_apart,
+    cut,
+    group,
+    numbers_of_tables,
+    plan_gather,
+    segment_sums,
+)
 from sok_lite.engine.sent_keys import SentKeys, send
 from sok_lite.engine.static_table import StaticTable
 
@@ -59,6 +57,64 @@ class Located(NamedTuple):
     places: Array
     number: Array
     sent: SentKeys | None
+
+    def numbers(self) -> np.ndarray:
+        """Returns what the host knows beside the batch, (k,) int64; `Sent.of` takes it."""
+        told = np.array([1], np.int64) if self.sent is None else self.sent.route.told
+        return np.concatenate([self.num_places, told])
+
+    def others(self) -> tuple[Array, Array, Array]:
+        """Returns `number`, and of `sent` inverse (items,) int32 and order (n,) int32."""
+        nothing = self.number[:0]
+        if self.sent is None:
+            return self.number, nothing, nothing
+        return self.number, self.sent.inverse, self.sent.route.order
+
+
+class Sent(NamedTuple):
+    """How the keys of a static lookup were sent, as `forward` and the gradient get it.
+
+    Attributes:
+      num_places, number: as of the `Located`.
+      route: by which rows and gradients go.
+      inverse: (items,) int32, of several ranks; None on one.
+    """
+
+    num_places: np.ndarray
+    number: Array
+    route: Route
+    inverse: Array | None
+
+    @staticmethod
+    def of(
+        backend: Backend,
+        comm: Communicator,
+        batch: Batch,
+        numbers: np.ndarray,
+        others: Sequence[Array],
+    ) -> "Sent":
+        """Returns it of the batch, and of what the methods of `Located` gave; these may be longer.
+
+        Raises:
+          ValueError: there are other ranks now.
+        """
+        num_places, told = np.split(numbers, [len(batch.tables)])
+        number, inverse, order = others
+        num_items = batch.layout.num_items
+        route = Route.of_told(backend, comm, told, order, num_items)
+        number = number[: int(route.num_received.sum())]
+        return Sent(
+            num_places, number, route, None if comm.size == 1 else inverse[: batch.keys.size]
+        )
+
+    def context(self, batch: Batch, sources: list[Array | None]) -> "StaticContext":
+        """Returns the context for the gradient.
+
+        Args:
+          sources: those of a PoolingContext.
+        """
+        pooling = PoolingContext.of(self.route, batch, self.inverse, sources)
+        return StaticContext(pooling, self.num_places, self.number)
 
 
 class StaticContext(NamedTuple):
@@ -106,41 +162,45 @@ def locate(backend: Backend, comm: Communicator, batch: Batch, tag: int) -> Loca
         return _locate(backend, tables, sent.received, sizes, comm.size, sent)
 
 
+def copy_places(backend: Backend, located: Located, copies: Sequence[Array]) -> None:
+    """Copies the places of each table to an array of its own, (its num_places,) int64."""
+    index = backend.xp.arange(located.places.size, dtype=np.int32)
+    copy_apart(backend, located.places, index, located.num_places.tolist(), copies)
+
+
 def forward(
     backend: Backend,
     comm: Communicator,
     batch: Batch,
-    number: Array,
+    sent: Sent,
     rows: Sequence[Array],
-    sent: SentKeys | None,
     allocate: Allocate | None = None,
 ) -> tuple[Sequence[Array], StaticContext]:
     """Pools rows that were read. Every rank must call it.
 
     Args:
       batch: the batch of `locate`.
-      number, sent: from the `Located` of that batch.
+      sent: of what `locate` gave.
       rows: of each table (its num_places, dim) storage, C-contiguous, the rows at `places`.
       allocate: gives memory for the results; None: the backend does.
 
     Returns:
       ((batch, dim) float32 per part, context).
     """
-    if sent is None:
-        pooled = pool(backend, batch, rows, number, [0] * len(rows), allocate)
+    if comm.size == 1:
+        pooled = pool(backend, batch, rows, sent.number, [0] * len(rows), allocate)
         are_weighted = [weights is not None for weights in batch.weights]
-        sources = _rows_of_keys(backend, rows, cut(number, batch.layout.sizes), are_weighted)
-        route = Route.alone(backend, comm, batch.layout.num_items)
-        pooling = PoolingContext.of(route, batch, None, sources)
-    else:
-        with failure_known_to_all(comm):
-            received = cut(number, sent.route.num_received)
-            rows_of_keys = _rows_of_keys(backend, rows, received, [True] * len(rows))
-            returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
-            # The others may come to the keys of the tables of the call that grow.
-            pooled, pooling = pool_returned(backend, batch, sent, returned, allocate)
-    num_places = np.array([len(each) for each in rows], np.int64)
-    return pooled, StaticContext(pooling, num_places, number)
+        sources = _rows_of_keys(backend, rows, cut(sent.number, batch.layout.sizes), are_weighted)
+        return pooled, sent.context(batch, sources)
+    assert sent.inverse is not None
+    with failure_known_to_all(comm):
+        received = cut(sent.number, sent.route.num_received)
+        rows_of_keys = _rows_of_keys(backend, rows, received, [True] * len(rows))
+        returned = return_rows(sent.route, cast(list[Array], rows_of_keys))
+        # The others may come to the keys of the tables of the call that grow.
+        keys = SentKeys(sent.route, sent.inverse, batch.keys[:0])
+        pooled, pooling = pool_returned(backend, batch, keys, returned, allocate)
+    return pooled, sent.context(batch, pooling.sources)
 
 
 def backward(
@@ -172,52 +232,6 @@ def backward(
     labels = context.number + _repeat(backend, starts[:-1].astype(np.int32), np.diff(begin))
     groups = group(backend, labels, begin, starts)
     return segment_sums(backend, groups, terms, out), weight_grads
-
-
-# ---- what a graph carries from one half to the other ---------------------------------------------
-
-
-def pack_sent(backend: Backend, sent: SentKeys, empty: Empty | None = None) -> Array:
-    """Returns what `forward` needs of sent keys as one int64 array, which `unpack_sent` reads."""
-    route, arrays = sent.route, [sent.route.order, sent.inverse]
-    return pack_arrays(backend, route.comm.size, route.numbers, arrays, Packing(empty))
-
-
-def unpack_sent(backend: Backend, comm: Communicator, packed: Array, num_parts: int) -> SentKeys:
-    """Returns the sent keys that `pack_sent` wrote, without `received`; views of `packed`.
-
-    Raises:
-      ValueError: another version wrote it, or another number of ranks.
-    """
-    count = Route.num_numbers(comm.size, num_parts)
-    numbers, (order, inverse) = unpack_arrays(backend, comm.size, packed, count, 2, OF_WHOLE)
-    nothing = backend.xp.empty(0, np.int64)
-    return SentKeys(Route.of(backend, comm, numbers, order), inverse, nothing)
-
-
-def pack(backend: Backend, context: StaticContext, packing: Packing = WHOLE) -> Array:
-    """Returns a context as one int64 array, a header and then the bytes of all arrays."""
-    numbers = context.num_places[None]
-    return pack_pooling(backend, context.pooling, numbers, [context.number], packing)
-
-
-def unpack(
-    backend: Backend,
-    comm: Communicator,
-    packed: Array,
-    num_parts: int,
-    unpacking: Unpacking = OF_WHOLE,
-) -> StaticContext:
-    """Returns the context that `pack` wrote; its arrays are views of `packed` and of those at hand.
-
-    Raises:
-      ValueError: another version wrote it, or another number of ranks.
-    """
-    pooling, numbers, arrays = unpack_pooling(backend, comm, packed, num_parts, 1, 1, unpacking)
-    return StaticContext(pooling, numbers[0], *arrays)
-
-
-# --------------------------------------------------------------------------------------------------
 
 
 def _count_outside(tables: Sequence[StaticTable], keys: Sequence[Array], count: Array) -> None:

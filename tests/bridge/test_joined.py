@@ -24,7 +24,6 @@ from sok_lite.bridge.joined import (
 )
 from sok_lite.bridge.tensor import to_tensor
 from sok_lite.engine import segments
-from sok_lite.engine.pieces import Pieces
 
 CPU = get_backend("cpu")
 SHAPES = [(5, 3), (0, 7), (16, 1), (1, 16), (33, 20), (0, 16), (4, 4), (7, 64)]

@@ -172,7 +172,7 @@ def test_every_rank_gets_the_row_of_each_of_its_keys(size, keys, key_type, names
         mine = [np.array(table, np.int64) for table in keys[comm.rank]]
         rules = [rule_of(name, size) for name in names]
         received, route = send(backend, comm, mine, [key_type] * 2, rules)
-        route = Route.of(backend, comm, route.numbers, route.order)
+        route = Route.of_told(backend, comm, route.told, route.order, route.num_sent)
         rows = return_rows(route, [k.reshape(-1, 1).view(np.float32) for k in received])
         for got, wanted in zip(rows, mine, strict=True):
             np.testing.assert_array_equal(
@@ -225,7 +225,7 @@ def test_one_rank_copies_nothing_and_sends_nothing(monkeypatch):
     assert recv_keys is keys
     assert return_rows(route, [rows])[0] is rows
     assert send_grads(route, [rows])[0] is rows
-    again = Route.of(backend, comm, route.numbers, route.order)
+    again = Route.of_told(backend, comm, route.told, route.order, route.num_sent)
     assert again.send_counts.tolist() == [[3]]
 
 
@@ -235,7 +235,7 @@ def test_a_run_repeats_bit_for_bit():
 
     def program(comm):
         received, route = send(backend, comm, [keys, keys[:77]], ["int64"] * 2)
-        told = (route.numbers.tolist(), route.order.tolist())
+        told = (route.told.tolist(), route.order.tolist())
         return [k.tolist() for k in received], told
 
     assert run_ranks(3, program) == run_ranks(3, program)
@@ -272,7 +272,7 @@ def test_trips_of_two_lookups_in_another_order_raise_on_all_ranks(ranks, trip):
         backend, keys = get_backend("cpu"), np.arange(2, dtype=np.int64)
         _, first = send(backend, comm, [keys], ["int64"])
         _, second = send(backend, comm, [keys], ["int64"])
-        first = Route.of(backend, comm, first.numbers, first.order)
+        first = Route.of_told(backend, comm, first.told, first.order, first.num_sent)
         with pytest.raises(CommunicatorError, match=f"different calls.*{trip.__name__} of lookup"):
             trip(second if comm.rank == 1 else first, [np.zeros((2, 1), np.float32)])
 
@@ -332,21 +332,20 @@ def test_a_route_of_another_number_of_keys_is_refused():
         backend = get_backend("cpu")
         _, route = send(backend, comm, [np.arange(3)], ["int64"])
         with pytest.raises(ValueError, match="route of 3 keys was expected. .* the order of 2"):
-            Route.of(backend, comm, route.numbers, route.order[1:])
+            Route.of_told(backend, comm, route.told, route.order[1:], route.num_sent)
 
     run_ranks(2, program)
 
 
 def test_numbers_of_a_route():
-    """[send_counts, recv_counts, lookup], pinned."""
+    """[ranks, lookup, send_counts, recv_counts], pinned."""
 
     def program(comm):
         keys = np.array([5, 2, 3] if comm.rank == 0 else [4], np.int64)
         route = send(get_backend("cpu"), comm, [keys], ["int64"])[1]
-        assert len(route.numbers) == Route.num_numbers(2, 1)
-        return route.numbers.tolist(), route.order.tolist()
+        return route.told.tolist(), route.order.tolist()
 
-    assert run_ranks(2, program) == [([1, 2, 1, 1, 1], [1, 0, 2]), ([1, 0, 2, 0, 1], [0])]
+    assert run_ranks(2, program) == [([2, 1, 1, 2, 1, 1], [1, 0, 2]), ([2, 1, 1, 0, 2, 0], [0])]
 
 
 # ---- agreement ----------------------------------------------------------------------------------

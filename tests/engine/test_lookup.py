@@ -15,7 +15,7 @@ from sok_lite.engine.message import keys_without_headers
 from sok_lite.engine.owner import FunctionOfKeys
 from sok_lite.engine.table import make_table
 from tests.support.helpers import first_row, new_table, on
-from tests.support.parts import Part, batch_of, by_part, carried, forward_parts
+from tests.support.parts import Part, by_part, carried, forward_parts
 from tests.support.step_oracle import flat, key_gradients, outputs, random_ragged
 
 I64 = np.iinfo(np.int64)
@@ -117,7 +117,7 @@ def test_the_context_of_one_rank_is_refused_by_two(backend):
     context = forward_parts(backend, SingleCommunicator(), parts)[1]
 
     def program(comm):
-        with pytest.raises(ValueError, match="needs the ranks that looked up, 2 now.*of 1 ranks"):
+        with pytest.raises(ValueError, match="need the same ranks, of which there are 2 now.*what 1 ranks"):
             carried(backend, comm, parts, context)
 
     run_ranks(2, program)

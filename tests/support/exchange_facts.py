@@ -122,10 +122,8 @@ def round_trip(comm, tables, silent=None, backend=None, repack=False):
             backend.to_host(keys), np.array([key for _, key in pairs], np.int64)
         )
     if repack:
-        numbers = route.numbers
-        assert numbers.dtype == np.int64
-        assert len(numbers) == Route.num_numbers(comm.size, len(tables))
-        route = Route.of(backend, comm, numbers, route.order)
+        assert route.told.dtype == np.int64
+        route = Route.of_told(backend, comm, route.told, route.order, route.num_sent)
 
     served = [
         stacked([row_of(k, i, t.dim, t.row_dtype) for _, k in pairs], t.dim, t.row_dtype)

@@ -20,7 +20,7 @@ from sok_lite.engine.update_rows import Update
 from tests.support import reference_updates, step_oracle
 from tests.support.fleet_dict import FleetDict
 from tests.support.fleet_kinds import KINDS, Part, drawn_from, made, some_keys, treatment
-from tests.support.parts import Part as LookupPart, carried
+from tests.support.parts import Part as LookupPart
 from tests.support.parts import by_part, carried, forward_parts
 from tests.support.steps import apply_updates
 from tests.support.table_audit import audit, found_in
