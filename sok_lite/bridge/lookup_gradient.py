@@ -191,7 +191,8 @@ def _by_handles(
     # The parts of one table, which TFPlus gives keys by their remainder.
     owners = tf.cast(tf.math.floormod(keys, count), tf.int32)
     pieces = (tf.dynamic_partition(each, owners, count) for each in (keys, row_grads))
-    return [row_gradient(name, *each, dim, distinct) for each in zip(*pieces, strict=True)]
+    pairs = zip(*pieces, strict=True)
+    return [row_gradient(name, its_keys, its_rows, dim, distinct) for its_keys, its_rows in pairs]
 
 
 # ---- second derivatives --------------------------------------------------------------------------

@@ -124,7 +124,11 @@ class BatchOfInputs:
             if its.places is not None:
                 splits[i] = _splits_of(backend, spec.is_ragged, its.places, its.num_rows)
             if its.weight_places is not None:
-                of_weights = (spec.weights_are_ragged, its.weight_places, its.num_weight_rows)
+                of_weights = (
+                    bool(spec.weights_are_ragged),
+                    its.weight_places,
+                    its.num_weight_rows,
+                )
                 if splits[i] is None:
                     splits[i] = _splits_of_dense(backend, ((its.keys.size, its.num_rows),))
                 _check_weight_rows(spec, splits[i], _splits_of(backend, *of_weights))

@@ -52,8 +52,14 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     inputs, numbers = inputs_of(static)
     facts = Facts.of_static(variables)
     *places, number, inverse, order, told = operation(
-        *("sok_static_places", [], lookup.locate, inputs, [*[tf.int64] * count, *OF_KEYS]),
-        *(lookup.backend, what, facts),
+        "sok_static_places",
+        [],
+        lookup.locate,
+        inputs,
+        [*[tf.int64] * count, *OF_KEYS],
+        lookup.backend,
+        what,
+        facts,
         numbers=numbers,
         num_told=1,
     )
@@ -63,9 +69,15 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
         rows = [_read_rows(*each) for each in zip(tables, places, strict=True)]
     weighted = [table.dtype for table in tables if table.has_weights]
     outputs = operation(
-        *("sok_static_lookup", [], lookup.forward),
+        "sok_static_lookup",
+        [],
+        lookup.forward,
         [*rows, *inputs, number, inverse, order],
-        *([*[tf.float32] * count, *weighted], lookup.backend, what, facts, LOOKUPS),
+        [*[tf.float32] * count, *weighted],
+        lookup.backend,
+        what,
+        facts,
+        LOOKUPS,
         numbers=[*numbers, told],
         gradient=lookup.gradient,
     )

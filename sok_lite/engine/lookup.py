@@ -11,7 +11,7 @@ A `BackwardContext` takes from forward to backward what the gradient needs.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import copy_apart, group, segment_sums
 from sok_lite.engine.sent_keys import send
-from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import WrongSplitsError
 from sok_lite.engine.table.results import KnownRows
 
@@ -172,7 +171,7 @@ def _context(pooling: PoolingContext, owned: OwnerLookup) -> BackwardContext:
 
 def backward(
     backend: Backend,
-    parts: Sequence[tuple[EmbeddingTable, Array | None, str]],
+    parts: Sequence[tuple[Any, Array | None, str]],
     out_grads: Sequence[Array],
     context: BackwardContext,
     allocate: Callable[[Sequence[int]], tuple[Sequence[Array], Sequence[Array]]] | None = None,

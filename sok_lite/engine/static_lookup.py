@@ -20,7 +20,7 @@ from sok_lite.backend.publish import publish
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.batch import Batch
+from sok_lite.engine.batch import Batch, ShardedTable
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_returned
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import return_rows
@@ -205,7 +205,7 @@ def forward(
 
 def backward(
     backend: Backend,
-    parts: Sequence[tuple[StaticTable, Array | None, str]],
+    parts: Sequence[tuple[ShardedTable, Array | None, str]],
     out_grads: Sequence[Array],
     context: StaticContext,
     allocate: Allocate | None = None,

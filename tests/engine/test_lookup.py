@@ -117,7 +117,9 @@ def test_the_context_of_one_rank_is_refused_by_two(backend):
     context = forward_parts(backend, SingleCommunicator(), parts)[1]
 
     def program(comm):
-        with pytest.raises(ValueError, match="need the same ranks, of which there are 2 now.*what 1 ranks"):
+        with pytest.raises(
+            ValueError, match="need the same ranks, of which there are 2 now.*what 1 ranks"
+        ):
             carried(backend, comm, parts, context)
 
     run_ranks(2, program)
