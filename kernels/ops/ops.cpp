@@ -133,7 +133,8 @@ void Register(const Type& type, TF_Status* status) {
   TF_OpDefinitionBuilderAddInput(op, "numbers: K * int64");
   TF_OpDefinitionBuilderAddOutput(op, "outputs: Tout");
   TF_OpDefinitionBuilderAddOutput(op, "told: J * int64");
-  TF_OpDefinitionBuilderSetIsStateful(op, type.is_stateful);
+  // It makes it stateful, whatever it is told (tensorflow/c/ops.cc).
+  if (type.is_stateful) TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShapes);
   TF_RegisterOpDefinition(op, status);
   RegisterKernel(type.name, "CPU", type.is_gradient ? Create<false, true> : Create<false, false>,
