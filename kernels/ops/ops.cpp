@@ -4,6 +4,9 @@
 // tapes find the tables. `call` is the number by which Python knows what is asked for: an input and
 // not an attribute, for TensorFlow keeps an eager kernel for every value of an attribute for ever.
 // `inputs` and `outputs` are where the tables are; `numbers` and `told` are on the host.
+//
+// Each has a second form, "InOrder", whose kernel is asynchronous: Python returns, and ends the
+// operation later, when it is the turn of this call. So no thread of TensorFlow's waits for it.
 #include "ops/python.h"
 #include "ops/tf_c_api.h"
 
@@ -12,7 +15,7 @@ namespace {
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 1;
+constexpr int64_t kAbi = 2;
 
 struct Kernel {
   int64_t num_handles = 0;
@@ -32,10 +35,8 @@ void* Create(TF_OpKernelConstruction* construction) {
 void Destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 // Calls Python with all inputs but the handles, which only TensorFlow needs.
-void Compute(void* kernel, TF_OpKernelContext* context) {
-  auto* frame = new Frame(context);
+void Enter(const Kernel* self, TF_OpKernelContext* context, Frame* frame) {
   TF_Status* status = TF_NewStatus();
-  const auto* self = static_cast<const Kernel*>(kernel);
   const int first = static_cast<int>(self->num_handles);
   const int num_inputs = TF_NumInputs(context);
   int64_t call = 0;
@@ -64,29 +65,43 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   if (TF_GetCode(status) == TF_OK) {
     sok::EnterPython(frame, call);
   } else {
-    TF_OpKernelContext_Failure(context, status);
+    frame->Fail(TF_GetCode(status), TF_Message(status));
+    frame->End();
   }
   TF_DeleteStatus(status);
-  frame->context = nullptr;
   frame->Release();
+}
+
+void Compute(void* kernel, TF_OpKernelContext* context) {
+  Enter(static_cast<const Kernel*>(kernel), context, new Frame(context));
+}
+
+// `done` is the address of an argument of TensorFlow's, a std::function that is gone when this has
+// returned: the C API has a way to call it, and none to keep it. So it is copied here. All of
+// TensorFlow's wheels for Linux are of libstdc++, which has one form of it for ever.
+void ComputeInOrder(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  auto* frame = new Frame(context, *reinterpret_cast<const std::function<void()>*>(done));
+  Enter(static_cast<const Kernel*>(kernel), context, frame);
 }
 
 void InferShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);  // Python knows more
 }
 
-void RegisterKernel(const char* name, const char* device, void* (*create)(TF_OpKernelConstruction*),
-                    TF_Status* status) {
-  TF_KernelBuilder* kernel = TF_NewKernelBuilder(name, device, create, Compute, Destroy);
+void RegisterKernel(const char* name, bool in_order, const char* device,
+                    void* (*create)(TF_OpKernelConstruction*), TF_Status* status) {
+  TF_KernelBuilder* kernel =
+      in_order ? TF_NewAsyncKernelBuilder(name, device, create, ComputeInOrder, Destroy)
+               : TF_NewKernelBuilder(name, device, create, Compute, Destroy);
   for (const char* on_host : {"handles", "call", "numbers", "told"}) {
     TF_KernelBuilder_HostMemory(kernel, on_host);
   }
   TF_RegisterKernelBuilder(name, kernel, status);
 }
 
-void Register(const char* name, TF_Status* status) {
+void Register(const char* name, bool in_order, TF_Status* status) {
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
-  TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
+  TF_OpDefinitionBuilderAddAttr(op, "N: int >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "Tin: list(type) >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "K: int >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "Tout: list(type) >= 0");
@@ -105,8 +120,8 @@ void Register(const char* name, TF_Status* status) {
   TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShapes);
   TF_RegisterOpDefinition(op, status);
-  RegisterKernel(name, "CPU", Create<false>, status);
-  RegisterKernel(name, "GPU", Create<true>, status);
+  RegisterKernel(name, in_order, "CPU", Create<false>, status);
+  RegisterKernel(name, in_order, "GPU", Create<true>, status);
 }
 
 bool is_registered = false;
@@ -114,7 +129,10 @@ bool is_registered = false;
 // TensorFlow looks for new operations while it loads a library.
 __attribute__((constructor)) void RegisterAll() {
   TF_Status* status = TF_NewStatus();
-  for (const char* name : {"SokLookup"}) Register(name, status);
+  for (const std::string name : {"SokLookup", "SokCollective"}) {
+    Register(name.c_str(), false, status);
+    Register((name + "InOrder").c_str(), true, status);
+  }
   is_registered = TF_GetCode(status) == TF_OK;
   TF_DeleteStatus(status);
 }

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.bridge.collective_order import CollectiveCall, in_turn, needs_order
 from sok_lite.bridge.host_call import (
     in_order,
     on_device,
@@ -136,6 +137,7 @@ def operation(
     what: str,
     facts: Facts,
     work: WorkDone | None = None,
+    collective: CollectiveCall | None = None,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
 
@@ -150,6 +152,8 @@ def operation(
       what: names it in errors and in TensorFlow's profiler: "A lookup in 'user'".
       facts: of the tables.
       work: which kind of work it is, for metrics; None: none that counts.
+      collective: the ranks that make it together; None: each by itself. Its gradient is registered
+        for the operation of the same name that waits for its turn too: "SokLookupInOrder".
 
     Returns:
       A list of tensors; in a graph without outputs the operation.
@@ -174,13 +178,14 @@ def operation(
         run(outputs, frame.inputs(backend))
         outputs.finish()
 
-    make = getattr(operations().module, name)
+    waits = collective if collective is not None and needs_order(collective) else None
+    make = getattr(operations().module, f"{name}_in_order" if waits else name)
     given: dict[str, Any] = {"inputs": inputs, "numbers": [], "Tout": dtypes, "J": 0}
     given |= {"Tkey": facts.key_type, "dims": facts.dims, "trainable": facts.trainable}
     if tf.executing_eagerly():
         return _run_eagerly(make, called, handles=handles, names=[], **given)
     refuse_xla(what)
-    call = Call(called, False)
+    call = Call(in_turn(waits, what, called) if waits else called, False)
     _keep(call)
     with ExitStack() as around:
         around.enter_context(scope_of(what))

@@ -4,6 +4,8 @@ A call has a number, an input of its operation. A random part of it is this proc
 that was made in another process, and read here, asks for a call that nobody has. A call lives as
 long as whoever made it keeps it: a graph for its operations, or the caller in eager mode.
 
+An asynchronous operation goes on when its call has returned, and its call is given what ends it.
+
 An operation fails where its call raises, with the kind and the text of the exception. In eager mode
 the caller raises the exception itself: its number is odd, and it finds it in `raised`.
 """
@@ -15,6 +17,7 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -48,7 +51,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (MemoryError, 8),
     (NotImplementedError, 12),
 )
-_UNKNOWN, _EXHAUSTED = 2, 8
+_CANCELLED, _UNKNOWN, _EXHAUSTED = 1, 2, 8
 
 
 class _Memory:
@@ -63,16 +66,17 @@ class Frame:
     """What an operation asks, while it runs.
 
     Attributes:
+      address: by which the library knows it.
       call: the number of the call.
       is_on_gpu: whether the memory of inputs and outputs is a GPU's.
     """
 
-    __slots__ = ("__weakref__", "_address", "_capsule", "_inputs", "call", "is_on_gpu")
+    __slots__ = ("__weakref__", "_capsule", "_inputs", "address", "call", "is_on_gpu")
 
     def __init__(self, address: int, capsule: object) -> None:
         count = ctypes.c_int64.from_address(address).value
         words = (ctypes.c_int64 * count).from_address(address)[:]
-        _, self._address, self.call, self.is_on_gpu = words[:4]
+        _, self.address, self.call, self.is_on_gpu = words[:4]
         self._capsule = capsule
         self._inputs: list[tuple[int, int, tuple[int, ...]]] = []
         at = 4
@@ -105,7 +109,7 @@ class Frame:
           RuntimeError: the operation has ended, or TensorFlow refuses otherwise.
         """
         num_bytes = ctypes.c_int64(math.prod(shape) * _DTYPES[dtype].itemsize)
-        dims, frame = (ctypes.c_int64 * len(shape))(*shape), ctypes.c_void_p(self._address)
+        dims, frame = (ctypes.c_int64 * len(shape))(*shape), ctypes.c_void_p(self.address)
         ops = operations().library
         address = ops.sok_ops_allocate(frame, number, dtype, num_bytes, dims, len(shape))
         if address == -1:
@@ -139,17 +143,46 @@ class Frame:
         return np.asarray(memory)
 
 
+class Running:
+    """An asynchronous operation: it runs until `end`. Where nobody has this any more, it fails.
+
+    Args:
+      address: of its frame.
+      capsule: has the operation fail when it is gone.
+    """
+
+    __slots__ = ("_address", "_capsule")
+
+    def __init__(self, address: int, capsule: object) -> None:
+        self._address, self._capsule = address, capsule
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the operation; only the first call does something.
+
+        What waits for the operation may run before this returns: no lock may be held.
+
+        Args:
+          error: by which it fails; None: it is done, and all outputs are written.
+        """
+        code, text = 0, b""
+        if error is not None:
+            code, text = _CANCELLED, b"A call of sok_lite's was interrupted."
+            with suppress(Exception):  # an exception may be unable to say what it is
+                code, text = _describe(error)
+        operations().library.sok_ops_end(ctypes.c_void_p(self._address), code, text)
+
+
 class Call:
     """What an operation asks Python for, by its number.
 
     Args:
-      run: takes the frame, and writes all outputs.
+      run: takes the frame, and writes all outputs; of an asynchronous operation also what ends it.
       is_eager: whether the caller takes what it raises, from `raised`.
     """
 
     __slots__ = ("__weakref__", "number", "run")
 
-    def __init__(self, run: Callable[[Frame], None], is_eager: bool) -> None:
+    def __init__(self, run: Callable[..., None], is_eager: bool) -> None:
         self.run = run
         self.number = _of_process | (next(_serial) << 1) | is_eager
         _calls[self.number] = self
@@ -172,7 +205,7 @@ _calls: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
 raised: dict[int, BaseException] = {}
 
 
-def _enter(address: int, capsule: object) -> None:
+def _enter(address: int, capsule: object, *running: object) -> None:
     """Is called by an operation."""
     frame = Frame(address, capsule)
     call = _calls.get(frame.call)
@@ -182,7 +215,7 @@ def _enter(address: int, capsule: object) -> None:
             "or import_graph_def, whose original is gone. Build the lookup anew, from tables of "
             "this process, or keep the original."
         )
-    call.run(frame)
+    call.run(frame, *(Running(frame.address, each) for each in running))
 
 
 def _describe(error: BaseException) -> tuple[int, bytes]:
@@ -210,7 +243,7 @@ def operations() -> library.Operations:
             *("PyCapsule_New", "PyCapsule_GetPointer", "PyLong_FromLongLong", "PyLong_AsLong"),
             *("PyObject_CallFunctionObjArgs", "PyErr_Fetch", "PyErr_NormalizeException"),
             *("PyErr_Clear", "PyException_SetTraceback", "PyDict_SetItem", "PyTuple_GetItem"),
-            "PyBytes_AsString",
+            *("PyBytes_AsString", "PyEval_SaveThread", "PyEval_RestoreThread"),
         )
     ]
     table = (ctypes.c_void_p * len(functions))(*[each.value for each in functions])
