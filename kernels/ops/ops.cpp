@@ -1,9 +1,12 @@
 // TensorFlow's operations on tables, over its C API: one library for every supported version.
 //
-// All have one form. `handles` are the tables' resources, by which TensorFlow orders operations and
-// tapes find the tables. `call` is the number by which Python knows what is asked for: an input and
+// All have one form. `handles`, of most, are the tables' resources, by which TensorFlow orders
+// operations and tapes find the tables. `call` is the number by which Python knows what is asked for: an input and
 // not an attribute, for TensorFlow keeps an eager kernel for every value of an attribute for ever.
 // `inputs` and `outputs` are where the tables are; `numbers` and `told` are on the host.
+//
+// Those of ranks have a second form, "InOrder", whose kernel is asynchronous: Python returns, and ends the
+// operation later, when it is the turn of this call. So no thread of TensorFlow's waits for it.
 #include "ops/python.h"
 #include "ops/tf_c_api.h"
 
@@ -12,26 +15,32 @@ namespace {
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 1;
+constexpr int64_t kAbi = 2;
 
 // A type of operation.
 struct Type {
   const char* name;
+  bool has_handles;
   // Whether it is the gradient of another, which it has the call of.
   bool is_gradient;
-  // Whether TensorFlow must run it once for each time that a program asks for it.
+  // Whether TensorFlow must run it, once for each time that a program asks for it.
   bool is_stateful;
+  // Whether ranks may make it together, so that it has a form that waits for its turn.
+  bool is_of_ranks;
 };
 
 constexpr Type kTypes[] = {
-    {"SokLookup", false, true},
-    {"SokLookupGradient", true, false},
+    {"SokLookup", true, false, true, true},
+    // It changes nothing, so that one which nobody uses is left out of a graph. With a resource for
+    // an input TensorFlow would take it for stateful.
+    {"SokLookupGradient", false, true, false, false},
     // Where there may be several ranks, which all have to come to it.
-    {"SokLookupGradientOfRanks", true, true},
+    {"SokLookupGradientOfRanks", false, true, true, true},
     // A lookup in tables whose rows TensorFlow keeps: which rows are to be read, and what is done
-    // with them. Both have no handles.
-    {"SokStaticPlaces", false, true},
-    {"SokStaticLookup", false, true},
+    // with them.
+    {"SokStaticPlaces", false, false, true, true},
+    {"SokStaticLookup", false, false, true, true},
+    {"SokCollective", false, false, true, true},
 };
 
 struct Kernel {
@@ -48,8 +57,9 @@ void* Create(TF_OpKernelConstruction* construction) {
   kernel->is_on_gpu = is_on_gpu;
   kernel->is_gradient = is_gradient;
   TF_Status* status = TF_NewStatus();
-  TF_OpKernelConstruction_GetAttrInt64(construction, "N", &kernel->num_handles, status);
   TF_OpKernelConstruction_GetAttrInt64(construction, "K", &kernel->num_numbers, status);
+  TF_OpKernelConstruction_GetAttrInt64(construction, "N", &kernel->num_handles, status);
+  if (TF_GetCode(status) != TF_OK) kernel->num_handles = 0;  // it has none
   TF_DeleteStatus(status);
   return kernel;
 }
@@ -57,10 +67,8 @@ void* Create(TF_OpKernelConstruction* construction) {
 void Destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 // Calls Python with all inputs but the handles, which only TensorFlow needs.
-void Compute(void* kernel, TF_OpKernelContext* context) {
-  auto* frame = new Frame(context);
+void Enter(const Kernel* self, TF_OpKernelContext* context, Frame* frame) {
   TF_Status* status = TF_NewStatus();
-  const auto* self = static_cast<const Kernel*>(kernel);
   const int first = static_cast<int>(self->num_handles);
   const int num_inputs = TF_NumInputs(context);
   int64_t call = 0;
@@ -94,29 +102,53 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   if (TF_GetCode(status) == TF_OK) {
     sok::EnterPython(frame, call);
   } else {
-    TF_OpKernelContext_Failure(context, status);
+    frame->Fail(TF_GetCode(status), TF_Message(status));
+    frame->End();
   }
   TF_DeleteStatus(status);
-  frame->context = nullptr;
   frame->Release();
+}
+
+void Compute(void* kernel, TF_OpKernelContext* context) {
+  Enter(static_cast<const Kernel*>(kernel), context, new Frame(context));
+}
+
+// `done` is the address of an argument of TensorFlow's, a std::function that is gone when this has
+// returned: the C API has a way to call it, and none to keep it. So it is copied here. All of
+// TensorFlow's wheels for Linux are of libstdc++, which has one form of it for ever.
+void ComputeInOrder(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  auto* frame = new Frame(context, *reinterpret_cast<const std::function<void()>*>(done));
+  Enter(static_cast<const Kernel*>(kernel), context, frame);
 }
 
 void InferShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);  // Python knows more
 }
 
-void RegisterKernel(const char* name, const char* device, void* (*create)(TF_OpKernelConstruction*),
+void RegisterKernel(const Type& type, const char* name, bool in_order, bool is_on_gpu,
                     TF_Status* status) {
-  TF_KernelBuilder* kernel = TF_NewKernelBuilder(name, device, create, Compute, Destroy);
-  for (const char* on_host : {"handles", "call", "numbers", "told"}) {
+  const char* device = is_on_gpu ? "GPU" : "CPU";
+  void* (*create)(TF_OpKernelConstruction*) =
+      is_on_gpu ? (type.is_gradient ? Create<true, true> : Create<true, false>)
+                : (type.is_gradient ? Create<false, true> : Create<false, false>);
+  TF_KernelBuilder* kernel =
+      in_order ? TF_NewAsyncKernelBuilder(name, device, create, ComputeInOrder, Destroy)
+               : TF_NewKernelBuilder(name, device, create, Compute, Destroy);
+  if (type.has_handles) TF_KernelBuilder_HostMemory(kernel, "handles");
+  for (const char* on_host : {"call", "numbers", "told"}) {
     TF_KernelBuilder_HostMemory(kernel, on_host);
   }
   TF_RegisterKernelBuilder(name, kernel, status);
 }
 
-void Register(const Type& type, TF_Status* status) {
-  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(type.name);
-  TF_OpDefinitionBuilderAddAttr(op, "N: int >= 0");
+void Register(const Type& type, bool in_order, TF_Status* status) {
+  const std::string full_name = std::string(type.name) + (in_order ? "InOrder" : "");
+  const char* name = full_name.c_str();
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
+  if (type.has_handles) {
+    TF_OpDefinitionBuilderAddAttr(op, "N: int >= 0");
+    TF_OpDefinitionBuilderAddInput(op, "handles: N * resource");
+  }
   TF_OpDefinitionBuilderAddAttr(op, "Tin: list(type) >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "K: int >= 0");
   TF_OpDefinitionBuilderAddAttr(op, "Tout: list(type) >= 0");
@@ -127,7 +159,6 @@ void Register(const Type& type, TF_Status* status) {
   TF_OpDefinitionBuilderAddAttr(op, "handles_of: list(int)");
   TF_OpDefinitionBuilderAddAttr(op, "trainable: list(bool)");
   TF_OpDefinitionBuilderAddAttr(op, "names: list(string)");  // in a graph; none in eager mode
-  TF_OpDefinitionBuilderAddInput(op, "handles: N * resource");
   TF_OpDefinitionBuilderAddInput(op, "call: int64");
   TF_OpDefinitionBuilderAddInput(op, "inputs: Tin");
   TF_OpDefinitionBuilderAddInput(op, "numbers: K * int64");
@@ -137,10 +168,9 @@ void Register(const Type& type, TF_Status* status) {
   if (type.is_stateful) TF_OpDefinitionBuilderSetIsStateful(op, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShapes);
   TF_RegisterOpDefinition(op, status);
-  RegisterKernel(type.name, "CPU", type.is_gradient ? Create<false, true> : Create<false, false>,
-                 status);
-  RegisterKernel(type.name, "GPU", type.is_gradient ? Create<true, true> : Create<true, false>,
-                 status);
+  for (const bool is_on_gpu : {false, true}) {
+    RegisterKernel(type, name, in_order, is_on_gpu, status);
+  }
 }
 
 bool is_registered = false;
@@ -148,7 +178,10 @@ bool is_registered = false;
 // TensorFlow looks for new operations while it loads a library.
 __attribute__((constructor)) void RegisterAll() {
   TF_Status* status = TF_NewStatus();
-  for (const Type& type : kTypes) Register(type, status);
+  for (const Type& type : kTypes) {
+    Register(type, false, status);
+    if (type.is_of_ranks) Register(type, true, status);
+  }
   is_registered = TF_GetCode(status) == TF_OK;
   TF_DeleteStatus(status);
 }

@@ -28,28 +28,43 @@ struct Functions {
   int (*set_item)(Object, Object, Object);                  // PyDict_SetItem
   Object (*item)(Object, long);                             // PyTuple_GetItem, borrowed
   char* (*bytes)(Object);                                   // PyBytes_AsString
+  void* (*save_thread)();                                   // PyEval_SaveThread
+  void (*restore_thread)(void*);                            // PyEval_RestoreThread
 };
 
 Functions python;
-// Python's own: called with the number of a call's words and a capsule that holds the frame; called
-// with an exception, gives (code, bytes); and the exceptions of calls whose caller takes them.
+// Python's own: called with the address of a call's words, a capsule that holds the frame and, if
+// the operation is asynchronous, one that lets it run; called with an exception, gives (code,
+// bytes); and the exceptions of calls whose caller takes them.
 Object entry, describe, raised;
 
-const char kCapsule[] = "sok_lite.frame";
+const char kCapsule[] = "sok_lite.frame", kRunning[] = "sok_lite.running";
+const char kInterrupted[] = "A call of sok_lite's was interrupted.";
 
 void ReleaseCapsule(Object capsule) {
   static_cast<Frame*>(python.pointer(capsule, kCapsule))->Release();
 }
 
-void Fail(TF_OpKernelContext* context, int code, const char* text) {
-  TF_Status* status = TF_NewStatus();
-  TF_SetStatus(status, static_cast<TF_Code>(code), text);
-  TF_OpKernelContext_Failure(context, status);
-  TF_DeleteStatus(status);
+// Nobody can end the operation any more: it has ended, or nobody will.
+void ReleaseRunning(Object capsule) {
+  auto* frame = static_cast<Frame*>(python.pointer(capsule, kRunning));
+  void* thread = python.save_thread();
+  frame->Fail(TF_CANCELLED, kInterrupted);
+  frame->End();
+  frame->Release();
+  python.restore_thread(thread);
+}
+
+// Returns a capsule that holds a frame, null where Python raises.
+Object Hold(Frame* frame, const char* name, void (*release)(Object)) {
+  frame->Retain();
+  Object capsule = python.capsule(frame, name, release);
+  if (!capsule) frame->Release();
+  return capsule;
 }
 
 // Takes the exception that Python has raised, and fails with what Python says of it.
-void FailAsRaised(TF_OpKernelContext* context, int64_t call) {
+void FailAsRaised(Frame* frame, int64_t call) {
   Object type = nullptr, value = nullptr, traceback = nullptr;
   python.fetch(&type, &value, &traceback);
   python.normalize(&type, &value, &traceback);
@@ -66,9 +81,9 @@ void FailAsRaised(TF_OpKernelContext* context, int64_t call) {
   Object text = described ? python.item(described, 1) : nullptr;
   const char* bytes = text ? python.bytes(text) : nullptr;
   if (bytes) {
-    Fail(context, static_cast<int>(python.as_long(python.item(described, 0))), bytes);
+    frame->Fail(static_cast<int>(python.as_long(python.item(described, 0))), bytes);
   } else {
-    Fail(context, TF_CANCELLED, "A call of sok_lite's was interrupted.");
+    frame->Fail(TF_CANCELLED, kInterrupted);
   }
   python.clear();  // of an interrupt that came meanwhile
   for (Object object : {described, type, value, traceback}) {
@@ -78,28 +93,56 @@ void FailAsRaised(TF_OpKernelContext* context, int64_t call) {
 
 }  // namespace
 
+void Frame::Fail(int code, const char* text) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!context) return;
+  TF_Status* status = TF_NewStatus();
+  TF_SetStatus(status, static_cast<TF_Code>(code), text);
+  TF_OpKernelContext_Failure(context, status);
+  TF_DeleteStatus(status);
+}
+
+void Frame::RequireOutputs() {
+  mutex.lock();
+  const bool is_complete = std::find(is_given.begin(), is_given.end(), false) == is_given.end();
+  mutex.unlock();
+  if (!is_complete) Fail(TF_INTERNAL, "A call of sok_lite's has left out an output.");
+}
+
+void Frame::End() {
+  std::function<void()> done;
+  mutex.lock();
+  context = nullptr;
+  done.swap(done_);
+  mutex.unlock();
+  if (done) done();
+}
+
 void EnterPython(Frame* frame, int64_t call) {
   if (!entry || python.is_finalizing()) {
-    Fail(frame->context, TF_CANCELLED, "Python has ended, and with it the tables of sok_lite.");
+    frame->Fail(TF_CANCELLED, "Python has ended, and with it the tables of sok_lite.");
+    frame->End();
     return;
   }
   const int state = python.ensure();
-  frame->Retain();
-  Object capsule = python.capsule(frame, kCapsule, ReleaseCapsule);
-  if (!capsule) frame->Release();
+  Object capsule = Hold(frame, kCapsule, ReleaseCapsule);
+  Object running =
+      capsule && frame->is_asynchronous ? Hold(frame, kRunning, ReleaseRunning) : nullptr;
   Object address = python.integer(reinterpret_cast<int64_t>(frame->words.data()));
-  Object result = capsule && address ? python.call(entry, address, capsule, nullptr) : nullptr;
-  if (result) {
-    python.decref(result);
-    if (std::find(frame->is_given.begin(), frame->is_given.end(), false) != frame->is_given.end()) {
-      Fail(frame->context, TF_INTERNAL, "A call of sok_lite's has left out an output.");
-    }
-  } else {
-    FailAsRaised(frame->context, call);
+  const bool is_ready = capsule && address && (running || !frame->is_asynchronous);
+  // The first null ends the arguments.
+  Object result = is_ready ? python.call(entry, address, capsule, running, nullptr) : nullptr;
+  const bool has_returned = result;
+  if (!has_returned) {
+    FailAsRaised(frame, call);
+  } else if (!frame->is_asynchronous) {
+    frame->RequireOutputs();
   }
-  if (address) python.decref(address);
-  if (capsule) python.decref(capsule);
+  for (Object object : {result, address, capsule, running}) {
+    if (object) python.decref(object);
+  }
   python.release(state);
+  if (!has_returned || !frame->is_asynchronous) frame->End();
 }
 
 }  // namespace sok
@@ -110,7 +153,7 @@ extern "C" {
 __attribute__((visibility("default"))) void sok_ops_python(const void* const* functions,
                                                            void* entry, void* describe,
                                                            void* raised) {
-  static_assert(sizeof(sok::Functions) == 16 * sizeof(void*), "one address each");
+  static_assert(sizeof(sok::Functions) == 18 * sizeof(void*), "one address each");
   __builtin_memcpy(&sok::python, functions, sizeof(sok::Functions));
   sok::describe = describe;
   sok::raised = raised;
@@ -123,6 +166,7 @@ __attribute__((visibility("default"))) void sok_ops_python(const void* const* fu
 __attribute__((visibility("default"))) int64_t sok_ops_allocate(
     sok::Frame* frame, int64_t first, int64_t count, const int64_t* dtypes,
     const int64_t* num_bytes, const int64_t* dims, int64_t num_dims, int64_t* addresses) {
+  const std::lock_guard<std::mutex> lock(frame->mutex);
   const int64_t num_outputs = static_cast<int64_t>(frame->is_given.size());
   if (!frame->context || first < 0 || first + count > num_outputs) {
     frame->code = TF_INTERNAL;
@@ -147,6 +191,18 @@ __attribute__((visibility("default"))) int64_t sok_ops_allocate(
   }
   TF_DeleteStatus(status);
   return i;
+}
+
+// Ends an asynchronous operation: as done, or failed where `code` is not 0. Only the first call of
+// a frame does something. What waits for the operation may run here.
+__attribute__((visibility("default"))) void sok_ops_end(sok::Frame* frame, int code,
+                                                        const char* text) {
+  if (code != TF_OK) {
+    frame->Fail(code, text);
+  } else {
+    frame->RequireOutputs();
+  }
+  frame->End();
 }
 
 // Returns the code of the last output that could not be had, and writes the reason.

@@ -3,7 +3,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/tf_c_api.h"
@@ -12,9 +15,15 @@ namespace sok {
 
 // What Python is given of a running operation, and what it keeps of it. Memory that became arrays
 // lives as long as they do: Python holds the frame for them, the operation holds it while it runs.
+//
+// An operation that is asynchronous goes on when Python has returned, until somebody calls `End`.
 struct Frame {
-  explicit Frame(TF_OpKernelContext* running) : context(running) {}
+  explicit Frame(TF_OpKernelContext* running, std::function<void()> when_done = {})
+      : is_asynchronous(when_done), context(running), done_(std::move(when_done)) {}
 
+  const bool is_asynchronous;
+  // Held by whoever uses `context` or `is_given`, which threads of an asynchronous operation share.
+  std::mutex mutex;
   // Of the running operation; null when it has ended.
   TF_OpKernelContext* context;
   // Inputs and outputs, which have a reference to their memory each.
@@ -29,6 +38,14 @@ struct Frame {
   int code = 0;
   std::string error;
 
+  // Has the operation fail, unless it has ended.
+  void Fail(int code, const char* text);
+  // Has it fail if an output is left out.
+  void RequireOutputs();
+  // Ends the operation, once; the caller has none of Python's locks, for what waits for the
+  // operation may run here.
+  void End();
+
   void Retain() { references_.fetch_add(1, std::memory_order_relaxed); }
   void Release() {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
@@ -37,11 +54,13 @@ struct Frame {
   }
 
  private:
+  std::function<void()> done_;
   std::atomic<int> references_{1};
 };
 
 // Calls Python with a frame, and waits for it. Where Python raises, or cannot be entered any more,
-// the operation fails; it is done only where Python has come to its end.
+// the operation fails; it is done only where Python has come to its end. One that is asynchronous
+// is done where Python says so by `sok_ops_end`, and fails where Python has let go of it before.
 void EnterPython(Frame* frame, int64_t call);
 
 }  // namespace sok

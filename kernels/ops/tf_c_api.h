@@ -16,6 +16,7 @@ struct TF_ShapeInferenceContext;
 struct TF_KernelBuilder;
 struct TF_OpKernelConstruction;
 struct TF_OpKernelContext;
+struct TF_AsyncOpKernelDoneCallback;
 
 // tf_status.h
 enum TF_Code : int32_t { TF_OK = 0, TF_CANCELLED = 1, TF_INTERNAL = 13 };
@@ -50,6 +51,11 @@ TF_KernelBuilder* TF_NewKernelBuilder(const char* op_name, const char* device_na
                                       void* (*create)(TF_OpKernelConstruction*),
                                       void (*compute)(void*, TF_OpKernelContext*),
                                       void (*destroy)(void*));
+TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op_name, const char* device_name,
+                                           void* (*create)(TF_OpKernelConstruction*),
+                                           void (*compute)(void*, TF_OpKernelContext*,
+                                                           TF_AsyncOpKernelDoneCallback*),
+                                           void (*destroy)(void*));
 void TF_KernelBuilder_HostMemory(TF_KernelBuilder*, const char* arg_name);
 void TF_RegisterKernelBuilder(const char* kernel_name, TF_KernelBuilder*, TF_Status*);
 void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction*, const char* attr_name,

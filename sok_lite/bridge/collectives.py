@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, get_backend
 from sok_lite.bridge.collective_order import CollectiveCall
-from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.job import communicator
-from sok_lite.bridge.tensor import to_array, to_tensor
+from sok_lite.bridge.operation import Outputs, operation
 from sok_lite.comm import Communicator, ElasticCommunicator
 from sok_lite.engine.agreement import agree_on
 
@@ -139,12 +138,17 @@ def _of_all_ranks(
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
 ) -> Any:
-    """Returns what a function of the host's arrays gives, which every rank calls; see host_call."""
-    backend = get_backend("cpu")
+    """Returns what a function of the host's arrays gives, which every rank calls; see operation."""
+    backend, collective = get_backend("cpu"), CollectiveCall(comm)
 
-    def run(*tensors: tf.Tensor) -> Sequence[tf.Tensor]:
-        results = function(*(to_array(each, backend) for each in tensors))
-        pairs = zip(results, dtypes, strict=True)
-        return [to_tensor(np.asarray(result), dtype, backend) for result, dtype in pairs]
+    def run(outputs: Outputs, arrays: list[Array]) -> None:
+        for number, result in enumerate(function(*arrays)):
+            outputs.give(number, np.asarray(result))
 
-    return host_call(run, inputs, dtypes, backend, what, CollectiveCall(comm))
+    given = (None, run, inputs, dtypes, backend, what)
+    with tf.device("CPU:0"):
+        return operation("sok_collective", *given, collective=collective)
+
+
+tf.no_gradient("SokCollective")
+tf.no_gradient("SokCollectiveInOrder")

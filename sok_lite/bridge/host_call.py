@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge.collective_order import CollectiveCall, in_collective_order, needs_order
 from sok_lite.bridge.gpu import check_stream, device_name
 from sok_lite.bridge.host_numbers import (
     HostNumbers,
@@ -89,7 +88,6 @@ def host_call(
     output_dtypes: Sequence[tf.DType],
     backend: Backend,
     what: str,
-    collective: CollectiveCall | None = None,
     work: WorkDone | None = None,
     counts: int = 0,
     waits: bool = True,
@@ -104,7 +102,6 @@ def host_call(
       output_dtypes: one per output.
       backend: what `function` computes with; waited for before the outputs go to TensorFlow.
       what: what the call does, for the error text ("A lookup in 'user'").
-      collective: the ranks that make it together; None: each by itself.
       work: which kind of work it is, for metrics; None: none that counts.
       counts: the first output is an array of so many int64, none negative, for TensorFlow's host;
         0: it is a tensor as the others are.
@@ -142,10 +139,7 @@ def host_call(
         return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
 
     with scope_of(what):
-        if collective is not None and needs_order(collective):
-            result = in_collective_order(collective, place, run, crossing, dtypes, what)
-        else:
-            result = in_order(lambda: place(run, crossing, dtypes))
+        result = in_order(lambda: place(run, crossing, dtypes))
     if not output_dtypes:
         return result
     if num_shaped:

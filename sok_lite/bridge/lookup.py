@@ -79,6 +79,7 @@ def _looked_up(
         numbers=numbers,
         num_told=1,
         gradient=lookup.gradient,
+        collective=lookup.collective,
     )
     return lookup.pooled(outputs)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.operation import Facts, gradient_operation, operation
+from sok_lite.bridge.operation import Facts, OfGradient, gradient_operation, operation
 from sok_lite.bridge.refusals import FORWARD_REFUSAL, is_called_from
 from sok_lite.bridge.row_gradient import (
     is_out_of_a_loop,
@@ -20,23 +20,24 @@ from sok_lite.bridge.row_gradient import (
     zero_or_refused,
 )
 from sok_lite.bridge.tf_private import FORWARDPROP, could_possibly_record
+from sok_lite.native.callbacks import source_of
 
-# An attribute of an eager tensor, the last output of a pooled lookup or of its gradient: the call.
-_LOOKUP = "_sok_lite_lookup"
+# An attribute of an eager tensor, the last output of a pooled lookup or of its gradient.
+_GRADIENT = "_sok_lite_gradient"
 
 
-def note_lookup(outputs: list[tf.Tensor], lookup: Any) -> None:
-    """Notes of which call the outputs of an eager operation are, for a tape."""
+def note_gradient(outputs: list[tf.Tensor], gradient: OfGradient) -> None:
+    """Notes what the gradient of an eager operation asks Python for, for a tape."""
     if could_possibly_record():
-        setattr(outputs[-1], _LOOKUP, lookup)
+        setattr(outputs[-1], _GRADIENT, gradient)
 
 
 @tf.RegisterGradient("SokLookup")
+@tf.RegisterGradient("SokLookupInOrder")
 def _gradient(op: Any, *gradients: Any) -> list[Any]:
     """Returns the gradients of the tables and of the weights."""
     facts, is_pooled = Facts.of(op), op.get_attr("J") > 0
-    names = ", ".join(map(repr, facts.names))
-    what = f"lookup_sparse in {names}" if is_pooled else f"a lookup in {names}"
+    what = _what(op, facts) if is_pooled else f"a lookup in {facts.names[0]!r}"
     refuse_replicas(f"The gradient of {what}")
     if not tf.executing_eagerly() and is_called_from(FORWARDPROP):
         raise NotImplementedError(FORWARD_REFUSAL)  # it derives what this gives, which are keys
@@ -70,6 +71,7 @@ def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
     types = [tf.float32] * count + facts.key_types + [tf.float32] * num_weighted
     found = _run(
         op,
+        num_handles,
         facts,
         what,
         gradients,
@@ -91,17 +93,18 @@ def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
 
 
 @tf.RegisterGradient("SokStaticLookup")
+@tf.RegisterGradient("SokStaticLookupInOrder")
 def _of_static(op: Any, *gradients: Any) -> list[Any]:
     """Returns the gradients by the rows that were read, and by the weights."""
     facts = Facts.of(op)
     count, end = len(facts.dims), len(op.inputs) - op.get_attr("K")
     num_weighted = len(op.outputs) - count
-    lookup = getattr(op.outputs[-1], _LOOKUP, None)
-    what = lookup.what if lookup else f"lookup_sparse in {', '.join(map(repr, facts.names))}"
+    what = _what(op, facts)
     refuse_replicas(f"The gradient of {what}")
     weights = _weights(op, 1 + count, num_weighted)
     found = _run(
         op,
+        0,
         facts,
         what,
         gradients,
@@ -114,6 +117,13 @@ def _of_static(op: Any, *gradients: Any) -> list[Any]:
     _set_gradients(results, op, rows, found[:count])
     _set_gradients(results, op, weights, found[count:])
     return results
+
+
+def _what(op: Any, facts: Facts) -> str:
+    """Returns the name of a pooled lookup, of which eager operations have no attribute."""
+    gradient: OfGradient | None = getattr(op.outputs[-1], _GRADIENT, None)
+    names = ", ".join(map(repr, facts.names))
+    return f"lookup_sparse in {names}" if gradient is None else gradient.what
 
 
 def _weights(op: Any, first: int, count: int) -> list[int]:
@@ -135,6 +145,7 @@ def _set_gradients(
 
 def _run(
     op: Any,
+    num_handles: int,
     facts: Facts,
     what: str,
     gradients: Sequence[Any],
@@ -146,6 +157,7 @@ def _run(
 
     Args:
       op: the lookup.
+      num_handles: of it.
       gradients: of all its outputs, the pooled rows of each table first.
       carried, numbers: what the gradient takes of the lookup's inputs and outputs.
       types: of what it gives.
@@ -154,21 +166,29 @@ def _run(
     grads = [tf.cast(tf.convert_to_tensor(each), tf.float32) for each in gradients[:count]]
     several = other_ranks() is not None
     name = "sok_lookup_gradient_of_ranks" if several else "sok_lookup_gradient"
-    inputs = [*grads, *carried]
-    lookup = getattr(op.outputs[-1], _LOOKUP, None)  # of an eager call, also where a graph asks
+    inputs, call = [*grads, *carried], op.inputs[num_handles]
+    # Of an eager lookup, also where a graph asks.
+    of_eager: OfGradient | None = getattr(op.outputs[-1], _GRADIENT, None)
+    gradient = of_eager
+    if gradient is None and several and not tf.inside_function():
+        # In a TF1 graph a collective has its place in an order, which is not the lookup's.
+        number = tf.get_static_value(call)
+        gradient = None if number is None else source_of(int(number))
     with tf.control_dependencies(_refusals(gradients[count:])):
-        if lookup is None:
+        if gradient is None:
             return gradient_operation(
-                *(name, op, inputs, types, asks, facts, numbers), is_ordered=several
+                *(name, call, op.outputs[0].device, inputs, types, asks, facts, numbers),
+                is_ordered=several,
             )
-        run, _, work = lookup.gradient
         found: list[tf.Tensor] = operation(
-            *(name, [], run, inputs, types, lookup.backend, asks, facts, work),
+            *(name, None, gradient.run, inputs, types, gradient.backend, asks, facts),
+            work=gradient.work,
             numbers=numbers,
+            collective=gradient.collective,
             is_ordered=several,
         )
     if tf.executing_eagerly():
-        note_lookup(found, lookup)
+        note_gradient(found, gradient)
     return found
 
 
@@ -200,6 +220,7 @@ def _by_handles(
 
 @tf.RegisterGradient("SokLookupGradient")
 @tf.RegisterGradient("SokLookupGradientOfRanks")
+@tf.RegisterGradient("SokLookupGradientOfRanksInOrder")
 def _second(op: Any, *arrived: Any) -> list[Any]:
     """Refuses the derivative of the gradient of a pooled lookup, which Python has computed.
 
@@ -207,9 +228,7 @@ def _second(op: Any, *arrived: Any) -> list[Any]:
     there TensorFlow derives all outputs of a function, wanted or not, and gives zeros for the
     others.
     """
-    lookup = getattr(op.outputs[-1], _LOOKUP, None)
-    names = ", ".join(map(repr, Facts.of(op).names))
-    text = no_second_derivative(lookup.what if lookup else f"lookup_sparse in {names}")
+    text = no_second_derivative(_what(op, Facts.of(op)))
     if tf.executing_eagerly():
         raise NotImplementedError(text)
     with tf.control_dependencies([zero_or_refused(text, arrived)]):

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.bridge.collective_order import CollectiveCall, in_turn, needs_order
 from sok_lite.bridge.host_call import (
     in_order,
     on_device,
@@ -95,6 +96,10 @@ class Facts(NamedTuple):
             names = [getattr(handle, NAME_OF_HANDLE, "") for handle in handles]
         types = [tf.as_dtype(kind) for kind in op.get_attr("Tkeys")]
         return Facts(types, names, op.get_attr("dims"), handles_of, op.get_attr("trainable"))
+
+
+# Of an operation without a gradient.
+NO_FACTS = Facts([], [], [], [], [])
 
 
 class Outputs:
@@ -205,41 +210,61 @@ class Outputs:
             array[...] = self._backend.to_host(copy)
 
 
+class OfGradient(NamedTuple):
+    """What the gradient of an operation asks Python for, under the call of the operation.
+
+    Attributes:
+      what, run, dtypes, backend, work, collective: as of `operation`.
+    """
+
+    what: str
+    run: Run
+    dtypes: Sequence[tf.DType]
+    backend: Backend
+    work: WorkDone | None = None
+    collective: CollectiveCall | None = None
+
+
 def operation(
     name: str,
-    handles: Sequence[tf.Tensor],
+    handles: Sequence[tf.Tensor] | None,
     run: Run,
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
     backend: Backend,
     what: str,
-    facts: Facts,
+    facts: Facts = NO_FACTS,
     work: WorkDone | None = None,
     numbers: Sequence[tf.Tensor] = (),
     num_told: int = 0,
-    gradient: "OfGradient | None" = None,
+    gradient: OfGradient | None = None,
+    collective: CollectiveCall | None = None,
+    waits: bool = True,
     is_ordered: bool = True,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
 
     Args:
       name: of the operation, as Python calls it: "sok_lookup".
-      handles: the tables' resources.
+      handles: the tables' resources; None: the operation has none.
       run: takes the outputs and the inputs as arrays, `numbers` last. It raises only ValueError,
         TypeError, NotImplementedError and MemoryError: a graph keeps the kind of no other.
       inputs: tensors.
       dtypes: of the outputs.
       backend: whose arrays `run` takes.
       what: names it in errors and in TensorFlow's profiler: "A lookup in 'user'".
-      facts: of the tables.
+      facts: of the tables, for its gradient.
       work: which kind of work it is, for metrics; None: none that counts.
-      numbers: int64 tensors that `run` gets on the host.
+      numbers: int64 tensors that Python reads: on the host, wherever the operation is.
       num_told: how many outputs, int64 on the host, follow the others.
-      gradient: what `gradient_operation` is to run for it; None: its gradient calls no Python.
+      gradient: of an operation whose gradient calls Python as well.
+      collective: the ranks that make it together; None: each by itself. Its gradient is registered
+        for the operation of the same name that waits for its turn too: "SokLookupInOrder".
+      waits: False: nothing that kernels write is an output; see `on_device`.
       is_ordered: False: a graph may run it at any time, or never, for it changes nothing.
 
     Returns:
-      A list of tensors; in a graph without outputs the operation.
+      A list of tensors; without outputs None, and in a graph the operation.
 
     Raises:
       NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
@@ -247,22 +272,30 @@ def operation(
     """
     refuse_replicas(what)
     refuse_while_exporting(what)
-    given = _given(inputs, dtypes, facts, numbers, num_told)
-    make = partial(getattr(operations().module, name), handles=handles, **given)
-    called = _called(run, dtypes, work, backend)
+    given = _given(handles, inputs, dtypes, facts, numbers, num_told)
+    called = _called(run, dtypes, backend, work, waits)
     if tf.executing_eagerly():
-        return _run_eagerly(partial(make, names=[]), called)
-    kept = Call(called, False, None if gradient is None else _called(*gradient, backend))
-    _keep(kept)
+        return _run_eagerly(partial(getattr(operations().module, name), names=[], **given), called)
+    of_gradient = None
+    if gradient is not None:
+        of_gradient = _called(gradient.run, gradient.dtypes, gradient.backend, gradient.work, True)
+    is_late = collective is not None and needs_order(collective)
+    asks: Callable[..., None] = called
+    if collective is not None and is_late:
+        name, asks = f"{name}_in_order", in_turn(collective, what, called)
+    call = Call(asks, False, of_gradient, gradient)
+    _keep(call)
     with tf.device("CPU:0"):
-        call = tf.constant(kept.number, tf.int64)
+        number = tf.constant(call.number, tf.int64)
     place = "CPU:0" if backend.name == "cpu" else None
-    return _added(partial(make, names=facts.names, call=call), what, place, is_ordered)
+    given |= {"call": number, "names": facts.names}
+    return _added(name, given, what, place, is_ordered)
 
 
 def gradient_operation(
     name: str,
-    op: Any,
+    call: tf.Tensor,
+    place: str,
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
     what: str,
@@ -270,25 +303,24 @@ def gradient_operation(
     numbers: Sequence[tf.Tensor],
     is_ordered: bool,
 ) -> list[tf.Tensor]:
-    """Adds the gradient of an operation of a graph to the graph; it runs that one's `gradient`.
+    """Adds the gradient of an operation of a graph, which runs what that has for a gradient.
 
     It takes the number of the call as a tensor: in a loop, or in what `tf.vectorized_map` makes of
     an operation, nobody knows it yet.
 
     Args:
-      op: that operation, as a gradient function has it.
+      call: of that operation.
+      place: the device of that operation.
       The others: as of `operation`.
     """
     refuse_while_exporting(what)
-    given = _given(inputs, dtypes, facts, numbers, 0)
-    make = getattr(operations().module, name)
-    call = op.inputs[op.get_attr("N")]
-    add = partial(make, handles=[], names=facts.names, call=call, **given)
-    made: list[tf.Tensor] = _added(add, what, op.outputs[0].device, is_ordered)
+    given = _given(None, inputs, dtypes, facts, numbers, 0) | {"call": call, "names": facts.names}
+    made: list[tf.Tensor] = _added(name, given, what, place, is_ordered)
     return made
 
 
 def _given(
+    handles: Sequence[tf.Tensor] | None,
     inputs: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
     facts: Facts,
@@ -296,36 +328,39 @@ def _given(
     num_told: int,
 ) -> dict[str, Any]:
     given = {"inputs": inputs, "numbers": numbers, "Tout": dtypes, "J": num_told}
-    of_tables = {"Tkeys": facts.key_types, "dims": facts.dims, "trainable": facts.trainable}
-    return {**given, **of_tables, "handles_of": facts.handles_of}
+    given |= {"Tkeys": facts.key_types, "dims": facts.dims, "trainable": facts.trainable}
+    of_handles = {} if handles is None else {"handles": handles}
+    return {**of_handles, **given, "handles_of": facts.handles_of}
 
 
-def _added(add: Callable[[], Any], what: str, place: str | None, is_ordered: bool) -> Any:
+def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_ordered: bool) -> Any:
     """Adds an operation to the graph; returns its outputs, or itself where it has none."""
     refuse_xla(what)
+    make = getattr(operations().module, name)
+
+    def add() -> Any:
+        if given["Tout"] or given["J"]:
+            made = make(**given)
+            return [*made.outputs, *made.told]
+        graph = tf.compat.v1.get_default_graph()  # TensorFlow would give an empty list
+        full_name = graph.unique_name(name, mark_as_used=False)
+        make(name=name, **given)
+        return graph.get_operation_by_name(full_name)
+
     with scope_of(what), tf.device(place) if place else nullcontext():
-        made = in_order(add) if is_ordered else add()
-    return made if isinstance(made, tf.Operation) else [*made.outputs, *made.told]
-
-
-class OfGradient(NamedTuple):
-    """What `gradient_operation` runs: as the arguments of `operation`."""
-
-    run: Run
-    dtypes: Sequence[tf.DType]
-    work: WorkDone | None
+        return in_order(add) if is_ordered else add()
 
 
 def _called(
-    run: Run, dtypes: Sequence[tf.DType], work: WorkDone | None, backend: Backend
+    run: Run, dtypes: Sequence[tf.DType], backend: Backend, work: WorkDone | None, waits: bool
 ) -> Callable[[Frame], None]:
     """Returns what an operation calls with its frame."""
 
     def called(frame: Frame) -> None:
         if work is None:
-            on_device(backend, run_on, frame)
+            on_device(backend, run_on, frame, waits=waits)
         else:
-            timed_on_device(work, backend, run_on, frame)
+            timed_on_device(work, backend, run_on, frame, waits=waits)
 
     def run_on(frame: Frame) -> None:
         if frame.is_on_gpu:
@@ -343,7 +378,11 @@ _free: list[tuple[Call, tf.Tensor]] = []
 
 
 def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None]) -> Any:
-    """Runs an operation now; what Python raises in it is raised as it is."""
+    """Runs an operation now; what Python raises in it is raised as it is.
+
+    Python may run eager operations in it, such as an optimizer's dense step: it is in the thread of
+    the caller.
+    """
     try:
         call, number = _free.pop()
     except IndexError:
@@ -352,22 +391,24 @@ def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None]) -> A
             number = tf.constant(call.number, tf.int64)
     call.run = called
     raised.pop(call.number, None)  # of one whose caller was interrupted
-    error = None
+    made: Any = None
+    error: BaseException | None = None
     try:
         # tf.config.experimental.set_synchronous_execution(False) would run it later, when its
         # number may be another call's.
         is_late = context().executor.is_async()
         with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
             made = make(call=number)
-    except Exception:
-        error = raised.pop(call.number, None)
-        if error is None:
-            raise
-        raise error from None
+    except Exception as failure:
+        error = raised.pop(call.number, failure)
     finally:
-        del error  # its traceback has this frame: TensorFlow's memory would stay with them
         call.run = _nothing
         _free.append((call, number))
+    if error is not None:
+        try:
+            raise error  # here, where TensorFlow's does not become its context
+        finally:
+            del error  # its traceback has this frame: TensorFlow's memory would stay with them
     return made if made is None else [*made.outputs, *made.told]
 
 

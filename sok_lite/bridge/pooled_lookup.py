@@ -13,7 +13,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.lookup_arguments import TableSpec
-from sok_lite.bridge.lookup_gradient import note_lookup
+from sok_lite.bridge.lookup_gradient import note_gradient
 from sok_lite.bridge.lookup_inputs import BatchOfInputs, Given
 from sok_lite.bridge.operation import OfGradient, Outputs
 from sok_lite.bridge.type_spec import live_tables
@@ -64,7 +64,9 @@ class LookupOfTables(ABC):
         self.num_weighted = sum([table.has_weights for table in tables])
         types = [tf.float32] * len(tables) + [t.key_type for t in tables] * self.has_keys
         types += [tf.float32] * self.num_weighted
-        self.gradient = OfGradient(self.backward, types, GRADIENTS)
+        self.gradient = OfGradient(
+            what, self.backward, types, self.backend, GRADIENTS, self.collective
+        )
 
     @abstractmethod
     def forward(self, outputs: Outputs, arrays: list[Array]) -> None:
@@ -77,7 +79,7 @@ class LookupOfTables(ABC):
     def pooled(self, outputs: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the pooled rows of each table, in its dtype, of the operation's outputs."""
         if tf.executing_eagerly():
-            note_lookup(outputs, self)
+            note_gradient(outputs, self.gradient)
         results = []
         for table, output in zip(self.tables, outputs, strict=False):
             if not tf.executing_eagerly():

@@ -53,7 +53,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     facts = Facts.of_static(variables)
     *places, number, inverse, order, told = operation(
         "sok_static_places",
-        [],
+        None,
         lookup.locate,
         inputs,
         [*[tf.int64] * count, *OF_KEYS],
@@ -62,6 +62,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
         facts,
         numbers=numbers,
         num_told=1,
+        collective=lookup.collective,
     )
     # Eagerly, the other ranks wait for the rows already; in a graph nothing is read yet.
     known = failure_known_to_all(comm) if tf.executing_eagerly() else contextlib.nullcontext()
@@ -70,7 +71,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
     weighted = [table.dtype for table in tables if table.has_weights]
     outputs = operation(
         "sok_static_lookup",
-        [],
+        None,
         lookup.forward,
         [*rows, *inputs, number, inverse, order],
         [*[tf.float32] * count, *weighted],
@@ -80,6 +81,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
         LOOKUPS,
         numbers=[*numbers, told],
         gradient=lookup.gradient,
+        collective=lookup.collective,
     )
     return lookup.pooled(outputs)
 

@@ -118,6 +118,8 @@ execute: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_FastPathExecute")
 context: Any = private("tensorflow.python.eager.context", "context")
 # A `with` block in which eager operations run at once, or later: by this number at once.
 execution_mode: Any = private("tensorflow.python.eager.context", "execution_mode")
+# Runs eagerly, in a thread for which a program may have chosen graphs.
+eager_mode: Any = private("tensorflow.python.eager.context", "eager_mode")
 SYNCHRONOUS: Any = private("tensorflow.python.eager.context", "SYNC")
 
 # Of the context, what tells the cluster that TensorFlow is connected to, None if it is not: by

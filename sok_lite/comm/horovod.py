@@ -71,12 +71,6 @@ class HorovodCommunicator(Communicator):
         # Made now: no thread can be started any more when a program ends.
         threading.Thread(target=self._say_farewell, name="sok_lite-farewell", daemon=True).start()
 
-    def submitted_by_all(self, tensor: Any, name: str) -> Any:
-        """Returns a sum over ranks: Horovod begins it when all have requested it, without a thread
-        waiting."""
-        with self._tf.device("/CPU:0"):
-            return self._hvd.allreduce(tensor, op=self._hvd.Sum, name=name)
-
     def abort(self, message: str) -> NoReturn:
         """Ends this process with status 1; the launcher, or Horovod's error, ends the others."""
         print(f"sok_lite: rank {self.rank} aborts: {message}", file=sys.stderr, flush=True)

@@ -293,9 +293,6 @@ class LocalCommunicator(Communicator):
         self._words = words
         self._warn_s, self._limit_s = stall_limits()
 
-    def submitted_by_all(self, tensor: Any, name: str) -> Any:
-        return self._base.submitted_by_all(tensor, name)
-
     def abort(self, message: str) -> None:
         self._base.abort(message)
 
@@ -409,9 +406,6 @@ class HostsCommunicator(Communicator):
         self._base = base
         self._boxes = Mailboxes(links)
         self._here = {base.rank, *links}
-
-    def submitted_by_all(self, tensor: Any, name: str) -> Any:
-        return self._base.submitted_by_all(tensor, name)
 
     def abort(self, message: str) -> None:
         self._base.abort(message)

@@ -244,15 +244,6 @@ class Communicator(ABC):
         received = self._together(self._allgatherv, f"broadcast from {root}", mine)
         return received.rows.reshape(array.shape)
 
-    def submitted_by_all(self, tensor: Any, name: str) -> Any:
-        """Returns a scalar tensor of a TF1 graph when all ranks have it, where that can be told.
-
-        Args:
-          tensor: int64, a scalar of the graph; the value of the result has no meaning.
-          name: equal on all ranks, and of no other tensor that is waited for at the same time.
-        """
-        return tensor
-
     def barrier(self, call: str = "barrier") -> None:
         """Returns when every rank has called it. Every rank must call it.
 

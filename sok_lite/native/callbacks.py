@@ -4,6 +4,8 @@ A call has a number, an input of its operation. A random part of it is this proc
 that was made in another process, and read here, asks for a call that nobody has. A call lives as
 long as whoever made it keeps it: a graph for its operations, or the caller in eager mode.
 
+An asynchronous operation goes on when its call has returned, and its call is given what ends it.
+
 An operation fails where its call raises, with the kind and the text of the exception. In eager mode
 the caller raises the exception itself: its number is odd, and it finds it in `raised`.
 """
@@ -15,7 +17,9 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +35,11 @@ _NAMES = {
     "uint8": [4],
     "int16": [5],
     "int8": [6],
+    "complex64": [8],
     "int64": [9],
     "bool": [10],
     "uint16": [14, 17],
+    "complex128": [18],
     "float16": [19],
     "uint32": [22],
     "uint64": [23],
@@ -48,7 +54,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (MemoryError, 8),
     (NotImplementedError, 12),
 )
-_UNKNOWN, _EXHAUSTED = 2, 8
+_CANCELLED, _UNKNOWN, _EXHAUSTED = 1, 2, 8
 
 
 def array_dtype(dtype: int) -> np.dtype:
@@ -68,6 +74,7 @@ class Frame:
     """What an operation asks, while it runs.
 
     Attributes:
+      address: by which the library knows it.
       call: the number of the call.
       is_on_gpu: whether the memory of inputs and outputs is a GPU's, but for those that are always
         on the host.
@@ -75,14 +82,14 @@ class Frame:
     """
 
     __slots__ = (
-        *("__weakref__", "_address", "_capsule", "_inputs", "_num_numbers"),
-        *("call", "is_gradient", "is_on_gpu"),
+        *("__weakref__", "_capsule", "_inputs", "_num_numbers"),
+        *("address", "call", "is_gradient", "is_on_gpu"),
     )
 
     def __init__(self, address: int, capsule: object) -> None:
         count = ctypes.c_int64.from_address(address).value
         words = (ctypes.c_int64 * count).from_address(address)[:]
-        _, self._address, self.call, self.is_on_gpu, self._num_numbers, self.is_gradient = words[:6]
+        _, self.address, self.call, self.is_on_gpu, self._num_numbers, self.is_gradient = words[:6]
         self._capsule = capsule
         self._inputs: list[tuple[int, int, tuple[int, ...]]] = []
         at = 6
@@ -131,7 +138,7 @@ class Frame:
         place = ctypes.addressof(words)
         types, num_bytes, dims = (ctypes.c_void_p(place + 8 * i * count) for i in range(3))
         addresses = place + 8 * (2 + num_dims) * count
-        ops, frame = operations().library, ctypes.c_void_p(self._address)
+        ops, frame = operations().library, ctypes.c_void_p(self.address)
         of_call = (ctypes.c_int64(first), ctypes.c_int64(count), types, num_bytes, dims)
         room = (ctypes.c_int64(num_dims), ctypes.c_void_p(addresses))
         if ops.sok_ops_allocate(frame, *of_call, *room) == count:
@@ -179,24 +186,55 @@ class Frame:
         return np.asarray(memory)
 
 
+class Running:
+    """An asynchronous operation: it runs until `end`. Where nobody has this any more, it fails.
+
+    Args:
+      address: of its frame.
+      capsule: has the operation fail when it is gone.
+    """
+
+    __slots__ = ("_address", "_capsule")
+
+    def __init__(self, address: int, capsule: object) -> None:
+        self._address, self._capsule = address, capsule
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the operation; only the first call does something.
+
+        What waits for the operation may run before this returns: no lock may be held.
+
+        Args:
+          error: by which it fails; None: it is done, and all outputs are written.
+        """
+        code, text = 0, b""
+        if error is not None:
+            code, text = _CANCELLED, b"A call of sok_lite's was interrupted."
+            with suppress(Exception):  # an exception may be unable to say what it is
+                code, text = _describe(error)
+        operations().library.sok_ops_end(ctypes.c_void_p(self._address), code, text)
+
+
 class Call:
     """What an operation asks Python for, by its number.
 
     Args:
-      run: takes the frame, and writes all outputs.
+      run: takes the frame, and writes all outputs; of an asynchronous operation also what ends it.
       is_eager: whether the caller takes what it raises, from `raised`.
       gradient: the same for the operation's gradient, if that has the same call.
+      source: anything; `source_of` gives it.
     """
 
-    __slots__ = ("__weakref__", "gradient", "number", "run")
+    __slots__ = ("__weakref__", "gradient", "number", "run", "source")
 
     def __init__(
         self,
-        run: Callable[[Frame], None],
+        run: Callable[..., None],
         is_eager: bool,
         gradient: Callable[[Frame], None] | None = None,
+        source: Any = None,
     ) -> None:
-        self.run, self.gradient = run, gradient
+        self.run, self.gradient, self.source = run, gradient, source
         self.number = _of_process | (next(_serial) << 1) | is_eager
         _calls[self.number] = self
 
@@ -218,7 +256,13 @@ _calls: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
 raised: dict[int, BaseException] = {}
 
 
-def _enter(address: int, capsule: object) -> None:
+def source_of(number: int) -> Any:
+    """Returns the source of a call by its number; None where there is no such call any more."""
+    call = _calls.get(number)
+    return None if call is None else call.source
+
+
+def _enter(address: int, capsule: object, *running: object) -> None:
     """Is called by an operation."""
     frame = Frame(address, capsule)
     call = _calls.get(frame.call)
@@ -229,7 +273,7 @@ def _enter(address: int, capsule: object) -> None:
             "this process, or keep the original."
         )
     run = call.gradient if frame.is_gradient and call.gradient is not None else call.run
-    run(frame)
+    run(frame, *(Running(frame.address, each) for each in running))
 
 
 def _describe(error: BaseException) -> tuple[int, bytes]:
@@ -257,7 +301,7 @@ def operations() -> library.Operations:
             *("PyCapsule_New", "PyCapsule_GetPointer", "PyLong_FromLongLong", "PyLong_AsLong"),
             *("PyObject_CallFunctionObjArgs", "PyErr_Fetch", "PyErr_NormalizeException"),
             *("PyErr_Clear", "PyException_SetTraceback", "PyDict_SetItem", "PyTuple_GetItem"),
-            "PyBytes_AsString",
+            *("PyBytes_AsString", "PyEval_SaveThread", "PyEval_RestoreThread"),
         )
     ]
     table = (ctypes.c_void_p * len(functions))(*[each.value for each in functions])

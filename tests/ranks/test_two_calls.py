@@ -66,10 +66,8 @@ def test_two_calls_of_one_session_run_in_one_order_on_all_ranks(comm, has_order)
 
 @pytest.mark.full_only("runs sessions for 5 s")
 def test_calls_of_one_session_need_no_thread_each(comm):
-    """Nine lookups and their gradients, in a session of two threads where Horovod tells."""
+    """Nine lookups and their gradients, in a session of one thread."""
     count = 9
-    # With MPI below it a call may wait for a thread.
-    threads = 2 if "Horovod" in repr(comm) else 2 * count
     with tf.Graph().as_default():
         tables = [sok.DynamicVariable(2, "ones", name=f"table_{i}") for i in range(count)]
         ids = [ids_of(i + 1, i + 2 + comm.rank, 7) for i in range(count)]
@@ -83,7 +81,7 @@ def test_calls_of_one_session_need_no_thread_each(comm):
         exported = [sok.export(table) for table in tables]
         # Its own: else it had those of the first session of the process, however many they are.
         config = tf.compat.v1.ConfigProto(
-            use_per_session_threads=True, inter_op_parallelism_threads=threads
+            use_per_session_threads=True, inter_op_parallelism_threads=1
         )
         with tf.compat.v1.Session(config=config) as session:
             session.run(tf.compat.v1.global_variables_initializer())
@@ -94,6 +92,32 @@ def test_calls_of_one_session_need_no_thread_each(comm):
                 mine = held(comm, sorted(expected))
                 np.testing.assert_array_equal(keys, mine)
                 np.testing.assert_allclose(values[:, 0], [expected[k] for k in mine], 1e-5)
+
+
+def test_operations_and_host_calls_of_one_session_run_in_one_order(comm):
+    """Sums, which are operations, and lookups with their gradients, in a session of one thread."""
+    count = 4
+    with tf.Graph().as_default():
+        table = sok.DynamicVariable(2, "ones", name="table")
+        given = tf.compat.v1.placeholder(tf.float32, [])
+        sums, rows = [], []
+        for i in range(count):
+            sums.append(sok.communication.allreduce(given + i, "sum"))
+            rows.append(sok.lookup_sparse(table, ids_of(i, i + 1 + comm.rank), combiners="sum"))
+        grads = tf.gradients(tf.add_n(rows), [table])[0]
+        largest = [sok.communication.allreduce(tf.reduce_max(row), "max") for row in rows]
+        assert {each.op.inputs[0].op.type for each in sums} <= {"SokCollectiveInOrder", "Const"}
+        config = tf.compat.v1.ConfigProto(
+            use_per_session_threads=True, inter_op_parallelism_threads=1
+        )
+        with tf.compat.v1.Session(config=config) as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            for step in range(STEPS):
+                found = session.run([sums, rows, grads, largest], {given: step + comm.rank})
+                of_ranks = [step + rank for rank in range(comm.size)]
+                assert found[0] == [sum(value + i for value in of_ranks) for i in range(count)]
+                np.testing.assert_array_equal(found[1], np.full((count, 1, 2), 2))
+                assert found[3] == [2] * count
 
 
 def test_graphs_in_two_threads_have_their_own_rows(comm):

@@ -113,8 +113,13 @@ def play_gpu(monkeypatch, device=0, streams=False):
                 self.contents.append(content)
                 _begin(play, content, name)
 
+        def inputs(self, backend):
+            if backend.name == "cpu":  # TensorFlow has put such an operation on the host
+                self.is_on_gpu = False
+            return super().inputs(backend)
+
         def allocate(self, first, shapes, dtypes, is_on_host=False):
-            if is_on_host:
+            if is_on_host or not self.is_on_gpu:
                 return super().allocate(first, shapes, dtypes, is_on_host)
             play.num_allocations += 1
             if not play.has_room():
