@@ -114,7 +114,7 @@ bool is_registered = false;
 // TensorFlow looks for new operations while it loads a library.
 __attribute__((constructor)) void RegisterAll() {
   TF_Status* status = TF_NewStatus();
-  for (const char* name : {"SokLookup"}) Register(name, status);
+  for (const char* name : {"SokLookup", "SokUpdate"}) Register(name, status);
   is_registered = TF_GetCode(status) == TF_OK;
   TF_DeleteStatus(status);
 }

@@ -30,7 +30,7 @@ from sok_lite.bridge.host_numbers import (
     with_shapes,
 )
 from sok_lite.bridge.serving.mode import refuse_while_exporting
-from sok_lite.bridge.tensor import memory_of_call, wait_for_all
+from sok_lite.bridge.tensor import may_leave, memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla, kept_by
 from sok_lite.engine.work_done import WorkDone
 
@@ -49,7 +49,8 @@ def on_device(
       backend: what `function` computes with.
       function: called with `args`.
       waits: False: kernels write nothing that TensorFlow reads, so the call may return before they
-        have run. TensorFlow's memory that they read is kept until a later call has waited.
+        have run. TensorFlow's memory that they read, that of `args` as well, is kept until a later
+        call has waited. A few calls that nothing else waits for are waited for here.
 
     Raises:
       ValueError: the thread's stream is not CUDA's null stream.
@@ -58,10 +59,11 @@ def on_device(
         return function(*args)  # nothing is chosen, kept or waited for
     check_stream(backend)
     with memory_of_call(backend, left_behind=not waits) as memory:
+        memory.arguments = args
         backend.activate()
         try:
             result = function(*args)
-            memory.is_left = not waits
+            memory.is_left = not waits and may_leave(backend)
             return result
         finally:
             if not memory.is_left:

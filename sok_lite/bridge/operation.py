@@ -41,7 +41,7 @@ NAME_OF_HANDLE = "_sok_lite_name"
 # An attribute of graphs: the calls of their operations.
 _CALLS = "_sok_lite_calls"
 
-# Takes arrays, and gives of each output its shape and what writes it.
+# Takes the outputs, and the inputs as arrays: those of `numbers` come last, as NumPy's.
 Run = Callable[["Outputs", list[Array]], None]
 
 
@@ -136,6 +136,8 @@ def operation(
     what: str,
     facts: Facts,
     work: WorkDone | None = None,
+    numbers: Sequence[tf.Tensor] = (),
+    waits: bool = True,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
 
@@ -150,9 +152,11 @@ def operation(
       what: names it in errors and in TensorFlow's profiler: "A lookup in 'user'".
       facts: of the tables.
       work: which kind of work it is, for metrics; None: none that counts.
+      numbers: int64 tensors that Python reads: on the host, wherever the operation is.
+      waits: False: nothing that kernels write is an output; see `on_device`.
 
     Returns:
-      A list of tensors; in a graph without outputs the operation.
+      A list of tensors; without outputs None, and in a graph the operation.
 
     Raises:
       NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
@@ -163,19 +167,19 @@ def operation(
 
     def called(frame: Frame) -> None:
         if work is None:
-            on_device(backend, run_on, frame)
+            on_device(backend, run_on, frame, waits=waits)
         else:
-            timed_on_device(work, backend, run_on, frame)
+            timed_on_device(work, backend, run_on, frame, waits=waits)
 
     def run_on(frame: Frame) -> None:
         if frame.is_on_gpu:
             backend.synchronize_device()  # TensorFlow's stream may not have written the inputs yet
         outputs = Outputs(frame, dtypes, backend)
-        run(outputs, frame.inputs(backend))
+        run(outputs, frame.inputs(backend, num_numbers))
         outputs.finish()
 
-    make = getattr(operations().module, name)
-    given: dict[str, Any] = {"inputs": inputs, "numbers": [], "Tout": dtypes, "J": 0}
+    make, num_numbers = getattr(operations().module, name), len(numbers)
+    given: dict[str, Any] = {"inputs": inputs, "numbers": numbers, "Tout": dtypes, "J": 0}
     given |= {"Tkey": facts.key_type, "dims": facts.dims, "trainable": facts.trainable}
     if tf.executing_eagerly():
         return _run_eagerly(make, called, handles=handles, names=[], **given)
@@ -188,8 +192,18 @@ def operation(
             number = tf.constant(call.number, tf.int64)
         if backend.name == "cpu":
             around.enter_context(tf.device("CPU:0"))
-        made = in_order(lambda: make(handles=handles, call=number, names=facts.names, **given))
-    return made if isinstance(made, tf.Operation) else made.outputs
+        given |= {"handles": handles, "call": number, "names": facts.names}
+        if not dtypes:
+            return in_order(lambda: _operation_itself(name, make, given))
+        return in_order(lambda: make(**given).outputs)
+
+
+def _operation_itself(name: str, make: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Adds an operation without outputs to the graph, and returns it: TensorFlow gives no list."""
+    graph = tf.compat.v1.get_default_graph()
+    full_name = graph.unique_name(name, mark_as_used=False)
+    make(name=name, **given)
+    return graph.get_operation_by_name(full_name)
 
 
 # Calls that eager operations use one after another, with their numbers as tensors: TensorFlow keeps
@@ -198,7 +212,11 @@ _free: list[tuple[Call, tf.Tensor]] = []
 
 
 def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None], **given: Any) -> Any:
-    """Runs an operation now; what Python raises in it is raised as it is."""
+    """Runs an operation now; what Python raises in it is raised as it is.
+
+    Python may run eager operations in it, such as an optimizer's dense step: it is in the thread of
+    the caller.
+    """
     try:
         call, number = _free.pop()
     except IndexError:
@@ -207,22 +225,24 @@ def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None], **gi
             number = tf.constant(call.number, tf.int64)
     call.run = called
     raised.pop(call.number, None)  # of one whose caller was interrupted
-    error = None
+    made: Any = None
+    error: BaseException | None = None
     try:
         # tf.config.experimental.set_synchronous_execution(False) would run it later, when its
         # number may be another call's.
         is_late = context().executor.is_async()
         with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
             made = make(call=number, **given)
-    except Exception:
-        error = raised.pop(call.number, None)
-        if error is None:
-            raise
-        raise error from None
+    except Exception as failure:
+        error = raised.pop(call.number, failure)
     finally:
-        del error  # its traceback has this frame: TensorFlow's memory would stay with them
         call.run = _nothing
         _free.append((call, number))
+    if error is not None:
+        try:
+            raise error  # here, where TensorFlow's does not become its context
+        finally:
+            del error  # its traceback has this frame: TensorFlow's memory would stay with them
     return made if made is None else made.outputs
 
 

@@ -119,6 +119,8 @@ context: Any = private("tensorflow.python.eager.context", "context")
 # A `with` block in which eager operations run at once, or later: by this number at once.
 execution_mode: Any = private("tensorflow.python.eager.context", "execution_mode")
 SYNCHRONOUS: Any = private("tensorflow.python.eager.context", "SYNC")
+# A `with` block of eager mode, whatever graph the thread is building.
+eager_mode: Any = private("tensorflow.python.eager.context", "eager_mode")
 
 # Of the context, what tells the cluster that TensorFlow is connected to, None if it is not: by
 # tf.config.experimental_connect_to_cluster, or by a strategy of several workers.

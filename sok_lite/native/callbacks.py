@@ -81,15 +81,18 @@ class Frame:
             self._inputs.append((words[at], words[at + 1], tuple(words[first:end])))
             at = end
 
-    def inputs(self, backend: Backend) -> list[Array]:
+    def inputs(self, backend: Backend, num_numbers: int = 0) -> list[Array]:
         """Returns all inputs but handles and call, as arrays that are read only by agreement.
 
         Args:
           backend: whose arrays they become; a copy is made where the memory is not its own.
+          num_numbers: how many of them, the last ones, are `numbers`: NumPy's, on the host.
         """
-        arrays = [self._array(*each, backend) for each in self._inputs]
-        is_copied = backend.name != "cpu" and not self.is_on_gpu
-        return [backend.from_host(array) for array in arrays] if is_copied else arrays
+        end = len(self._inputs) - num_numbers
+        arrays = [self._array(*each, backend) for each in self._inputs[:end]]
+        if backend.name != "cpu" and not self.is_on_gpu:
+            arrays = [backend.from_host(array) for array in arrays]
+        return arrays + [_on_host(self, *each) for each in self._inputs[end:]]
 
     def output(self, number: int, shape: Sequence[int], dtype: int, backend: Backend) -> Array:
         """Returns the memory of an output, on the device of the operation, not initialised.
@@ -126,17 +129,23 @@ class Frame:
             num_bytes = size * kind.itemsize
             memory = xp.cuda.UnownedMemory(address, num_bytes, (self,), backend.device_id)
             return xp.ndarray(shape, kind, xp.cuda.MemoryPointer(memory, 0))
-        if not size:
-            return np.empty(shape, kind)
-        memory = _Memory()
-        memory.frame = self
-        memory.__array_interface__ = {
-            "version": 3,
-            "shape": shape,
-            "typestr": kind.str,
-            "data": (address, False),
-        }
-        return np.asarray(memory)
+        return _on_host(self, address, dtype, shape)
+
+
+def _on_host(frame: Frame, address: int, dtype: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an array over memory of the host that a frame owns."""
+    kind = _DTYPES[dtype]
+    if not math.prod(shape):
+        return np.empty(shape, kind)
+    memory = _Memory()
+    memory.frame = frame
+    memory.__array_interface__ = {
+        "version": 3,
+        "shape": shape,
+        "typestr": kind.str,
+        "data": (address, False),
+    }
+    return np.asarray(memory)
 
 
 class Call:
