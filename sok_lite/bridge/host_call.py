@@ -94,7 +94,6 @@ def host_call(
     collective: CollectiveCall | None = None,
     work: WorkDone | None = None,
     counts: int = 0,
-    waits: bool = True,
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
@@ -110,7 +109,6 @@ def host_call(
       work: which kind of work it is, for metrics; None: none that counts.
       counts: the first output is an array of so many int64, none negative, for TensorFlow's host;
         0: it is a tensor as the others are.
-      waits: False: nothing that kernels write is an output; see `on_device`.
 
     Returns:
       A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
@@ -125,8 +123,8 @@ def host_call(
 
     def call(*given: Any) -> Sequence[tf.Tensor]:
         if work is None:
-            return on_device(backend, function, *given, waits=waits)
-        return timed_on_device(work, backend, function, *given, waits=waits)
+            return on_device(backend, function, *given)
+        return timed_on_device(work, backend, function, *given)
 
     if tf.executing_eagerly():
         return list(call(*[x.values if isinstance(x, HostNumbers) else x for x in inputs]))
