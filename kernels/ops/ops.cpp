@@ -40,6 +40,7 @@ constexpr Type kTypes[] = {
     // with them.
     {"SokStaticPlaces", false, false, true, true},
     {"SokStaticLookup", false, false, true, true},
+    {"SokUpdate", true, false, true, false},
     {"SokCollective", false, false, true, true},
 };
 

@@ -29,7 +29,7 @@ from sok_lite.bridge.host_numbers import (
     with_shapes,
 )
 from sok_lite.bridge.serving.mode import refuse_while_exporting
-from sok_lite.bridge.tensor import memory_of_call, wait_for_all
+from sok_lite.bridge.tensor import may_leave, memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla, kept_by
 from sok_lite.engine.work_done import WorkDone
 
@@ -48,7 +48,8 @@ def on_device(
       backend: what `function` computes with.
       function: called with `args`.
       waits: False: kernels write nothing that TensorFlow reads, so the call may return before they
-        have run. TensorFlow's memory that they read is kept until a later call has waited.
+        have run. TensorFlow's memory that they read, that of `args` as well, is kept until a later
+        call has waited. A few calls that nothing else waits for are waited for here.
 
     Raises:
       ValueError: the thread's stream is not CUDA's null stream.
@@ -57,10 +58,11 @@ def on_device(
         return function(*args)  # nothing is chosen, kept or waited for
     check_stream(backend)
     with memory_of_call(backend, left_behind=not waits) as memory:
+        memory.arguments = args
         backend.activate()
         try:
             result = function(*args)
-            memory.is_left = not waits
+            memory.is_left = not waits and may_leave(backend)
             return result
         finally:
             if not memory.is_left:
@@ -90,7 +92,6 @@ def host_call(
     what: str,
     work: WorkDone | None = None,
     counts: int = 0,
-    waits: bool = True,
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
@@ -105,7 +106,6 @@ def host_call(
       work: which kind of work it is, for metrics; None: none that counts.
       counts: the first output is an array of so many int64, none negative, for TensorFlow's host;
         0: it is a tensor as the others are.
-      waits: False: nothing that kernels write is an output; see `on_device`.
 
     Returns:
       A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
@@ -120,8 +120,8 @@ def host_call(
 
     def call(*given: Any) -> Sequence[tf.Tensor]:
         if work is None:
-            return on_device(backend, function, *given, waits=waits)
-        return timed_on_device(work, backend, function, *given, waits=waits)
+            return on_device(backend, function, *given)
+        return timed_on_device(work, backend, function, *given)
 
     if tf.executing_eagerly():
         return list(call(*[x.values if isinstance(x, HostNumbers) else x for x in inputs]))

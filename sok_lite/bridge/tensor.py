@@ -49,12 +49,14 @@ class _Memory:
     Attributes:
       views: array, tensor and capsule by the id of the tensor; the last two own the memory.
       results: address -> the tensor that `empty` made there.
+      arguments: of the call. The frame of an operation is one, and owns its inputs.
       is_left: whether the call has returned before its kernels have run.
     """
 
     def __init__(self) -> None:
         self.views: dict[int, tuple[Array | None, tf.Tensor, Any]] = {}
         self.results: dict[int, tf.Tensor] = {}
+        self.arguments: tuple[Any, ...] = ()
         self.is_left = False
 
 
@@ -64,8 +66,10 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
-# By device: memory of calls that may have returned before their kernels have run.
+# By device: memory of calls that may have returned before their kernels have run. In a loop of them
+# nothing else would wait, and each may have the gradients of a whole batch.
 _left_behind: dict[int, list[_Memory]] = {}
+_MOST_LEFT = 4
 
 
 @contextmanager
@@ -83,6 +87,11 @@ def memory_of_call(backend: Backend, left_behind: bool = False) -> Iterator[_Mem
         yield memory
     finally:
         _of_thread.memory = outer
+
+
+def may_leave(backend: Backend) -> bool:
+    """Whether few enough calls are left behind that one more may be."""
+    return sum(memory.is_left for memory in _left_behind.get(backend.device_id, [])) < _MOST_LEFT
 
 
 def wait_for_all(backend: Backend, ended: _Memory | None = None) -> None:

@@ -1,7 +1,7 @@
 """`sok.OptimizerWrapper` and `sok.SGD`: gradients in, rows and optimizer states updated in place.
 
 The wrapped optimizer gives the hyper-parameters and updates the dense variables; rows of dynamic
-variables are updated by the engine's kernels, all of a call in one host call. Only the rows that
+variables are updated by the engine's kernels, all of a call in one operation. Only the rows that
 have a gradient change, their states included.
 """
 

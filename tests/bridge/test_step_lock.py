@@ -1,5 +1,6 @@
 """One step of an optimizer: all of it or none, and one at a time."""
 
+import contextlib
 import copy
 import threading
 
@@ -10,6 +11,9 @@ import tensorflow as tf
 
 import sok_lite as sok
 from tests.support.helpers import run_threads
+from tests.support.own_optimizers import OfKeras3
+from tests.support.table_state import State
+from tests.support.tripwire import Tripwire
 
 k3 = keras.optimizers
 v1 = tf.compat.v1.train
@@ -222,3 +226,131 @@ def test_a_wrapper_can_be_copied_and_a_failed_step_holds_up_no_other(mode):
     other = copy.deepcopy(ours)
     other.apply_gradients([(slices(), table)])
     assert (int(ours.iterations), int(other.iterations)) == (2, 3)
+
+
+# ---- what a step raises, and what it leaves
+
+
+class Stop(Exception):
+    pass
+
+
+ERRORS = [Stop, KeyboardInterrupt, ValueError, StopIteration, MemoryError]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_what_a_dense_step_raises_comes_out_as_it_is(kind):
+    """It runs while the rows are prepared. These and their states are as before, but for room."""
+    table, _ = new_table()
+    errors = []
+
+    def constraint(value):
+        for error in errors:
+            raise error from cause
+        return value
+
+    dense, cause = tf.Variable([1.0, 2.0], constraint=constraint), OSError("why")
+    ours, other = sok.OptimizerWrapper(v1.AdamOptimizer(0.1)), new_table()[0]
+    pairs = [(slices(), table), (tf.constant([1.0, 2.0]), dense)]
+    ours.apply_gradients(pairs)
+    before, count = State.of(table.table), int(ours.iterations)
+    errors.append(kind("stopped"))
+    pairs += [(slices(), other)]
+    with pytest.raises(kind) as raised:
+        ours.apply_gradients(pairs)
+    assert raised.value is errors[0]
+    assert raised.value.__cause__ is cause
+    assert State.of(table.table).rows == before.rows
+    assert int(ours.iterations) == count
+    errors.clear()
+    ours.apply_gradients(pairs)
+    assert State.of(table.table).rows != before.rows
+    assert int(ours.iterations) == count + 1
+
+
+class Stopping(OfKeras3):
+    error = None
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        if Stopping.error is not None:
+            raise Stopping.error
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_graph"),
+    [
+        (Stop, tf.errors.UnknownError),
+        (KeyboardInterrupt, tf.errors.CancelledError),
+        (ValueError, tf.errors.InvalidArgumentError),
+    ],
+)
+def test_what_a_fallback_step_raises_leaves_rows_and_states(kind, in_graph, mode, monkeypatch):
+    """Other keys as well, which are new: they stay, as those of a lookup."""
+    table, _ = new_table()
+    ours = sok.OptimizerWrapper(Stopping(0.1))
+
+    @mode
+    def step():
+        ours.apply_gradients([(slices(), table)])
+
+    step()
+    before, count = State.of(table.table), int(ours.iterations)
+    monkeypatch.setattr(Stopping, "error", kind("stopped"))
+    with pytest.raises(in_graph if mode.__name__ == "traced" else kind, match="stopped") as raised:
+        step()
+    assert mode.__name__ == "traced" or raised.value is Stopping.error
+    assert State.of(table.table).rows == before.rows
+    assert int(ours.iterations) == count
+    monkeypatch.setattr(Stopping, "error", None)
+    step()
+    assert State.of(table.table).rows != before.rows
+    assert int(ours.iterations) == count + 1
+
+
+def test_a_step_that_an_engine_refuses_leaves_rows_and_states(mode):
+    """The second table's gradient has a NaN: the first one's rows do not move either."""
+    tables = [new_table()[0] for _ in range(2)]
+    ours = sok.OptimizerWrapper(k3.Adam(0.1), on_nonfinite="error")
+    step = mode(
+        lambda value: ours.apply_gradients([(slices(), tables[0]), (slices(value), tables[1])])
+    )
+    step(tf.constant(1.0))
+    before = [State.of(table.table).rows for table in tables]
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="have a NaN"):
+        step(tf.constant(np.nan, tf.float32))
+    assert [State.of(table.table).rows for table in tables] == before
+    assert int(ours.iterations) == 1
+    step(tf.constant(1.0))
+    assert all(
+        State.of(table.table).rows != rows for table, rows in zip(tables, before, strict=True)
+    )
+
+
+def test_an_interrupted_step_is_taken_whole_or_not_at_all():
+    """At any instruction between the program and the kernels: rows, states and the count agree."""
+
+    def new():
+        table = sok.DynamicVariable(DIM, initializer="ones")
+        tf.nn.embedding_lookup(table, KEYS)
+        ours = sok.OptimizerWrapper(k3.Adam(0.1))
+        return table, ours, lambda: ours.apply_gradients([(slices(), table)])
+
+    twin, _, twin_step = new()
+    expected = [State.of(twin.table).rows]
+    table, ours, step = new()
+    step(), twin_step()
+    expected.append(State.of(twin.table).rows)
+    counted = Tripwire(opcodes=True)
+    counted.run(step)
+    for at in range(1, counted.count + 1, max(1, counted.count // 150)):
+        wire = Tripwire(at, KeyboardInterrupt, opcodes=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            wire.run(step)
+            assert wire.place is None  # the step has ended before
+        count = int(ours.iterations)
+        while len(expected) <= count:
+            twin_step()
+            expected.append(State.of(twin.table).rows)
+        assert State.of(table.table).rows == expected[count], wire.place
+    assert 2 < int(ours.iterations) < 150

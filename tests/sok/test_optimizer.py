@@ -268,11 +268,13 @@ def test_one_number_of_each_setting_crosses_for_all_tables():
 
     gradients = [slices(np.ones((2, table.dimension), np.float32), [1, 2]) for table in tables]
     graph = step.get_concrete_function(*gradients).graph
-    (call,) = (each for each in graph.get_operations() if each.type == "EagerPyFunc")
-    numbers, keys, *rows = call.inputs  # the lengths are known
+    (update,) = (each for each in graph.get_operations() if each.type == "SokUpdate")
+    numbers = update.inputs[-1]
     assert numbers.shape == [7]  # step, whether rows move, learning rate, three of Adam, decay
-    assert numbers.dtype == tf.float64 and keys.dtype == tf.int64
-    assert len(rows) == 3
+    assert numbers.dtype == tf.int64  # their bits
+    dtypes = [each.dtype for each in update.inputs]
+    call = [tf.int64]
+    assert dtypes == [tf.resource] * 3 + call + [tf.int64] * 3 + [tf.float32] * 3 + [tf.int64]
 
 
 def test_a_gradient_that_does_not_fit_is_refused(mode):

@@ -272,17 +272,19 @@ def fallback_steps(settings: FallbackStep) -> FallbackSteps:
 class FallbackStepHost(StepHost):
     """The host half of a step that an optimizer takes itself."""
 
+    runs_tensorflow = True
+
     def __init__(self, settings: FallbackStep, *arguments: Any) -> None:
         super().__init__(settings, *arguments)
         self._steps = fallback_steps(settings)
 
     def step(
-        self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1
+        self, numbers: Sequence[float], number: int, arrays: Sequence[Array], batches: int = 1
     ) -> Step:
         """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
         now = Now(number, learning_rate, dict(zip(self._names, values, strict=True)))
-        updates, all_decay = self._updates(lambda decays: None, tensors, batches)
+        updates, all_decay = self._updates(lambda decays: None, arrays, batches)
         optimizer, tables = updates.optimizers[0], updates.tables
         self._steps.know(optimizer, now, tables)
         undecayed = {

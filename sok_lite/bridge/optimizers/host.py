@@ -1,5 +1,6 @@
-"""The host half of an optimizer's step, and how gradients get there: all variables together."""
+"""The host half of an optimizer's step: from the arrays of all gradients to the engine's step."""
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,32 +11,23 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import I64
+from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.joined import (
-    as_int64,
-    join,
-    join_numbers,
-    joined_rows,
-    joins_rows,
-    listed,
-    rows_of,
-    shapes_of,
-)
 from sok_lite.bridge.optimizers.accumulation import accumulation_of
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
-from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive, live_tables
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.accumulation import AccumulatedStep
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.update import UpdateStep, step_of
 from sok_lite.engine.update_rows import Updates
+from sok_lite.engine.work_done import UPDATES
 
 
 def checked_gradient(
@@ -59,19 +51,6 @@ def checked_gradient(
     if None in ranks:
         return tf.ensure_shape(keys, [None]), tf.ensure_shape(rows, [None, None])
     return keys, rows
-
-
-def joined_gradients(
-    gradients: Sequence[tuple[tf.Tensor, tf.Tensor]], backend: Backend
-) -> list[Any]:
-    """Returns [lengths; keys of all variables as int64; gradients as `joined_rows` gives them].
-
-    The lengths are the keys of each variable and, where the gradients are joined, their shapes.
-    """
-    keys = [as_int64(keys) for keys, _ in gradients]
-    rows = [rows for _, rows in gradients]
-    lengths = [shapes_of(keys)] + ([shapes_of(rows)] if joins_rows(backend) else [])
-    return [join_numbers(lengths), join(keys), *joined_rows(rows, backend)]
 
 
 class NonFiniteRows:
@@ -108,10 +87,11 @@ class StepHost:
       keys: of each gradient; what is known of them while a graph is made is kept.
 
     Attributes:
-      waits: whether TensorFlow gets to read what kernels of the step write.
+      runs_tensorflow: whether the step runs operations of TensorFlow, which then read what kernels
+        write.
     """
 
-    waits = True
+    runs_tensorflow = False
 
     def __init__(
         self,
@@ -129,37 +109,65 @@ class StepHost:
         self._of_gradients = [
             are_distinct(each) and each.dtype == variable.key_type for each, variable in pairs
         ]
-        # Of uint64 keys; those of a gradient are taken as they are.
-        self._are_bits = [
-            each.dtype == tf.uint64 and not of_gradient
-            for each, of_gradient in zip(keys, self._of_gradients, strict=True)
-        ]
         self._names = list(settings.numbers)
         self._decays = [settings.decays(variable) for variable in variables]
         self._on_nonfinite = owner.on_nonfinite
         self._stochastic_rounding = owner.stochastic_rounding
         self._backend: Backend = variables[0].table.backend
 
+    def take(
+        self,
+        told: Sequence[Any],
+        arrays: Sequence[Array],
+        batches: int,
+        dense_step: Callable[[], Any] | None = None,
+        extra_actions: Sequence[Action] = (),
+    ) -> Any:
+        """Takes a step of rows and of dense variables; returns that of the latter.
+
+        Args:
+          told: number of the step, whether rows move, learning rate, hyper-parameters.
+          arrays: of the backend, the keys of each gradient, and then the rows of each.
+          batches: of how many calls rows move by the mean of their gradients, in the last.
+          dense_step: updates the dense variables when that of rows cannot fail any more.
+          extra_actions: to be published together with the change of the rows.
+        """
+        begun = time.perf_counter()
+        number, moves, *numbers = told
+        if moves:
+            rows_step = self.step(numbers, int(number), arrays, batches)
+        else:
+            rows_step = self.adding(int(number), arrays)
+        done = None
+        if dense_step is not None:
+            rows_step.prepare()
+            paused = time.perf_counter()
+            done = dense_step()
+            begun += time.perf_counter() - paused
+        rows_step.commit(extra_actions)
+        UPDATES.add(time.perf_counter() - begun)
+        return done
+
     def step(
-        self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1
+        self, numbers: Sequence[float], number: int, arrays: Sequence[Array], batches: int = 1
     ) -> Step:
         """Returns a step that is yet to be taken.
 
         Args:
           numbers: learning rate, then hyper-parameters.
           number: 1 for the first.
-          tensors: what `joined_gradients` gave.
+          arrays: as `take` has them.
           batches: of how many it is, whose other gradients were added up.
         """
         raise NotImplementedError
 
-    def adding(self, number: int, tensors: Sequence[Any]) -> Step:
+    def adding(self, number: int, arrays: Sequence[Array]) -> Step:
         """Returns a step that adds gradients up, for the step of a number to take.
 
         Args:
-          tensors: what `joined_gradients` gave.
+          arrays: as `take` has them.
         """
-        updates, _ = self._updates(lambda decays: None, tensors)
+        updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates.optimizers[0]).add(updates, self._options(0.0, number))
 
     def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
@@ -180,7 +188,7 @@ class StepHost:
         )
 
     def _updates(
-        self, rule: Callable[[bool], UpdateRule | None], tensors: Sequence[Any], batches: int = 1
+        self, rule: Callable[[bool], UpdateRule | None], arrays: Sequence[Array], batches: int = 1
     ) -> tuple[Updates, list[bool]]:
         """Returns the update of each table by its rule, and on which of them weight decay acts.
 
@@ -190,8 +198,14 @@ class StepHost:
         """
         optimizer = None if self._optimizer is None else alive(self._optimizer)
         tables, decays = live_tables(self._variables), self._decays
-        keys, grads = self._gradients(tensors)
-        of_gradients = self._of_gradients
+        count, of_gradients = len(tables), self._of_gradients
+        keys = [  # those that are not promised the engine checks, and converts
+            table.key_dtype.to_int64(table.backend.xp, its)
+            if of_gradient and its.dtype != I64
+            else its
+            for table, its, of_gradient in zip(tables, arrays[:count], of_gradients, strict=True)
+        ]
+        grads = list(arrays[count:])
         if batches > 1:
             known = accumulation_of(optimizer).variables
             others = {var.table: its for var, its in known.items() if var.table not in tables}
@@ -202,25 +216,9 @@ class StepHost:
         rules, optimizers = list(map(rule, decays)), [optimizer] * len(tables)
         return Updates(tables, rules, keys, grads, optimizers, of_gradients), decays
 
-    def _gradients(self, tensors: Sequence[Any]) -> tuple[Sequence[Array], Sequence[Array]]:
-        """Returns keys and gradient of each variable."""
-        lengths, joined_keys, *joined_grads = tensors
-        count = len(self._variables)
-        numbers = listed(lengths)
-        keys: Sequence[Array] = Pieces.of_sizes(
-            to_array(joined_keys, self._backend), numbers[:count]
-        )
-        shapes = list(zip(numbers[count::2], numbers[count + 1 :: 2], strict=True))
-        if True in self._are_bits:
-            pairs = zip(keys, self._are_bits, strict=True)
-            keys = [its.view(np.uint64) if are_bits else its for its, are_bits in pairs]
-        return keys, rows_of(joined_grads, shapes, self._backend)
-
 
 class RuleHost(StepHost):
     """The host half of an update by a rule."""
-
-    waits = False
 
     def __init__(self, settings: Settings, *arguments: Any) -> None:
         super().__init__(settings, *arguments)
@@ -229,14 +227,12 @@ class RuleHost(StepHost):
         self._last: tuple[list[float], tuple[UpdateRule, UpdateRule]] | None = None
 
     def step(
-        self, numbers: Sequence[float], number: int, tensors: Sequence[Any], batches: int = 1
+        self, numbers: Sequence[float], number: int, arrays: Sequence[Array], batches: int = 1
     ) -> Step:
         """Returns a step that is yet to be taken; see StepHost."""
         learning_rate, *values = numbers
         decayed, undecayed = self._rules(values)
-        updates, _ = self._updates(
-            lambda decays: decayed if decays else undecayed, tensors, batches
-        )
+        updates, _ = self._updates(lambda decays: decayed if decays else undecayed, arrays, batches)
         options = self._options(learning_rate, number)
         if batches > 1:
             return self._of_batches(UpdateStep(updates, options), batches)

@@ -1,8 +1,8 @@
-"""A step of an optimizer on tables: all of a call in one host call, and its place in the order."""
+"""A step of an optimizer on tables: all of a call in one operation, and its place in the order."""
 
-import time
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend import Array
 from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.host_call import graph_of_function, host_call, on_device, refuse_replicas
-from sok_lite.bridge.host_numbers import HostNumbers
+from sok_lite.bridge.host_call import graph_of_function, refuse_replicas
+from sok_lite.bridge.operation import Outputs, operation
 from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.host import (
@@ -21,21 +22,18 @@ from sok_lite.bridge.optimizers.host import (
     RuleHost,
     StepHost,
     checked_gradient,
-    joined_gradients,
 )
 from sok_lite.bridge.optimizers.step_lock import LockedStep, StepLock, dense_checks, keep_alive
 from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
-from sok_lite.bridge.tf_private import FuncGraph
+from sok_lite.bridge.tf_private import FuncGraph, eager_mode
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.step import Step
-from sok_lite.engine.work_done import UPDATES
 
 Pairs = list[tuple[tf.IndexedSlices, TableVariable]]
 
 
 @unconverted
 class RowOptimizer(tf.Module):
-    """The base of both optimizers: the host call, the counters, the states.
+    """The base of both optimizers: the operation, the counters, the states.
 
     Attributes:
       iterations: int64 variable, number of steps so far; None where `first_step` is.
@@ -170,11 +168,11 @@ class RowOptimizer(tf.Module):
         go: Any,
         batches: int,
     ) -> tuple[Any, Any]:
-        """Updates the rows of all pairs in one host call, and the dense variables.
+        """Updates the rows of all pairs in one operation, and the dense variables.
 
-        Whichever part fails, the other has not begun: in eager mode the step of the rows is
-        prepared, the dense step done, and the rows then changed by what nothing refuses any more.
-        In a graph, where that would be two calls, the rows go first.
+        Whichever part fails, the other has not begun: in eager mode the operation prepares the step
+        of the rows, does the dense step, and then changes the rows by what nothing refuses any
+        more. In a graph, where that would be two operations, the rows go first.
 
         Args:
           optimizer: whose states the rows have.
@@ -189,83 +187,70 @@ class RowOptimizer(tf.Module):
         variables = [variable for _, variable in pairs]
         what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
         refuse_replicas(what)
-        gradients = [checked_gradient(*pair) for pair in pairs]
+        keys, rows = zip(*itertools.starmap(checked_gradient, pairs), strict=True)
         kind: type[StepHost] = RuleHost if isinstance(settings, Settings) else FallbackStepHost
-        host = kind(settings, self, optimizer, variables, [keys for keys, _ in gradients])
+        host = kind(settings, self, optimizer, variables, keys)
+        update = partial(
+            operation,
+            "sok_update",
+            [part.handle for variable in variables for part in variable.resources],
+            inputs=[*keys, *rows],
+            dtypes=[],
+            backend=backend,
+            what=what,
+            waits=host.runs_tensorflow,
+        )
         numbers = [learning_rate, *settings.numbers.values()]
-        inputs = joined_gradients(gradients, backend)
         if not tf.executing_eagerly():
             if optimizer is not None:
                 keep_alive(optimizer)
-            run, crossing = _in_graph(host, numbers, step, inputs, go, batches)
-            update = host_call(run, crossing, [], backend, what, waits=host.waits)
-            with tf.control_dependencies([update]):
-                return update, None if dense_step is None else dense_step()
-        if go is None or bool(go):
-            plain = [  # variables of Keras before 3.5 are no numbers yet
-                float(each if hasattr(each, "__float__") else tf.convert_to_tensor(each))
-                for each in numbers
-            ]
-            make = partial(host.step, plain, int(step), inputs, batches)
-            take = partial(self._take, make, int(step), dense_step)
-        elif batches > 1:
-            take = partial(self._take, partial(host.adding, int(step), inputs), 0, dense_step)
-        else:
+            told = [_on_host([step, True if go is None else go, *numbers])]
+            updated = update(run=partial(_run_in_graph, host, batches), numbers=told)
+            with tf.control_dependencies([updated]):
+                return updated, None if dense_step is None else dense_step()
+        moves = go is None or bool(go)
+        if not moves and batches == 1:
             return None, None if dense_step is None else dense_step()
-        return None, on_device(backend, take, waits=host.waits)
+        plain = [  # variables of Keras before 3.5 are no numbers yet
+            float(each if hasattr(each, "__float__") else tf.convert_to_tensor(each))
+            for each in numbers
+        ]
+        number, done = int(step), list[Any]()
+        taken = plan_set(self._taken, step=number if moves else 0)
 
-    def _take(
-        self,
-        make: Callable[[], Step],
-        step: int,
-        dense_step: Callable[[], Any] | None,
-    ) -> Any:
-        """Takes a step of rows and of dense variables in eager mode; returns that of the latter.
+        def run(_: Outputs, arrays: list[Array]) -> None:
+            told = [number, moves, *plain]
+            done.append(host.take(told, arrays, batches, dense_step, taken))
 
-        Args:
-          make: gives that of rows.
-          step: its number; 0: it does not count.
-        """
-        begun = time.perf_counter()
-        rows_step, done = make(), None
-        if dense_step is not None:
-            rows_step.prepare()
-            paused = time.perf_counter()
-            done = dense_step()
-            begun += time.perf_counter() - paused
-        rows_step.commit(plan_set(self._taken, step=step))
-        UPDATES.add(time.perf_counter() - begun)
-        return done
+        update(run=run)
+        return None, done[0]
 
 
-def _in_graph(
-    host: StepHost,
-    numbers: Sequence[Any],
-    step: tf.Tensor,
-    inputs: Sequence[tf.Tensor],
-    go: Any,
-    batches: int,
-) -> tuple[Callable[..., Sequence[tf.Tensor]], list[Any]]:
-    """Returns what a host call runs for a step of a graph, and the inputs that it takes."""
-    # What the host reads, as one tensor: step, whether rows move, and the settings.
-    told = [step, True if go is None else go, *numbers]
-    told = [tf.convert_to_tensor(number) for number in _plain(told)]
+tf.no_gradient("SokUpdate")
+
+
+def _run_in_graph(host: StepHost, batches: int, _: Outputs, arrays: list[Array]) -> None:
+    """Is what the operation of a graph calls; the last array is what `_on_host` gave."""
+    *gradients, bits = arrays
+    told = bits.view(np.float64).tolist()
+    if not told[1] and batches == 1:
+        return  # rows do not move
+    # TensorFlow's thread may be building a graph.
+    with eager_mode() if host.runs_tensorflow else nullcontext():
+        host.take(told, gradients, batches)
+
+
+def _on_host(numbers: Sequence[Any]) -> tf.Tensor:
+    """Returns numbers, tensors or not, as (n,) float64 of which Python reads the bits: int64."""
+    tensors = [  # of a Python number tf would make a float32
+        tf.constant(number, tf.float64)
+        if isinstance(number, (int, float))
+        else tf.convert_to_tensor(number)
+        for number in numbers
+    ]
     with tf.device("CPU:0"):
-        stacked = tf.stack([tf.cast(number, tf.float64) for number in told])
-
-    def run(values: Any, *tensors: Any) -> Sequence[tf.Tensor]:
-        number, rows_move, *plain = np.asarray(values).tolist()
-        if not rows_move and batches == 1:
-            return ()
-        begun = time.perf_counter()
-        if rows_move:
-            host.step(plain, int(number), tensors, batches).commit()
-        else:
-            host.adding(int(number), tensors).commit()
-        UPDATES.add(time.perf_counter() - begun)
-        return ()
-
-    return run, [HostNumbers(stacked), HostNumbers(inputs[0]), *inputs[1:]]
+        stacked = tf.stack([tf.cast(tensor, tf.float64) for tensor in tensors])
+        return tf.bitcast(stacked, tf.int64)
 
 
 def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tuple[Any, Any]]]:
@@ -290,11 +275,3 @@ def separated(grads_and_vars: Iterable[tuple[Any, Any]]) -> tuple[Pairs, list[tu
 def operations(*results: Any) -> list[Any]:
     """Returns what a graph can wait for; nothing in eager mode."""
     return [] if tf.executing_eagerly() else [result for result in results if result is not None]
-
-
-def _plain(numbers: Sequence[Any]) -> list[Any]:
-    """Returns Python numbers as float64 constants, which tf would make float32."""
-    return [
-        tf.constant(number, tf.float64) if isinstance(number, (int, float)) else number
-        for number in numbers
-    ]

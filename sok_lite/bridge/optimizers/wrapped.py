@@ -1,7 +1,7 @@
 """An optimizer of TensorFlow or Keras that steps on tables and dense variables together.
 
 The wrapped optimizer gives the hyper-parameters and updates the dense variables; rows of tables are
-updated by the engine's kernels, all of a call in one host call.
+updated by the engine's kernels, all of a call in one operation.
 """
 
 from collections.abc import Iterable

@@ -420,7 +420,7 @@ def _node(edge: str) -> str:
 
 
 # Operations whose function is in the process that built the graph.
-_OF_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless", "SokLookup"}
+_OF_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless", "SokLookup", "SokUpdate"}
 
 
 def check_plain(graph_def: Any) -> None:
