@@ -109,12 +109,35 @@ void Register(const char* name, TF_Status* status) {
   RegisterKernel(name, "GPU", Create<true>, status);
 }
 
+void* CreateNothing(TF_OpKernelConstruction*) { return nullptr; }
+void ComputeNothing(void*, TF_OpKernelContext*) {}
+void DestroyNothing(void*) {}
+
+// An operation that does nothing, but has its place among those of the tables: what has a place
+// before it and another behind has its order, though no table is an input of it.
+void RegisterPlace(TF_Status* status) {
+  const char* name = "SokPlace";
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
+  TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
+  TF_OpDefinitionBuilderAddInput(op, "handles: N * resource");
+  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShapes);
+  TF_RegisterOpDefinition(op, status);
+  for (const char* device : {"CPU", "GPU"}) {
+    TF_KernelBuilder* kernel =
+        TF_NewKernelBuilder(name, device, CreateNothing, ComputeNothing, DestroyNothing);
+    TF_KernelBuilder_HostMemory(kernel, "handles");
+    TF_RegisterKernelBuilder(name, kernel, status);
+  }
+}
+
 bool is_registered = false;
 
 // TensorFlow looks for new operations while it loads a library.
 __attribute__((constructor)) void RegisterAll() {
   TF_Status* status = TF_NewStatus();
-  for (const char* name : {"SokLookup"}) Register(name, status);
+  for (const char* name : {"SokLookup", "SokMethod"}) Register(name, status);
+  RegisterPlace(status);
   is_registered = TF_GetCode(status) == TF_OK;
   TF_DeleteStatus(status);
 }

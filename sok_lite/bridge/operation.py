@@ -71,6 +71,10 @@ class Facts(NamedTuple):
         return Facts(kind, names, op.get_attr("dims"), op.get_attr("trainable"))
 
 
+# Of an operation without a gradient.
+NO_FACTS = Facts(tf.int64, [], [], [])
+
+
 class Outputs:
     """The outputs of an operation that is running.
 
@@ -134,7 +138,7 @@ def operation(
     dtypes: Sequence[tf.DType],
     backend: Backend,
     what: str,
-    facts: Facts,
+    facts: Facts = NO_FACTS,
     work: WorkDone | None = None,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
@@ -148,11 +152,11 @@ def operation(
       dtypes: of the outputs.
       backend: whose arrays `run` takes.
       what: names it in errors and in TensorFlow's profiler: "A lookup in 'user'".
-      facts: of the tables.
+      facts: of the tables, for its gradient.
       work: which kind of work it is, for metrics; None: none that counts.
 
     Returns:
-      A list of tensors; in a graph without outputs the operation.
+      A list of tensors; without outputs None, and in a graph the operation.
 
     Raises:
       NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
@@ -188,8 +192,18 @@ def operation(
             number = tf.constant(call.number, tf.int64)
         if backend.name == "cpu":
             around.enter_context(tf.device("CPU:0"))
-        made = in_order(lambda: make(handles=handles, call=number, names=facts.names, **given))
-    return made if isinstance(made, tf.Operation) else made.outputs
+        given |= {"handles": handles, "call": number, "names": facts.names}
+        if not dtypes:
+            return in_order(lambda: _operation_itself(name, make, given))
+        return in_order(lambda: make(**given).outputs)
+
+
+def _operation_itself(name: str, make: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Adds an operation without outputs to the graph, and returns it: TensorFlow gives no list."""
+    graph = tf.compat.v1.get_default_graph()
+    full_name = graph.unique_name(name, mark_as_used=False)
+    make(name=name, **given)
+    return graph.get_operation_by_name(full_name)
 
 
 # Calls that eager operations use one after another, with their numbers as tensors: TensorFlow keeps
