@@ -30,7 +30,7 @@ INTERNAL = {
     *("Variable.is_differentiable", "Variable.is_pooled", "Variable.keys_of", "Variable.shards_of"),
     *("Variable.tables_held", "Variable.trainable_named"),
     *("KvVariable.readable_source", "KvVariable.ready_inputs", "KvVariable.policy"),
-    *("KvVariable.resources", "KvVariable.safe_lookup"),
+    *("KvVariable.handles", "KvVariable.resources", "KvVariable.safe_lookup"),
 }
 
 

@@ -41,6 +41,7 @@ constexpr Type kTypes[] = {
     {"SokStaticPlaces", false, false, true, true},
     {"SokStaticLookup", false, false, true, true},
     {"SokUpdate", true, false, true, false},
+    {"SokMethod", true, false, true, false},
     {"SokCollective", false, false, true, true},
 };
 
@@ -174,6 +175,28 @@ void Register(const Type& type, bool in_order, TF_Status* status) {
   }
 }
 
+void* CreateNothing(TF_OpKernelConstruction*) { return nullptr; }
+void ComputeNothing(void*, TF_OpKernelContext*) {}
+void DestroyNothing(void*) {}
+
+// An operation that does nothing, but has its place among those of the tables: what has a place
+// before it and another behind has its order, though no table is an input of it.
+void RegisterPlace(TF_Status* status) {
+  const char* name = "SokPlace";
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
+  TF_OpDefinitionBuilderAddAttr(op, "N: int >= 1");
+  TF_OpDefinitionBuilderAddInput(op, "handles: N * resource");
+  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShapes);
+  TF_RegisterOpDefinition(op, status);
+  for (const char* device : {"CPU", "GPU"}) {
+    TF_KernelBuilder* kernel =
+        TF_NewKernelBuilder(name, device, CreateNothing, ComputeNothing, DestroyNothing);
+    TF_KernelBuilder_HostMemory(kernel, "handles");
+    TF_RegisterKernelBuilder(name, kernel, status);
+  }
+}
+
 bool is_registered = false;
 
 // TensorFlow looks for new operations while it loads a library.
@@ -183,6 +206,7 @@ __attribute__((constructor)) void RegisterAll() {
     Register(type, false, status);
     if (type.is_of_ranks) Register(type, true, status);
   }
+  RegisterPlace(status);
   is_registered = TF_GetCode(status) == TF_OK;
   TF_DeleteStatus(status);
 }

@@ -29,8 +29,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, checked_rows
-from sok_lite.bridge.table_call import table_call, to_rows
-from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.table_call import text_call, to_rows
+from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import restore, take
@@ -57,7 +57,7 @@ def serialized(variable: Any, part: tuple[int, int] | None = None) -> dict[str, 
         return [tensors[name] for name in dtypes]
 
     what, shapes = f"Saving {variable.name!r}", [None] * len(dtypes)
-    tensors = table_call(variable, what, run, [], list(dtypes.values()), shapes)
+    tensors = text_call(variable, what, run, [], list(dtypes.values()), shapes)
     return dict(zip(dtypes, tensors, strict=True))
 
 
@@ -92,7 +92,7 @@ def restored(
         return ()
 
     inputs = [tensors[name] for name in names]
-    done = table_call(variable, f"The restore of {variable.name!r}", run, inputs)
+    done = text_call(variable, f"The restore of {variable.name!r}", run, inputs)
     return tf.no_op() if tf.executing_eagerly() else done
 
 
@@ -145,10 +145,11 @@ def restore_tensors(table: EmbeddingTable, tensors: Mapping[str, tf.Tensor]) -> 
         was.
       MemoryError: no memory for all of it beside what the table holds; it is as it was.
     """
-    values = table.store.to_storage(to_rows(tensors["values"], table))
+    values = tensors["values"]
+    rows = to_rows(to_array(values, table.backend), values.dtype, table)
     arrays = as_arrays({name: tensors[name] for name in tensors if name != "values"})
-    content = from_named_arrays({**arrays, "values": values}, f"table {table.name!r}")
-    restore(table, content)
+    arrays["values"] = table.store.to_storage(rows)
+    restore(table, from_named_arrays(arrays, f"table {table.name!r}"))
 
 
 def as_tensors(arrays: Mapping[str, Any], dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:

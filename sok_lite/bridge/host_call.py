@@ -32,6 +32,7 @@ from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import may_leave, memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla, kept_by
 from sok_lite.engine.work_done import WorkDone
+from sok_lite.native.callbacks import operations
 
 Result = TypeVar("Result")
 
@@ -92,6 +93,7 @@ def host_call(
     what: str,
     work: WorkDone | None = None,
     counts: int = 0,
+    handles: Sequence[tf.Tensor] = (),
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
@@ -106,6 +108,8 @@ def host_call(
       work: which kind of work it is, for metrics; None: none that counts.
       counts: the first output is an array of so many int64, none negative, for TensorFlow's host;
         0: it is a tensor as the others are.
+      handles: resources of tables: in a tf.function the call has its place among the operations
+        on these.
 
     Returns:
       A list of tensors in the order of `output_dtypes`; in a TF1 or function graph without
@@ -139,7 +143,7 @@ def host_call(
         return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
 
     with scope_of(what):
-        result = in_order(lambda: place(run, crossing, dtypes))
+        result = in_order(lambda: _at_place(handles, lambda: place(run, crossing, dtypes)))
     if not output_dtypes:
         return result
     if num_shaped:
@@ -243,6 +247,22 @@ def in_order(call: Callable[[], Any]) -> Any:
         result = call()
     with tf.control_dependencies(tf.nest.flatten(result)):
         tf.raw_ops.AssignAddVariableOp(resource=turn, value=tf.constant(0, tf.int64))
+    return result
+
+
+def _at_place(handles: Sequence[tf.Tensor], call: Callable[[], Any]) -> Any:
+    """Returns what `call` gives, in a tf.function in its order among the operations on tables.
+
+    A handle is no input of a py_function: TensorFlow would have the call where the table is, and
+    on a GPU there is no text. So two operations that do nothing are where the table is.
+    """
+    if not handles or not tf.inside_function():
+        return call()
+    place = operations().module.sok_place
+    with tf.control_dependencies([place(handles=handles)]):
+        result = call()
+    with tf.control_dependencies(tf.nest.flatten(result)):
+        place(handles=handles)
     return result
 
 

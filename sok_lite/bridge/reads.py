@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend import Array
 from sok_lite.bridge.inference import MissingKeyPolicy
+from sok_lite.bridge.operation import Outputs
 from sok_lite.bridge.serving.mode import looked_up
-from sok_lite.bridge.table_call import table_call
-from sok_lite.bridge.tensor import empty, to_array, to_tensor
+from sok_lite.bridge.table_call import Results, table_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.rows.store import NO_ROW
@@ -29,18 +30,15 @@ def read(
     Returns:
       keys.shape + [dimension] of the rows' dtype; with it a bool of the keys' shape.
     """
-    dim, dtype, backend = variable.dimension, variable.dtype, variable.table.backend
+    dim, dtype = variable.dimension, variable.dtype
 
-    def run(table: EmbeddingTable, key_tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        keys = to_array(key_tensor, backend)
-        rows = empty((*keys.shape, dim), dtype, backend)
-        found = table.lookup(keys.reshape(-1), out=rows.reshape(-1, dim), insert=False)
-        result = [to_tensor(rows, dtype, backend)]
+    def run(table: EmbeddingTable, outputs: Outputs | Results, keys: Array) -> None:
+        rows = outputs.empty(0, (*keys.shape, dim)).reshape(-1, dim)
+        found = table.lookup(keys.reshape(-1), out=rows, insert=False)
         if with_exists:
             # As numbers: not every TensorFlow takes bits of bool from outside.
-            exists = (found.rows != np.uint32(NO_ROW)).view(np.uint8).reshape(keys.shape)
-            result.append(to_tensor(exists, tf.uint8, backend))
-        return result
+            exists = (found.rows != np.uint32(NO_ROW)).view(np.uint8)
+            outputs.give(1, exists.reshape(keys.shape))
 
     shapes: list[Any] = [keys.shape.concatenate([dim]), keys.shape]
     dtypes = [dtype, tf.uint8]

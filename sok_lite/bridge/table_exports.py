@@ -3,7 +3,7 @@
 Functions of a variable, which the APIs name as its methods, as those of table_ops.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.table_call import method_call, table_call
-from sok_lite.bridge.tensor import empty, to_tensor
+from sok_lite.bridge.operation import Outputs
+from sok_lite.bridge.table_call import Results, method_call, table_call
+from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.table import EmbeddingTable, Entries
 from sok_lite.engine.table.exclusive import alone
@@ -38,12 +39,11 @@ def export(variable: TableVariable, cutoff: float | None = None) -> tuple[tf.Ten
     check_cutoff(cutoff)
     key_type, dtype = variable.key_type, variable.dtype
 
-    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
-        backend = table.backend
-        keys, values = table.export(
-            out=lambda num_rows: empty((num_rows, table.dim), dtype, backend), cutoff=cutoff
+    def run(table: EmbeddingTable, outputs: Outputs | Results) -> None:
+        keys, _ = table.export(
+            out=lambda num_rows: outputs.empty(1, (num_rows, table.dim)), cutoff=cutoff
         )
-        return to_tensor(keys, key_type, backend), to_tensor(values, dtype, backend)
+        outputs.give(0, keys)
 
     what, shapes = f"The export of {variable.name!r}", [[None], [None, variable.dimension]]
     indices, values = table_call(variable, what, run, [], [key_type, dtype], shapes)

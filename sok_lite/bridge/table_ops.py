@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_scores
 from sok_lite.bridge.host_call import on_device
-from sok_lite.bridge.table_call import method_call, of_each_key, table_call
+from sok_lite.bridge.table_call import array_call, method_call, of_each_key
 from sok_lite.bridge.table_exports import Predicate, on_host
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.dtypes import is_integer, number_in
@@ -25,11 +25,11 @@ from sok_lite.engine.table import EmbeddingTable, Statistics
 def size(variable: TableVariable) -> tf.Tensor:
     """Returns int32 [rows on this rank, dimension]; the largest int32 for more rows."""
 
-    def run(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+    def run(table: EmbeddingTable) -> Array:
         rows = min(table.size, np.iinfo(np.int32).max)
-        return (tf.constant([rows, table.dim], tf.int32),)
+        return table.backend.from_host(np.array([rows, table.dim], np.int32))
 
-    (found,) = table_call(variable, f"The size of {variable.name!r}", run, [], [tf.int32], [[2]])
+    (found,) = array_call(variable, f"The size of {variable.name!r}", run, [], [tf.int32], [[2]])
     return found
 
 

@@ -246,6 +246,11 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         """The variables whose resources tapes and graphs know its rows by: itself."""
         return [self]
 
+    @property
+    def handles(self) -> list[tf.Tensor]:
+        """The resources by which TensorFlow has what acts on its table in order."""
+        return [self.handle]
+
     def access(self) -> list[tf.Tensor]:
         """Records a lookup for tapes, and returns the resources that it has as inputs."""
         guard.refuse_custom_step(self)

@@ -4,7 +4,7 @@ Functions of a variable, which the APIs name as its methods. They act on the par
 one rank may call them alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows, checked_scores
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.table_call import table_call, to_rows
-from sok_lite.bridge.tensor import to_array
+from sok_lite.bridge.table_call import array_call, to_rows
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_write
 from sok_lite.engine.table import EmbeddingTable
@@ -135,12 +134,10 @@ def _write(
       The variable in eager mode, the operation in a graph.
     """
 
-    def run(
-        table: EmbeddingTable, key_tensor: tf.Tensor, value_tensor: tf.Tensor, *tensors: tf.Tensor
-    ) -> Sequence[tf.Tensor]:
-        arrays = [to_array(tensor, table.backend) for tensor in tensors]
-        write(table, to_array(key_tensor, table.backend), to_rows(value_tensor, table), *arrays)
-        return ()
+    dtype = values.dtype
 
-    done = table_call(variable, f"{what} on {variable.name!r}", run, [keys, values, *others])
+    def run(table: EmbeddingTable, keys: Array, values: Array, *arrays: Array) -> None:
+        write(table, keys, to_rows(values, dtype, table), *arrays)
+
+    done = array_call(variable, f"{what} on {variable.name!r}", run, [keys, values, *others])
     return variable if tf.executing_eagerly() else done

@@ -59,18 +59,23 @@ class Source(NamedTuple):
         return tf.constant(rows)
 
 
+def rows_of(holder: Any) -> Any:
+    """Returns the `HashTable` of a `Variable`, or one that is by itself."""
+    return holder.rows if getattr(holder, "is_dynamic_embedding", False) else holder
+
+
 def source_of(holder: Any) -> Source:
     """Returns what the files of a `Variable`, or of a `HashTable` by itself, are of.
 
     Raises:
       ValueError: files cannot hold such keys or rows.
     """
-    is_variable = getattr(holder, "is_dynamic_embedding", False)
-    rows = holder.rows if is_variable else holder
+    rows = rows_of(holder)
     layout = make_layout(
         rows.table.name, rows.key_dtype.name, rows.value_dtype.name, rows.dimension
     )
-    return Source(rows, layout, *((holder.shard_num, holder.partition_fn) if is_variable else ()))
+    shards = () if rows is holder else (holder.shard_num, holder.partition_fn)
+    return Source(rows, layout, *shards)
 
 
 def save(
@@ -282,7 +287,8 @@ def file_call(
             raise ValueError(str(error)) from error  # TensorFlow keeps its kind and text
         return () if result is None else (tf.constant(result),)
 
-    done = host_call(run, texts, dtypes, get_backend("cpu"), what)
+    handles = rows_of(holder).handles
+    done = host_call(run, texts, dtypes, get_backend("cpu"), what, handles=handles)
     return done if dtypes or not is_eager else None
 
 

@@ -1,7 +1,7 @@
 """`HkvHashTable`: a table of bounded size, which evicts keys, in two tiers of memory."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge import table_exports, table_ops
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.table_call import array_call
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.engine.dtypes import is_integer
 from sok_lite.engine.table import EmbeddingTable
@@ -165,14 +165,13 @@ class HkvHashTable(HashTable):
         return None if self._gen_scores is None else self._gen_scores(self.original_keys(keys))
 
     def _count_step(self) -> Any:
-        def count(table: EmbeddingTable) -> Sequence[tf.Tensor]:
+        def count(table: EmbeddingTable) -> None:
             with self._counting:
                 self._steps += 1
                 if self._steps % self._step_per_epoch == 0:
                     table.epoch += 1  # type: ignore[misc]
-            return ()
 
-        return table_call(self, f"A step of the epoch of {self.name!r}", count)
+        return array_call(self, f"A step of the epoch of {self.name!r}", count)
 
 
 def _capacity(count: int) -> int:

@@ -16,6 +16,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.checkpoint import as_arrays, saved_tensors
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.table_call import to_rows
+from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
 from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
@@ -258,8 +259,9 @@ def _together(parts: Sequence[Content], whose: str) -> Content:
 
 def _restore(source: Source, part: Content) -> None:
     table = source.rows.table
-    values = table.store.to_storage(to_rows(source.tensor(part.values), table))
-    restore(table, part._replace(values=values))
+    values = source.tensor(part.values)
+    rows = to_rows(to_array(values, table.backend), values.dtype, table)
+    restore(table, part._replace(values=table.store.to_storage(rows)))
 
 
 def _replace(source: Source, part: Content) -> None:

@@ -197,12 +197,12 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     ) -> None:
         self.kv_options, self.share = options, share
         self.collections = tuple(collections)
-        super().__init__(table, name=name, trainable=trainable)
         self.saved = saved or SavedTable(table, name)
+        super().__init__(table, name=name, trainable=trainable)
+        if self.parts == [self]:
+            self.saved.handles.append(self.handle)
         self._track_trackable(self.saved, "table")
         if self._in_graph_mode:
-            if self.parts == [self]:
-                self.saved.handles.append(self.handle)
             with tf.control_dependencies(None):
                 self._emptied = tf.group(self._initializer_op, _clear(self))
 
@@ -214,6 +214,11 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
     def resources(self) -> list[TableVariable]:
         """Those of its parts."""
         return list(self.parts)
+
+    @property
+    def handles(self) -> list[tf.Tensor]:
+        """Those of all variables over its table: partitions reach keys of each other."""
+        return self.saved.handles or [self.handle]  # a graph asks while the first one is made
 
     def ready_inputs(self) -> list[tf.Tensor]:
         """Returns inputs for a call that fail in a session of a TF1 graph which has not initialized

@@ -20,7 +20,7 @@ import tensorflow as tf
 from sok_lite.bridge.checkpoint import as_tensors
 from sok_lite.bridge.host_call import host_call
 from sok_lite.bridge.saveable import saver_call
-from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.table_call import text_call
 from sok_lite.bridge.tf_private import SaveableObject, SaveSpec, register_proto_function
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
@@ -168,7 +168,7 @@ def _saved(
             for handle in saved.handles
         ]
     outputs = list(dtypes.values()) * len(shares)
-    tensors = table_call(saved, f"Saving {name!r}", run, inputs, outputs, [None] * len(outputs))
+    tensors = text_call(saved, f"Saving {name!r}", run, inputs, outputs, [None] * len(outputs))
     names = [(share.number, tensor) for share in shares for tensor in dtypes]
     return dict(zip(names, tensors, strict=True))
 
@@ -199,7 +199,9 @@ def _found(saved: SavedTable, name: str, filename: tf.Tensor) -> Any:
             return [tf.constant(place)]
 
     what = f"The restore of {saved.name!r}"
-    (found,) = host_call(run, [filename], [tf.string], saved.table.backend, what)
+    (found,) = host_call(
+        run, [filename], [tf.string], saved.table.backend, what, handles=saved.handles
+    )
     if tf.executing_eagerly():
         return tf.compat.as_str(found.numpy())
     found.set_shape([])
@@ -217,7 +219,7 @@ def _restore(
         return []
 
     with tf.control_dependencies([found]):
-        return table_call(saved, f"The restore of {saved.name!r}", run, [filename])
+        return text_call(saved, f"The restore of {saved.name!r}", run, [filename])
 
 
 class SavedBySavers:

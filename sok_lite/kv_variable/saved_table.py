@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge import checkpoint, job
-from sok_lite.bridge.table_call import table_call
+from sok_lite.bridge.table_call import array_call
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
 from sok_lite.engine.table import EmbeddingTable
@@ -57,7 +57,7 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     Attributes:
       count: number of partitions, 1 where there are none.
       base: the full save that the table goes on from; None: none.
-      handles: in a TF1 graph the resources of its variables.
+      handles: the resources of its variables.
       made: what was made for the last saver: a weak reference to its file name, and that by name.
     """
 
@@ -84,12 +84,11 @@ class SavedTable(tf.__internal__.tracking.Trackable):
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         restored, whole = checkpoint.restored(self, restored_tensors), weakref.ref(self)
 
-        def forget(table: EmbeddingTable) -> list[tf.Tensor]:
+        def forget(table: EmbeddingTable) -> None:
             alive(whole).base = None
-            return []
 
         with tf.control_dependencies([restored]):
-            done = table_call(self, f"The restore of {self.name!r}", forget)
+            done = array_call(self, f"The restore of {self.name!r}", forget)
         return tf.no_op() if tf.executing_eagerly() else self.initialized(self.handles, done)
 
     def initialized(self, handles: Sequence[tf.Tensor], after: Any) -> Any:

@@ -263,7 +263,7 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
         while frame.f_code.co_name != "host_call":
             frame = frame.f_back
         caller = frame.f_back
-        # Its decorator, and what calls it for all methods of a table.
+        # Its decorator, and what calls it for all texts of a table.
         while "autograph" in caller.f_code.co_filename or of_tables(caller.f_code.co_filename):
             caller = caller.f_back
         place = (Path(caller.f_code.co_filename).name, caller.f_lineno)
@@ -288,8 +288,7 @@ def test_no_host_call_of_the_package_is_sent_away_from_a_gpu(monkeypatch):
         saved = get_kv_variable("kv", 2).saved
         tf.compat.v1.train.Saver()
         saved._restore_from_tensors(saved._serialize_to_tensors())
-    doors = ("host_call", "table_call", "array_call", "method_call", "of_each_key")
-    calls_of_host = [places(name) for name in doors]
+    calls_of_host = [places(name) for name in ("host_call", "text_call")]
     unseen = {
         (file, first)
         for file, first, last in set().union(*calls_of_host)

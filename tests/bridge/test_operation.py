@@ -49,8 +49,8 @@ def test_writes_and_lookups_of_a_function_have_their_order(is_within_tf1):
         _table, function = build()
         graph = function.get_concrete_function().graph
         np.testing.assert_array_equal(function(), [[5, 5]])
-    lookup, *_ = [each for each in graph.get_operations() if each.type == "SokLookup"]
-    first, second = (each for each in graph.get_operations() if each.type == "EagerPyFunc")
+    (lookup,) = (each for each in graph.get_operations() if each.type == "SokLookup")
+    first, second = (each for each in graph.get_operations() if each.type == "SokMethod")
     assert first in before(lookup)
     assert lookup in before(second)
 
