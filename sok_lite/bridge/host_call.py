@@ -1,17 +1,9 @@
-"""The one door from TensorFlow to a backend, and the order of calls through it.
+"""Calls of Python by TensorFlow: what touches a backend, and in which order.
 
 Whatever touches a backend for TensorFlow goes through `on_device`: lookups, updates, exports, and
-the making of a table. `host_call` is the same for tensors of any mode, one py_function in a graph.
-
-Where TensorFlow puts a py_function decides what crosses. For tables on a GPU that is TensorFlow's
-own choice, the GPU wherever every type has a kernel there: keys from the host are copied to the GPU
-once, which a lookup needs anyway, and rows stay there. A single int32 would send the call to the
-CPU, and every row to the host and back; so an int32 goes in and out as the bits of a uint32. Texts,
-which only checkpoints have, do send a call to the CPU: a file is written from there. For tables on
-the CPU the call is put on the CPU, or keys would go to a GPU and come back. There an int32 may be.
+the making of a table. Most of it is an operation (operation.py); `host_call` is for texts.
 """
 
-import contextlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -20,14 +12,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from sok_lite.backend import Backend
-from sok_lite.bridge.gpu import check_stream, device_name
-from sok_lite.bridge.host_numbers import (
-    HostNumbers,
-    crossing_inputs,
-    from_shapes,
-    num_shapes,
-    with_shapes,
-)
+from sok_lite.bridge.gpu import check_stream
 from sok_lite.bridge.serving.mode import refuse_while_exporting
 from sok_lite.bridge.tensor import may_leave, memory_of_call, wait_for_all
 from sok_lite.bridge.tf_private import BRANCHES_AND_LOOPS, is_for_xla, kept_by
@@ -91,23 +76,19 @@ def host_call(
     output_dtypes: Sequence[tf.DType],
     backend: Backend,
     what: str,
-    work: WorkDone | None = None,
-    counts: int = 0,
     handles: Sequence[tf.Tensor] = (),
 ) -> Any:
     """Calls Python with eager tensors: at once in eager mode, as one py_function in a graph.
 
+    It is for texts, which no operation of ours has. So it is on the CPU.
+
     Args:
-      function: takes eager tensors, and an array or such a tensor for `HostNumbers`; gives a
-        sequence of eager tensors. It raises only ValueError, TypeError and MemoryError: TensorFlow
-        keeps the kind of no other.
-      inputs: tensors, and `HostNumbers`.
+      function: takes eager tensors; gives a sequence of eager tensors. It raises only ValueError,
+        TypeError and MemoryError: TensorFlow keeps the kind of no other.
+      inputs: tensors.
       output_dtypes: one per output.
       backend: what `function` computes with; waited for before the outputs go to TensorFlow.
-      what: what the call does, for the error text ("A lookup in 'user'").
-      work: which kind of work it is, for metrics; None: none that counts.
-      counts: the first output is an array of so many int64, none negative, for TensorFlow's host;
-        0: it is a tensor as the others are.
+      what: what the call does, for the error text ("A dump of 'user'").
       handles: resources of tables: in a tf.function the call has its place among the operations
         on these.
 
@@ -122,77 +103,20 @@ def host_call(
     refuse_replicas(what)
     refuse_while_exporting(what)
 
-    def call(*given: Any) -> Sequence[tf.Tensor]:
-        if work is None:
-            return on_device(backend, function, *given)
-        return timed_on_device(work, backend, function, *given)
+    def call(*given: tf.Tensor) -> Sequence[tf.Tensor]:
+        return on_device(backend, function, *given)
 
     if tf.executing_eagerly():
-        return list(call(*[x.values if isinstance(x, HostNumbers) else x for x in inputs]))
+        return list(call(*inputs))
     refuse_xla(what)
-    is_on_gpu = backend.name != "cpu"
-    place = _gpu_call if is_on_gpu else _cpu_call
-    crossing, given_of = crossing_inputs(inputs, by_shape=is_on_gpu)
-    num_shaped = num_shapes(counts) if is_on_gpu else 0
-    dtypes = [tf.int64] * num_shaped + list(output_dtypes[1 if num_shaped else 0 :])
 
-    def run(*crossed: tf.Tensor) -> Sequence[tf.Tensor]:
-        results = call(*(crossed if given_of is None else given_of(crossed)))
-        if not num_shaped:
-            return results
-        return [*with_shapes(results[0], num_shaped, device_name(backend)), *results[1:]]
+    def add() -> Any:
+        with tf.device("CPU:0"):
+            return tf.py_function(call, list(inputs), list(output_dtypes))
 
     with scope_of(what):
-        result = in_order(lambda: _at_place(handles, lambda: place(run, crossing, dtypes)))
-    if not output_dtypes:
-        return result
-    if num_shaped:
-        return [from_shapes(result[:num_shaped], counts), *result[num_shaped:]]
-    return list(result)
-
-
-def _cpu_call(
-    function: Callable[..., Sequence[tf.Tensor]],
-    inputs: Sequence[Any],
-    output_dtypes: Sequence[tf.DType],
-) -> Any:
-    """Returns the py_function of a function, on the CPU."""
-    with tf.device("CPU:0"):
-        return tf.py_function(function, list(inputs), list(output_dtypes))
-
-
-# Of equal width: a bitcast moves no byte and starts no work on a GPU.
-_CROSSES_AS = {tf.int32: tf.uint32}
-
-
-def _gpu_call(
-    function: Callable[..., Sequence[tf.Tensor]],
-    inputs: Sequence[Any],
-    output_dtypes: Sequence[tf.DType],
-) -> Any:
-    """Returns the py_function of a function, with types that let it be on a GPU."""
-    tensors = [tf.convert_to_tensor(tensor) for tensor in inputs]
-    dtypes = [tensor.dtype for tensor in tensors]
-    crossing_dtypes = [_CROSSES_AS.get(dtype, dtype) for dtype in output_dtypes]
-
-    def run(*crossed: tf.Tensor) -> Sequence[tf.Tensor]:
-        outputs = function(*map(_bits_as, crossed, dtypes))
-        return [*map(_bits_as, outputs, crossing_dtypes)]
-
-    crossing = [_bits_as(tensor, _CROSSES_AS.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
-    results = tf.py_function(run, crossing, crossing_dtypes)
-    if not output_dtypes:
-        return results
-    return [*map(_bits_as, results, output_dtypes)]
-
-
-def _bits_as(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    if tensor.dtype == dtype:
-        return tensor
-    # Eagerly, TensorFlow would first copy what is on the host to its GPU.
-    place = tf.device(tensor.backing_device) if tf.executing_eagerly() else contextlib.nullcontext()
-    with place:
-        return tf.bitcast(tensor, dtype)
+        result = in_order(lambda: _at_place(handles, add))
+    return list(result) if output_dtypes else result
 
 
 def scope_of(what: str) -> Any:

@@ -1,16 +1,12 @@
-"""The arguments of `lookup_sparse`, checked and joined into a few tensors and plain facts."""
+"""The arguments of `lookup_sparse`, checked: tensors, and plain facts."""
 
 import functools
-import itertools
 import weakref
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, integer_keys
-from sok_lite.bridge.joined import Numbers, as_int64, join, join_numbers, joining, shapes_of
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.batch import check_pooled
@@ -36,11 +32,6 @@ class RowBounds(NamedTuple):
     @property
     def is_ragged(self) -> bool:
         return self.batch is None and self.width is None
-
-    def numbers(self) -> tf.Tensor:
-        """Returns (batch + 1,) row splits, or the (n,) row number of each item; int64."""
-        assert self.places is not None
-        return as_int64(self.places) if self.is_ragged else self.places[:, 0]
 
 
 class TableSpec(NamedTuple):
@@ -127,59 +118,6 @@ def checked_arguments(
         _argument(i, *arguments)
         for i, arguments in enumerate(zip(params, ids, weights, combiners, strict=True))
     ]
-
-
-def joined_inputs(arguments: Sequence[Argument]) -> tuple[list[Any], Numbers]:
-    """Returns the tensors that `items_of` takes, and the batch sizes.
-
-    Returns:
-      ([lengths; keys; row splits and row numbers], each of all tables one after the other;
-      (num_tables,) batch sizes). The joined weights are to follow.
-    """
-    of_ids = [argument.keys for argument in arguments]
-    with joining(of_ids):
-        keys = [as_int64(ids) for ids in of_ids]
-        joined_keys, lengths = join(keys), [shapes_of(keys)]
-    rows = [a.rows for a in arguments if a.rows.width is None]
-    rows += [a.weight_rows for a in arguments if a.weight_rows is not None]
-    numbers: list[tf.Tensor] = []
-    if rows:
-        with joining([each.places for each in rows]):
-            numbers = [each.numbers() for each in rows]
-            joined_numbers = join(numbers)
-            lengths.append(shapes_of(numbers))
-    else:
-        with tf.device("CPU:0"):
-            joined_numbers = tf.constant((), tf.int64)
-    weights = [a.weights for a in arguments if a.weights is not None]
-    if weights:
-        with joining(weights):
-            lengths.append(shapes_of(weights))
-    lengths += [each.batch for each in rows if each.batch is not None]
-    all_lengths = join_numbers(lengths)
-    first_batch = len(keys) + len(numbers) + len(weights)
-    batches = _batches([argument.spec for argument in arguments], all_lengths, first_batch)
-    return [all_lengths, joined_keys, joined_numbers], batches
-
-
-def _batches(tables: Sequence[TableSpec], lengths: Numbers, first_batch: int) -> Numbers:
-    """Returns the batch sizes, of which those of sparse ids lie together in the lengths."""
-    known = [spec.batch for spec in tables]
-    if None not in known:
-        return np.array(known, np.int64)
-    of_numbers, of_sparse = itertools.count(len(tables)), itertools.count(first_batch)
-    places = []
-    for i, spec in enumerate(tables):
-        at = i if spec.width is not None else next(of_numbers)
-        is_sparse = spec.width is None and not spec.is_ragged
-        places.append(next(of_sparse) if is_sparse else at)
-    # Splits are one more than rows.
-    ones = tf.constant([int(spec.is_ragged) for spec in tables], tf.int64)
-    widths = [spec.width or 1 for spec in tables]
-    with tf.device("CPU:0"):
-        sizes = tf.gather(lengths, places) - ones
-        # TensorFlow Lite has no division of int64.
-        return sizes if set(widths) == {1} else sizes // tf.constant(widths, tf.int64)
 
 
 def _as_list(argument: Any) -> list[Any]:

@@ -1,13 +1,12 @@
 """The gradient of a table, keys and rows, as control flow wants it; and what it refuses."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.refusals import FORWARD_REFUSAL
 from sok_lite.bridge.tf_private import (
     CONVERSION,
@@ -133,41 +132,6 @@ def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
     refused = tf.numpy_function(refuse, [tensor], tensor.dtype, stateful=False)
     refused.set_shape(tensor.shape)
     return refused
-
-
-def derived_once(
-    what: str,
-    results: Sequence[tf.Tensor],
-    inputs: Sequence[tf.Tensor],
-    zeros_of: Mapping[int, Callable[[], Any]],
-) -> list[tf.Tensor]:
-    """Returns gradients that the host has made of inputs, such that a derivative by these raises.
-
-    TensorFlow would find no way from the one to the other, and take the derivative for zero. In a
-    graph it raises when it runs, and only where a derivative other than zero is asked for: there
-    TensorFlow derives all outputs of a function, wanted or not, and gives zeros for the others.
-
-    Args:
-      what: names what they are the gradients of.
-      zeros_of: by number of an input that is the source of a table, what gives its gradient of no
-        rows.
-    """
-    text = no_second_derivative(what)
-
-    def derive(*upstream: tf.Tensor) -> Any:
-        def refuse(*arrived: Any) -> list[Any]:
-            if tf.executing_eagerly():
-                raise NotImplementedError(text)
-            checked = zero_or_refused(text, arrived)
-            with tf.control_dependencies([checked]):
-                return [
-                    zeros_of[i]() if i in zeros_of else tf.zeros_like(each)
-                    for i, each in enumerate(upstream)
-                ]
-
-        return tuple(results), refuse
-
-    return list(custom_gradient(derive)(*inputs))
 
 
 def no_second_derivative(what: str) -> str:

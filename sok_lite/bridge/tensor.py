@@ -316,3 +316,15 @@ def _from_host(array: np.ndarray, dtype: tf.DType) -> tf.Tensor:
         array = np.asarray(array, order="C").view(tf.bfloat16.as_numpy_dtype)
     with tf.device("CPU:0"):
         return tf.constant(array, dtype)
+
+
+def as_int64(keys: tf.Tensor) -> tf.Tensor:
+    """Returns integers as int64; of uint64 the bits."""
+    if keys.dtype is tf.uint64:
+        return tf.bitcast(keys, tf.int64)
+    return keys if keys.dtype is tf.int64 else tf.cast(keys, tf.int64)
+
+
+def from_int64(keys: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns int64 keys as those of another type; as uint64 their bits."""
+    return tf.bitcast(keys, dtype) if dtype == tf.uint64 else tf.cast(keys, dtype)

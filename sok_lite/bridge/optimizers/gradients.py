@@ -18,13 +18,13 @@ import tensorflow as tf
 from sok_lite.bridge.collectives import agreed_sum
 from sok_lite.bridge.host_call import refuse_replicas
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.joined import as_int64, from_int64
 from sok_lite.bridge.optimizers.changes import Changes, changes_of
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.host import checked_gradient
 from sok_lite.bridge.optimizers.loss_scale import LossScale
 from sok_lite.bridge.row_gradient import are_distinct
 from sok_lite.bridge.static_variable import StaticVariable
+from sok_lite.bridge.tensor import as_int64, from_int64
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
 from sok_lite.engine.failure import failure_known_to_all

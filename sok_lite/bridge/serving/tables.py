@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.inference import MissingKeyPolicy
-from sok_lite.bridge.joined import as_int64
 from sok_lite.bridge.serving.together import Ranks
+from sok_lite.bridge.tensor import as_int64
 from sok_lite.engine.table import EmbeddingTable
 
 # Takes a name and an array, and gives a variable of TensorFlow.
