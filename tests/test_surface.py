@@ -29,7 +29,7 @@ INTERNAL = {
     *("DynamicVariable.handle", "DynamicVariable.shape"),
     *("Variable.is_differentiable", "Variable.is_pooled", "Variable.keys_of", "Variable.shards_of"),
     *("Variable.tables_held", "Variable.trainable_named"),
-    *("KvVariable.readable_source", "KvVariable.ready_inputs", "KvVariable.policy"),
+    *("KvVariable.ready_inputs", "KvVariable.policy"),
     *("KvVariable.handles", "KvVariable.resources", "KvVariable.safe_lookup"),
 }
 

@@ -42,6 +42,8 @@ constexpr Type kTypes[] = {
     {"SokStaticLookup", false, false, true, true},
     {"SokUpdate", true, false, true, false},
     {"SokMethod", true, false, true, false},
+    // All rows of a table, with a gradient.
+    {"SokValue", true, false, true, false},
     {"SokCollective", false, false, true, true},
 };
 

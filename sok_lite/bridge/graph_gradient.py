@@ -88,33 +88,6 @@ def _backward_only(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     return results
 
 
-def source_of(handle: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:
-    """Returns a value in a graph whose gradient is that of a resource, and that nothing reads.
-
-    A read has a gradient too. But it runs whether its value is used or not, and brings the resource
-    along: those of twenty tables take a tenth of a request.
-
-    Args:
-      handle: the resource.
-      value: what is returned.
-      gradient: gives the gradient of the resource, of what arrives for the value.
-    """
-
-    def of_operation(_: Any, arrived: Any, __: Any) -> list[Any]:
-        return [None, gradient(arrived)]
-
-    name = f"{_NAME}{next(_serial)}"
-    # Without the shapes that the handle knows: control flow makes zeros of them for everything that
-    # it finds no gradient of, which it cannot do of a resource in a loop.
-    bare = tf.raw_ops.PlaceholderWithDefault(input=handle, shape=[])
-    graph: Any = bare.graph
-    _register(graph, name, of_operation)
-    with stop_recording(), graph.gradient_override_map({"IdentityN": name}):
-        source, _ = tf.raw_ops.IdentityN(input=[value, bare])
-    record_operation(name, [source], [bare], lambda arrived: [gradient(arrived)])
-    return source
-
-
 def _bring_into_graph(tensor: Any) -> Any:
     """Returns a tensor of the default graph for one of a graph around it.
 

@@ -50,7 +50,6 @@ class TableSpec(NamedTuple):
       is_ragged: whether the keys' rows are given by splits.
       width: keys of each row, where it is that which is given; else None.
       weights_are_ragged: the same for the weights; None: their rows are the keys'.
-      ids_are_uint64: whether the bits of keys that come as int64 are those of uint64.
       ids_fit: whether every id of their dtype is a key of the table's type.
       batch: static number of rows, or None.
     """
@@ -68,7 +67,6 @@ class TableSpec(NamedTuple):
     is_ragged: bool
     width: int | None
     weights_are_ragged: bool | None
-    ids_are_uint64: bool
     ids_fit: bool
     batch: int | None
 
@@ -171,7 +169,6 @@ def _argument(
         rows.is_ragged,
         rows.width,
         None if weight_rows is None else weight_rows.is_ragged,
-        keys.dtype == tf.uint64,
         _holds_all(variable.key_type, keys.dtype),
         batch,
     )

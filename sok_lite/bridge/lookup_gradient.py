@@ -60,6 +60,15 @@ def _of_rows(op: Any, facts: Facts, gradient: Any) -> list[Any]:
     return [*slices, *[None] * (len(op.inputs) - num_handles)]
 
 
+@tf.RegisterGradient("SokValue")
+def _of_all_rows(op: Any, _: Any, gradient: Any) -> list[Any]:
+    """Returns the gradient of one table, of its own keys, for all of its rows."""
+    facts = Facts.of(op)
+    row_grads = tf.cast(tf.convert_to_tensor(gradient), tf.float32)
+    slices = _by_handles(facts, 0, op.outputs[0], row_grads, distinct=False)
+    return [*slices, *[None] * (len(op.inputs) - len(slices))]
+
+
 def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
     """Returns the gradients of all tables, whose keys are distinct, and of the weights."""
     count, num_handles = len(facts.dims), op.get_attr("N")

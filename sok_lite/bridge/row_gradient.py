@@ -102,19 +102,6 @@ def refuse_dense(value: tf.IndexedSlices, *_: Any, **__: Any) -> Any:
 tf.register_tensor_conversion_function(tf.IndexedSlices, refuse_dense, priority=90)
 
 
-def slices_only(name: str, gradient: Any) -> Any:
-    """Returns the gradient of a variable, or in place of a dense one a tensor that raises.
-
-    `tf.vectorized_map` rewrites a lookup without its gradient: zeros would arrive instead, in the
-    shape of the empty tensor that stands for the rows.
-
-    Args:
-      name: of the variable.
-      gradient: what has arrived in a graph.
-    """
-    return gradient if isinstance(gradient, tf.IndexedSlices) else _refusing(name, gradient)
-
-
 def _refusing(name: str, tensor: tf.Tensor) -> tf.Tensor:
     """Returns a tensor that raises where something asks for it.
 

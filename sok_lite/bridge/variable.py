@@ -19,14 +19,13 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import refuse_partitions
 from sok_lite.bridge.cluster import refuse_clusters
 from sok_lite.bridge.gpu import device_name, share_gpu
-from sok_lite.bridge.graph_gradient import custom_gradient, source_of
 from sok_lite.bridge.host_call import make_turn, on_device
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.keras import guard, held
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.operation import NAME_OF_HANDLE
 from sok_lite.bridge.refusals import RefusesDense, is_called_from
-from sok_lite.bridge.row_gradient import row_gradient, slices_only
+from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.serving.mode import stand_in
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
@@ -214,32 +213,6 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     def handle(self) -> tf.Tensor:
         """The resource that tapes and graphs know the table by."""
         return stand_in(self._true_handle)
-
-    def gradient_source(self) -> tf.Tensor:
-        """Returns a tensor whose gradient is the variable's, and records the access.
-
-        In a graph it is an empty tensor: control flow can take a gradient through that, but not
-        through a resource.
-        """
-        guard.refuse_custom_step(self)
-        tf_private.variable_accessed(self)
-        if tf.executing_eagerly():
-            return self._true_handle
-        own_gradient = partial(slices_only, self.name)
-        # A session that has not initialised the variable must not use it: a read raises then. Loops
-        # of TF1 make zeros for the resource that `source_of` hands through, and cannot.
-        in_tf1 = self._in_graph_mode or not tf.compat.v1.control_flow_v2_enabled()
-        if self.trainable and not in_tf1:
-            nothing = tf.zeros([0, self.dimension], self.dtype)
-            return source_of(self._true_handle, nothing, own_gradient)
-        is_global = tf.compat.v1.GraphKeys.GLOBAL_VARIABLES in self.collections
-        with tf.control_dependencies(
-            [self._initializer_op] if self._in_graph_mode and not is_global else []
-        ):
-            source = tf.raw_ops.ReadVariableOp(resource=self._true_handle, dtype=self.dtype)
-        if not self.trainable:
-            return source
-        return custom_gradient(lambda source: (tf.identity(source), own_gradient))(source)
 
     @property
     def resources(self) -> list["TableVariable"]:

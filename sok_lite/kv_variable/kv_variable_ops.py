@@ -13,12 +13,12 @@ from sok_lite.backend import Array
 from sok_lite.bridge import job
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
-from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked_training
 from sok_lite.bridge.lookup import look_up_each
-from sok_lite.bridge.row_gradient import gradient_shape
+from sok_lite.bridge.operation import Facts, Outputs, operation
 from sok_lite.bridge.table_call import array_call, method_call, of_each_key
 from sok_lite.bridge.tf_private import SaveableObject
+from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.bridge.writes import refuse_foreign
 from sok_lite.engine.dtypes import as_float
@@ -234,13 +234,6 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
             inputs.append(read)
         return inputs
 
-    def readable_source(self) -> tf.Tensor:
-        """Returns the empty tensor whose gradient is the variable's, and records the access."""
-        source = self.gradient_source()
-        if source.dtype != tf.resource:
-            return source
-        return tf.raw_ops.ReadVariableOp(resource=source, dtype=self.dtype)
-
     # ---------------------------------------------------------------- facts
 
     @property
@@ -389,24 +382,26 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
     def value(self) -> tf.Tensor:
         """Returns all rows, (n, dim), those of ascending keys, with a gradient."""
-        dim = self.dimension  # no closure holds the variable: a graph would keep it
-        dtypes, shapes = [self.key_type, self.dtype], [[None], [None, dim]]
-        what, share, ready = f"The value of {self.name!r}", self.share, self.ready_inputs()
+        reference, share = weakref.ref(self), self.share  # a graph would keep the variable
 
-        def run(table: EmbeddingTable, *_: Array) -> tuple[Array, Array]:
-            return share.exported(table, None)
+        def run(outputs: Outputs, _: list[Array]) -> None:
+            for number, array in enumerate(share.exported(alive(reference).table, None)):
+                outputs.give(number, array)
 
-        @custom_gradient
-        def read(source: tf.Tensor) -> Any:
-            keys, rows = array_call(self, what, run, ready, dtypes, shapes)
-
-            def grad(row_grads: tf.Tensor) -> tf.IndexedSlices:
-                values = tf.cast(row_grads, tf.float32)
-                return tf.IndexedSlices(values, keys, gradient_shape(dim))
-
-            return rows, grad
-
-        return read(self.gradient_source())
+        keys, rows = operation(
+            "sok_value",
+            self.access(),
+            run,
+            self.ready_inputs(),
+            [self.key_type, self.dtype],
+            self.table.backend,
+            f"The value of {self.name!r}",
+            Facts.of_variables([self]),
+        )
+        if not tf.executing_eagerly():
+            keys.set_shape([None])
+            rows.set_shape([None, self.dimension])
+        return rows
 
     read_value = value
 

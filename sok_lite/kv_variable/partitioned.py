@@ -7,8 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.graph_gradient import custom_gradient
-from sok_lite.bridge.keras import guard
 from sok_lite.bridge.tf_private import PartitionedVariable
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.kv_variable.kv_variable_ops import KvVariable
@@ -101,24 +99,3 @@ class PartitionedKvVariable(KvVariable, PartitionedVariable):
     def as_tensor(self) -> tf.Tensor:
         """Returns all rows, (n, dim), those of ascending keys."""
         return self.value()
-
-    def gradient_source(self) -> tf.Tensor:
-        guard.refuse_custom_step(self)
-        count = len(self)
-
-        @custom_gradient
-        def joined(*sources: tf.Tensor) -> Any:
-            def grad(gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
-                if not isinstance(gradient, tf.IndexedSlices):
-                    return [gradient] * count  # each refuses it
-                owners = tf.cast(tf.math.floormod(gradient.indices, count), tf.int32)
-                keys = tf.dynamic_partition(gradient.indices, owners, count)
-                rows = tf.dynamic_partition(gradient.values, owners, count)
-                return [
-                    tf.IndexedSlices(its_rows, its_keys, gradient.dense_shape)
-                    for its_rows, its_keys in zip(rows, keys, strict=True)
-                ]
-
-            return tf.identity(sources[0]), grad
-
-        return joined(*(part.readable_source() for part in self))

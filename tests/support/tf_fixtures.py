@@ -69,8 +69,8 @@ def play(monkeypatch):
 # All tests run with tables in RAM and on the simulated GPU, but these tests, and those of modules
 # which choose for themselves, start processes of their own or look at no table.
 _NOT_ON_GPU = {
-    *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf", "test_joined"),
-    *("test_budgets_tf", "test_on_gpu", "test_tensor", "test_host_numbers"),
+    *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf"),
+    *("test_budgets_tf", "test_on_gpu", "test_tensor"),
     *("test_stream_operation", "test_cluster", "test_collective_order"),
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
     "test_keras_data",
