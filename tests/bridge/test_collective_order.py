@@ -215,20 +215,26 @@ def test_an_exception_that_cannot_say_what_it_is_ends_its_call_alone():
 
 
 def test_the_end_of_a_rank_reaches_all_calls_that_wait():
+    waiting = threading.Barrier(2)
+
     def program(calls):
         if calls.comm.rank:
+            waiting.wait(60)
             return
         sums = [calls.sum(number, tf.constant(1.0)) for number in range(3)]
         with v1.Session() as session:
 
             def work(number):
+                if number == 3:
+                    assert all(calls.submitted[each].wait(60) for each in range(3))
+                    waiting.wait(60)
+                    return
                 with pytest.raises(tf.errors.UnknownError, match=r"CommunicatorError: .*Rank 1"):
                     session.run(sums[number])
 
-            run_threads(work, 3)
+            run_threads(work, 4)
 
-    with contextlib.suppress(tf.errors.UnknownError):
-        of_ranks(2, program)
+    of_ranks(2, program)
 
 
 def test_a_call_that_a_rank_does_not_come_to(monkeypatch):

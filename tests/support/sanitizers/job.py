@@ -5,6 +5,7 @@ Usage: python -m tests.support.sanitizers.job JOB
 Jobs: engine, tables, evictions, pool, operations, faulty_count, faulty_end, faulty_shift.
 """
 
+import functools
 import gc
 import os
 import sys
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 
 from scripts.bench.common.row_steps import apply_rule
+from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.comm import SingleCommunicator
+from sok_lite.comm.threads import run_ranks
 from sok_lite.engine import optimizers
 from sok_lite.engine.dedup import Missing, dedup, unique
 from sok_lite.engine.initializer_spec import make_initializer
@@ -317,6 +320,47 @@ def operations():
             raise callbacks.raised.pop(call.number) from None
 
     run_threads(work, THREADS)
+    run_ranks(2, _in_order)
+
+
+def _in_order(comm):
+    """Operations that wait for their turn, of which some fail and one is let go of."""
+    import tensorflow as tf
+
+    from sok_lite.bridge.collective_order import CollectiveOrder
+    from sok_lite.native import callbacks
+
+    v1, order, cpu = tf.compat.v1, CollectiveOrder(comm), get_backend("cpu")
+    given = {"numbers": [], "Tout": [tf.float32], "J": 0, "Tkey": tf.int64}
+    given |= {"dims": [], "trainable": [], "names": []}
+
+    def submit(number, frame, running):
+        def run():
+            total = comm.allreduce(frame.inputs(cpu)[0], "sum", f"call {number}")
+            if number == 3:
+                raise ValueError("no")
+            frame.output(0, total.shape, 1, cpu)[...] = total
+
+        if number != 4:
+            order.submit(number, run, running)
+
+    calls = [callbacks.Call(functools.partial(submit, number), False) for number in range(5)]
+    with tf.Graph().as_default():
+        sums = []
+        for number in range(5):
+            number = number if comm.rank else 4 - number
+            inputs = [tf.fill([100], float(number))]
+            make = callbacks.operations().module.sok_collective_in_order
+            made = make(handles=[], call=calls[number].number, inputs=inputs, **given)
+            sums.append(tf.reduce_sum(made.outputs[0]) if number < 3 else made.outputs[0])
+        good = [each for each in sums if each.shape.rank == 0]
+        with v1.Session() as session:
+            for _ in range(20):
+                assert sorted(session.run(good)) == [0, 200, 400]
+                for bad in (each for each in sums if each.shape.rank != 0):
+                    with pytest.raises(tf.errors.OpError, match="no|interrupted"):
+                        session.run(bad)
+    order.close()
 
 
 def faulty(kernel):
