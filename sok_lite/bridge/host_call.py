@@ -149,7 +149,7 @@ def host_call(
         if collective is not None and needs_order(collective):
             result = in_collective_order(collective, place, run, crossing, dtypes, what)
         else:
-            result = in_order(lambda: _at_place(handles, lambda: place(run, crossing, dtypes)))
+            result = in_order(lambda: at_place(handles, lambda: place(run, crossing, dtypes)))
     if not output_dtypes:
         return result
     if num_shaped:
@@ -256,7 +256,7 @@ def in_order(call: Callable[[], Any]) -> Any:
     return result
 
 
-def _at_place(handles: Sequence[tf.Tensor], call: Callable[[], Any]) -> Any:
+def at_place(handles: Sequence[tf.Tensor], call: Callable[[], Any]) -> Any:
     """Returns what `call` gives, in a tf.function in its order among the operations on tables.
 
     A handle is no input of a py_function: TensorFlow would have the call where the table is, and

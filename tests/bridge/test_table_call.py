@@ -13,8 +13,8 @@ v1 = tf.compat.v1
 RUNS = 3
 
 
-def in_a_function(program):
-    traced = tf.function(program, autograph=False)
+def in_a_function(make):
+    traced = tf.function(make(), autograph=False)
     return lambda flags: traced(tf.constant(flags)).numpy()
 
 
