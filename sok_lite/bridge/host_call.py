@@ -115,7 +115,7 @@ def host_call(
             return tf.py_function(call, list(inputs), list(output_dtypes))
 
     with scope_of(what):
-        result = in_order(lambda: _at_place(handles, add))
+        result = in_order(lambda: at_place(handles, add))
     return list(result) if output_dtypes else result
 
 
@@ -174,7 +174,7 @@ def in_order(call: Callable[[], Any]) -> Any:
     return result
 
 
-def _at_place(handles: Sequence[tf.Tensor], call: Callable[[], Any]) -> Any:
+def at_place(handles: Sequence[tf.Tensor], call: Callable[[], Any]) -> Any:
     """Returns what `call` gives, in a tf.function in its order among the operations on tables.
 
     A handle is no input of a py_function: TensorFlow would have the call where the table is, and

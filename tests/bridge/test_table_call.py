@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_lite as sok
+from sok_lite import kv_variable as kv
 from tests.conftest import QUICK
-from tests.support.table_programs import NUM_FLAGS, Oracle, Program, drawn, flags_of
+from tests.support.table_programs import DIM, NUM_FLAGS, Oracle, Program, drawn, flags_of
 
 v1 = tf.compat.v1
 RUNS = 3
 
 
-def in_a_function(program):
-    traced = tf.function(program, autograph=False)
+def in_a_function(make):
+    traced = tf.function(make(), autograph=False)
     return lambda flags: traced(tf.constant(flags)).numpy()
 
 
@@ -41,3 +43,79 @@ def test_programs_see_what_a_dict_does(run):
             np.testing.assert_array_equal(
                 program(flags), oracle.run(block, flags), f"{seed} {block}"
             )
+
+
+def before(operation):
+    """All operations that an operation waits for, but by way of the variable that has the turn."""
+    found, waiting = set(), [operation]
+    while waiting:
+        one = waiting.pop()
+        for other in [*one.control_inputs, *(each.op for each in one.inputs)]:
+            if other not in found and other.type != "AssignAddVariableOp":
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
+def of_type(graph, name):
+    return [each for each in graph.get_operations() if each.type == name]
+
+
+def test_texts_have_their_place_among_the_operations_on_a_table():
+    """What a checkpoint has is of the moment between two writes."""
+    table = sok.DynamicVariable(DIM, initializer="ones")
+
+    @tf.function(autograph=False)
+    def function():
+        sok.assign(table, [1], tf.fill([1, DIM], 5.0))
+        saved = table._serialize_to_tensors()["values"]
+        sok.assign(table, [1], tf.fill([1, DIM], 7.0))
+        return saved
+
+    graph = function.get_concrete_function().graph
+    (saving,) = of_type(graph, "EagerPyFunc")
+    first, second = of_type(graph, "SokMethod")
+    assert first in before(saving) and saving in before(second)
+    np.testing.assert_array_equal(function(), [[5.0] * DIM])
+    np.testing.assert_array_equal(table.sparse_read([1]), [[7.0] * DIM])
+
+
+def test_partitions_of_one_table_are_in_order():
+    partitioner = v1.fixed_size_partitioner(2)
+    table = kv.get_kv_variable("in_order", DIM, initializer=1.0, partitioner=partitioner)
+
+    @tf.function(autograph=False)
+    def function():
+        for part in table:
+            part.insert(tf.constant([4], tf.int64), tf.ones([1, DIM]))
+
+    graph = function.get_concrete_function().graph
+    first, second = of_type(graph, "SokMethod")
+    assert first in before(second)
+
+
+@pytest.mark.usefixtures("initialised")
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_a_tape_takes_no_gradient_through_methods(is_persistent):
+    table = sok.DynamicVariable(DIM, initializer="ones")
+
+    @tf.function
+    def function():
+        with tf.GradientTape(persistent=is_persistent) as tape:
+            rows = tf.nn.embedding_lookup(table, tf.constant([1, 2, 2]))
+            exported = sok.export(table)[1]
+            loss = tf.reduce_sum(rows) + tf.reduce_sum(exported) * 10.0
+        gradient = tape.gradient(loss, table)
+        return gradient.indices, gradient.values
+
+    for _ in range(2):
+        keys, values = function()
+        np.testing.assert_array_equal(keys, [1, 2, 2])
+        np.testing.assert_array_equal(values, np.ones((3, DIM)))
+
+
+def test_tf_gradients_takes_none_through_methods():
+    with tf.Graph().as_default():
+        table = sok.DynamicVariable(DIM, initializer="ones")
+        seen = tf.reduce_sum(sok.export(table)[1])
+        assert tf.gradients(seen, [table.handle]) == [None]

@@ -87,9 +87,10 @@ class RowOptimizer(tf.Module):
             self._count_step(self._taken.step)
 
     @contextmanager
-    def _locked(self) -> Iterator[LockedStep]:
+    def _locked(self, pairs: Pairs) -> Iterator[LockedStep]:
         """Lets one step at a time go on, after what an interrupted one has left uncounted."""
-        with self._lock.hold() as step:
+        handles = [handle for _, variable in pairs for handle in variable.handles]
+        with self._lock.hold(handles) as step:
             self._catch_up()
             try:
                 yield step
@@ -132,7 +133,7 @@ class RowOptimizer(tf.Module):
         Returns:
           In a TF1 graph, a branch or a loop of one the operation; else what `dense_step` returns.
         """
-        with self._locked() as locked:
+        with self._locked(pairs) as locked:
             so_far = self.iterations if count is None else count
             if so_far is None:  # nothing in the step depends on its number
                 so_far = tf.constant(0, tf.int64)

@@ -4,10 +4,12 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.host_call import at_place, in_order
 from sok_lite.bridge.tf_private import graphs_around, kept_by
 
 # One for all optimizers: TensorFlow starts a thread for each mutex and keeps it for good.
@@ -42,8 +44,13 @@ class StepLock:
         return StepLock()
 
     @contextmanager
-    def hold(self) -> Iterator[LockedStep]:
-        """Waits; what is made inside, in a graph, waits as well."""
+    def hold(self, handles: Sequence[tf.Tensor] = ()) -> Iterator[LockedStep]:
+        """Waits; what is made inside, in a graph, waits as well.
+
+        Args:
+          handles: resources of the tables that the step moves. The lock has its place among the
+            operations on these: a later step must not have it while it waits for an earlier one.
+        """
         step = LockedStep()
         if tf.executing_eagerly():
             with self._lock:
@@ -51,7 +58,8 @@ class StepLock:
             return
         with tf.device("CPU:0"):
             mutex = tf.raw_ops.MutexV2(container="", shared_name=_MUTEX)
-            lock = tf.raw_ops.MutexLock(mutex=mutex)
+            take = partial(tf.raw_ops.MutexLock, mutex=mutex)
+            lock = in_order(lambda: at_place(handles, take))
         with tf.control_dependencies([lock]):
             yield step
         with tf.device("CPU:0"), tf.control_dependencies(step.last):
