@@ -257,25 +257,6 @@ def test_tables_in_ram_read_tensors_of_a_gpu(play):
     np.testing.assert_array_equal(array, [1, 2])
 
 
-@pytest.mark.usefixtures("initialised")
-def test_a_lookup_of_several_tables_copies_no_row(play, monkeypatch):
-    tables = [sok.DynamicVariable(3, name=f"t{i}") for i in range(4)]
-    ids = [tf.ragged.constant([[1, 2], [3]], dtype=tf.int64)] * 4
-    sok.lookup_sparse(tables, ids)
-    copies, from_gpu = [], tensor._from_gpu
-
-    def noted(array, dtype, backend):
-        before = play.num_allocations
-        result = from_gpu(array, dtype, backend)
-        copies.append(play.num_allocations - before)
-        return result
-
-    monkeypatch.setattr(tensor, "_from_gpu", noted)
-    sok.lookup_sparse(tables, ids)
-    tf.function(lambda: sok.lookup_sparse(tables, ids))()
-    assert copies == [0] * (1 + 2)  # one for all tables; in a graph the context too
-
-
 # ---------------------------------------------------------------- TensorFlow's stream and ours
 
 
