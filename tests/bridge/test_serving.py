@@ -506,11 +506,19 @@ def test_tensorflow_lite_takes_words_of_a_vocabulary(tmp_path, combiner):
         ("python", "calls a function of Python"),
         ("training", "training=True"),
         ("evict", "A lookup in"),
+        ("update", "The update of 'table:0' cannot be exported"),
     ],
 )
 def test_what_is_no_lookup_is_refused(name, what, tmp_path):
     table, _ = filled(name="table")
+    optimizer = sok.SGD(1.0)
+
+    def update(ids):
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([tf.size(ids), 3]), ids), table)])
+        return ids
+
     functions = {
+        "update": update,
         "assign": lambda ids: sok.assign(table, ids, tf.zeros([tf.size(ids), 3])).key_type.name,
         "contains": lambda ids: table.contains(ids),
         "python": lambda ids: tf.py_function(lambda x: x, [ids], tf.int64),

@@ -268,4 +268,9 @@ def test_what_cannot_be_exported_is_refused(session, tmp_path):
     training = table.sparse_read(ids, training=True)
     with pytest.raises(NotImplementedError, match="training=True"):
         exported(session, path, {"ids": ids}, {"rows": training})
+    gradient = tf.IndexedSlices(tf.ones([tf.size(ids), table.dimension]), ids)
+    with tf.control_dependencies([sok.SGD(1.0).apply_gradients([(gradient, table)])]):
+        trained = tf.identity(ids)
+    with pytest.raises(NotImplementedError, match="update.* calls a function of Python"):
+        exported(session, path, {"ids": ids}, {"ids": trained})
     assert not path.exists()

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -65,6 +66,31 @@ def test_every_type_comes_and_goes_bit_by_bit(dtype):
     (result,) = run(Call(copied, True), values, dtypes=[dtype])
     assert result.dtype == dtype
     np.testing.assert_array_equal(result, values)
+
+
+def test_numbers_come_last_and_stay_on_the_host():
+    """Where a table is on a GPU and the operation is not, inputs are copied to the GPU."""
+
+    class Elsewhere:
+        name = "cuda"
+        copied: ClassVar = []
+
+        @staticmethod
+        def from_host(array):
+            Elsewhere.copied.append(array.copy())
+            return Elsewhere
+
+    seen = []
+    call = Call(lambda frame: seen.extend(frame.inputs(Elsewhere, 2)), True)
+    numbers = [tf.constant(7, tf.int64), tf.constant([1, 2], tf.int64)]
+    given = {"inputs": [tf.constant([5.0])], "numbers": numbers, "Tout": [], "J": 0}
+    given |= {"Tkey": tf.int64, "dims": [], "trainable": [], "names": []}
+    operations().module.sok_update(handles=[variable().handle], call=call.number, **given)
+    first, *others = seen
+    assert first is Elsewhere and len(Elsewhere.copied) == 1
+    np.testing.assert_array_equal(Elsewhere.copied[0], [5])
+    assert [type(each) for each in others] == [np.ndarray] * 2
+    assert [each.tolist() for each in others] == [7, [1, 2]]
 
 
 def test_memory_lives_as_long_as_its_arrays():

@@ -13,7 +13,7 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.autograph import unconverted
-from sok_lite.bridge.host_call import graph_of_function, refuse_replicas
+from sok_lite.bridge.host_call import graph_of_function
 from sok_lite.bridge.operation import Outputs, operation
 from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
@@ -187,7 +187,6 @@ class RowOptimizer(tf.Module):
         backend = pairs[0][1].table.backend
         variables = [variable for _, variable in pairs]
         what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
-        refuse_replicas(what)
         keys, rows = zip(*itertools.starmap(checked_gradient, pairs), strict=True)
         kind: type[StepHost] = RuleHost if isinstance(settings, Settings) else FallbackStepHost
         host = kind(settings, self, optimizer, variables, keys)
