@@ -1,6 +1,6 @@
 """Calls of a table from TensorFlow: now, or as an operation of a graph that keeps no table.
 
-In eager mode Python is called at once: an operation would take 50 microseconds more, and the order
+In eager mode Python is called at once: an operation would take 70 microseconds more, and the order
 is that of the program. In a graph a call is an operation on the handles of its table, by which
 TensorFlow has all that acts on the table in order. What takes or gives texts is no operation of
 ours, whose inputs and outputs are numbers: it is a py_function between two places in that order.

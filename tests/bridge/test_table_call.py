@@ -119,3 +119,28 @@ def test_tf_gradients_takes_none_through_methods():
         table = sok.DynamicVariable(DIM, initializer="ones")
         seen = tf.reduce_sum(sok.export(table)[1])
         assert tf.gradients(seen, [table.handle]) == [None]
+
+
+@pytest.mark.usefixtures("initialised")
+def test_a_step_takes_its_lock_after_one_in_a_branch_before_it():
+    """A step that had the lock while it waited for the one in the branch would wait for ever."""
+    table, optimizer = sok.DynamicVariable(DIM), sok.SGD(0.5)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.embedding_lookup(table, tf.constant([1])))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+        return loss
+
+    step()  # states are not made in a graph
+
+    @tf.function(autograph=False)
+    def function(flag):
+        first = tf.cond(flag, step, lambda: 0.0)
+        return first + step()
+
+    graph = function.get_concrete_function(tf.constant(True)).graph
+    (lock,) = of_type(graph, "MutexLock")
+    (branch,) = of_type(graph, "If")
+    assert branch in before(lock)
+    function(tf.constant(True))
