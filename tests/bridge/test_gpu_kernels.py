@@ -33,7 +33,22 @@ def in_a_branch(tables, weights):
     return tf.cond(chosen, lambda: looked_up(tables, weights), lambda: 0.0 * weights[0])
 
 
-PROGRAMS = {"straight": looked_up, "loop": in_a_loop, "branch": in_a_branch}
+def of_int32_in_a_loop(tables, weights):
+    ids = tf.constant([1, 2, 3])
+
+    def more(i, total):
+        rows = tf.nn.embedding_lookup(tables[0], ids + i)
+        return i + 1, total + weights[0] * tf.reduce_sum(rows)
+
+    return tf.while_loop(lambda i, _: i < 3, more, (0, 0.0))[1]
+
+
+PROGRAMS = {
+    "int32 in a loop": of_int32_in_a_loop,
+    "straight": looked_up,
+    "loop": in_a_loop,
+    "branch": in_a_branch,
+}
 
 
 def new_tables():
@@ -64,6 +79,16 @@ def trace_graph(program):
         tf.compat.v1.enable_control_flow_v2()
 
 
+def trace_dense_ids_of_uint64():
+    tables = [sok.DynamicVariable(2, "ones", name=f"u{i}", key_type=tf.uint64) for i in range(2)]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.uint64)] * 2)
+    def look_up(*ids):
+        return sok.lookup_sparse(tables, list(ids), combiners="sum")
+
+    look_up.get_concrete_function()
+
+
 def train():
     """Makes steps of tables and a dense variable in a loop that has the tape inside."""
     tables, weights = new_tables(), tf.Variable(tf.ones([5]))
@@ -91,6 +116,7 @@ def test_what_programs_send_to_the_host_is_known(play):
     for program in PROGRAMS.values():
         trace_function(program)
         trace_graph(program)
+    trace_dense_ids_of_uint64()
     train()
     gone = sorted(KNOWN.keys() - play.watch.crossings)
     assert not gone, f"These are no more: take them out of {gpu_kernels.__file__}: {gone}."

@@ -27,6 +27,8 @@ from tensorflow.core.framework import types_pb2
 RECORD = Path(__file__).with_suffix(".json")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = f"{_ROOT}/sok_lite/"
+# What it adds goes into models that have tables as TensorFlow's own variables.
+_EXPORTS = f"{_PACKAGE}bridge/serving/"
 # Where a program's own frames are: these end the search for who has added an operation.
 _OTHERS = (f"{_ROOT}/", "/keras/", "/tf_keras/")
 
@@ -67,11 +69,14 @@ KNOWN = {
     Crossing("joined.py", "ConcatV2", "int64"): _JOINED,
     Crossing("joined.py", "ConcatV2", "float"): _JOINED,
     Crossing("joined.py", "Cast", "int32"): _JOINED,
+    Crossing("joined.py", "Bitcast", "uint64"): _JOINED,
+    Crossing("joined.py", "ShapeN", "int64"): _JOINED,
     Crossing("joined.py", "StackPushV2", "float"): _JOINED,
     Crossing("TensorFlow", "TensorListPopBack", "float"): _JOINED,
     Crossing("TensorFlow", "StackPopV2", "float"): _JOINED,
     Crossing("lookup_arguments.py", "StridedSlice", "int64"): _JOINED,
     Crossing("row_gradient.py", "PlaceholderWithDefault", "int32"): _INT32,
+    Crossing("local_lookup.py", "Reshape", "int32"): _INT32,
     Crossing("partitioned.py", "FloorMod", "int32"): _INT32,
 }
 
@@ -139,7 +144,7 @@ class Watch:
     def _note(self, where, op):
         if any(tensor.dtype.base_dtype == tf.string for tensor in (*op.inputs, *op.outputs)):
             return  # texts are the host's
-        if op.type == "PyFuncStateless":
+        if op.type in ("PyFunc", "PyFuncStateless"):
             return  # it is there to raise (row_gradient.py)
         for tensor, is_on_host in zip(op.inputs, _on_host(op, "input"), strict=True):
             is_number = tensor.shape.rank == 0  # such as a learning rate, which Python reads
@@ -174,7 +179,7 @@ def _adder():
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_PACKAGE):
-            return Path(name).name
+            return None if name.startswith(_EXPORTS) else Path(name).name
         if name != __file__ and any(part in name for part in _OTHERS):
             return None
         frame = frame.f_back
@@ -187,7 +192,7 @@ def _name(dtype):
 
 def _host_arguments_of(op):
     """Returns what `host_arguments` does of an operation of a graph, where it would be placed."""
-    if "CPU" in op.device:
+    if "CPU" in op.device and not _is_beside_a_table(op):
         return None
     if op.type.startswith("Sok"):
         return _HOST_OF_OURS
@@ -197,6 +202,12 @@ def _host_arguments_of(op):
             value = op.get_attr(attr.name)
             types[attr.name] = value if isinstance(value, list) else [value]
     return host_arguments(op.type, types)
+
+
+def _is_beside_a_table(op):
+    """Whether an operation is where a table's handle is: the simulated GPU is "CPU:0" too."""
+    names = [group.decode().removeprefix("loc:@") for group in op.colocation_groups()]
+    return any(op.graph.get_operation_by_name(name).type == "VarHandleOp" for name in names)
 
 
 def _on_host(op, kind):
