@@ -76,9 +76,8 @@ def play(monkeypatch):
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf", "test_joined"),
     *("test_budgets_tf", "test_on_gpu", "test_gpu_kernels", "test_tensor", "test_host_numbers"),
-    *("test_stream_operation", "test_cluster"),
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
-    "test_keras_data",
+    *("test_cluster", "test_keras_data"),
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
     *(
         "test_as_a_whole",
