@@ -82,11 +82,19 @@ def trace_graph(program):
 def trace_dense_ids_of_uint64():
     tables = [sok.DynamicVariable(2, "ones", name=f"u{i}", key_type=tf.uint64) for i in range(2)]
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.uint64)] * 2)
-    def look_up(*ids):
-        return sok.lookup_sparse(tables, list(ids), combiners="sum")
+    @tf.function(
+        input_signature=[
+            *[tf.TensorSpec([None, None], tf.uint64)] * 2,
+            *[tf.TensorSpec([None, None], tf.float32)] * 2,
+        ]
+    )
+    def gradients(*given):
+        with tf.GradientTape() as tape:
+            tape.watch(given[2:])
+            rows = sok.lookup_sparse(tables, list(given[:2]), list(given[2:]), "sum")
+        return tape.gradient(rows, given[2:])
 
-    look_up.get_concrete_function()
+    gradients.get_concrete_function()
 
 
 def train():

@@ -71,6 +71,7 @@ KNOWN = {
     Crossing("joined.py", "Cast", "int32"): _JOINED,
     Crossing("joined.py", "Bitcast", "uint64"): _JOINED,
     Crossing("joined.py", "ShapeN", "int64"): _JOINED,
+    Crossing("joined.py", "ShapeN", "float"): _JOINED,
     Crossing("joined.py", "StackPushV2", "float"): _JOINED,
     Crossing("TensorFlow", "TensorListPopBack", "float"): _JOINED,
     Crossing("TensorFlow", "StackPopV2", "float"): _JOINED,
@@ -192,7 +193,7 @@ def _name(dtype):
 
 def _host_arguments_of(op):
     """Returns what `host_arguments` does of an operation of a graph, where it would be placed."""
-    if "CPU" in op.device and not _is_beside_a_table(op):
+    if "CPU" in op.device and not _is_beside_a_variable(op):
         return None
     if op.type.startswith("Sok"):
         return _HOST_OF_OURS
@@ -204,10 +205,12 @@ def _host_arguments_of(op):
     return host_arguments(op.type, types)
 
 
-def _is_beside_a_table(op):
-    """Whether an operation is where a table's handle is: the simulated GPU is "CPU:0" too."""
+def _is_beside_a_variable(op):
+    """Whether it is where a table's handle or a variable is: the simulated GPU is "CPU:0" too."""
     names = [group.decode().removeprefix("loc:@") for group in op.colocation_groups()]
-    return any(op.graph.get_operation_by_name(name).type == "VarHandleOp" for name in names)
+    beside = [op.graph.get_operation_by_name(name) for name in names]
+    beside += [tensor.op for tensor in op.inputs if tensor.dtype == tf.resource]
+    return any(each.type in ("VarHandleOp", "Placeholder") for each in beside)
 
 
 def _on_host(op, kind):
