@@ -1,6 +1,6 @@
 // CUDA's stream of a running operation, which TensorFlow's C API has no function for: TF_GetStream
 // knows the streams of pluggable devices only. This is C++ of TensorFlow's, so it is no part of the
-// library of operations: sok_lite/native/stream.py compiles it for the TensorFlow that is installed.
+// library of operations: sok_lite/native/stream.py compiles it for the installed TensorFlow.
 #include "tensorflow/core/framework/op_kernel.h"
 #include "xla/stream_executor/stream.h"
 
