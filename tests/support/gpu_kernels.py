@@ -27,8 +27,9 @@ from tensorflow.core.framework import types_pb2
 RECORD = Path(__file__).with_suffix(".json")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = f"{_ROOT}/sok_lite/"
-# What it adds goes into models that have tables as TensorFlow's own variables.
-_EXPORTS = f"{_PACKAGE}bridge/serving/"
+# Of it not ours: what goes into models that have tables as TensorFlow's own variables, and the
+# lookups of TensorFlow's that end in one of ours.
+_NOT_OURS = (f"{_PACKAGE}bridge/serving/", f"{_PACKAGE}bridge/tf_lookups.py")
 # Where a program's own frames are: these end the search for who has added an operation.
 _OTHERS = (f"{_ROOT}/", "/keras/", "/tf_keras/")
 
@@ -180,7 +181,7 @@ def _adder():
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_PACKAGE):
-            return None if name.startswith(_EXPORTS) else Path(name).name
+            return None if name.startswith(_NOT_OURS) else Path(name).name
         if name != __file__ and any(part in name for part in _OTHERS):
             return None
         frame = frame.f_back
