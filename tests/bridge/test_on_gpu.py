@@ -307,6 +307,45 @@ def test_a_stream_of_the_program_is_refused_before_a_table_changes(play, graph, 
     np.testing.assert_array_equal(look_up(), [[1.0] * 4])
 
 
+def call_of(name, table):
+    """Returns a function of no arguments that reaches a table through TensorFlow."""
+    keys, rows = tf.constant([3], tf.int64), tf.ones([1, 4])
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.5))
+    calls = {
+        "embedding_lookup": lambda: tf.nn.embedding_lookup(table, keys),
+        "lookup_sparse": lambda: sok.lookup_sparse(table, tf.RaggedTensor.from_tensor([keys])),
+        "apply_gradients": lambda: optimizer.apply_gradients(
+            [(tf.IndexedSlices(rows, keys), table)]
+        ),
+        "assign": lambda: sok.assign(table, keys, rows),
+        "export": lambda: sok.export(table),
+    }
+    return lambda: calls[name]() and None  # a tf.function gives no operation back
+
+
+@pytest.mark.usefixtures("initialised")
+@pytest.mark.parametrize(
+    "name", ["embedding_lookup", "lookup_sparse", "apply_gradients", "assign", "export"]
+)
+def test_a_stream_of_each_thread_is_refused_by_the_name_of_its_variable(
+    play, mode, monkeypatch, name
+):
+    table = sok.DynamicVariable(4, "ones")
+    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    text = "null stream.*CUPY_CUDA_PER_THREAD_DEFAULT_STREAM. Start the program without that"
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=text):
+        mode(call_of(name, table))()
+    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "0")
+    assert len(table) == 0
+    mode(call_of(name, table))()
+
+
+def test_a_table_is_not_made_where_each_thread_has_a_stream(play, monkeypatch):
+    monkeypatch.setenv("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "1")
+    with pytest.raises(ValueError, match="Received.*CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"):
+        sok.DynamicVariable(4)
+
+
 def test_a_capsule_that_does_not_wait_for_tensorflow_is_found(streams):
     streams.capsule_waits = False
     with pytest.raises(Race, match="TensorFlow's operation on TensorFlow's stream"):

@@ -1,4 +1,7 @@
-"""One library of operations serves every supported TensorFlow; two of them run all tests too."""
+"""One library of operations serves every supported TensorFlow; two of them run all tests too.
+
+What asks for a GPU's stream is compiled for each.
+"""
 
 import json
 import os
@@ -14,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RELEASES = ["2.16", "2.17", "2.18", "2.19", "2.20", "2.21"]
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import numpy as np, tensorflow as tf, sok_lite as sok
-from sok_lite.native import library
+from sok_lite.native import library, stream
 
 library.find_library = lambda: Path(sys.argv[1])
 table = sok.DynamicVariable(2, "ones", name="t")
@@ -32,6 +35,8 @@ def step(ids):
 ids = tf.constant([1, 2, 2], tf.int64)
 losses = [float(step(ids)), float(tf.function(step)(ids))]
 print(json.dumps([tf.__version__, losses, tf.nn.embedding_lookup(table, ids).numpy().tolist()]))
+os.environ["SOK_LITE_CACHE"] = sys.argv[2]  # nobody else has this TensorFlow
+stream.load_stream_of()
 """
 
 
@@ -48,7 +53,7 @@ def test_lookups_gradients_and_updates(release, tmp_path):
         pip = [sys.executable, "-m", "pip", "install", "-q", "--target", folder]
         subprocess.run([*pip, f"tensorflow-cpu=={release}.*"], check=True, timeout=900)
     # Without this environment's packages, and with those of the folder.
-    command = [sys.executable, "-S", "-c", PROGRAM, str(library.find_library())]
+    command = [sys.executable, "-S", "-c", PROGRAM, str(library.find_library()), str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -24,6 +24,7 @@ import pytest
 
 from sok_lite.bridge import gpu, host_call, tensor, variable
 from sok_lite.native import callbacks
+from tests.support.gpu_kernels import Watch
 
 
 class Play:
@@ -37,6 +38,7 @@ class Play:
       stream: TensorFlow's, or None where it has none of its own.
       capsule_waits: whether making a DLPack capsule waits for TensorFlow's stream.
       has_room: whether TensorFlow has memory for a result of an operation.
+      watch: what a real GPU would send to the host.
     """
 
     def __init__(self, backend):
@@ -46,6 +48,7 @@ class Play:
         self.stream = None
         self.capsule_waits = True
         self.has_room = lambda: True
+        self.watch = Watch()
 
 
 def play_gpu(monkeypatch, device=0, streams=False):
@@ -135,9 +138,10 @@ def play_gpu(monkeypatch, device=0, streams=False):
                 self._note(address, dtype, shape, "TensorFlow's earlier operation")
             return addresses
 
-    def allocated(*arguments):
+    def allocated(shape, dtype, backend):
         play.num_allocations += 1
-        return allocate(*arguments)
+        play.watch.eager("tensor.py", "Empty", {"dtype": [dtype]})
+        return allocate(shape, dtype, backend)
 
     allocate = tensor._gpu_tensor
     monkeypatch.setattr(tensor, "_gpu_tensor", allocated)
@@ -148,6 +152,7 @@ def play_gpu(monkeypatch, device=0, streams=False):
     monkeypatch.setattr(callbacks, "Frame", FrameOnGpu)
     monkeypatch.setattr(gpu, "_shared", play.backend.device_id)
     monkeypatch.setattr(variable, "get_backend", lambda: play.backend)
+    play.watch.begin(monkeypatch)
     if streams:
         _add_stream(monkeypatch, play)
     return play

@@ -60,20 +60,25 @@ def mode(request):
 
 @pytest.fixture
 def play(monkeypatch):
-    """As on a machine with a GPU: see `gpu_play`."""
+    """As on a machine with a GPU: see `gpu_play`.
+
+    At the end it fails where values of a GPU would go to the host: see `gpu_kernels`.
+    """
     from tests.support.gpu_play import play_gpu
 
-    return play_gpu(monkeypatch)
+    play = play_gpu(monkeypatch)
+    yield play
+    play.watch.check()
 
 
 # All tests run with tables in RAM and on the simulated GPU, but these tests, and those of modules
 # which choose for themselves, start processes of their own or look at no table.
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf"),
-    *("test_budgets_tf", "test_on_gpu", "test_tensor"),
-    *("test_stream_operation", "test_cluster", "test_collective_order"),
+    *("test_budgets_tf", "test_on_gpu", "test_gpu_kernels", "test_tensor"),
+    "test_collective_order",
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
-    "test_keras_data",
+    *("test_cluster", "test_keras_data"),
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
     *(
         "test_as_a_whole",

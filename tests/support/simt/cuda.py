@@ -1,6 +1,7 @@
 """What the stand-in has of `cupy.cuda`: devices, streams, kernels, pinned memory."""
 
 import ctypes
+import os
 import types
 from collections.abc import Sequence
 from functools import partial
@@ -114,9 +115,19 @@ class ExternalStream(_AnyStream):
 Stream.null = Stream(null=True)
 
 
+class _StreamOfThread(_AnyStream):
+    """CUDA's own stream of a thread, by its number alone: nothing can be put on it here."""
+
+    ptr = 2  # cudaStreamPerThread
+
+
 def get_current_stream() -> _AnyStream:
     queue = device.current_queue()
-    return Stream.null if queue is streams.NULL else ExternalStream(queue.ptr)
+    if queue is not streams.NULL:
+        return ExternalStream(queue.ptr)
+    if int(os.environ.get("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "0")):
+        return _StreamOfThread()
+    return Stream.null
 
 
 class Module:
