@@ -223,7 +223,9 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | 
                 "tf.sparse.reshape."
             )
         batch, _ = argument.shape.with_rank(2).as_list()
-        return argument.values, RowBounds(argument.indices, argument.dense_shape[:1]), batch
+        with tf.device("CPU:0"):  # where an operation reads it
+            num_rows = argument.dense_shape[:1]
+        return argument.values, RowBounds(argument.indices, num_rows), batch
     if argument.shape.rank not in (1, 2):
         raise ValueError(
             f"{name} must be a ragged, sparse or dense tensor of shape (batch, k), or (batch,) "

@@ -19,7 +19,7 @@ def test_an_operation_on_a_cpu_has_no_stream():
 
     def ask(frame):
         # The frame of an operation begins with its context (kernels/ops/python.h).
-        context = ctypes.c_void_p.from_address(frame._address).value
+        context = ctypes.c_void_p.from_address(frame.address).value
         found.append((context, stream_of(context)))
         frame.output(0, (0,), tf.float32.as_datatype_enum, OnHost)
 

@@ -61,25 +61,11 @@ class Crossing(NamedTuple):
 
 # What is so today, and why. A new one fails the test in which it is found; one that is gone fails
 # tests/bridge/test_gpu_kernels.py until it is taken out here.
-_JOINED = "inputs of several tables are joined on the host"
 _INT32 = "keys are int32 in a gradient, which TensorFlow has on the host in most operations"
 KNOWN = {
-    Crossing("tensor.py", "Empty", "uint32"): "row numbers of a lookup in a graph (lookup_host.py)",
-    Crossing("TensorFlow", "TensorListPopBack", "uint32"): "row numbers that a loop keeps",
-    Crossing("joined.py", "SplitV", "int64"): "distinct keys of several tables",
-    Crossing("joined.py", "ConcatV2", "int64"): _JOINED,
-    Crossing("joined.py", "ConcatV2", "float"): _JOINED,
-    Crossing("joined.py", "Cast", "int32"): _JOINED,
-    Crossing("joined.py", "Bitcast", "uint64"): _JOINED,
-    Crossing("joined.py", "ShapeN", "int64"): _JOINED,
-    Crossing("joined.py", "ShapeN", "float"): _JOINED,
-    Crossing("joined.py", "StackPushV2", "float"): _JOINED,
-    Crossing("TensorFlow", "TensorListPopBack", "float"): _JOINED,
-    Crossing("TensorFlow", "StackPopV2", "float"): _JOINED,
-    Crossing("lookup_arguments.py", "StridedSlice", "int64"): _JOINED,
     Crossing("row_gradient.py", "PlaceholderWithDefault", "int32"): _INT32,
-    Crossing("local_lookup.py", "Reshape", "int32"): _INT32,
-    Crossing("partitioned.py", "FloorMod", "int32"): _INT32,
+    Crossing("lookup_gradient.py", "Reshape", "int32"): _INT32,
+    Crossing("lookup_gradient.py", "FloorMod", "int32"): _INT32,
 }
 
 
