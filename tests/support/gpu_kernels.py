@@ -66,6 +66,8 @@ KNOWN = {
     Crossing("row_gradient.py", "PlaceholderWithDefault", "int32"): _INT32,
     Crossing("lookup_gradient.py", "Reshape", "int32"): _INT32,
     Crossing("lookup_gradient.py", "FloorMod", "int32"): _INT32,
+    Crossing("lookup_arguments.py", "StridedSlice", "int64"): "how many rows a sparse matrix has",
+    Crossing("operation.py", "SokLookupGradient", "int64"): "numbers of the host that a loop keeps",
 }
 
 
