@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.collectives import allreduce
-from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.job import num_ranks, other_ranks
 from sok_lite.bridge.serving.mode import is_exporting
+from sok_lite.bridge.tf_private import record_operation, stop_recording
 
 # Of the step that is being taken, 1 outside of one. A variable: a function that a program has
 # traced before a step, or in one of other rows, serves in all.
@@ -76,8 +76,26 @@ def weighed_on_the_way_back(output: tf.Tensor) -> tf.Tensor:
     if _weight is None or other_ranks() is None or is_exporting():
         return output
 
-    @custom_gradient
-    def same(values: tf.Tensor) -> Any:
-        return tf.identity(values), weighed
+    if tf.executing_eagerly():
+        return _same(output)
+    # TensorFlow would keep the function of a custom gradient of a graph, and with it the graph, for
+    # as long as the process lives. So an operation has a gradient by name, and a tape is told.
+    values = tf.identity(output)  # which may be of a graph around this one
+    graph: Any = tf.compat.v1.get_default_graph()
+    with stop_recording(), graph.gradient_override_map({"Identity": _WEIGHED}):
+        result = tf.raw_ops.Identity(input=values)
+    record_operation(_WEIGHED, [result], [values], lambda gradient: [weighed(gradient)])
+    return result
 
-    return same(output)
+
+@tf.custom_gradient
+def _same(values: tf.Tensor) -> Any:
+    return tf.identity(values), weighed
+
+
+_WEIGHED = "SokLiteWeighed"
+
+
+@tf.RegisterGradient(_WEIGHED)
+def _weighed(_: Any, gradient: tf.Tensor) -> tf.Tensor:
+    return weighed(gradient)

@@ -80,10 +80,6 @@ could_possibly_record: Any = private("tensorflow.python.eager.record", "could_po
 # Tells tapes of something whose gradient they do not know, and keeps things from them.
 record_operation: Any = private("tensorflow.python.eager.record", "record_operation")
 stop_recording: Any = private("tensorflow.python.eager.record", "stop_recording")
-# Where TensorFlow knows gradients by name: `lookup` finds one, and a dict, `_registry`, has all.
-gradient_registry: Any = private("tensorflow.python.framework.ops", "gradient_registry")
-# The attribute of an operation that names its gradient.
-GRADIENT_OF_OPERATION = "_gradient_op_type"
 # Whether a graph, or one around it, is compiled by XLA.
 is_for_xla: Any = private("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
 # The graph of a tf.function, of a branch or of a loop. Its `outer_graph` is the one around it.

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from sok_lite.bridge import table_exports, table_ops, writes
 from sok_lite.bridge.checks import integer_keys
-from sok_lite.bridge.graph_gradient import custom_gradient
 from sok_lite.bridge.local_lookup import local_lookup, local_lookup_and_evict
 from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.tf_private import UninitializedVariable
@@ -460,14 +459,9 @@ def reorder(embedding: Any, order: Any, name: str | None = None) -> tf.Tensor:
     Args:
       order: (n,) int32, each number below n once.
     """
-    order = tf.convert_to_tensor(order)
-
-    @custom_gradient
-    def run(embedding: tf.Tensor) -> Any:
-        places = tf.math.invert_permutation(order)
-        return tf.gather(embedding, places), lambda grads: gather_ex(grads, order)
-
-    return run(tf.convert_to_tensor(embedding))
+    embedding, order = tf.convert_to_tensor(embedding), tf.convert_to_tensor(order)
+    result = tf.scatter_nd(order[:, None], embedding, tf.shape(embedding, order.dtype))
+    return tf.ensure_shape(result, embedding.shape)
 
 
 def gather_ex(x: Any, idx: Any, name: str | None = None) -> tf.Tensor:

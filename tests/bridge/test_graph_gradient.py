@@ -6,9 +6,9 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.ops import gradient_registry
 
 import sok_lite as sok
-from sok_lite.bridge.tf_private import gradient_registry
 
 IDS = tf.constant([[1, 2], [3, 3]], tf.int64)
 
