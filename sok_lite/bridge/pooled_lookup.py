@@ -159,23 +159,28 @@ class PooledLookup(LookupOfTables):
             groups = [(0, self.shapes_of(given))]
             if comm.size == 1:
                 num_keys = sum([its.keys.size for its in given])
-                groups.append((count, [shape_of_words(num_keys)]))
+                of_context = [shape_of_words(num_keys), (0,), (0,), (0,)]
+                groups.append((count, of_context))
             outputs.allocate(*groups)
             batch = self._batches.make(tables, given)._replace(
                 inserts=[insert] * count, missing=[missing] * count, filter_ratios=ratios
             )
 
         def new_rows(shape: Shape) -> Array:
-            rows = outputs.empty(count, shape_of_words(shape[0]))
+            if comm.size == 1:
+                rows = outputs.several(count, of_context)[0]
+            else:
+                rows = outputs.empty(count, shape_of_words(shape[0]))
             return rows.view(np.uint32)[: shape[0]]
 
         allocate = partial(outputs.several, 0)
         _, context = lookup.forward(backend, comm, batch, self._tag, allocate, new_rows)
         with failure_known_to_all(comm):
-            keys, *others = context.others()
-            outputs.give(count + 1, keys)
-            for number, array in enumerate(others, count + 2):
-                give_words(outputs, number, array)
+            if comm.size > 1:
+                keys, *others = context.others()
+                outputs.give(count + 1, keys)
+                for number, array in enumerate(others, count + 2):
+                    give_words(outputs, number, array)
             self.give_sources(outputs, count + len(OF_CONTEXT), context.pooling.sources)
             outputs.tell(0, context.numbers())
 
