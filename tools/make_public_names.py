@@ -30,7 +30,7 @@ INTERNAL = {
         "begin",
         "features_of",
         "free_with_its_variable",
-        "gradient_source",
+        "handles",
         "has_texts",
         "resources",
     ),

@@ -81,10 +81,10 @@ def test_numbers_come_last_and_stay_on_the_host():
             return Elsewhere
 
     seen = []
-    call = Call(lambda frame: seen.extend(frame.inputs(Elsewhere, 2)), True)
+    call = Call(lambda frame: seen.extend(frame.inputs(Elsewhere)), True)
     numbers = [tf.constant(7, tf.int64), tf.constant([1, 2], tf.int64)]
     given = {"inputs": [tf.constant([5.0])], "numbers": numbers, "Tout": [], "J": 0}
-    given |= {"Tkey": tf.int64, "dims": [], "trainable": [], "names": []}
+    given |= {"Tkeys": [], "dims": [], "handles_of": [], "trainable": [], "names": []}
     operations().module.sok_update(handles=[variable().handle], call=call.number, **given)
     first, *others = seen
     assert first is Elsewhere and len(Elsewhere.copied) == 1

@@ -331,7 +331,7 @@ def _in_order(comm):
     from sok_lite.native import callbacks
 
     v1, order, cpu = tf.compat.v1, CollectiveOrder(comm), get_backend("cpu")
-    given = {"numbers": [], "Tout": [tf.float32], "J": 0, "Tkey": tf.int64}
+    given = {"numbers": [], "Tout": [tf.float32], "J": 0, "Tkeys": [], "handles_of": []}
     given |= {"dims": [], "trainable": [], "names": []}
 
     def submit(number, frame, running):
@@ -351,7 +351,7 @@ def _in_order(comm):
             number = number if comm.rank else 4 - number
             inputs = [tf.fill([100], float(number))]
             make = callbacks.operations().module.sok_collective_in_order
-            made = make(handles=[], call=calls[number].number, inputs=inputs, **given)
+            made = make(call=calls[number].number, inputs=inputs, **given)
             sums.append(tf.reduce_sum(made.outputs[0]) if number < 3 else made.outputs[0])
         good = [each for each in sums if each.shape.rank == 0]
         with v1.Session() as session:
