@@ -35,9 +35,10 @@ class RowBounds(NamedTuple):
 
 
 class TableSpec(NamedTuple):
-    """The facts about a table that the host call of a graph needs.
+    """The facts about a table that the call of an operation needs.
 
-    Holds no tensor: TensorFlow keeps host calls for ever, and a tensor would keep its graph.
+    Holds no tensor and no variable: a graph keeps the calls of its operations, and must keep no
+    table alive.
 
     Attributes:
       number: of the table among those of the call.

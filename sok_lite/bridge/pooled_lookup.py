@@ -48,7 +48,6 @@ class LookupOfTables(ABC):
       num_weighted: how many tables have weights.
       num_numbers: how many of the inputs are on the host.
       has_keys: whether the gradient of a table has keys.
-      gradient: what the gradient of the operation runs.
     """
 
     has_keys = True
@@ -62,11 +61,15 @@ class LookupOfTables(ABC):
         self._batches = BatchOfInputs(tables, self.backend)
         self.num_numbers = self._batches.num_numbers
         self.num_weighted = sum([table.has_weights for table in tables])
-        types = [tf.float32] * len(tables) + [t.key_type for t in tables] * self.has_keys
-        types += [tf.float32] * self.num_weighted
-        self.gradient = OfGradient(
-            what, self.backward, types, self.backend, GRADIENTS, self.collective
-        )
+        self._types = [tf.float32] * len(tables) + [t.key_type for t in tables] * self.has_keys
+        self._types += [tf.float32] * self.num_weighted
+
+    @property
+    def gradient(self) -> OfGradient:
+        """What the gradient of the operation runs. It has this object, which must not have it: only
+        the garbage collector would free them."""
+        how = (self._types, self.backend, GRADIENTS, self.collective)
+        return OfGradient(self.what, self.backward, *how)
 
     @abstractmethod
     def forward(self, outputs: Outputs, arrays: list[Array]) -> None:

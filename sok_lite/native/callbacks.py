@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.arguments import WORDS
 from sok_lite.native import library
 
 # TensorFlow's numbers of types (tensorflow/core/framework/types.proto), and arrays' types:
@@ -88,7 +89,7 @@ class Frame:
 
     def __init__(self, address: int, capsule: object) -> None:
         count = ctypes.c_int64.from_address(address).value
-        words = (ctypes.c_int64 * count).from_address(address)[:]
+        words = WORDS[count].from_address(address)[:]
         _, self.address, self.call, self.is_on_gpu, self._num_numbers, self.is_gradient = words[:6]
         self._capsule = capsule
         self._inputs: list[tuple[int, int, tuple[int, ...]]] = []
@@ -132,7 +133,7 @@ class Frame:
         """
         count, num_dims = len(shapes), len(shapes[0])
         sizes = [math.prod(s) * _DTYPES[t].itemsize for s, t in zip(shapes, dtypes, strict=True)]
-        words = (ctypes.c_int64 * (count * (3 + num_dims)))(
+        words = WORDS[count * (3 + num_dims)](
             *dtypes, *sizes, *itertools.chain.from_iterable(shapes)
         )
         place = ctypes.addressof(words)

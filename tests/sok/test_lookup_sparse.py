@@ -1,5 +1,6 @@
 """sok.lookup_sparse on one rank, against tf.nn.embedding_lookup_sparse on dense variables."""
 
+import gc
 from collections import Counter
 
 import numpy as np
@@ -704,3 +705,23 @@ def test_row_splits_of_no_length_are_refused_before_anything_is_looked_up(run):
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="length 0"):
         run(lambda: sok.lookup_sparse(tables, [ids([]), ids([0, 2])], combiners="sum"))
     assert [table.table.size for table in tables] == [0, 0]
+
+
+def test_an_eager_lookup_leaves_nothing_for_the_garbage_collector():
+    table = sok.DynamicVariable(4)
+    ids = tf.constant([[1, 2], [3, 4]], tf.int64)
+
+    def step():
+        with tf.GradientTape() as tape:
+            out = sok.lookup_sparse(table, ids, None, "sum")
+        tape.gradient(out, table)
+        sok.lookup_sparse(table, ids, None, "sum")
+
+    step()
+    gc.collect()
+    gc.disable()
+    try:
+        step()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
