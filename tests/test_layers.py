@@ -41,6 +41,7 @@ OUTSIDE = {
     "sok_lite.engine": set(),
     "sok_lite.reports": set(),
     "sok_lite.native.library": {"tensorflow"},
+    "sok_lite.native.stream": {"tensorflow"},
     "sok_lite.native": set(),
     "sok_lite.cli": set(),
     "sok_lite.cli.importers.tensorflow_reader": {"tensorflow"},
