@@ -10,9 +10,10 @@ from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.local_lookup import local_lookup
 from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
+from sok_lite.bridge.lookup_gradient import OF_CONTEXT
 from sok_lite.bridge.lookup_inputs import inputs_of
 from sok_lite.bridge.operation import Facts, operation
-from sok_lite.bridge.pooled_lookup import OF_CONTEXT, PooledLookup
+from sok_lite.bridge.pooled_lookup import PooledLookup
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.serving.pooled import combined, tensors_of
 from sok_lite.bridge.sparse_matrix import clipped, combined_rows, values_of

@@ -22,6 +22,11 @@ from sok_lite.bridge.row_gradient import (
 from sok_lite.bridge.tf_private import FORWARDPROP, could_possibly_record
 from sok_lite.native.callbacks import source_of
 
+# What a pooled lookup leaves for its gradient, before the rows of weighted items: row numbers, keys
+# that were received, and the `inverse` and the `order` of several ranks. Numbers of 32 bits are
+# carried as the words of int64: of no other integers has a GPU all that loops and branches need.
+OF_CONTEXT = (tf.int64,) * 4
+
 # An attribute of an eager tensor, the last output of a pooled lookup or of its gradient.
 _GRADIENT = "_sok_lite_gradient"
 
@@ -74,8 +79,7 @@ def _of_pooled(op: Any, facts: Facts, what: str, *gradients: Any) -> list[Any]:
     count, num_handles = len(facts.dims), op.get_attr("N")
     first, end = num_handles + 1, len(op.inputs) - op.get_attr("K")
     *outputs, told = op.outputs
-    # Row numbers, keys, `inverse`, `order`, and the rows of weighted items (pooled_lookup.py).
-    num_weighted = len(outputs) - count - 4
+    num_weighted = len(outputs) - count - len(OF_CONTEXT)
     weights = _weights(op, first, num_weighted)
     types = [tf.float32] * count + facts.key_types + [tf.float32] * num_weighted
     found = _run(

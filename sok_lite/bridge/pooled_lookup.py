@@ -13,7 +13,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.bridge.collective_order import CollectiveCall, numbered
 from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.lookup_arguments import TableSpec
-from sok_lite.bridge.lookup_gradient import note_gradient
+from sok_lite.bridge.lookup_gradient import OF_CONTEXT, note_gradient
 from sok_lite.bridge.lookup_inputs import BatchOfInputs, Given
 from sok_lite.bridge.operation import OfGradient, Outputs
 from sok_lite.bridge.type_spec import live_tables
@@ -25,11 +25,6 @@ from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.lookup import BackwardContext
 from sok_lite.engine.pieces import Shape
 from sok_lite.engine.work_done import GRADIENTS
-
-# What a lookup leaves for its gradient, before the rows of weighted items: row numbers, keys that
-# were received, and the `inverse` and the `order` of several ranks. Numbers of 32 bits are carried
-# as the words of int64: of no other integers has a GPU all that loops and branches need.
-OF_CONTEXT = (tf.int64,) * 4
 
 
 class LookupOfTables(ABC):
