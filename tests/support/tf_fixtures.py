@@ -95,8 +95,6 @@ _NOT_ON_GPU = {
     *("test_checkpoint", "test_patched_optimizers"),
     # What it asks for is the CPU's backend.
     "test_it_lives_on_the_chosen_backend",
-    # For a GPU the gradients are joined into one tensor.
-    "test_one_number_of_each_setting_crosses_for_all_tables",
 }
 
 
