@@ -1,12 +1,14 @@
 // TensorFlow's operations on tables, over its C API: one library for every supported version.
 //
 // All have one form. `handles`, of most, are the tables' resources, by which TensorFlow orders
-// operations and tapes find the tables. `call` is the number by which Python knows what is asked for: an input and
-// not an attribute, for TensorFlow keeps an eager kernel for every value of an attribute for ever.
-// `inputs` and `outputs` are where the tables are; `numbers` and `told` are on the host.
+// operations and tapes find the tables. `call` is the number by which Python knows what is asked
+// for: an input and not an attribute, for TensorFlow keeps an eager kernel for every value of an
+// attribute for ever. `inputs` and `outputs` are where the tables are; `numbers` and `told` are on
+// the host.
 //
-// Those of ranks have a second form, "InOrder", whose kernel is asynchronous: Python returns, and ends the
-// operation later, when it is the turn of this call. So no thread of TensorFlow's waits for it.
+// Those of ranks have a second form, "InOrder", whose kernel is asynchronous: Python returns, and
+// ends the operation later, when it is the turn of this call. So no thread of TensorFlow's waits
+// for it.
 #include "ops/python.h"
 #include "ops/tf_c_api.h"
 

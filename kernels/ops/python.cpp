@@ -160,9 +160,9 @@ __attribute__((visibility("default"))) void sok_ops_python(const void* const* fu
   sok::entry = entry;
 }
 
-// Writes the addresses of the memory of some outputs, which follow each other, of a running operation.
-// Returns how many are given: fewer than `count` where one cannot be had, and `sok_ops_error` says
-// why. All have as many dimensions, which lie one output after another.
+// Writes the addresses of the memory of some outputs, which follow each other, of a running
+// operation. Returns how many are given: fewer than `count` where one cannot be had, and
+// `sok_ops_error` says why. All have as many dimensions, which lie one output after another.
 __attribute__((visibility("default"))) int64_t sok_ops_allocate(
     sok::Frame* frame, int64_t first, int64_t count, const int64_t* dtypes,
     const int64_t* num_bytes, const int64_t* dims, int64_t num_dims, int64_t* addresses) {
@@ -191,6 +191,12 @@ __attribute__((visibility("default"))) int64_t sok_ops_allocate(
   }
   TF_DeleteStatus(status);
   return i;
+}
+
+// Returns the TF_OpKernelContext of a running operation; null when it has ended.
+__attribute__((visibility("default"))) void* sok_ops_context(sok::Frame* frame) {
+  const std::lock_guard<std::mutex> lock(frame->mutex);
+  return frame->context;
 }
 
 // Ends an asynchronous operation: as done, or failed where `code` is not 0. Only the first call of

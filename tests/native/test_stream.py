@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sok_lite.backend import build
 from sok_lite.native import stream
-from sok_lite.native.callbacks import Call
+from sok_lite.native.callbacks import Call, operations
 from tests.native.test_callbacks import OnHost, run
 
 
@@ -18,8 +18,9 @@ def test_an_operation_on_a_cpu_has_no_stream():
     found = []
 
     def ask(frame):
-        # The frame of an operation begins with its context (kernels/ops/python.h).
-        context = ctypes.c_void_p.from_address(frame.address).value
+        context_of = operations().library.sok_ops_context
+        context_of.restype = ctypes.c_void_p
+        context = context_of(ctypes.c_void_p(frame.address))
         found.append((context, stream_of(context)))
         frame.output(0, (0,), tf.float32.as_datatype_enum, OnHost)
 

@@ -419,15 +419,15 @@ def _node(edge: str) -> str:
     return edge.removeprefix("^").partition(":")[0]
 
 
-# Operations whose function is in the process that built the graph.
-_OF_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless", "SokLookup", "SokUpdate"}
+# Operations whose function is in the process that built the graph, beside all of ours.
+_OF_PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless"}
 
 
 def check_plain(graph_def: Any) -> None:
     """Raises NotImplementedError where a graph, or a function in it, calls Python."""
     for where, nodes in _parts_of(graph_def):
         for node in nodes:
-            if node.op in _OF_PYTHON:
+            if node.op in _OF_PYTHON or node.op.startswith("Sok"):
                 raise NotImplementedError(
                     f"{node.name!r}{where} calls a function of Python, which no other process has: "
                     "tf.py_function, tf.numpy_function or a call of a table that is no lookup. "
