@@ -31,7 +31,7 @@ _PACKAGE = f"{_ROOT}/sok_lite/"
 # lookups of TensorFlow's that end in one of ours.
 _NOT_OURS = (f"{_PACKAGE}bridge/serving/", f"{_PACKAGE}bridge/tf_lookups.py")
 # Where a program's own frames are: these end the search for who has added an operation.
-_OTHERS = (f"{_ROOT}/", "/keras/", "/tf_keras/")
+_OTHERS = ("/keras/", "/tf_keras/")
 
 # Arguments of ours that are in the host's memory (kernels/ops/ops.cpp); they have all types.
 _HOST_OF_OURS = {"handles", "call", "numbers", "told"}
@@ -170,7 +170,8 @@ def _adder():
         name = frame.f_code.co_filename
         if name.startswith(_PACKAGE):
             return None if name.startswith(_NOT_OURS) else Path(name).name
-        if name != __file__ and any(part in name for part in _OTHERS):
+        is_ours = name.startswith(f"{_ROOT}/") and "/site-packages/" not in name
+        if name != __file__ and (is_ours or any(part in name for part in _OTHERS)):
             return None
         frame = frame.f_back
     return None
