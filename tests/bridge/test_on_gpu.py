@@ -11,7 +11,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.backend import get_backend
 from sok_lite.bridge import tensor
-from sok_lite.bridge.host_call import host_call, on_device
+from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.native import callbacks
 from tests.support.gpu_play import play_gpu
@@ -84,19 +84,16 @@ def test_what_the_backend_allocated_is_copied(play):
     np.testing.assert_array_equal(on_device(play.backend, run), np.arange(100))
 
 
-def test_a_call_ends_when_its_last_write_has(play, mode):
-    @mode
-    def call(x):
-        def run(x):
-            array = to_array(x, play.backend) + 1
-            result = to_tensor(array, tf.float32, play.backend)
-            # Nothing has been waited for: else this test, and many more, could not fail.
-            assert not np.array_equal(np.asarray(result), [2.0, 3.0])
-            return (result,)
+def test_a_call_ends_when_its_last_write_has(play):
+    def run(x):
+        array = to_array(x, play.backend) + 1
+        result = to_tensor(array, tf.float32, play.backend)
+        # Nothing has been waited for: else this test, and many more, could not fail.
+        assert not np.array_equal(np.asarray(result), [2.0, 3.0])
+        return result
 
-        return host_call(run, [x], [tf.float32], play.backend, "A call")[0]
-
-    np.testing.assert_array_equal(call(tf.constant([1.0, 2.0])), [2.0, 3.0])
+    result = on_device(play.backend, run, tf.constant([1.0, 2.0]))
+    np.testing.assert_array_equal(result, [2.0, 3.0])
 
 
 def test_memory_is_kept_until_the_end_of_a_call(play):
