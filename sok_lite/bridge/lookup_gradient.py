@@ -37,6 +37,12 @@ def note_gradient(outputs: list[tf.Tensor], gradient: OfGradient) -> None:
         setattr(outputs[-1], _GRADIENT, gradient)
 
 
+def _noted(op: Any) -> OfGradient | None:
+    """Returns what `note_gradient` noted of an eager lookup, also where a graph asks; else None."""
+    gradient: OfGradient | None = getattr(op.outputs[-1], _GRADIENT, None)
+    return gradient
+
+
 @tf.RegisterGradient("SokLookup")
 @tf.RegisterGradient("SokLookupInOrder")
 def _gradient(op: Any, *gradients: Any) -> list[Any]:
@@ -134,7 +140,7 @@ def _of_static(op: Any, *gradients: Any) -> list[Any]:
 
 def _what(op: Any, facts: Facts) -> str:
     """Returns the name of a pooled lookup, of which eager operations have no attribute."""
-    gradient: OfGradient | None = getattr(op.outputs[-1], _GRADIENT, None)
+    gradient = _noted(op)
     names = ", ".join(map(repr, facts.names))
     return f"lookup_sparse in {names}" if gradient is None else gradient.what
 
@@ -180,9 +186,7 @@ def _run(
     several = other_ranks() is not None
     name = "sok_lookup_gradient_of_ranks" if several else "sok_lookup_gradient"
     inputs, call = [*grads, *carried], op.inputs[num_handles]
-    # Of an eager lookup, also where a graph asks.
-    of_eager: OfGradient | None = getattr(op.outputs[-1], _GRADIENT, None)
-    gradient = of_eager
+    gradient = _noted(op)
     if gradient is None and several and not tf.inside_function():
         # In a TF1 graph a collective has its place in an order, which is not the lookup's.
         number = tf.get_static_value(call)

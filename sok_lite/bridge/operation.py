@@ -44,7 +44,7 @@ NAME_OF_HANDLE = "_sok_lite_name"
 # An attribute of graphs: the calls of their operations.
 _CALLS = "_sok_lite_calls"
 
-# Takes arrays, and gives of each output its shape and what writes it.
+# Takes the outputs, and the inputs as arrays: those of `numbers` come last, as NumPy's.
 Run = Callable[["Outputs", list[Array]], None]
 
 

@@ -23,7 +23,7 @@ LINE = 16
 
 
 def up_to_line(size: Any) -> Any:
-    """Returns how many elements a result of `size` takes; also of arrays and tensors."""
+    """Returns how many elements a result of `size` takes; also of arrays."""
     return -(-size // LINE) * LINE
 
 
