@@ -1,0 +1,62 @@
+// A table as native code sees it: plain data, which Python reads and writes by ctypes
+// (sok_lite/engine/table/record.py has the same structs). It is the storage of what it holds, never
+// a copy: nothing has to be brought up to date before native code looks up.
+//
+// Who reads or writes a record has its lock: alone, or with others that only read.
+#ifndef SOK_TABLE_RECORD_H_
+#define SOK_TABLE_RECORD_H_
+
+#include <cstdint>
+
+// A lock that one thread has, which may take it again, or several that read. See table_lock.h.
+struct SokTableLock {
+  uint32_t state;    // kWriter, or the number of readers; a futex
+  uint32_t waiting;  // threads that sleep until it is free; readers give way to them
+  int64_t owner;     // of a writer: its thread
+  int64_t depth;     // how often that has taken it
+};
+
+// Where an index is, as kernels take it (slots.cuh), and how it keeps scores.
+struct SokIndexRecord {
+  int64_t directory, hashing, side, is_scored, bucket, empty_key, reclaim_key;
+  int64_t strategy, epoch;
+};
+
+// Where a column of rows is, as kernels take it (rows.cuh).
+struct SokColumnRecord {
+  int64_t chunks, shift, dim, format;
+};
+
+struct SokStoreRecord {
+  const SokColumnRecord* value;
+};
+
+// The time of a table; sok_lite/engine/table/clock.py says what spans are.
+struct SokClockRecord {
+  int64_t now;
+  double last_time;
+  int64_t num_spans, max_spans;  // how many there are, and have room
+  int64_t* numbers;              // of each its first lookup, and when that was
+  double* times;
+  double* ends;  // of each but the last
+};
+
+struct SokCountersRecord {
+  int64_t found, missed, inserted, evicted, refused, not_admitted, not_updated, erased;
+};
+
+struct SokTableRecord {
+  SokTableLock lock;
+  // Changes when the table is gone: then the record serves another one.
+  int64_t generation;
+  // 0: only Python may use the table: a call of its has not come to its end, or the table does in
+  // every call what native code cannot.
+  int64_t is_settled, is_plain;
+  int64_t row_epoch;  // changes whenever row numbers handed out before may be stale
+  const SokIndexRecord* index;
+  const SokStoreRecord* store;
+  SokClockRecord clock;
+  SokCountersRecord counters;
+};
+
+#endif  // SOK_TABLE_RECORD_H_
