@@ -352,10 +352,18 @@ SOK_DEVICE void copy_columns(const T* from, i64 dim, f32* __restrict__ to) {
   for (; c < dim; ++c) to[c] = from ? to_f32(from[c]) : 0.0f;
 }
 
+// Row splits of rows that are equally long.
+struct EvenSplits {
+  i64 length;
+  i64 operator[](i64 b) const { return b * length; }
+};
+
 // Finds the keys of ragged rows and pools their rows.
-template <class T, bool kWeighted>
+//
+// row_splits  (num_rows + 1,) numbers, an array or `EvenSplits`
+template <class T, bool kWeighted, class Splits>
 SOK_DEVICE void find_and_pool_rows(const SokShare share, const Search& search,
-                                   const StoredItems<T, kWeighted>& items, const i64* row_splits,
+                                   const StoredItems<T, kWeighted>& items, const Splits row_splits,
                                    i64 combiner, u32* rows, f32* out, Tally* tally, i64 num_rows) {
   const i64 dim = items.dim, row_bytes = dim * (i64)sizeof(T);
   const i64 b_begin = sok_slice_begin(share, num_rows), b_end = sok_slice_end(share, num_rows);
@@ -397,12 +405,17 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
                                       i64 shift, i64 dim, const i64* row_splits, const f32* weights,
                                       i64 combiner, u32* rows, f32* out, Tally* tally,
                                       i64 num_rows) {
+  const auto pool = [&](const auto& items) {
+    if (row_splits)
+      find_and_pool_rows(share, search, items, row_splits, combiner, rows, out, tally, num_rows);
+    else
+      find_and_pool_rows(share, search, items, EvenSplits{num_rows ? search.n / num_rows : 0},
+                         combiner, rows, out, tally, num_rows);
+  };
   if (weights)
-    find_and_pool_rows(share, search, StoredItems<T, true>{chunks, shift, dim, rows, weights},
-                       row_splits, combiner, rows, out, tally, num_rows);
+    pool(StoredItems<T, true>{chunks, shift, dim, rows, weights});
   else
-    find_and_pool_rows(share, search, StoredItems<T, false>{chunks, shift, dim, rows, nullptr},
-                       row_splits, combiner, rows, out, tally, num_rows);
+    pool(StoredItems<T, false>{chunks, shift, dim, rows, nullptr});
 }
 
 // `find` and `pool` (combine.cu) in one, on a CPU: a key is searched for while the row of an
@@ -410,7 +423,7 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
 //
 // format      of the rows, see rows.cuh
 // row_splits  (num_rows + 1,)  from 0 to n, ascending; those that do not fit are counted, and
-//             nothing is looked up between them
+//             nothing is looked up between them; null: all rows are equally long
 // weights     (n,)             null: all 1
 // combiner    see pooling.cuh
 // out         (num_rows, dim)  out

@@ -52,6 +52,7 @@ struct SokTableRecord {
   // 0: only Python may use the table: a call of its has not come to its end, or the table does in
   // every call what native code cannot.
   int64_t is_settled, is_plain;
+  int64_t num_native;  // native calls that have begun a lookup
   int64_t row_epoch;  // changes whenever row numbers handed out before may be stale
   const SokIndexRecord* index;
   const SokStoreRecord* store;

@@ -17,7 +17,7 @@ namespace {
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 2;
+constexpr int64_t kAbi = 3;
 
 // A type of operation.
 struct Type {
@@ -29,10 +29,12 @@ struct Type {
   bool is_stateful;
   // Whether ranks may make it together, so that it has a form that waits for its turn.
   bool is_of_ranks;
+  // Whether it is a lookup that native code may do.
+  bool is_lookup = false;
 };
 
 constexpr Type kTypes[] = {
-    {"SokLookup", true, false, true, true},
+    {"SokLookup", true, false, true, true, true},
     // It changes nothing, so that one which nobody uses is left out of a graph. With a resource for
     // an input TensorFlow would take it for stateful.
     {"SokLookupGradient", false, true, false, false},
@@ -55,13 +57,16 @@ struct Kernel {
   int64_t num_numbers = 0;
   bool is_on_gpu = false;
   bool is_gradient = false;
+  // Whether native code may do it.
+  bool is_lookup = false;
 };
 
-template <bool is_on_gpu, bool is_gradient>
+template <bool is_on_gpu, bool is_gradient, bool is_lookup = false>
 void* Create(TF_OpKernelConstruction* construction) {
   auto* kernel = new Kernel;
   kernel->is_on_gpu = is_on_gpu;
   kernel->is_gradient = is_gradient;
+  kernel->is_lookup = is_lookup;
   TF_Status* status = TF_NewStatus();
   TF_OpKernelConstruction_GetAttrInt64(construction, "K", &kernel->num_numbers, status);
   TF_OpKernelConstruction_GetAttrInt64(construction, "N", &kernel->num_handles, status);
@@ -72,59 +77,118 @@ void* Create(TF_OpKernelConstruction* construction) {
 
 void Destroy(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
-// Calls Python with all inputs but the handles, which only TensorFlow needs.
-void Enter(const Kernel* self, TF_OpKernelContext* context, Frame* frame) {
+// Reads all inputs but the handles, which only TensorFlow needs. Returns the number of the call;
+// where that fails, so does the operation.
+bool Read(const Kernel* self, TF_OpKernelContext* context, Frame* frame, int64_t* call) {
   TF_Status* status = TF_NewStatus();
-  const int first = static_cast<int>(self->num_handles);
-  const int num_inputs = TF_NumInputs(context);
-  int64_t call = 0;
-  std::vector<int64_t>& words = frame->words;
-  words = {0,
-           reinterpret_cast<int64_t>(frame),
-           0,
-           self->is_on_gpu,
-           self->num_numbers,
-           self->is_gradient};
+  const int first = static_cast<int>(self->num_handles), num_inputs = TF_NumInputs(context);
+  frame->tensors.reserve(num_inputs - first + TF_NumOutputs(context));
   for (int i = first; i < num_inputs && TF_GetCode(status) == TF_OK; ++i) {
     TF_Tensor* tensor = nullptr;
     TF_GetInput(context, i, &tensor, status);
-    if (TF_GetCode(status) != TF_OK) break;
-    frame->tensors.push_back(tensor);
-    if (i == first && TF_NumDims(tensor) != 0) {
-      TF_SetStatus(status, TF_INTERNAL, "the number of a call of sok_lite's must be a scalar");
-    } else if (i == first) {
-      call = *static_cast<const int64_t*>(TF_TensorData(tensor));
-    }
-    if (i == first) continue;
+    if (TF_GetCode(status) == TF_OK) frame->tensors.push_back(tensor);
+  }
+  frame->num_inputs = static_cast<int64_t>(frame->tensors.size());
+  frame->outputs.resize(TF_NumOutputs(context));
+  if (TF_GetCode(status) == TF_OK && TF_NumDims(frame->tensors[0]) != 0) {
+    TF_SetStatus(status, TF_INTERNAL, "the number of a call of sok_lite's must be a scalar");
+  }
+  const bool is_read = TF_GetCode(status) == TF_OK;
+  if (is_read) {
+    *call = *static_cast<const int64_t*>(TF_TensorData(frame->tensors[0]));
+  } else {
+    frame->Fail(TF_GetCode(status), TF_Message(status));
+  }
+  TF_DeleteStatus(status);
+  return is_read;
+}
+
+// Calls Python with all that was read.
+void Enter(const Kernel* self, Frame* frame, int64_t call) {
+  std::vector<int64_t>& words = frame->words;
+  const bool has_begun = frame->held.has_begun;
+  words = {0,
+           reinterpret_cast<int64_t>(frame),
+           call,
+           self->is_on_gpu,
+           self->num_numbers,
+           self->is_gradient,
+           has_begun ? reinterpret_cast<int64_t>(frame->held.counters.data()) : 0,
+           has_begun ? reinterpret_cast<int64_t>(frame->held.rows.data()) : 0};
+  for (int64_t i = 1; i < frame->num_inputs; ++i) {
+    TF_Tensor* tensor = frame->tensors[i];
     const int num_dims = TF_NumDims(tensor);
     words.push_back(reinterpret_cast<int64_t>(TF_TensorData(tensor)));
     words.push_back(TF_TensorType(tensor));
     words.push_back(num_dims);
     for (int dim = 0; dim < num_dims; ++dim) words.push_back(TF_Dim(tensor, dim));
   }
-  frame->is_given.resize(TF_NumOutputs(context));
   words[0] = static_cast<int64_t>(words.size());
-  words[2] = call;
-  if (TF_GetCode(status) == TF_OK) {
-    sok::EnterPython(frame, call);
-  } else {
-    frame->Fail(TF_GetCode(status), TF_Message(status));
-    frame->End();
+  sok::EnterPython(frame, call);
+}
+
+// The outputs of a lookup, as native code gets their memory.
+class OutputsOf final : public sok::Outputs {
+ public:
+  explicit OutputsOf(Frame* frame) : frame_(frame) {}
+
+  void* Allocate(int64_t number, int64_t type, const std::vector<int64_t>& dims) override {
+    int64_t num_bytes = sok::BytesOf(type);
+    for (const int64_t dim : dims) num_bytes *= dim;
+    const Frame::Given* given =
+        frame_->Allocate(number, static_cast<TF_DataType>(type), dims.data(),
+                         static_cast<int64_t>(dims.size()), num_bytes);
+    return given ? given->data : nullptr;
   }
-  TF_DeleteStatus(status);
-  frame->Release();
+
+ private:
+  Frame* frame_;
+};
+
+// Looks up without Python, where the call has a plan. Returns whether it is done.
+bool LookUp(Frame* frame, int64_t call) {
+  const std::shared_ptr<const sok::Plan> plan = sok::PlanOf(call);
+  if (!plan) return false;
+  std::vector<sok::Array> inputs;
+  inputs.reserve(frame->num_inputs - 1);
+  for (int64_t i = 1; i < frame->num_inputs; ++i) {
+    const TF_Tensor* tensor = frame->tensors[i];
+    sok::Array input{TF_TensorData(tensor), TF_TensorType(tensor), {}, 1};
+    for (int dim = 0, num_dims = TF_NumDims(tensor); dim < num_dims; ++dim) {
+      input.dims.push_back(TF_Dim(tensor, dim));
+      input.size *= input.dims.back();
+    }
+    inputs.push_back(std::move(input));
+  }
+  OutputsOf outputs(frame);
+  return sok::LookUp(*plan, inputs, &outputs, &frame->held);
 }
 
 void Compute(void* kernel, TF_OpKernelContext* context) {
-  Enter(static_cast<const Kernel*>(kernel), context, new Frame(context));
+  const auto* self = static_cast<const Kernel*>(kernel);
+  auto* frame = new Frame(context);
+  int64_t call = 0;
+  if (!Read(self, context, frame, &call) || (self->is_lookup && LookUp(frame, call))) {
+    frame->End();
+  } else {
+    Enter(self, frame, call);
+    frame->held.Release();
+  }
+  frame->Release();
 }
-
 // `done` is the address of an argument of TensorFlow's, a std::function that is gone when this has
 // returned: the C API has a way to call it, and none to keep it. So it is copied here. All of
 // TensorFlow's wheels for Linux are of libstdc++, which has one form of it for ever.
 void ComputeInOrder(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  const auto* self = static_cast<const Kernel*>(kernel);
   auto* frame = new Frame(context, *reinterpret_cast<const std::function<void()>*>(done));
-  Enter(static_cast<const Kernel*>(kernel), context, frame);
+  int64_t call = 0;
+  if (Read(self, context, frame, &call)) {
+    Enter(self, frame, call);
+  } else {
+    frame->End();
+  }
+  frame->Release();
 }
 
 void InferShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -136,7 +200,9 @@ void RegisterKernel(const Type& type, const char* name, bool in_order, bool is_o
   const char* device = is_on_gpu ? "GPU" : "CPU";
   void* (*create)(TF_OpKernelConstruction*) =
       is_on_gpu ? (type.is_gradient ? Create<true, true> : Create<true, false>)
-                : (type.is_gradient ? Create<false, true> : Create<false, false>);
+      : type.is_gradient ? Create<false, true>
+      : type.is_lookup   ? Create<false, false, true>
+                         : Create<false, false>;
   TF_KernelBuilder* kernel =
       in_order ? TF_NewAsyncKernelBuilder(name, device, create, ComputeInOrder, Destroy)
                : TF_NewKernelBuilder(name, device, create, Compute, Destroy);

@@ -102,9 +102,31 @@ void Frame::Fail(int code, const char* text) {
   TF_DeleteStatus(status);
 }
 
+const Frame::Given* Frame::Allocate(int64_t number, TF_DataType type, const int64_t* dims,
+                                    int64_t num_dims, int64_t num_bytes) {
+  if (!context || number < 0 || number >= static_cast<int64_t>(outputs.size())) {
+    code = TF_INTERNAL;
+    error = context ? "there is no such output" : "the operation has ended";
+    return nullptr;
+  }
+  Given& given = outputs[number];
+  if (given.is_given && given.num_bytes == num_bytes) return &given;  // by native code
+  TF_Status* status = TF_NewStatus();
+  TF_Tensor* tensor = TF_AllocateOutput(context, static_cast<int>(number), type, dims,
+                                        static_cast<int>(num_dims), num_bytes, status);
+  code = TF_GetCode(status);
+  if (code != TF_OK) error = TF_Message(status);
+  TF_DeleteStatus(status);
+  if (code != TF_OK) return nullptr;
+  tensors.push_back(tensor);
+  given = {TF_TensorData(tensor), num_bytes, true};
+  return &given;
+}
+
 void Frame::RequireOutputs() {
   mutex.lock();
-  const bool is_complete = std::find(is_given.begin(), is_given.end(), false) == is_given.end();
+  const bool is_complete =
+      std::all_of(outputs.begin(), outputs.end(), [](const Given& each) { return each.is_given; });
   mutex.unlock();
   if (!is_complete) Fail(TF_INTERNAL, "A call of sok_lite's has left out an output.");
 }
@@ -118,7 +140,10 @@ void Frame::End() {
   if (done) done();
 }
 
+std::atomic<int64_t> entries{0};
+
 void EnterPython(Frame* frame, int64_t call) {
+  entries.fetch_add(1, std::memory_order_relaxed);
   if (!entry || python.is_finalizing()) {
     frame->Fail(TF_CANCELLED, "Python has ended, and with it the tables of sok_lite.");
     frame->End();
@@ -167,31 +192,19 @@ __attribute__((visibility("default"))) int64_t sok_ops_allocate(
     sok::Frame* frame, int64_t first, int64_t count, const int64_t* dtypes,
     const int64_t* num_bytes, const int64_t* dims, int64_t num_dims, int64_t* addresses) {
   const std::lock_guard<std::mutex> lock(frame->mutex);
-  const int64_t num_outputs = static_cast<int64_t>(frame->is_given.size());
-  if (!frame->context || first < 0 || first + count > num_outputs) {
-    frame->code = TF_INTERNAL;
-    frame->error = frame->context ? "there is no such output" : "the operation has ended";
-    return 0;
-  }
-  TF_Status* status = TF_NewStatus();
   int64_t i = 0;
   for (; i < count; ++i) {
-    const int index = static_cast<int>(first + i);
-    TF_Tensor* tensor =
-        TF_AllocateOutput(frame->context, index, static_cast<TF_DataType>(dtypes[i]),
-                          dims + i * num_dims, static_cast<int>(num_dims), num_bytes[i], status);
-    if (TF_GetCode(status) != TF_OK) {
-      frame->code = TF_GetCode(status);
-      frame->error = TF_Message(status);
-      break;
-    }
-    frame->tensors.push_back(tensor);
-    frame->is_given[index] = true;
-    addresses[i] = reinterpret_cast<int64_t>(TF_TensorData(tensor));
+    const sok::Frame::Given* given =
+        frame->Allocate(first + i, static_cast<TF_DataType>(dtypes[i]), dims + i * num_dims,
+                        num_dims, num_bytes[i]);
+    if (!given) break;
+    addresses[i] = reinterpret_cast<int64_t>(given->data);
   }
-  TF_DeleteStatus(status);
   return i;
 }
+
+// Returns how often operations have entered Python.
+__attribute__((visibility("default"))) int64_t sok_ops_entries() { return sok::entries; }
 
 // Returns the TF_OpKernelContext of a running operation; null when it has ended.
 __attribute__((visibility("default"))) void* sok_ops_context(sok::Frame* frame) {

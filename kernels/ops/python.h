@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/lookup.h"
 #include "ops/tf_c_api.h"
 
 namespace sok {
@@ -18,21 +19,32 @@ namespace sok {
 //
 // An operation that is asynchronous goes on when Python has returned, until somebody calls `End`.
 struct Frame {
+  // The memory of an output, and how large it is.
+  struct Given {
+    void* data;
+    int64_t num_bytes;
+    bool is_given;
+  };
+
   explicit Frame(TF_OpKernelContext* running, std::function<void()> when_done = {})
       : is_asynchronous(when_done), context(running), done_(std::move(when_done)) {}
 
   const bool is_asynchronous;
-  // Held by whoever uses `context` or `is_given`, which threads of an asynchronous operation share.
+  // Held by whoever uses `context` or `outputs`, which threads of an asynchronous operation share.
   std::mutex mutex;
   // Of the running operation; null when it has ended.
   TF_OpKernelContext* context;
   // Inputs and outputs, which have a reference to their memory each.
   std::vector<TF_Tensor*> tensors;
-  // Whether each output has its memory.
-  std::vector<bool> is_given;
+  int64_t num_inputs = 0;
+  // The memory of each output, which it may be asked for again: native code may have begun.
+  std::vector<Given> outputs;
+  // What native code has done of a lookup: Python goes on with it.
+  Held held;
   // What Python reads of it, once: how many words there are, the frame, the number of the call,
   // whether memory is a GPU's, how many inputs at the end are on the host, whether the operation is
-  // the gradient of another, and of each input its address, type, number of dimensions and these.
+  // the gradient of another; if native code has begun, addresses of its counters and row numbers;
+  // and of each input its address, type, number of dimensions and these.
   std::vector<int64_t> words;
   // Of the last output that could not be had.
   int code = 0;
@@ -40,6 +52,9 @@ struct Frame {
 
   // Has the operation fail, unless it has ended.
   void Fail(int code, const char* text);
+  // Gets memory for an output, as `sok_ops_allocate`; null, and `code` says why, if there is none.
+  const Given* Allocate(int64_t number, TF_DataType type, const int64_t* dims, int64_t num_dims,
+                        int64_t num_bytes);
   // Has it fail if an output is left out.
   void RequireOutputs();
   // Ends the operation, once; the caller has none of Python's locks, for what waits for the

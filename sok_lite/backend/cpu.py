@@ -121,6 +121,17 @@ class CpuBackend(Backend):
     def _kernel(self, name: str) -> _Kernel:
         return self._kernels[name]
 
+    def kernel(self, name: str) -> tuple[int, int]:
+        """Returns the address of a kernel, as a launch calls it, and how many arguments it takes."""
+        address, packer = self._kernels[name]
+        return address, packer.num_arguments
+
+    def launching(self) -> tuple[int, int, int, int, int]:
+        """Returns the address of what launches kernels, and how it is told to: the most threads,
+        the grain, the pieces of each thread, whether threads may spin."""
+        address = ctypes.cast(self._launch, ctypes.c_void_p).value or 0
+        return address, self.num_threads, self.grain, self.pieces, int(self._may_spin)
+
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         if num_items > 0:
             words, first, place = self._launch_words(kernel, (num_items,))

@@ -9,8 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge.tf_private import graphs_around
+from sok_lite.native.plans import Policy, set_mode
 
 _MISSING = ("initial", "zeros")
+# As native code has them.
+_NUMBERS = {None: -1, "initial": 0, "zeros": 1}
 _PIPELINES = ("Dataset_map_", "Dataset_flat_map_", "Dataset_interleave_", "Dataset_filter_")
 
 
@@ -52,6 +55,17 @@ class MissingKeyPolicy(NamedTuple):
         if missing is None and not insert:
             missing = self.reading_only
         return insert, missing or ("zeros" if self.has_filter else "initial")
+
+    def planned(self, pipeline: str | None) -> Policy:
+        """Returns the same as native code has it, for kernels/ops/lookup.cpp.
+
+        Args:
+          pipeline: as of `now`.
+        """
+        training = -1 if self.training is None else int(self.training)
+        of_missing = [_NUMBERS[each] for each in (self.missing, self.reading_only)]
+        missing, reading_only = of_missing
+        return Policy(training, missing, int(self.has_filter), reading_only, int(bool(pipeline)))
 
 
 # Keys are inserted, unless `inference_mode` is open.
@@ -100,11 +114,17 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
     entry = (object(), missing)
     with _changing:
         _open = (*_open, entry)
+        _tell_native()
     try:
         yield
     finally:
         with _changing:
             _open = tuple(other for other in _open if other is not entry)
+            _tell_native()
+
+
+def _tell_native() -> None:
+    set_mode(2 + _NUMBERS[_open[-1][1]] if _open else 0)
 
 
 def pipeline_of_trace() -> str | None:

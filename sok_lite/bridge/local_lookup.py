@@ -16,11 +16,15 @@ from sok_lite.bridge.inference import (
     checked_training,
     pipeline_of_trace,
 )
+from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.operation import Facts, Outputs, operation
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.counters import Count
+from sok_lite.engine.table.single_lookup import go_on
 from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.native.plans import LookupPlan
 
 
 def local_lookup(
@@ -50,13 +54,22 @@ def local_lookup(
     def look_up(table: EmbeddingTable, outputs: Outputs, keys: Array, *counts: Array) -> None:
         insert, missing = policy.now([table], pipeline)
         rows = outputs.empty(0, (*keys.shape, dim)).reshape(-1, dim)
+        begun = outputs.begun((1, len(Count)), int(keys.size))
+        if begun is not None:
+            go_on(table, keys.reshape(-1), rows, begun, missing)
+            return
         counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
         table.lookup(keys.reshape(-1), out=rows, insert=insert, missing=missing, **counted)
 
     others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
+    table, plan = variable.table, None
+    if counts is None and are_native([table]):
+        part = part_of(table, variable.key_type)
+        plan = LookupPlan(table.backend, False, policy.planned(pipeline), (part,))
+    del table  # a graph keeps `look_up`
 
     def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        return _operation(variable, look_up, [keys, *others], [variable.dtype], [])
+        return _operation(variable, look_up, [keys, *others], [variable.dtype], [], plan)
 
     reference = weakref.ref(variable)
 
@@ -101,6 +114,7 @@ def _operation(
     inputs: Sequence[tf.Tensor],
     dtypes: list[tf.DType],
     other_shapes: list[list[int | None]],
+    plan: LookupPlan | None = None,
 ) -> list[tf.Tensor]:
     """Returns what a lookup gives: keys.shape + [dimension] rows, which have a gradient, and more.
 
@@ -110,6 +124,7 @@ def _operation(
       inputs: the keys, a tensor of integers of any shape, and what else it is told.
       dtypes: of all that it gives.
       other_shapes: of what it gives beside the rows.
+      plan: by which native code may do it.
     """
     reference, num_inputs = weakref.ref(variable), len(inputs)
 
@@ -126,6 +141,7 @@ def _operation(
         f"A lookup in {variable.name!r}",
         Facts.of_variables([variable]),
         LOOKUPS,
+        plan=plan,
     )
     if not tf.executing_eagerly():
         shapes = [inputs[0].shape.concatenate([variable.dimension]), *other_shapes]

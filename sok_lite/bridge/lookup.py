@@ -81,6 +81,7 @@ def _looked_up(
         num_told=1,
         gradient=lookup.gradient,
         collective=lookup.collective,
+        plan=lookup.plan,
     )
     return lookup.pooled(outputs)
 

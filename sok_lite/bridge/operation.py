@@ -5,6 +5,7 @@ knows whose gradient it is. It calls Python with arrays over TensorFlow's memory
 (sok_lite/native/callbacks.py).
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -38,6 +39,7 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pieces import Scattered, Shape
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, Frame, array_dtype, operations, raised
+from sok_lite.native.plans import LookupPlan, PlannedCall
 
 # An attribute of tables' handles: the name of the table.
 NAME_OF_HANDLE = "_sok_lite_name"
@@ -109,10 +111,14 @@ class Outputs:
       frame: of the operation.
       dtypes: of the outputs.
       backend: whose memory they are in.
+
+    Attributes:
+      begun: as of the frame.
     """
 
     def __init__(self, frame: Frame, dtypes: Sequence[tf.DType], backend: Backend) -> None:
         self._frame, self._dtypes, self._backend = frame, dtypes, backend
+        self.begun = frame.begun
         # What an operation on the host has of a GPU: it is copied at the end.
         self._is_copied = backend.name != "cpu" and not frame.is_on_gpu
         self._memory = "GPU memory" if frame.is_on_gpu else "memory"
@@ -241,6 +247,7 @@ def operation(
     collective: CollectiveCall | None = None,
     waits: bool = True,
     is_ordered: bool = True,
+    plan: LookupPlan | None = None,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
 
@@ -262,6 +269,7 @@ def operation(
         for the operation of the same name that waits for its turn too: "SokLookupInOrder".
       waits: False: nothing that kernels write is an output; see `on_device`.
       is_ordered: False: a graph may run it at any time, or never, for it changes nothing.
+      plan: by which native code may do it; None: Python does it always.
 
     Returns:
       A list of tensors; without outputs None, and in a graph the operation.
@@ -275,7 +283,8 @@ def operation(
     given = _given(handles, inputs, dtypes, facts, numbers, num_told)
     called = _called(run, dtypes, backend, work, waits)
     if tf.executing_eagerly():
-        return _run_eagerly(partial(getattr(operations().module, name), names=[], **given), called)
+        make = partial(getattr(operations().module, name), names=[], **given)
+        return _run_eagerly(make, called, plan)
     of_gradient = None
     if gradient is not None:
         of_gradient = _called(gradient.run, gradient.dtypes, gradient.backend, gradient.work, True)
@@ -283,7 +292,8 @@ def operation(
     asks: Callable[..., None] = called
     if collective is not None and is_late:
         name, asks = f"{name}_in_order", in_turn(collective, what, called)
-    call = Call(asks, False, of_gradient, gradient)
+    how = (asks, False, of_gradient, gradient)
+    call = Call(*how) if plan is None or is_late else PlannedCall(plan, *how)
     _keep(call)
     with tf.device("CPU:0"):
         number = tf.constant(call.number, tf.int64)
@@ -377,16 +387,25 @@ def _called(
 _free: list[tuple[Call, tf.Tensor]] = []
 
 
-def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None]) -> Any:
+# The same of plans, those used last.
+@functools.lru_cache(maxsize=256)
+def _free_of(plan: LookupPlan) -> list[tuple[Call, tf.Tensor]]:
+    return []
+
+
+def _run_eagerly(
+    make: Callable[..., Any], called: Callable[[Frame], None], plan: LookupPlan | None
+) -> Any:
     """Runs an operation now; what Python raises in it is raised as it is.
 
     Python may run eager operations in it, such as an optimizer's dense step: it is in the thread of
     the caller.
     """
+    free = _free if plan is None else _free_of(plan)
     try:
-        call, number = _free.pop()
+        call, number = free.pop()
     except IndexError:
-        call = Call(called, True)
+        call = Call(called, True) if plan is None else PlannedCall(plan, called, True)
         with tf.device("CPU:0"):
             number = tf.constant(call.number, tf.int64)
     call.run = called
@@ -403,7 +422,7 @@ def _run_eagerly(make: Callable[..., Any], called: Callable[[Frame], None]) -> A
         error = raised.pop(call.number, failure)
     finally:
         call.run = _nothing
-        _free.append((call, number))
+        free.append((call, number))
     if error is not None:
         try:
             raise error  # here, where TensorFlow's does not become its context

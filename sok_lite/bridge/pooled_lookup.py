@@ -16,6 +16,7 @@ from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.lookup_gradient import OF_CONTEXT, note_gradient
 from sok_lite.bridge.lookup_inputs import BatchOfInputs, Given
 from sok_lite.bridge.operation import OfGradient, Outputs
+from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
@@ -24,7 +25,10 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.lookup import BackwardContext
 from sok_lite.engine.pieces import Shape
+from sok_lite.engine.pooling import COMBINERS
+from sok_lite.engine.table.counters import Count
 from sok_lite.engine.work_done import GRADIENTS
+from sok_lite.native.plans import LookupPlan, Rows
 
 
 class LookupOfTables(ABC):
@@ -137,8 +141,27 @@ class PooledLookup(LookupOfTables):
         self._policy, self._pipeline = policy, pipeline_of_trace()
         self._tag = self.tag_of(tables)
 
+    @property
+    def plan(self) -> LookupPlan | None:
+        """The lookup as native code does it; None: it cannot, for there may be other ranks."""
+        tables = self.live_tables()
+        if not self.comm.is_alone or not are_native(tables):
+            return None
+        parts = [
+            part_of(
+                table,
+                spec.key_type,
+                COMBINERS[spec.combiner],
+                _rows_of(spec.width, spec.is_ragged),
+                spec.width or 0,
+                _rows_of_weights(spec),
+            )
+            for table, spec in zip(tables, self.tables, strict=True)
+        ]
+        return LookupPlan(self.backend, True, self._policy.planned(self._pipeline), tuple(parts))
+
     def forward(self, outputs: Outputs, arrays: list[Array]) -> None:
-        """Looks up.
+        """Looks up, or goes on where native code has begun to.
 
         Args:
           outputs: pooled rows of each table, `OF_CONTEXT`, the rows of each weighted table's items;
@@ -150,7 +173,9 @@ class PooledLookup(LookupOfTables):
             tables = self.live_tables()
         agree(comm, self._tag, tables, self.combiners)
         with shared_failure(comm):
+            begun = outputs.begun((len(set(map(id, tables))), len(Count)))
             insert, missing = self._policy.now(self.tables, self._pipeline)
+            insert |= begun is not None  # what holds has been asked before
             ratios = [t.filter_ratio if self._policy.has_filter else 1.0 for t in tables]
             given = self.given(arrays, arrays)
             # All whose size is known, before kernels run: TensorFlow's memory waits for these.
@@ -172,7 +197,10 @@ class PooledLookup(LookupOfTables):
             return rows.view(np.uint32)[: shape[0]]
 
         allocate = partial(outputs.several, 0)
-        _, context = lookup.forward(backend, comm, batch, self._tag, allocate, new_rows)
+        counters = None if begun is None else begun[0]
+        _, context = lookup.forward(
+            backend, comm, batch, self._tag, allocate, new_rows, counters
+        )
         with failure_known_to_all(comm):
             if comm.size > 1:
                 keys, *others = context.others()
@@ -212,6 +240,20 @@ class PooledLookup(LookupOfTables):
 
             found = lookup.backward(backend, parts, grads, context, allocate)
             self.give_weight_grads(outputs, 2 * count, found.weight_grads)
+
+
+def _rows_of(width: int | None, is_ragged: bool) -> Rows:
+    if width is not None:
+        return Rows.EVEN
+    return Rows.RAGGED if is_ragged else Rows.SPARSE
+
+
+def _rows_of_weights(spec: TableSpec) -> Rows:
+    if not spec.has_weights:
+        return Rows.NONE
+    if spec.weights_are_ragged is None:
+        return Rows.AS_KEYS
+    return _rows_of(None, spec.weights_are_ragged)
 
 
 def shape_of_words(count: int) -> Shape:

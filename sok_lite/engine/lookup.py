@@ -114,6 +114,7 @@ def forward(
     tag: int = 0,
     allocate: Allocate | None = None,
     new_rows: Callable[[Shape], Array] | None = None,
+    begun: np.ndarray | None = None,
 ) -> tuple[Sequence[Array], BackwardContext]:
     """Looks up and combines. Every rank must call it, with the same tables in the same order.
 
@@ -124,6 +125,8 @@ def forward(
       tag: number of the call, equal on all ranks; if another rank has another one, all raise.
       allocate: gives memory for the results; None: the backend does.
       new_rows: allocates the `rows` of the context, uint32 of a shape; None: the backend does.
+      begun: of one rank, the counters of a search that was made: rows and results have what it has
+        found; see `look_up_batch`. None: none was.
 
     Returns:
       ((batch, dim) float32 per part, context).
@@ -134,7 +137,7 @@ def forward(
         and the keys of the call that have a row count as seen.
     """
     if comm.size == 1:
-        return _forward_alone(backend, comm, batch, allocate, new_rows)
+        return _forward_alone(backend, comm, batch, allocate, new_rows, begun)
     sent = send(backend, comm, batch, tag)
     with failure_known_to_all(comm):
         num_received = sent.route.num_received.tolist()
@@ -150,13 +153,14 @@ def _forward_alone(
     batch: Batch,
     allocate: Allocate | None,
     new_rows: Callable[[Shape], Array] | None,
+    begun: np.ndarray | None,
 ) -> tuple[Sequence[Array], BackwardContext]:
     """Does what `forward` does on one rank: no key is sent, so none is deduplicated."""
     batch.check_splits_of_no_rows()
     owned = OwnerLookup(backend, batch, batch.keys, batch.layout.sizes, new_rows)
     outputs = new_results(backend, batch.layout.shapes, allocate)
     try:
-        owned.pool(outputs)
+        owned.pool(outputs, begun)
     except WrongSplitsError:
         batch.check_splits()
         raise

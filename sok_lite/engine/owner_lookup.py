@@ -74,11 +74,13 @@ class OwnerLookup:
         self._look_up(batched(requests), self._read_none)
         return results
 
-    def pool(self, out: Sequence[Array]) -> None:
+    def pool(self, out: Sequence[Array], begun: np.ndarray | None = None) -> None:
         """Looks up the keys of all parts at once, and pools their rows.
 
         Args:
           out: (batch, dim) float32 of each part, to write into.
+          begun: the counters of a search that was made, see `look_up_batch`; `rows` and `out` have
+            what it has found. None: none was.
 
         Raises:
           WrongSplitsError: row splits of a part do not rise from 0 to its number of keys. No key
@@ -97,7 +99,7 @@ class OwnerLookup:
             requests=lambda: self._requests(out),
             columns=self._columns(out),
         )
-        self._look_up(lookup, self._read_weighted)
+        self._look_up(lookup, self._read_weighted, begun)
 
     # ---------------------------------------------------------------- the requests
 
@@ -141,20 +143,28 @@ class OwnerLookup:
 
     # ---------------------------------------------------------------- what is found
 
-    def _look_up(self, lookup: BatchedLookup, keep: Callable[[Sequence[int]], None]) -> None:
+    def _look_up(
+        self,
+        lookup: BatchedLookup,
+        keep: Callable[[Sequence[int]], None],
+        begun: np.ndarray | None = None,
+    ) -> None:
         """Looks up, and stores what the gradient needs, under the locks of all tables.
 
         Args:
           keep: called with the number of keys without a row of each table.
+          begun: as of `look_up_batch`.
         """
         order = self._batch.layout.order
         keys, rows, is_ordered = self.keys, self.rows, self._batch.layout.is_ordered
         if not is_ordered:  # a table comes twice: its keys are one batch
             keys = self._reorder(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
+            if begun is not None:
+                rows = self._reorder(self.rows, self.sizes, order)
 
         def found() -> None:
-            num_without_row = look_up_batch(self._backend, keys, rows, lookup)
+            num_without_row = look_up_batch(self._backend, keys, rows, lookup, begun=begun)
             if not is_ordered:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
@@ -170,7 +180,7 @@ class OwnerLookup:
             for table in [table for table in lookup.tables if not table.keeps_every_key]:
                 table.report_refused()
 
-        holding(lookup.tables, found)
+        holding(lookup.tables, found, goes_on=begun is not None)
 
     def _reorder(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
         """Returns the pieces of an array, of those sizes, in another order."""

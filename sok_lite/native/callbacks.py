@@ -83,7 +83,7 @@ class Frame:
     """
 
     __slots__ = (
-        *("__weakref__", "_capsule", "_inputs", "_num_numbers"),
+        *("__weakref__", "_begun", "_capsule", "_inputs", "_num_numbers"),
         *("address", "call", "is_gradient", "is_on_gpu"),
     )
 
@@ -91,13 +91,32 @@ class Frame:
         count = ctypes.c_int64.from_address(address).value
         words = WORDS[count].from_address(address)[:]
         _, self.address, self.call, self.is_on_gpu, self._num_numbers, self.is_gradient = words[:6]
+        self._begun = words[6:8]
         self._capsule = capsule
         self._inputs: list[tuple[int, int, tuple[int, ...]]] = []
-        at = 6
+        at = 8
         while at < count:
             first, end = at + 3, at + 3 + words[at + 2]
             self._inputs.append((words[at], words[at + 1], tuple(words[first:end])))
             at = end
+
+    def begun(self, shape: tuple[int, int], num_rows: int = 0) -> tuple[Array, Array] | None:
+        """Returns what native code has found of a lookup; None: nothing.
+
+        This thread has the locks of the tables then, and their clocks have ticked.
+
+        Args:
+          shape: of the counters.
+          num_rows: how many row numbers there are beside the outputs.
+
+        Returns:
+          (the counters int64, row numbers uint32), to be written.
+        """
+        counters, rows = self._begun
+        if not counters:
+            return None
+        int64, uint32 = 9, 22
+        return self.array(counters, int64, shape, None), self.array(rows, uint32, (num_rows,), None)
 
     def inputs(self, backend: Backend) -> list[Array]:
         """Returns all inputs but handles and call, as arrays that are read only by agreement.

@@ -14,7 +14,7 @@ from sok_lite.backend.build import compile_sources, shipped_file, target_of
 from sok_lite.backend.sources import kernel_folder
 
 # Of what the library and Python tell each other; kernels/ops/ops.cpp has it too.
-ABI = 2
+ABI = 3
 # A library of this name is linked, an empty one: that of TensorFlow is there when it is loaded.
 NEEDED = "libtensorflow_framework.so.2"
 FLAGS = "-std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror".split()

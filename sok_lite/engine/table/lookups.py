@@ -113,6 +113,7 @@ def look_up_batch(
     rows: Array,
     lookup: BatchedLookup,
     extra_actions: Sequence[Sequence[Action]] = (),
+    begun: Array | None = None,
 ) -> list[int]:
     """Finds keys, inserts those that are missing, and writes row numbers and rows.
 
@@ -122,6 +123,9 @@ def look_up_batch(
       lookup: what the tables are to do.
       extra_actions: lists of actions to be taken when new keys get their rows; there are such keys
         then.
+      begun: the counters (num_tables, len(Count)) of a search that was made under the same locks,
+        with the clocks' next numbers: `rows` and the results have what it has found. None: none
+        was.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -130,25 +134,13 @@ def look_up_batch(
       MemoryError: no memory for new keys. Each table is as it was or as it is to be.
       WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
-    lookup = _with_occurrences(backend, keys, lookup)
+    if begun is None:
+        lookup = _with_occurrences(backend, keys, lookup)
+        counters = _search(backend, keys, rows, lookup)
+    else:
+        counters = begun
     tables, sizes = lookup.tables, lookup.sizes
     inserting = list(compress(tables, lookup.inserts))
-    for table in [table for table in inserting if not table.keeps_every_key]:
-        rebalance_if_due(table)
-    beginning = Clock.plan_tick_alike([table.clock for table in inserting])
-    if beginning is None:
-        beginning = [action for table in inserting for action in plan_begin_lookup(table)]
-    # 0 of a lookup that inserts nothing, and notes nothing.
-    lookup_numbers = [
-        table.clock.now + 1 if insert else 0
-        for table, insert in zip(tables, lookup.inserts, strict=True)
-    ]
-    counters = new_counters(backend, len(tables))
-    if lookup.columns is None:
-        finding = _plan_find(keys, rows, lookup.requests(), lookup_numbers, counters)
-    else:
-        finding = _plan_find_and_pool(backend, keys, rows, lookup, lookup_numbers, counters)
-    publish([*beginning, *finding])
     found = backend.to_host(counters)
     missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
     if any(wrong_splits):
@@ -171,6 +163,29 @@ def look_up_batch(
         return missing
     search = Incomplete(counters, found.tolist(), split_offsets(np.array(sizes, np.int64)))
     return complete(backend, keys, rows, lookup.requests(), search, extra_actions)
+
+
+def _search(backend: Backend, keys: Array, rows: Array, lookup: BatchedLookup) -> Array:
+    """Begins a lookup and finds the keys that are there; returns the counters of each table."""
+    tables = lookup.tables
+    inserting = list(compress(tables, lookup.inserts))
+    for table in [table for table in inserting if not table.keeps_every_key]:
+        rebalance_if_due(table)
+    beginning = Clock.plan_tick_alike([table.clock for table in inserting])
+    if beginning is None:
+        beginning = [action for table in inserting for action in plan_begin_lookup(table)]
+    # 0 of a lookup that inserts nothing, and notes nothing.
+    lookup_numbers = [
+        table.clock.now + 1 if insert else 0
+        for table, insert in zip(tables, lookup.inserts, strict=True)
+    ]
+    counters = new_counters(backend, len(tables))
+    if lookup.columns is None:
+        finding = _plan_find(keys, rows, lookup.requests(), lookup_numbers, counters)
+    else:
+        finding = _plan_find_and_pool(backend, keys, rows, lookup, lookup_numbers, counters)
+    publish([*beginning, *finding])
+    return counters
 
 
 def _with_occurrences(backend: Backend, keys: Array, lookup: BatchedLookup) -> BatchedLookup:

@@ -11,9 +11,9 @@ from sok_lite.backend import Array
 from sok_lite.backend.publish import publish
 from sok_lite.engine.dedup import last_of_each, unique
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
-from sok_lite.engine.table.exclusive import changing
+from sok_lite.engine.table.exclusive import changing, holding
 from sok_lite.engine.table.insertion import gather_evicted
-from sok_lite.engine.table.lookups import look_up
+from sok_lite.engine.table.lookups import batched, look_up, look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest, Output
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted, Lookup
@@ -125,6 +125,33 @@ def lookup(
     num_without_row = look_up(table.backend, keys, rows, request)
     table.report_refused()
     return Lookup(whole.out, rows, num_without_row)
+
+
+def go_on(
+    table: TableParts, keys: Array, out: Array, begun: tuple[Array, Array], missing: str
+) -> None:
+    """Does what is left of a lookup that inserts, of which all was found that is there.
+
+    Args:
+      keys: (n,) int64.
+      out: (n, dim) of the storage dtype, C-contiguous; it has the rows that were found.
+      begun: the counters (1, len(Count)) of the search, see `look_up_batch`, and the row numbers
+        (n,) uint32.
+      missing: as of `lookup`.
+
+    Raises:
+      As `lookup`.
+    """
+    counters, rows = begun
+    keys = checked_keys(table, keys)
+    whole = Output(table.store.output(int(keys.size), out=out), 0, int(keys.size))
+    request = LookupRequest(table, whole.end, [whole], missing=missing)
+
+    def found() -> None:
+        look_up_batch(table.backend, keys, rows, batched([request]), begun=counters)
+        table.report_refused()
+
+    holding([table], found, goes_on=True)
 
 
 @changing

@@ -1,0 +1,63 @@
+// A lookup of keys that are all there, without Python.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/plan.h"
+
+namespace sok {
+
+// Returns the bytes of an element of one of TensorFlow's types that rows and numbers have; 0 of
+// others.
+int64_t BytesOf(int64_t type);
+
+// An input of an operation.
+struct Array {
+  const void* data;
+  int64_t type;  // TensorFlow's number
+  std::vector<int64_t> dims;
+  int64_t size;
+};
+
+// The outputs of an operation.
+class Outputs {
+ public:
+  // Returns the memory of an output; null: there is none.
+  virtual void* Allocate(int64_t number, int64_t type, const std::vector<int64_t>& dims) = 0;
+
+ protected:
+  ~Outputs() = default;
+};
+
+// The locks of a lookup's tables, and what it has found: Python goes on with both.
+class Held {
+ public:
+  Held() = default;
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() { Release(); }
+
+  // Takes the locks of tables. Returns whether native code may use them all; else it has none.
+  bool Take(const Plan& plan, bool shared);
+  void Release();
+
+  // The counters of the search, `kCounters` of each table, and the row numbers of a local lookup.
+  std::vector<int64_t> counters;
+  std::vector<uint32_t> rows;
+  // Whether the lookup has begun: the clocks have ticked, and what is there was found.
+  bool has_begun = false;
+
+ private:
+  std::vector<SokTableRecord*> held_;
+  bool is_shared_ = false;
+};
+
+// How many counters a table has in a search; sok_lite/engine/table/counters.py says which.
+constexpr int64_t kCounters = 12;
+
+// Looks up. Returns whether all is done; if not, Python has to: all of it, or what is left of it
+// where `held->has_begun`.
+bool LookUp(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs, Held* held);
+
+}  // namespace sok

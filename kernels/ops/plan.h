@@ -1,0 +1,71 @@
+// A lookup as it is known before it runs: which tables, and how their batches are given.
+//
+// Python makes a plan of each lookup that native code may do by itself (sok_lite/native/plans.py),
+// by the number of its call. A graph that has the call may outlive the tables: a plan knows their
+// records, which are never freed, and by their generation whether they are still the same tables'.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "table_record.h"
+
+namespace sok {
+
+struct Kernel {
+  void* run;
+  int64_t num_arguments;
+};
+
+// What the library of kernels has (cpu_runtime.cpp), and how its launches are cut. The order is that
+// of sok_lite/native/plans.py.
+struct Driver {
+  void (*launch)(const void* launch);
+  int64_t num_threads, grain, pieces, may_spin;
+  Kernel find, find_and_pool, rows_read[3];  // of words of 2, 4 and 8 bytes
+
+  // Whether the kernels take as many arguments as native code gives them.
+  bool fits() const {
+    return find.num_arguments == 21 && find_and_pool.num_arguments == 25 &&
+           rows_read[0].num_arguments == 6;
+  }
+};
+
+// How the rows of a batch are given.
+enum class Rows : int64_t { kNone, kEven, kRagged, kSparse, kAsKeys };
+
+// Of one table in a lookup.
+struct Part {
+  SokTableRecord* record;
+  int64_t generation;
+  int64_t key_type, row_type;  // TensorFlow's numbers of types
+  int64_t dim, combiner;
+  Rows rows;
+  int64_t row_length;  // ids of each row, where all have as many
+  Rows weight_rows;    // kNone: there are no weights
+  int64_t table;       // which of the plan's tables it is
+};
+
+// What a lookup does with keys that have no row; sok_lite/bridge/inference.py says what is which.
+struct Policy {
+  int64_t training, missing, has_filter, reading_only;  // -1: None
+  int64_t is_in_pipeline;
+};
+
+struct Plan {
+  const Driver* driver;
+  Policy policy;
+  bool is_pooled;
+  std::vector<Part> parts;
+  std::vector<SokTableRecord*> tables;    // all different, in the order of the parts
+  std::vector<SokTableRecord*> by_place;  // the same, as locks are taken
+};
+
+// Returns the plan of a call; null: there is none.
+std::shared_ptr<const Plan> PlanOf(int64_t call);
+
+// What blocks of `inference_mode` say: 0: none is open; else 1, or 2 and what a missing key gives.
+int64_t Mode();
+
+}  // namespace sok

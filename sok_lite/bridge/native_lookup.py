@@ -1,0 +1,41 @@
+"""Which lookups native code may do by itself, where all keys are there."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.backend.cpu import CpuBackend
+from sok_lite.native.plans import Part, Rows
+
+
+def are_native(tables: Sequence[Any]) -> bool:
+    """Whether native code can look up in the engine's tables."""
+    return all(
+        isinstance(table.backend, CpuBackend) and table.record is not None and table.record.is_plain
+        for table in tables
+    )
+
+
+def part_of(
+    table: Any,
+    key_type: tf.DType,
+    combiner: int = 0,
+    rows: Rows = Rows.NONE,
+    row_length: int = 0,
+    weight_rows: Rows = Rows.NONE,
+) -> Part:
+    """Returns one table of a plan; what is not of the table is as in `Part`."""
+    record, row_type = table.record, tf.as_dtype(table.row_dtype.name)
+    return Part(
+        ctypes.addressof(record),
+        record.generation,
+        key_type.as_datatype_enum,
+        row_type.as_datatype_enum,
+        table.dim,
+        combiner,
+        rows,
+        row_length,
+        weight_rows,
+    )

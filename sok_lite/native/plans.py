@@ -1,0 +1,153 @@
+"""Plans of lookups that native code does by itself: without Python, where all keys are there.
+
+kernels/ops/plan.h says what a plan is. It holds no table: it knows the tables' records, which are
+never freed, and by their generation whether they still are the same tables'.
+"""
+
+import ctypes
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from sok_lite.backend.arguments import WORDS
+from sok_lite.backend.cpu import CpuBackend
+from sok_lite.native.callbacks import Call, operations
+
+
+class Rows(IntEnum):
+    """How the rows of a batch are given, or those of its weights; as in kernels/ops/plan.h."""
+
+    NONE = 0  # of weights: there are none
+    EVEN = 1  # all have as many ids
+    RAGGED = 2  # row splits
+    SPARSE = 3  # indices
+    AS_KEYS = 4  # of weights
+
+
+class Part(NamedTuple):
+    """One table of a lookup, as the words of a plan.
+
+    Attributes:
+      record, generation: the address of the table's record, and what says whose it is.
+      key_type, row_type: TensorFlow's numbers of types; of what is looked up.
+      dim, combiner: of the rows; the number of COMBINERS.
+      rows, row_length: how the rows of the batch are given; of even ones the ids of each.
+      weight_rows: how those of the weights are.
+    """
+
+    record: int
+    generation: int
+    key_type: int
+    row_type: int
+    dim: int
+    combiner: int = 0
+    rows: Rows = Rows.NONE
+    row_length: int = 0
+    weight_rows: Rows = Rows.NONE
+
+
+class Policy(NamedTuple):
+    """What a lookup does with keys that have no row, as numbers; -1 stands for None.
+
+    Attributes:
+      training, missing, has_filter, reading_only: those of `MissingKeyPolicy`; 1 is "zeros".
+      is_in_pipeline: whether it is in a function of tf.data.
+    """
+
+    training: int
+    missing: int
+    has_filter: int
+    reading_only: int
+    is_in_pipeline: int
+
+
+_KERNELS = ("find", "find_and_pool", "rows_read_u16", "rows_read_u32", "rows_read_u64")
+_NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
+
+
+class _Driver(ctypes.Structure):
+    """What the library of kernels has; as in kernels/ops/plan.h."""
+
+    _fields_ = (
+        *[(name, ctypes.c_int64) for name in _NUMBERS],
+        *[(name, ctypes.c_int64 * 2) for name in _KERNELS],
+    )
+
+
+# Of each backend, by its number: plans have the address.
+_drivers: dict[int, tuple[CpuBackend, _Driver]] = {}
+
+
+def _driver_of(backend: CpuBackend) -> _Driver:
+    if id(backend) not in _drivers:
+        driver = _Driver()
+        for name in _KERNELS:
+            setattr(driver, name, backend.kernel(name))
+        _drivers[id(backend)] = backend, driver
+    driver = _drivers[id(backend)][1]
+    for name, number in zip(_NUMBERS, backend.launching(), strict=True):
+        setattr(driver, name, number)
+    return driver
+
+
+class LookupPlan(NamedTuple):
+    """A lookup that native code may do.
+
+    Attributes:
+      backend: of all tables, a CpuBackend.
+      is_pooled: whether rows are pooled, by all of several tables; else those of one table are
+        given as they are.
+      policy: for keys without a row.
+      parts: of each table.
+    """
+
+    backend: Any
+    is_pooled: bool
+    policy: Policy
+    parts: tuple[Part, ...]
+
+
+class PlannedCall(Call):
+    """A call that native code may do, as long as this is there.
+
+    Args:
+      plan: of the lookup.
+      The others: as of `Call`.
+
+    Raises:
+      RuntimeError: the library of kernels is of another version than that of operations.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, plan: LookupPlan, *args: Any) -> None:
+        super().__init__(*args)
+        driver = ctypes.addressof(_driver_of(plan.backend))
+        numbers = [driver, int(plan.is_pooled), *plan.policy, len(plan.parts)]
+        for part in plan.parts:
+            numbers += part
+        words = WORDS[len(numbers)](*numbers)
+        if not operations().library.sok_ops_plan(ctypes.c_int64(self.number), words):
+            raise RuntimeError(
+                "sok_lite's kernels must be of the version of its operations. Received: kernels "
+                "that take other arguments. Install sok_lite again: its files are of two versions."
+            )
+
+    def __del__(self) -> None:
+        if operations is None:  # Python is ending
+            return
+        operations().library.sok_ops_forget(ctypes.c_int64(self.number))
+
+
+def set_mode(mode: int) -> None:
+    """Tells native code what blocks of `inference_mode` say.
+
+    Args:
+      mode: 0: none is open; 1: one is; 2 and 3: one is, by which a missing key gives "initial" or
+        "zeros".
+    """
+    operations().library.sok_ops_set_mode(ctypes.c_int64(mode))
+
+
+def num_entries() -> int:
+    """Returns how often operations have entered Python in this process."""
+    return int(operations().library.sok_ops_entries())
