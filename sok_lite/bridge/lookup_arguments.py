@@ -81,7 +81,8 @@ class Argument(NamedTuple):
 
     Attributes:
       spec: what is known of the table and its ids without the batch.
-      keys: (n,) integers.
+      keys: (n,) integers; dense ids in their own shape: to flatten them takes longer, eagerly, than
+        to look them up.
       rows: of the keys.
       weights: (n,) float32, or None.
       weight_rows: rows of the weights where these are others than the keys'; else None.
@@ -188,12 +189,13 @@ def _checked_weights(number: int, weights: Any, keys: tf.Tensor) -> tuple[tf.Ten
         raise TypeError(
             f"sp_weights[{number}] must be float32, or cast to it. Received: {values.dtype.name}."
         )
-    if not values.shape.is_compatible_with(keys.shape):
+    if len({values.shape.num_elements(), keys.shape.num_elements()} - {None}) > 1:
         raise ValueError(
             f"sp_weights[{number}] must have one weight for each key of sp_ids[{number}]. "
             f"Received: {values.shape} weights and {keys.shape} keys."
         )
-    return tf.cast(values, tf.float32), rows
+    flat = values if values.shape.rank == 1 else tf.reshape(values, [-1])
+    return tf.cast(flat, tf.float32), rows
 
 
 def _are_alike(ids: Any, weights: Any, rows: RowBounds, weight_rows: RowBounds) -> bool:
@@ -235,10 +237,9 @@ def _taken_apart(name: str, argument: Any) -> tuple[tf.Tensor, RowBounds, int | 
             "the ids of a single table as an array."
         )
     batch, width = (argument.shape.as_list() + [1])[:2]
-    values = argument if argument.shape.rank == 1 else tf.reshape(argument, [-1])
     # Of no ids at all, nobody could tell how many rows they have.
     rows = RowBounds(None, width=width) if width else RowBounds(_splits_of_dense(argument))
-    return values, rows, batch
+    return argument, rows, batch
 
 
 def _splits_of_dense(tensor: tf.Tensor) -> tf.Tensor:

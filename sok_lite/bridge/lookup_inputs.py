@@ -83,7 +83,7 @@ class BatchOfInputs:
         on_device, on_host = iter(arrays), iter(numbers)
         result = []
         for spec in self._tables:
-            keys = next(on_device)
+            keys = next(on_device).reshape(-1)
             places, weights, weight_places, num_weight_rows = None, None, None, 0
             if spec.width is not None:
                 num_rows = keys.size // spec.width

@@ -15,8 +15,8 @@ from sok_lite.bridge.inference import MissingKeyPolicy, pipeline_of_trace
 from sok_lite.bridge.lookup_arguments import TableSpec
 from sok_lite.bridge.lookup_gradient import OF_CONTEXT, note_gradient
 from sok_lite.bridge.lookup_inputs import BatchOfInputs, Given
-from sok_lite.bridge.operation import OfGradient, Outputs
 from sok_lite.bridge.native_lookup import are_native, part_of
+from sok_lite.bridge.operation import OfGradient, Outputs
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup

@@ -35,7 +35,7 @@ def combined(
     stream = iter(tensors)
     outputs = []
     for spec in tables:
-        keys = next(stream)
+        keys = tf.reshape(next(stream), [-1])
         if spec.width is not None:
             batch = tf.size(keys, tf.int64)
             if spec.width > 1:  # TensorFlow Lite has no division of int64

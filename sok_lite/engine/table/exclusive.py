@@ -108,7 +108,7 @@ def changing_alone(item: Exclusive, function: Callable[[], R]) -> R:
     return function()
 
 
-def holding(items: Iterable[Exclusive], function: Callable[[], R]) -> R:
+def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool = False) -> R:
     """Calls a function that is one change of several items.
 
     Raises:

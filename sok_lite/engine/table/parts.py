@@ -96,6 +96,7 @@ class TableParts(Exclusive, ABC):
 
     var_type: str
     is_static = False
+    record: Any = None
     all_ranks_refusal: str | None = None
     lists_states = True
     step_type: Any = None
