@@ -10,9 +10,9 @@
 
 // A lock that one thread has, which may take it again, or several that read. See table_lock.h.
 struct SokTableLock {
-  uint32_t state;    // kWriter, or the number of readers; a futex
-  uint32_t waiting;  // threads that sleep until it is free; readers give way to them
-  int64_t owner;     // of a writer: its thread
+  uint32_t state;    // kLockAlone or the number of readers, and kLockSleeping; a futex
+  uint32_t waiting;  // threads that wait until they can have it alone
+  int64_t owner;     // the thread that has it alone; 0: none
   int64_t depth;     // how often that has taken it
 };
 
@@ -46,14 +46,14 @@ struct SokCountersRecord {
 };
 
 struct SokTableRecord {
-  SokTableLock lock;
+  SokTableLock lock;  // first: Python passes its address for that of the record
   // Changes when the table is gone: then the record serves another one.
   int64_t generation;
   // 0: only Python may use the table: a call of its has not come to its end, or the table does in
   // every call what native code cannot.
   int64_t is_settled, is_plain;
-  int64_t num_native;  // native calls that have begun a lookup
-  int64_t row_epoch;  // changes whenever row numbers handed out before may be stale
+  int64_t row_epoch;   // changes whenever row numbers handed out before may be stale
+  int64_t num_native;  // calls of native code that have changed the table
   const SokIndexRecord* index;
   const SokStoreRecord* store;
   SokClockRecord clock;

@@ -119,7 +119,7 @@ def test_wheel_holds_every_module_and_kernel_source_and_serves_every_python(whee
     kernels = {
         f"sok_lite/{path.relative_to(ROOT)}"
         for path in (ROOT / "kernels").rglob("*")
-        if path.suffix in (".cu", ".cuh", ".cpp")
+        if path.suffix in (".cu", ".cuh", ".cpp", ".h")
     }
     assert len(kernels) > 5
     libraries = {f"sok_lite/lib/libsok_lite_{name}.so" for name in ("cpu", "ops")}

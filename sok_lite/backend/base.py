@@ -1,5 +1,6 @@
 """The interface of a backend: arrays, memory, and launches of kernels."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -89,6 +90,14 @@ class Backend(ABC):
           NotImplementedError: the CPU is to copy rows of a table on a GPU.
         """
         return self
+
+    def new_lock(self, record: Any) -> Any:
+        """Returns the lock of a table: an RLock, or what is used like one and is in its record.
+
+        Args:
+          record: of the table, a ctypes structure whose first field is `lock`, a `TableLock`.
+        """
+        return threading.RLock()
 
     def load_kernels(self) -> None:
         """Has all kernels compiled and loaded, where that is not so from the start.

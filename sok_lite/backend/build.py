@@ -167,7 +167,9 @@ def _run_compiler(command: list[str]) -> None:
 
 
 def _target_of_kernels(flags: Sequence[str]) -> Path:
-    return target_of("libsok_lite_cpu", flags, [*_sources(), *kernel_folder().rglob("*.cuh")])
+    folder = kernel_folder()
+    headers = [*folder.rglob("*.cuh"), *folder.glob("*.h")]
+    return target_of("libsok_lite_cpu", flags, [*_sources(), *headers])
 
 
 def target_of(name: str, flags: Sequence[str], files: Sequence[Path]) -> Path:

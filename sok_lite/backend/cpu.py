@@ -17,6 +17,7 @@ from sok_lite.backend.base import Array, Backend, Words, Work
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 from sok_lite.backend.publish import Action
+from sok_lite.backend.table_lock import TableLock, load
 
 _SMALL_BYTES = 1 << 21  # one large page
 # What is smaller is not worth pages of its own.
@@ -112,11 +113,16 @@ class CpuBackend(Backend):
         library = library or find_library()
         self._library = ctypes.CDLL(str(library))
         self._reader = ArrayReader(library)
+        load(library)
         self._launch = self._library.sok_launch
         # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
         self._launch.argtypes = None  # type: ignore[assignment]
         self._launch.restype = None
         self._kernels = _Kernels(self._library, self._reader)
+
+    def new_lock(self, record: Any) -> TableLock:
+        lock: TableLock = record.lock
+        return lock
 
     def _kernel(self, name: str) -> _Kernel:
         return self._kernels[name]

@@ -100,7 +100,7 @@ class HeldStep(ABC, Generic[Ready]):
     def _prepare(self) -> None:
         ready = self.get_ready(is_whole=False)
         if self.updates.tables:
-            self._prepared = last_change(self.updates.tables[0]), ready
+            self._prepared = last_change(self.updates.tables), ready
 
     def _take_prepared(
         self, ready: Ready, extra_actions: Sequence[Action], is_unchanged: bool

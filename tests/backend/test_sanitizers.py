@@ -163,7 +163,8 @@ def pool_library(folder, sanitizer, old="", new=""):
     assert old in text
     runtime_source.write_text(text.replace(old, new))
     flags = [flag for flag in sanitizer.flags if flag != "-DSOK_START_TOGETHER"]
-    inputs = [kernels / "rows.cu", kernels / "cpu_arguments.cpp", runtime_source]
+    others = [path for path in sources.runtime_files() if path.name != "cpu_runtime.cpp"]
+    inputs = [kernels / "rows.cu", *others, runtime_source]
     subprocess.run(
         [
             *(compiler(), *build.FLAGS, *flags, "-I", str(kernels)),

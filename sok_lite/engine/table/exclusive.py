@@ -7,6 +7,10 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from sok_lite.backend import Backend
+from sok_lite.backend.table_lock import TableLock, TableLocks
+from sok_lite.engine.table.record import TableRecord, free_locks_in_child, new_record, retire
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T", bound="Exclusive")
@@ -23,7 +27,11 @@ _FREE = threading.Lock()
 class Exclusive:
     """An object that one thread uses at a time: its methods are `exclusive`, or `changing`.
 
+    Args:
+      backend: whose kernels use it; None: none of one backend does.
+
     Attributes:
+      record: what native code sees of it.
       lock: held during every exclusive method; hold it to do several as one.
       unfinished: what is left to do of a change that an exception has interrupted. It can be done
         again where an exception interrupts it too. None: nothing.
@@ -32,14 +40,20 @@ class Exclusive:
 
     has_to_begin = False
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, backend: Backend | None = None) -> None:
+        self.record = new_record()
+        self.lock = threading.RLock() if backend is None else backend.new_lock(self.record)
         # Only who has `lock` looks at these: the tokens of the last call and of the last change. A
         # token is locked as long as its call goes on; one call of many items has one for all.
         self._call = self._change = _FREE
         self.unfinished: Callable[[], None] | None = None
         self._unusable: str | None = None
-        _all[id(self)] = weakref.ref(self, functools.partial(_forget, id(self)))
+        gone = functools.partial(_forget, id(self), self.record)
+        references = [weakref.ref(self, gone)]
+        if isinstance(self.lock, TableLock):
+            # C code, which no exception ends, and called first: the youngest reference is.
+            references.append(weakref.ref(self, self.lock.retire))
+        _all[id(self)] = references
 
     def begin(self) -> None:
         """Called before anything else of an outermost call is done."""
@@ -114,30 +128,28 @@ def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool
     Raises:
       RuntimeError: this thread is in a call of one of them.
     """
-    # In one order for all threads, so that none waits for another that waits for it.
-    ordered = sorted(set(items), key=id)
-    return _holding([item.lock for item in ordered], lambda: _held(ordered, function))
+    distinct = [*dict.fromkeys(items)]
+    return _holding(distinct, lambda: _held(distinct, function))
 
 
-def last_change(item: Exclusive) -> object:
-    """Returns what stands for the last change of an item, for `holding_since`. Hold the item."""
-    return item._change
+def last_change(items: Iterable[Exclusive]) -> object:
+    """Returns what stands for the last change of items, for `holding_since`. Hold the items."""
+    return [(item._change, item.record.num_native) for item in items]
 
 
-def holding_since(items: Iterable[Exclusive], change: object, function: Callable[[bool], R]) -> R:
+def holding_since(items: Sequence[Exclusive], change: object, function: Callable[[bool], R]) -> R:
     """Does what `holding` does with a function of whether items are as a call of theirs left them.
 
     Args:
-      change: what `last_change` gave in a call of `holding` of the same items.
+      change: what `last_change` gave in a call of `holding`, of the same items in their order.
       function: takes whether none has changed since that call.
     """
-    ordered = sorted(set(items), key=id)
+    distinct = [*dict.fromkeys(items)]
 
     def since() -> R:
-        is_unchanged = [item for item in ordered if item._change is not change] == []
-        return _held(ordered, functools.partial(function, is_unchanged))
+        return _held(distinct, functools.partial(function, last_change(items) == change))
 
-    return _holding([item.lock for item in ordered], since)
+    return _holding(distinct, since)
 
 
 def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
@@ -155,6 +167,7 @@ def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
 def _begun(token: threading.Lock, items: Sequence[Exclusive], function: Callable[[], R]) -> R:
     for item in items:
         item._call = item._change = token
+        item.record.is_settled = 0
     for item in [
         item
         for item in items
@@ -162,12 +175,22 @@ def _begun(token: threading.Lock, items: Sequence[Exclusive], function: Callable
     ]:
         item.begin()
     try:
-        return function()
+        result = function()
     except BaseException:
         # Now where it can be done, else by whoever comes next.
         for item in items:
             item.finish()
+        _settle(items)
         raise
+    _settle(items)
+    return result
+
+
+def _settle(items: Sequence[Exclusive]) -> None:
+    """Lets native code use items at the end of a call."""
+    for item in items:
+        if item.unfinished is None and item._unusable is None:
+            item.record.is_settled = 1
 
 
 def _changed(
@@ -188,26 +211,40 @@ def _outermost(
     token: threading.Lock, item: Any, method: Callable[..., R], args: Any, kwargs: Any
 ) -> R:
     item._call = token
+    item.record.is_settled = 0
     item.begin()
     try:
-        return method(item, *args, **kwargs)
+        result = method(item, *args, **kwargs)
     except BaseException:
         # Now where it can be done, else by whoever comes next.
         item.finish()
+        _settle([item])
         raise
+    _settle([item])
+    return result
 
 
-def _holding(locks: Sequence[Any], function: Callable[[], R]) -> R:
+def _holding(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
+    # In one order for all threads, so that none waits for another that waits for it.
+    native = [item.lock for item in items if type(item.lock) is TableLock]
+    others = [item for item in items if type(item.lock) is not TableLock]
+    locks = [item.lock for item in sorted(others, key=id)]
+    if not native:
+        return _nested(locks, function)
+    with TableLocks(native): return _nested(locks, function)  # fmt: skip # noqa: E701
+
+
+def _nested(locks: Sequence[Any], function: Callable[[], R]) -> R:
     # Some at a time, for a call may have a thousand tables, and Python nests 20 blocks at most.
     if not locks:
         return function()
     if len(locks) < 4:
-        with locks[0]: return _holding(locks[1:], function)  # fmt: skip # noqa: E701
+        with locks[0]: return _nested(locks[1:], function)  # fmt: skip # noqa: E701
     if len(locks) < 15:
         a, b, c, d, *others = locks
-        with a, b, c, d: return _holding(others, function)  # fmt: skip # noqa: E701
+        with a, b, c, d: return _nested(others, function)  # fmt: skip # noqa: E701
     a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, *others = locks
-    with a, b, c, d, e, f, g, h, i, j, k, m, n, o, p: return _holding(others, function)  # fmt: skip # noqa: E701
+    with a, b, c, d, e, f, g, h, i, j, k, m, n, o, p: return _nested(others, function)  # fmt: skip # noqa: E701
 
 
 # ---------------------------------------------------------------- fork
@@ -215,20 +252,26 @@ def _holding(locks: Sequence[Any], function: Callable[[], R]) -> R:
 # A child has a copy of its parent's memory as it is at that moment, and of its threads only the one
 # that forked. What another thread was using may be half changed, and its lock would never be free.
 
-_all: dict[int, "weakref.ref[Exclusive]"] = {}
+_all: dict[int, "list[weakref.ref[Exclusive]]"] = {}
 
 
-def _forget(number: int, _: object) -> None:
-    _all.pop(number, None)
+def _forget(number: int, record: TableRecord, _: object) -> None:
+    if _all.pop(number, None) is not None:
+        retire(record)
 
 
 def _after_fork_in_child() -> None:
-    for reference in list(_all.values()):
+    free_locks_in_child()
+    for reference, *_ in list(_all.values()):
         item = reference()
         if item is None:
             continue
-        is_free = item.lock.acquire(blocking=False) and not item._change.locked()
-        item.lock = threading.RLock()
+        if isinstance(item.lock, TableLock):
+            is_free = bool(item.lock.after_fork())
+        else:
+            is_free = item.lock.acquire(blocking=False)
+            item.lock = threading.RLock()
+        is_free = is_free and not item._change.locked()
         item._call = item._change = _FREE
         item._unusable = item._unusable or item.why_unusable_after_fork()
         if not is_free:
@@ -237,6 +280,8 @@ def _after_fork_in_child() -> None:
                 "half changed and cannot be used. Fork when no other thread uses the table, or "
                 "start processes with the 'spawn' method of multiprocessing."
             )
+        if item._unusable is not None:
+            item.record.is_settled = 0
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -123,7 +123,7 @@ class TableParts(Exclusive, ABC):
         rounds_gradients: bool = False,
         store: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(backend)
         if not 1 <= dim <= MAX_DIM:
             raise ValueError(
                 f"The dimension must be at least 1 and at most {MAX_DIM:,}. Received: {dim} for "

@@ -5,21 +5,14 @@ code finds it as it is. kernels/table_record.h has the same structs.
 """
 
 import ctypes
-from ctypes import c_double, c_int64, c_uint32, c_void_p
+from ctypes import c_double, c_int64, c_void_p
+
+from sok_lite.backend.table_lock import TableLock
 
 COUNTERS = (
     *("found", "missed", "inserted", "evicted", "refused", "not_admitted", "not_updated"),
     "erased",
 )
-
-
-class LockRecord(ctypes.Structure):
-    """A lock: see kernels/table_lock.h."""
-
-    _fields_ = (
-        *[(name, c_uint32) for name in ("state", "waiting")],
-        *[(name, c_int64) for name in ("owner", "depth")],
-    )
 
 
 class IndexRecord(ctypes.Structure):
@@ -67,13 +60,45 @@ class TableRecord(ctypes.Structure):
       is_settled: 0 while a call of Python's has not come to its end.
       is_plain: 0 where the table does in every call what native code cannot.
       row_epoch: changes whenever row numbers handed out before may be stale.
+      num_native: calls of native code that have changed the table.
       index, store: addresses of an IndexRecord and a StoreRecord.
     """
 
     _fields_ = (
-        ("lock", LockRecord),
+        ("lock", TableLock),
         *[(name, c_int64) for name in ("generation", "is_settled", "is_plain", "row_epoch")],
+        ("num_native", c_int64),
         *[(name, c_void_p) for name in ("index", "store")],
         ("clock", ClockRecord),
         ("counters", CountersRecord),
     )
+
+
+# A record is never freed: native code may know its address for longer than its table lives.
+_records: list[TableRecord] = []
+_free: list[TableRecord] = []
+
+
+def new_record() -> TableRecord:
+    """Returns a record with zeros, but for its generation, which no record of its address had."""
+    try:
+        record = _free.pop()
+    except IndexError:
+        record = TableRecord()
+        _records.append(record)
+        return record
+    begin = TableRecord.is_settled.offset
+    ctypes.memset(ctypes.addressof(record) + begin, 0, ctypes.sizeof(record) - begin)
+    return record
+
+
+def retire(record: TableRecord) -> None:
+    """Lets another table have a record whose table is gone."""
+    record.generation += 1
+    _free.append(record)
+
+
+def free_locks_in_child() -> None:
+    """Frees the locks of records without a table: a thread of the parent may have looked at one."""
+    for record in [*_free]:
+        record.lock = TableLock()
