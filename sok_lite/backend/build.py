@@ -167,7 +167,8 @@ def _run_compiler(command: list[str]) -> None:
 
 
 def _target_of_kernels(flags: Sequence[str]) -> Path:
-    return target_of("libsok_lite_cpu", flags, [*_sources(), *kernel_folder().rglob("*.cuh")])
+    headers = [*kernel_folder().rglob("*.cuh"), *kernel_folder().glob("*.h")]
+    return target_of("libsok_lite_cpu", flags, [*_sources(), *headers])
 
 
 def target_of(name: str, flags: Sequence[str], files: Sequence[Path]) -> Path:
