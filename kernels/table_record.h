@@ -1,6 +1,7 @@
 // A table as native code sees it: plain data, which Python reads and writes by ctypes
-// (sok_lite/engine/table/record.py has the same structs). It is the storage of what it holds, never
-// a copy: nothing has to be brought up to date before native code looks up.
+// (sok_lite/engine/table/record.py and sok_lite/engine/rows/record.py have the same structs). It is
+// the storage of what it holds, never a copy: nothing has to be brought up to date before native
+// code looks up.
 //
 // Who reads or writes a record has its lock: alone, or with others that only read.
 #ifndef SOK_TABLE_RECORD_H_
@@ -27,20 +28,25 @@ struct SokColumnRecord {
   int64_t chunks, shift, dim, format;
 };
 
+// The columns of a store.
 struct SokStoreRecord {
   const SokColumnRecord* value;
 };
 
-// The time of a table; sok_lite/engine/table/clock.py says what spans are.
+// The time of a table: sok_lite/engine/table/clock.py says what spans are, and table_clock.h how it
+// ticks. The lookups of the current span are apart from those of the spans before it.
 struct SokClockRecord {
-  int64_t now;
-  double last_time;
-  int64_t num_spans, max_spans;  // how many there are, and have room
-  int64_t* numbers;              // of each its first lookup, and when that was
-  double* times;
-  double* ends;  // of each but the last
+  int64_t now;                   // number of the last lookup; 0 before the first
+  double last_time;              // when that was, in seconds since 1970
+  double span_time;              // when the current span began; -infinity: there is none yet
+  int64_t span_number;           // of its first lookup
+  int64_t num_spans, max_spans;  // how many are before it, and have room
+  int64_t* numbers;              // of each its first lookup
+  double* times;                 // and when that was
+  double* ends;                  // when its last lookup was
 };
 
+// What a table has done.
 struct SokCountersRecord {
   int64_t found, missed, inserted, evicted, refused, not_admitted, not_updated, erased;
 };
@@ -49,9 +55,10 @@ struct SokTableRecord {
   SokTableLock lock;  // first: Python passes its address for that of the record
   // Changes when the table is gone: then the record serves another one.
   int64_t generation;
-  // 0: only Python may use the table: a call of its has not come to its end, or the table does in
-  // every call what native code cannot.
-  int64_t is_settled, is_plain;
+  // 1: native code may use the table; 0: a call of Python's has not come to its end; 2: native code
+  // has begun a lookup that this thread's Python goes on with, and does nothing else with the table.
+  int64_t is_settled;
+  int64_t is_plain;  // 0: the table does in every call what native code cannot
   int64_t row_epoch;   // changes whenever row numbers handed out before may be stale
   int64_t num_native;  // calls of native code that have changed the table
   const SokIndexRecord* index;

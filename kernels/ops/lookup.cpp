@@ -5,13 +5,12 @@
 // it goes on with what was found, in this thread and under the locks that this has taken.
 #include "ops/lookup.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <new>
 
+#include "table_clock.h"
 #include "table_lock.h"
 
 namespace sok {
@@ -30,6 +29,9 @@ enum Type : int64_t {
 
 // The row number of a key without a row: SOK_NO_ROW (platform.cuh).
 constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
+// Of a record.
+constexpr int64_t kSettled = 1, kHandedOver = 2;
 
 // Counters of a search.
 constexpr int64_t kMissing = 0, kWrongSplits = 2;
@@ -224,21 +226,15 @@ Now NowOf(const Policy& policy, int64_t mode) {
   return {inserts, missing != 0};
 }
 
-double Time() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 // Begins a lookup that may insert, in all tables. Returns false, and has changed nothing, where one
 // of their clocks needs Python.
 bool Tick(const std::vector<SokTableRecord*>& tables) {
-  const double at = Time();
+  const double at = sok_now();
   for (const SokTableRecord* table : tables) {
-    if (!sok_may_tick(&table->clock, at)) return false;
+    if (!sok_can_tick(table->clock, at)) return false;
   }
   for (SokTableRecord* table : tables) {
-    sok_tick(&table->clock, at);
+    sok_tick(table->clock, at);
     ++table->num_native;
   }
   return true;
@@ -284,8 +280,7 @@ class Lookup {
       num_wrong += counters[t * kCounters + kWrongSplits];
     }
     if (num_wrong || (num_missing && (now.inserts || !now.gives_zeros))) {
-      held_->has_begun = now.inserts;
-      if (!now.inserts) held_->Release();
+      now.inserts ? held_->HandOver() : held_->Release();
       return false;
     }
     if (!plan_.is_pooled) {
@@ -452,9 +447,9 @@ bool Held::Take(const Plan& plan, bool shared) {
       is_usable = false;
       break;
     }
-    shared ? sok_lock_shared(&table->lock) : sok_lock_alone(&table->lock);
+    shared ? sok_lock_take_shared(&table->lock) : sok_lock_take_alone(&table->lock);
     held_.push_back(table);
-    if (!table->is_settled || !table->is_plain) is_usable = false;
+    if (table->is_settled != kSettled || !table->is_plain) is_usable = false;
   }
   for (const Part& part : plan.parts) {
     if (part.record->generation != part.generation) is_usable = false;
@@ -463,9 +458,15 @@ bool Held::Take(const Plan& plan, bool shared) {
   return is_usable;
 }
 
+void Held::HandOver() {
+  has_begun = true;
+  for (SokTableRecord* table : held_) table->is_settled = kHandedOver;
+}
+
 void Held::Release() {
   for (SokTableRecord* table : held_) {
-    is_shared_ ? sok_unlock_shared(&table->lock) : sok_unlock_alone(&table->lock);
+    if (table->is_settled == kHandedOver) table->is_settled = kSettled;  // Python has not come to it
+    is_shared_ ? sok_lock_give_shared(&table->lock) : sok_lock_give_alone(&table->lock);
   }
   held_.clear();
 }

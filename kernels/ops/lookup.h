@@ -40,6 +40,8 @@ class Held {
 
   // Takes the locks of tables. Returns whether native code may use them all; else it has none.
   bool Take(const Plan& plan, bool shared);
+  // Lets Python go on with a lookup that has begun, and nobody else of this thread.
+  void HandOver();
   void Release();
 
   // The counters of the search, `kCounters` of each table, and the row numbers of a local lookup.

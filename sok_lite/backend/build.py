@@ -167,8 +167,7 @@ def _run_compiler(command: list[str]) -> None:
 
 
 def _target_of_kernels(flags: Sequence[str]) -> Path:
-    folder = kernel_folder()
-    headers = [*folder.rglob("*.cuh"), *folder.glob("*.h")]
+    headers = [*kernel_folder().rglob("*.cuh"), *kernel_folder().glob("*.h")]
     return target_of("libsok_lite_cpu", flags, [*_sources(), *headers])
 
 

@@ -121,9 +121,10 @@ class GatheredStep(HeldStep["_Computed | None"]):
         by_row, with_rows, states, stepped, more, refused = ready
         counted = (by_row.tables, by_row.num_without_row, by_row.inserts)
         left_out = [
-            table.plan_count(not_updated=count)
+            action
             for table, count, insert in zip(*counted, strict=True)
             if count and not insert
+            for action in table.plan_count(not_updated=count)
         ]
         touch(by_row)
         noting = plan_mark_seen(by_row)

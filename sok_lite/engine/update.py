@@ -147,9 +147,10 @@ class UpdateStep(HeldStep["_Steps | None"]):
         found, rows_of_found = has_rows.resolved, _of_rows(has_rows, rounding)
         actions = [*plan_mark_seen(found), *plan_update(rows_of_found, num_nonfinite)]
         actions += [
-            table.plan_count(not_updated=count)
+            action
             for table, count in zip(found.tables, found.num_without_row, strict=True)
             if count
+            for action in table.plan_count(not_updated=count)
         ]
         if True not in inserts:
             publish(actions, extra_actions)

@@ -1,19 +1,24 @@
 """Tables that are made of the same count as equal, and no others (tests/support/insides.py)."""
 
+import ctypes
 import time
 
 import numpy as np
 import pytest
 
 from sok_lite.backend import Backend
+from sok_lite.backend.publish import publish
+from sok_lite.engine.table.clock import Clock, Spans
 from sok_lite.engine.table.exclusive import changing_alone
 from tests.support.fault_bench import KINDS
 from tests.support.insides import insides
 from tests.support.simt import device
 from tests.support.simt.backend import is_simulated
 
-# Times count by their order, and a file by its length.
-_OTHERWISE = ("_last_time", "_times", "_ends", "_fd")
+# Spans of a clock count by what they say, and a file by its length.
+_OTHERWISE = ("_room", "_fd")
+# Fields of records: those that are records, and which tables had it before.
+_NO_FIELDS = ("lock", "generation", "clock", "counters")
 
 
 @pytest.fixture(params=KINDS)
@@ -24,7 +29,6 @@ def build(request, new_bench):
     def built():
         device.restart()
         table = bench.build()
-        table.index.place()  # kept from then on, as of most tables
         return table
 
     return built
@@ -46,7 +50,8 @@ def parts_of(table):
             left += item
         elif type(item).__module__.startswith("sok_lite."):
             objects.append(item)
-            left += getattr(item, "__dict__", {}).values()
+            attributes = getattr(item, "__dict__", {})
+            left += [attributes[name] for name in attributes if name not in _OTHERWISE]
     return arrays, objects
 
 
@@ -90,23 +95,48 @@ def test_every_attribute_counts(build):
     assert changed > 60 and insides([table]) == before
 
 
+def test_every_field_of_a_record_counts(build):
+    table = build()
+    before, changed = insides([table]), 0
+    for record in parts_of(table)[1]:
+        if not isinstance(record, ctypes.Structure) or isinstance(record, Clock):
+            continue
+        for name, _ in record._fields_:
+            if name in _NO_FIELDS:
+                continue
+            value = getattr(record, name)
+            setattr(record, name, value + 1)
+            assert insides([table]) != before, (type(record), name)
+            setattr(record, name, value)
+            changed += 1
+    assert changed > 30 and insides([table]) == before
+
+
+@pytest.mark.parametrize("field", ["now", "span_number"])
+def test_numbers_of_a_clock_count(build, field):
+    table = build()
+    before = insides([table])
+    setattr(table.clock, field, getattr(table.clock, field) + 1)
+    assert insides([table]) != before
+
+
 def test_an_array_of_the_same_content_elsewhere_is_another(build):
     table = build()
     before = insides([table])
-    table.index.side = table.index.side.copy()  # the kept place has the old one
+    table.index.side = table.index.side.copy()  # the record has the old one
     assert insides([table]) != before
 
 
 def test_the_order_of_times_counts_and_not_the_times(build):
     table = build()
-    table.clock._times, table.clock._ends = [3.0, 5.0, 9.0], [4.0, 6.0]
-    table.clock._last_time = 9.5
-    before = insides([table])
-    table.clock._times, table.clock._ends = [1.0, 50.0, 900.0], [2.0, 60.0]
-    table.clock._last_time = 1000.0
-    assert insides([table]) == before
-    table.clock._last_time = 899.0
-    assert insides([table]) != before
+
+    def insides_at(times, ends):
+        publish(table.clock.plan_restart(7, Spans([1, 3, 5], times, ends)))
+        return insides([table])
+
+    before = insides_at([3.0, 5.0, 9.0], [4.0, 6.0, 9.5])
+    assert insides_at([1.0, 50.0, 900.0], [2.0, 60.0, 1000.0]) == before
+    assert insides_at([1.0, 50.0, 900.0], [2.0, 60.0, 900.0]) != before
 
 
 def test_a_lock_that_is_held_counts(build):

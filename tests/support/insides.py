@@ -8,7 +8,9 @@ is told by what lies there, a time of the clock by how many are earlier.
 What this file does not know it refuses: a table of a new make is not taken for another one.
 """
 
+import ctypes
 import enum
+import math
 import os
 import threading
 import weakref
@@ -30,6 +32,8 @@ _RECURSIVE = type(threading.RLock())
 # Below it a number is a key, a score or a count, and above it nothing lies in memory.
 _LOWEST, _HIGHEST = 1 << 32, 1 << 48
 _NONE = np.iinfo(np.int64).min
+# Of a table's record: which tables had it before. The clock is an object of its own.
+_NO_MATTER = ("generation", "clock")
 
 
 def insides(tables):
@@ -125,6 +129,8 @@ class _Walk:
             out.append("count=0" in repr(value))
         elif isinstance(value, Clock):
             self.visit(_ranked(value))
+        elif isinstance(value, ctypes.Structure):
+            self._visit_record(value)
         elif kind.__module__.startswith(_OURS):
             attributes = _attributes(value)
             if isinstance(value, FarFile):
@@ -135,6 +141,14 @@ class _Walk:
                 "tests/support/insides.py does not know what a "
                 f"{kind.__module__}.{kind.__qualname__} is made of. Add it."
             )
+
+    def _visit_record(self, record):
+        if record._b_base_ is None:  # it is no part of another one
+            start, size = ctypes.addressof(record), ctypes.sizeof(record)
+            self._memory.setdefault(start, (start, start + size, len(self._memory), start))
+        for name, _ in record._fields_:
+            if name not in _NO_MATTER:
+                self.visit(getattr(record, name))
 
     def _visit_all(self, values):
         self._out.append(len(values))
@@ -187,11 +201,10 @@ def _attributes(value):
 
 
 def _ranked(clock):
-    """The attributes of a clock, each time by how many are earlier."""
-    attributes = dict(vars(clock))
-    times = [*attributes["_times"], *attributes["_ends"], attributes["_last_time"]]
-    rank = {time: number for number, time in enumerate(sorted(set(times)))}
-    for name in ("_times", "_ends"):
-        attributes[name] = [rank[time] for time in attributes[name]]
-    attributes["_last_time"] = rank[attributes["_last_time"]]
-    return attributes
+    """What a clock says, each time by how many are earlier. How much room it has does not matter."""
+    numbers, *of_times = clock.spans
+    last = clock.last_time
+    times = sorted({last, *of_times[0], *of_times[1]})
+    rank = {time: number for number, time in enumerate(times)}
+    of_times = [[rank[time] for time in each] for each in of_times]
+    return [clock.now, math.isinf(clock.span_time), numbers, *of_times, rank[last]]

@@ -6,6 +6,8 @@ found. What it has to know of private names is in the few functions at the top.
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import addressof
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ from sok_lite.engine.rows.tiers import _NOT_HELD
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.hkv_options import STRATEGIES
+from sok_lite.engine.table.record import COUNTERS
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
 
@@ -77,6 +81,7 @@ def audit_segments(index):
     assert directory.num_slots == sum(shape.slots for shape in shapes)
     place = index.place()
     assert place.directory is directory.table and place.side is side, "kernels look elsewhere"
+    _audit_index_record(index, place)
     entries = index.backend.to_host(place.directory)
     assert len(entries) == 1 << (31 - place.hashing % 32)
     assert place.hashing - place.hashing % 32 == index.seed
@@ -91,6 +96,44 @@ def audit_segments(index):
         assert (homes == start).all(), f"keys are in a segment that is not theirs, from {start} on"
         at += count
     assert at == len(entries)
+
+
+def _audit_index_record(index, place):
+    address = index.backend.address
+    expected = [address(place.directory), place.hashing, address(place.side), *place[3:]]
+    strategy = getattr(index, "strategy", None)
+    expected.append(0 if strategy is None else STRATEGIES.index(strategy))
+    _audit_words(f"the index of {index.name}", index.record, expected)
+
+
+def audit_record(table):
+    """Raises AssertionError if native code would see another table."""
+    record, store = table.record, table.store
+    assert record.index == addressof(table.index.record), "native code sees another index"
+    assert record.store == addressof(store.record), "native code sees another store"
+    value = store.column("value")
+    assert store.record.value == addressof(value.record), "native code sees another column"
+    for name, column in store.columns.items():
+        chunks = store.backend.address(column.pointers) if column.num_chunks else 0
+        row_format = store.row_dtype.number if column is value else 0
+        words = [chunks, store.chunk_shift, column.dim, row_format]
+        _audit_words(f"column {name!r}", column.record, words)
+    is_near = store.near_rows is None and far_file_of(store) is None
+    is_plain = table.backend.name == "cpu" and is_near and not table.counts_repeats
+    assert record.is_plain == is_plain, f"native code takes the table for {record.is_plain=}"
+    assert addressof(table.clock) == addressof(record.clock), "the table has another clock"
+    assert addressof(table.counters) == addressof(record.counters), "it has other counters"
+    counts = {name: getattr(record.counters, name) for name in COUNTERS}
+    assert min(counts.values()) >= 0, f"things happened less than never: {counts}"
+    assert record.row_epoch >= 0 and table.row_epoch == record.row_epoch
+
+
+def _audit_words(what, record, expected):
+    """Raises AssertionError unless a record begins with these words."""
+    words = {name: getattr(record, name) for name, _ in record._fields_}
+    wanted = dict(zip(words, expected, strict=False))
+    wrong = {name: (words[name], word) for name, word in wanted.items() if words[name] != word}
+    assert not wrong, f"the record of {what} is not what it is, which comes second: {wrong}"
 
 
 def overflows_of(index):
@@ -130,7 +173,13 @@ def log_index(table):
 
 def clock_spans(table):
     """Numbers of the first lookups of the clock's spans, their times, and the times of the last."""
-    return table.clock._numbers, table.clock._times, table.clock._all_ends()
+    clock = table.clock
+    for where, array in zip((clock.numbers, clock.times, clock.ends), clock._room, strict=True):
+        assert where == array.ctypes.data, "native code sees other spans"
+        assert array.shape == (clock.max_spans,), f"there is no room for {clock.max_spans} spans"
+        assert array.itemsize == 8 and array.flags.c_contiguous
+    assert 0 <= clock.num_spans <= clock.max_spans
+    return clock.spans
 
 
 def call_under_way(table):
@@ -178,6 +227,7 @@ def audit_insides(table):
         _audit_slots(table.index, held, "the index")
         _audit_rows(table, held)
         _audit_columns(table.store)
+        audit_record(table)
         _audit_free_states(table)
         _audit_tiers(table, held)
         _audit_seen(table, held)
@@ -357,8 +407,11 @@ def _audit_clock(table):
     assert len(numbers) == len(times) == len(ends), (
         f"the clock has {len(numbers)} numbers, {len(times)} beginnings and {len(ends)} ends"
     )
-    for what in (numbers, times):
-        assert list(what) == sorted(what), f"the clock runs backwards: {some(what)}"
+    assert numbers == sorted(numbers), f"the clock runs backwards: {some(numbers)}"
+    for one, other in pairwise([at for span in zip(times, ends, strict=True) for at in span]):
+        assert one <= other, f"the clock runs backwards, from {one} to {other}"
+    if times:
+        assert ends[-1] == table.clock.last_time, "the last lookup was not in the last span"
     # What is restored, or halved, may begin one lookup ahead.
     last = numbers[-1] if numbers else 0
     assert last <= table.num_lookups + 1, (

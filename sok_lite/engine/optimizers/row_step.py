@@ -142,7 +142,7 @@ def _plan_update(
     states: list[Words] = [
         np.array(
             [
-                its[name].address if name in step.states else 0
+                its[name].record.chunks if name in step.states else 0
                 for its, step in zip(steps.states, steps.steps, strict=True)
             ],
             np.int64,

@@ -8,6 +8,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set
 from sok_lite.engine.rows.far_file import FarFile
+from sok_lite.engine.rows.record import ColumnRecord
 from sok_lite.engine.rows.slabs import Chunks
 
 
@@ -22,7 +23,7 @@ class Column:
       initial: the value of every element of free rows.
       row_bytes: memory of one row.
       pointers: (at least num_chunks,) uint64, on the backend: the chunks' addresses, for kernels.
-      address: of `pointers`.
+      record: where it is, as native code sees it: the address of `pointers`.
       owner: of a state, a StateOwner (engine/rows/state_owner.py); None: the state is free and in
         no group with others.
     """
@@ -36,6 +37,7 @@ class Column:
         initial: float,
         shift: int,
         far_file: FarFile | None,
+        format_number: int = 0,
         state: str = "",
         owner: Any = None,
     ) -> None:
@@ -52,7 +54,7 @@ class Column:
         self._far_file = far_file
         self._memory: list[Array] = []
         self.pointers = backend.xp.zeros(0, np.uint64)
-        self.address = backend.address(self.pointers)
+        self.record = ColumnRecord(0, shift, dim, format_number)
 
     def new_memory(self, chunks: Chunks) -> list[Array]:
         """Returns memory that is not part of this column yet, zeroed: a slab for each tier."""
@@ -82,8 +84,11 @@ class Column:
         if addresses:
             # Nobody looks behind `num_chunks`.
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
-        place = plan_set(self, pointers=pointers, address=self._backend.address(pointers))
-        return [*place, *plan_set(self, num_chunks=end, _memory=[*self._memory, *memory])]
+        memory = [*self._memory, *memory]
+        return [
+            *plan_set(self, pointers=pointers, num_chunks=end, _memory=memory),
+            *plan_set(self.record, chunks=self._backend.address(pointers) if end else 0),
+        ]
 
     def give_back(self, rows: range) -> None:
         """Returns the memory of free rows to the system, until it is touched."""
@@ -107,5 +112,5 @@ class Column:
         other.num_chunks = 0
         other._memory = []
         other.pointers = self._backend.xp.zeros(0, np.uint64)
-        other.address = self._backend.address(other.pointers)
+        other.record = ColumnRecord(0, self.record.shift, self.dim, self.record.format)
         return other

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import itertools
 import os
+from ctypes import addressof
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from sok_lite.engine.rows.allocator import Claim, RowNumbers
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.memory import give_back, regain, return_blocks, tier_bytes
+from sok_lite.engine.rows.record import StoreRecord
 from sok_lite.engine.rows.slabs import Chunks, Slabs
 from sok_lite.engine.rows.state_owner import SoleStates, StateGroups, StateOwner
 from sok_lite.engine.rows.states import add_states
@@ -51,6 +53,7 @@ class RowStore(RowAccess):
       chunk_shift: a chunk holds 2**chunk_shift rows.
       slabs: how much memory is allocated at a time, and returned.
       chunks: how many every column has, by tier.
+      record: where its columns are, as native code sees it.
       near_rows: rows below this number are near; None: all are.
       numbers: which rows are handed out and which of those are free.
       known_groups: what `state_groups` gave last; None: it is to be made anew.
@@ -85,6 +88,7 @@ class RowStore(RowAccess):
         self._far_file = None if far_path is None else FarFile(far_path)
         self.has_far_file = self._far_file is not None
         self.chunks = Chunks(0, 0)
+        self.record = StoreRecord()
         self._far_bytes = 0  # of the far file, that belong to them
         self.numbers = RowNumbers.none(backend.xp, self._first_far)
         self.add_columns([self._value_column()])
@@ -101,7 +105,8 @@ class RowStore(RowAccess):
         owner: StateOwner | None = None,
     ) -> Column:
         """Returns a column without rows, for `add_columns`; of a state with its name and owner."""
-        where = (self.chunk_shift, self._far_file)
+        format_number = self.row_dtype.number if name == "value" else 0
+        where = (self.chunk_shift, self._far_file, format_number)
         return Column(self.backend, name, dim, dtype, initial, *where, state, owner)
 
     def _value_column(self) -> Column:
@@ -121,7 +126,12 @@ class RowStore(RowAccess):
         return_blocks(columns, self.numbers.returned)
         # Not `__setitem__`: a first key makes a dict ask for memory.
         by_name = {**self.columns, **{column.name: column for column in columns}}
-        publish(plan_set(self, columns=by_name, known_groups=None, _far_bytes=far_bytes))
+        publish([*self._plan_columns(by_name), *plan_set(self, _far_bytes=far_bytes)])
+
+    def _plan_columns(self, columns: dict[str, Column]) -> list[Action]:
+        """Prepares to have other columns, among them one of values."""
+        where = plan_set(self.record, value=addressof(columns["value"].record))
+        return [*where, *plan_set(self, columns=columns, known_groups=None)]
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -295,8 +305,8 @@ class RowStore(RowAccess):
             self.backend.synchronize()  # kernels that still use pinned memory or the file
         numbers = RowNumbers.none(self.backend.xp, self._first_far)
         return [
-            *plan_set(self, columns=columns, known_groups=None, chunks=Chunks(0, 0)),
-            *plan_set(self, _far_bytes=0, numbers=numbers),
+            *self._plan_columns(columns),
+            *plan_set(self, chunks=Chunks(0, 0), _far_bytes=0, numbers=numbers),
         ]
 
     def clear(self) -> None:
@@ -321,6 +331,7 @@ class RowStore(RowAccess):
     def for_reading(self) -> "RowStore":
         """Returns a store with the present columns: they can be read after this one is cleared."""
         other = copy.copy(self)
+        other.record = StoreRecord(self.record.value)
         if self._far_file:
             # To read behind the end of a file would end the process.
             self._far_file.keep(self._far_bytes, other)
@@ -334,7 +345,7 @@ class RowStore(RowAccess):
         """
         other = copy.copy(self)
         other._far_file = None if self._far_file is None else self._far_file.sibling()
-        other.columns, other.known_groups = {}, None
+        other.columns, other.known_groups, other.record = {}, None, StoreRecord()
         other.chunks, other._far_bytes = Chunks(0, 0), 0
         other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
         other.add_columns([other._value_column()])

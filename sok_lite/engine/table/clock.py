@@ -4,8 +4,9 @@ When a lookup was is told by the machine's clock, in seconds since 1970: so it m
 another process. Where that clock is put back, lookups that are ahead of it count as of then.
 """
 
+import math
+import struct
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,11 +15,15 @@ import numpy as np
 
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
+from sok_lite.engine.table.record import ClockRecord, TableRecord
 
 # A time of long ago is known to this part of how long ago it was. So few spans suffice: some 3,300
 # for a year of lookups in every second.
 _PRECISION = 128
 _MAX_SPANS = 4096
+_FEWEST_SPANS = 16  # that there is room for
+# The first two fields of a ClockRecord, `now` and `last_time`.
+_LAST = struct.Struct("=qd")
 # The last second that has a date: of the year 9999.
 _LAST_TIME = 253_402_300_799
 
@@ -65,21 +70,28 @@ class Spans(NamedTuple):
         return cls(numbers, times, ends)
 
 
-class Clock:
+class Clock(ClockRecord):
     """Counts lookups from 1 on and knows about when each was.
 
-    Attributes:
-      now: number of the last lookup; 0 before the first.
+    Its fields are where native code finds them, which begins lookups as `plan_tick` does wherever
+    that takes no memory (kernels/table_clock.h). What is behind the spans that there are says
+    nothing.
     """
 
     def __init__(self) -> None:
-        self.now = 0
-        self._last_time = 0.0  # of the last lookup
-        # Spans of about a second: number and time of the first lookup, and time of the last one
-        # but in the last span, where it is `_last_time`. All ascending.
-        self._numbers: list[int] = []
-        self._times: list[float] = []
-        self._ends: list[float] = []
+        super().__init__()
+        self._begin()
+
+    @classmethod
+    def of(cls, record: TableRecord) -> "Clock":
+        """Returns the clock of a table, before its first lookup: its fields are in the record."""
+        clock = cls.from_buffer(record.clock)
+        clock._begin()
+        return clock
+
+    def _begin(self) -> None:
+        self.span_time = -math.inf
+        publish(self._plan_spans(_Spans.of(Spans([], [], []))))
 
     @property
     def is_full(self) -> bool:
@@ -89,35 +101,34 @@ class Clock:
     def read(self) -> float:
         """Returns the time, in seconds since 1970. Lookups that are ahead of it count as of now."""
         now = time.time()
-        if now < self._last_time:
+        if now < self.last_time:
             publish(self._plan_put_back(now))
         return now
 
     def _plan_put_back(self, now: float) -> list[Action]:
         """Prepares to let lookups be no later than a time: those that were are in one span."""
-        at = bisect_left(self._times, now)
-        is_ahead = at < len(self._times)
-        times = [*self._times[:at], now] if is_ahead else self._times
-        numbers = self._numbers[: at + 1]
-        ends = [min(end, now) for end in self._all_ends()[: len(times) - 1]]
-        return plan_set(self, _last_time=now, _numbers=numbers, _times=times, _ends=ends)
+        spans = self._spans()
+        end = int(np.searchsorted(spans.times, now)) + 1
+        times, ends = np.minimum(spans.times[:end], now), np.minimum(spans.ends[:end], now)
+        return self._plan_spans(_Spans(spans.numbers[:end], times, ends))
 
     def plan_tick(self) -> list[Action]:
         """Prepares to begin the lookup of number `now + 1`."""
         at = self.read()
-        last = {"now": self.now + 1, "_last_time": at}
-        if self._times and at - self._times[-1] < 1.0:
-            return [partial(self.__dict__.update, last)]  # by one action: many tables tick at once
-        if len(self._times) >= _MAX_SPANS:
+        number = self.now + 1
+        last = partial(_LAST.pack_into, self, 0, number, at)
+        if at - self.span_time < 1.0:
+            return [last]  # by one action: many tables tick at once
+        if self.num_spans + 1 >= _MAX_SPANS:
             publish(self._plan_join_spans(at))
-        # Not appended: a list that grows allocates.
-        return plan_set(
-            self,
-            **last,
-            _numbers=[*self._numbers, self.now + 1],
-            _times=[*self._times, at],
-            _ends=self._all_ends(),
-        )
+        if self.num_spans == self.max_spans:
+            publish(self._plan_spans(self._spans(), more=1))
+        num_spans = self.num_spans
+        if self.span_time >= 0:
+            for of_spans, value in zip(self._room, self._current(), strict=True):
+                of_spans[num_spans] = value  # nobody looks there yet
+            num_spans += 1
+        return [last, *plan_set(self, span_time=at, span_number=number, num_spans=num_spans)]
 
     @staticmethod
     def plan_tick_alike(clocks: "Sequence[Clock]") -> list[Action] | None:
@@ -127,33 +138,52 @@ class Clock:
           None: one does not, or is full.
         """
         # Nothing is called for each: a step may have a thousand tables.
-        at, last = time.time(), LAST_LOOKUP_NUMBER
+        at, last, pack = time.time(), LAST_LOOKUP_NUMBER, _LAST.pack_into
         actions: list[Action] = [
-            partial(clock.__dict__.update, {"now": clock.now + 1, "_last_time": at})
+            partial(pack, clock, 0, clock.now + 1, at)
             for clock in clocks
-            if clock.now != last
-            and clock._last_time <= at
-            and clock._times
-            and at - clock._times[-1] < 1.0
+            if clock.now != last and clock.last_time <= at and at - clock.span_time < 1.0
         ]
         return actions if len(actions) == len(clocks) else None
 
-    def _all_ends(self) -> list[float]:
-        """Returns when the last lookup of each span was."""
-        return [*self._ends, self._last_time] if self._times else []
+    def _current(self) -> tuple[int, float, float]:
+        """Returns the current span: its first lookup, when that was, and the last one's time."""
+        return self.span_number, self.span_time, self.last_time
+
+    def _spans(self) -> "_Spans":
+        """Returns all spans, the current one last."""
+        before = _Spans(*(each[: self.num_spans] for each in self._room))
+        if self.span_time < 0:
+            return before
+        return _Spans(*map(np.append, before, self._current()))
+
+    def _plan_spans(self, spans: "_Spans", more: int = 0) -> list[Action]:
+        """Prepares to have other spans, the current one last, and room for more."""
+        count = max(0, len(spans.numbers) - 1)
+        most = max(count + more, min(max(_FEWEST_SPANS, 2 * count), _MAX_SPANS - 1))
+        room = _Spans(np.zeros(most, np.int64), np.zeros(most), np.zeros(most))
+        for of_spans, values in zip(room, spans, strict=True):
+            of_spans[:count] = values[:count]
+        numbers, times, ends = (of_spans.ctypes.data for of_spans in room)
+        where = plan_set(self, numbers=numbers, times=times, ends=ends, _room=room)
+        setting = [*where, *plan_set(self, num_spans=count, max_spans=most)]
+        if not len(spans.numbers):
+            return setting
+        number, at, last = (each[-1].item() for each in spans)
+        return [*setting, *plan_set(self, span_number=number, span_time=at, last_time=last)]
 
     def _plan_join_spans(self, now: float) -> list[Action]:
         numbers: list[int] = []
         times: list[float] = []
         ends: list[float] = []
-        for number, first, last in zip(self._numbers, self._times, self._all_ends(), strict=True):
+        for number, first, last in zip(*self.spans, strict=True):
             if times and last - times[-1] < (now - last) / _PRECISION:
                 ends[-1] = last
             else:
                 numbers.append(number)
                 times.append(first)
                 ends.append(last)
-        return plan_set(self, _numbers=numbers, _times=times, _ends=ends[:-1])
+        return self._plan_spans(_Spans.of(Spans(numbers, times, ends)))
 
     def first_since(self, at: float) -> int:
         """Returns the number of the first lookup since a time, or of an earlier one: by up to a
@@ -162,14 +192,15 @@ class Clock:
         Args:
           at: in seconds since 1970.
         """
-        position = bisect_right(self._times, at) - 1
+        numbers, times, ends = self._spans()
+        position = int(np.searchsorted(times, at, "right")) - 1
         if position < 0:
             return 0
-        if self._all_ends()[position] >= at:
-            return self._numbers[position]
+        if ends[position] >= at:
+            return int(numbers[position])
         # Nothing was looked up from then until the next span.
         position += 1
-        return self._numbers[position] if position < len(self._numbers) else self.now + 1
+        return int(numbers[position]) if position < len(numbers) else self.now + 1
 
     def times_of(self, numbers: np.ndarray) -> np.ndarray:
         """Returns when lookups were, (n,) float64; 0 of number 0.
@@ -180,17 +211,18 @@ class Clock:
         Args:
           numbers: (n,) integers, none above `now`.
         """
-        if not self._numbers:
+        spans = self._spans()
+        if not len(spans.numbers):
             return np.zeros(numbers.shape)
-        at = np.searchsorted(np.array(self._numbers, np.int64), numbers.astype(np.int64), "right")
+        at = np.searchsorted(spans.numbers, numbers.astype(np.int64), "right")
         # Lookups before the first span count as made when that began: no time of them is known.
-        times = np.array([self._times[0], *self._all_ends()])[at]
+        times = np.append(spans.times[0], spans.ends)[at]
         return np.where(numbers == 0, 0.0, np.minimum(times, time.time()))
 
     @property
     def spans(self) -> Spans:
         """The times of lookups, span by span."""
-        return Spans([*self._numbers], [*self._times], self._all_ends())
+        return Spans(*(each.tolist() for each in self._spans()))
 
     def plan_restart(self, now: int, spans: Spans | None = None) -> list[Action]:
         """Prepares to go on counting after another number.
@@ -201,10 +233,25 @@ class Clock:
         if spans is None or not spans.numbers:
             at = time.time()
             spans = Spans([now + 1], [at], [at])
-        numbers, times, ends = spans
-        last = {"_last_time": ends[-1], "_ends": ends[:-1]}
-        return plan_set(self, now=now, _numbers=numbers, _times=times, **last)
+        return [*plan_set(self, now=now), *self._plan_spans(_Spans.of(spans))]
 
     def plan_halve(self) -> list[Action]:
         """Prepares to halve the number of every lookup, as the index halves those of its keys."""
-        return plan_set(self, now=self.now >> 1, _numbers=[number >> 1 for number in self._numbers])
+        numbers, *others = self._spans()
+        return [
+            *plan_set(self, now=self.now >> 1),
+            *self._plan_spans(_Spans(numbers >> 1, *others)),
+        ]
+
+
+class _Spans(NamedTuple):
+    """What `Spans` has, as arrays (n,): numbers int64, times and ends float64."""
+
+    numbers: np.ndarray
+    times: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, spans: Spans) -> "_Spans":
+        numbers, *others = spans
+        return cls(np.array(numbers, np.int64), *(np.array(each, np.float64) for each in others))

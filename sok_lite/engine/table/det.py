@@ -64,7 +64,9 @@ class DetTable(EmbeddingTable):
             rounds_gradients=rounds_gradients,
         )
         init_capacity = checked_num_keys(name, "init_capacity", init_capacity)
-        self.index: DetIndex = DetIndex(backend, self.key_dtype, name, init_capacity)
+        self.index: DetIndex
+        index = DetIndex(backend, self.key_dtype, name, init_capacity)
+        publish(self.plan_parts(index, self.store))
 
     def make_room(self, count: int) -> Claim:
         self.index.make_room(count)
@@ -104,7 +106,7 @@ class DetTable(EmbeddingTable):
                 *self.store.plan_take(claim),
                 index.plan_commit(placed, rows),
                 *plan_set(index, size=index.size + n),
-                self.plan_count(inserted=n),
+                *self.plan_count(inserted=n),
                 *after(rows),
                 *plan_set(self, unfinished=None),
             ],

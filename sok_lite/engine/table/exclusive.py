@@ -20,6 +20,9 @@ T = TypeVar("T", bound="Exclusive")
 # that a trace function raises there would keep it.
 
 
+# A lookup of native code goes on here.
+_HANDED_OVER = 2
+
 # A token that nobody locks.
 _FREE = threading.Lock()
 
@@ -99,7 +102,7 @@ def changing(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, 
 
     @functools.wraps(method)
     def change(self: T, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._change.locked():
+        if self._change.locked() or _is_handed_over(self):
             raise RuntimeError(
                 f"{method.__name__} was called while this thread was changing the same table: from "
                 "a signal handler, a finalizer or a predicate. Do it after that call."
@@ -125,11 +128,14 @@ def changing_alone(item: Exclusive, function: Callable[[], R]) -> R:
 def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool = False) -> R:
     """Calls a function that is one change of several items.
 
+    Args:
+      goes_on: whether it goes on with what native code has begun in this thread.
+
     Raises:
       RuntimeError: this thread is in a call of one of them.
     """
     distinct = [*dict.fromkeys(items)]
-    return _holding(distinct, lambda: _held(distinct, function))
+    return _holding(distinct, lambda: _held(distinct, function, goes_on))
 
 
 def last_change(items: Iterable[Exclusive]) -> object:
@@ -152,10 +158,11 @@ def holding_since(items: Sequence[Exclusive], change: object, function: Callable
     return _holding(distinct, since)
 
 
-def _held(items: Sequence[Exclusive], function: Callable[[], R]) -> R:
+def _held(items: Sequence[Exclusive], function: Callable[[], R], goes_on: bool = False) -> R:
     # Mostly one token, that of the last such call.
     tokens = {token for item in items for token in (item._call, item._change)}
-    if True in [token.locked() for token in tokens]:
+    is_within = not goes_on and True in map(_is_handed_over, items)
+    if is_within or True in [token.locked() for token in tokens]:
         raise RuntimeError(
             "A lookup or an update was called while this thread was in another call of one of its "
             "tables: from a signal handler, a finalizer or a predicate. Do it after that call."
@@ -193,6 +200,11 @@ def _settle(items: Sequence[Exclusive]) -> None:
             item.record.is_settled = 1
 
 
+def _is_handed_over(item: Exclusive) -> bool:
+    """Whether native code has begun a lookup that this thread, which has the lock, goes on with."""
+    return bool(item.record.is_settled == _HANDED_OVER)
+
+
 def _changed(
     token: threading.Lock, item: Any, method: Callable[..., R], args: Any, kwargs: Any
 ) -> R:
@@ -201,7 +213,7 @@ def _changed(
 
 
 def _called(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
-    if item._call.locked() or item._change.locked():
+    if item._call.locked() or item._change.locked() or _is_handed_over(item):
         return method(item, *args, **kwargs)
     token = threading.Lock()
     with token: return _outermost(token, item, method, args, kwargs)  # fmt: skip # noqa: E701

@@ -64,13 +64,7 @@ def read_state(table: TableParts, name: str, keys: Any) -> Array:
 
 def count_found(table: TableParts, num_items: int, num_missing: int) -> None:
     """Counts the keys of a lookup, and how many of them have no row."""
-    counts = table.counters
-    if not num_missing:  # as in most lookups
-        counts["found"] += num_items
-        return
-    counts.update(
-        found=counts["found"] + num_items - num_missing, missed=counts["missed"] + num_missing
-    )
+    publish(table.plan_count(found=num_items - num_missing, missed=num_missing))
 
 
 def plan_begin_lookup(table: TableParts) -> list[Action]:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action
+from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.dtypes import is_integer, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.row_initializer import GivesFirstRows
@@ -95,7 +95,8 @@ class HkvTable(EmbeddingTable):
             store=self._tiers_of_store(dim, dtype),
         )
         self.tiers: RowTiers = RowTiers(self.store)
-        self.index: HkvIndex = HkvIndex(
+        self.index: HkvIndex
+        index = HkvIndex(
             backend,
             self.key_dtype,
             name,
@@ -111,6 +112,7 @@ class HkvTable(EmbeddingTable):
                 backend, self.key_dtype, counted, self.options.enter_threshold
             )
         self.counts_repeats = self.options.count_repeats
+        publish(self.plan_parts(index, self.store))
         self._has_warned = False
 
     @property

@@ -16,6 +16,7 @@ from sok_lite.engine.table.hkv_placing import plan_commit, plan_reserve, unplace
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index
 from sok_lite.engine.table.index_entries import IndexEntries
 
+_CUSTOMIZED = STRATEGIES.index("kCustomized")
 # Share of the keys at which the capacity doubles, from which on segments are split.
 _SPLITS_FROM = 0.7
 # Share of the slots in use below which no two buckets are full by chance, by the slots of a bucket.
@@ -35,7 +36,6 @@ class HkvIndex(Index):
       bucket: slots of a bucket.
       max_load_factor: share of the slots in use above which it doubles.
       strategy: one of STRATEGIES.
-      epoch: the current one, for kEpochLru and kEpochLfu.
     """
 
     def __init__(
@@ -55,11 +55,20 @@ class HkvIndex(Index):
         self.bucket = bucket
         self.max_load_factor = max_load_factor
         self.strategy = strategy
-        self.epoch = 0
         self._capacity = 0
         sizes = Sizes.of(backend, bucket, 1)
         super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru", seed)
         self._capacity = init_capacity
+        self.record.strategy = STRATEGIES.index(strategy)
+
+    @property
+    def epoch(self) -> int:
+        """The current one, for kEpochLru and kEpochLfu."""
+        return self.record.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.record.epoch = epoch
 
     @property
     def capacity(self) -> int:
@@ -77,8 +86,8 @@ class HkvIndex(Index):
 
     def score_rule(self, refreshes: bool = True) -> tuple[int, int]:
         # Of kCustomized they change only where somebody gives others.
-        strategy = self.strategy if refreshes else "kCustomized"
-        return STRATEGIES.index(strategy), self.epoch
+        strategy, epoch = super().score_rule()
+        return strategy if refreshes else _CUSTOMIZED, epoch
 
     def make_room(self, count: int) -> None:
         """Doubles, as far as it may, until `count` more keys keep below the load factor.
@@ -161,16 +170,8 @@ class HkvIndex(Index):
         scores = entries.scores if self.has_scores else None
         publish(other.plan_update(entries.keys, entries.rows, scores, entries.last_seen))
         num_rehashes = self.num_rehashes + len(self.directory.segments)
-        publish(
-            plan_set(
-                self,
-                directory=other.directory,
-                side=other.side,
-                last_place=None,
-                _capacity=other._capacity,
-                num_rehashes=num_rehashes,
-            )
-        )
+        setting = plan_set(self, _capacity=other._capacity, num_rehashes=num_rehashes)
+        publish([*self.plan_place(other.directory, other.side), *setting])
         return True
 
     def plan_clear(self) -> list[Action]:

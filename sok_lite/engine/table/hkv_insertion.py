@@ -142,7 +142,7 @@ def _giving_rows(
         plan_commit(table.backend, placed, rows, *done, one_each=True),
         *table.tiers.plan_assign(rows, new.keys),
         *plan_set(index, size=index.size + n),
-        table.plan_count(inserted=n),
+        *table.plan_count(inserted=n),
         *after(rows),
     ]
     if table.pending is None:
@@ -172,7 +172,7 @@ def _evicting(
     xp, index, store, n = table.backend.xp, table.index, table.store, int(new.keys.size)
     placed, rows = unplaced(table.backend, n), xp.empty(n, np.uint32)
     counts = counter(counters, Count.USED, Count.EVICTED)
-    eviction = _Eviction(n, new.are_updated, claim, counters, index.size, dict(table.counters))
+    eviction = _Eviction(n, new.are_updated, claim, counters, index.size, table.counters.by_name())
     reading, forgetting, logging = [], [], []
     if table.removals is not None:
         num_again = counter(counters, Count.LOGGED)
@@ -234,7 +234,7 @@ def _settle(table: "HkvTable", eviction: _Eviction, counted: list[int] | None = 
         [
             *table.store.plan_take(eviction.claim, used),
             *plan_set(table.index, size=eviction.size + num_placed - num_evicted),
-            partial(table.counters.update, counts),
+            *plan_set(table.counters, **counts),
             *(table.plan_renew() if num_evicted else ()),
             *plan_set(table, refused=(num_refused, num_keys)),
             *(table.removals.erased(counted[Count.LOGGED], num_evicted) if table.removals else ()),

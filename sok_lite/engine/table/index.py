@@ -16,11 +16,13 @@ from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, Launch, plan_set, publish
 from sok_lite.engine.rows.access import Copying
 from sok_lite.engine.table.index_entries import IndexEntries, entries
+from sok_lite.engine.table.record import IndexRecord
 from sok_lite.engine.table.segmented import Segmented
 
 # The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.plan_age`).
 LAST_LOOKUP_NUMBER = 0xFFFFFFFF
 
+_RECORD_WORDS, _PLACE_WORDS = len(IndexRecord._fields_), len(IndexRecord.PLACE)
 
 # Slots that a walk over the whole index looks at together: 16 MB.
 CHUNK_SLOTS = 1 << 20
@@ -101,14 +103,7 @@ class ProbeLengths(NamedTuple):
 
 
 class Index(Segmented):
-    """Slots that keys are looked for in.
-
-    Attributes:
-      last_place: what `place` gave last; None: it is to be made anew.
-    """
-
-    last_place: IndexAddress | None = None
-    _place_words: list[int] | None = None  # the same as words of a kernel's arguments; None: stale
+    """Slots that keys are looked for in."""
 
     @property
     def num_slots(self) -> int:
@@ -164,15 +159,11 @@ class Index(Segmented):
         Raises:
           MemoryError: no memory for the empty index.
         """
-        return plan_set(
-            self,
-            directory=self.new_directory(self.init_slots),
-            side=self.new_side(),
-            least_slots=self.init_slots,
-            last_place=None,
-            num_rehashes=0,
-            size=0,
-        )
+        slots = self.init_slots
+        return [
+            *self.plan_place(self.new_directory(slots), self.new_side()),
+            *plan_set(self, least_slots=slots, num_rehashes=0, size=0),
+        ]
 
     def clear(self) -> None:
         """Removes every key and gives the memory back. Raises as `plan_clear` does."""
@@ -188,24 +179,9 @@ class Index(Segmented):
 
     def place(self) -> IndexAddress:
         """Returns where it is, until it grows."""
-        place, directory = self.last_place, self.directory
-        if place is None or place.directory is not directory.table:
-            self._place_words = None
-            self.last_place = place = IndexAddress(
-                directory.table,
-                directory.hashing,
-                self.side,
-                int(self.has_scores),
-                self.bucket,
-                *self.reserved_keys(),
-            )
-        return place
-
-    def note_place_words(self) -> None:
-        """Notes `place` as the words that a kernel takes."""
-        place, address = self.place(), self.backend.address
-        words = [address(place.directory), place.hashing, address(place.side), *place[3:]]
-        self._place_words = words
+        table, hashing = self.directory.table, self.directory.hashing
+        kind = (int(self.has_scores), self.bucket, *self.reserved_keys())
+        return IndexAddress(table, hashing, self.side, *kind)
 
     def score_rule(self, refreshes: bool = True) -> tuple[int, int]:
         """Returns how scores are kept: the number of the strategy, and the epoch.
@@ -213,7 +189,7 @@ class Index(Segmented):
         Args:
           refreshes: whether a search changes those of the keys that it finds.
         """
-        return 0, 0
+        return self.record.strategy, self.record.epoch
 
     def plan_search(
         self,
@@ -283,13 +259,6 @@ class Index(Segmented):
 
 def place_words(indexes: Sequence[Index]) -> np.ndarray:
     """Returns where indexes are as the words that kernels take, (num_indexes, 7) int64."""
-    # Nothing is called for those that have not grown: a step may have a thousand tables.
-    for index in [
-        index
-        for index in indexes
-        if index._place_words is None
-        or index.last_place is None
-        or index.last_place.directory is not index.directory.table
-    ]:
-        index.note_place_words()
-    return np.array([index._place_words for index in indexes], np.int64).reshape(-1, 7)
+    # Nothing is called for each: a step may have a thousand tables.
+    records = b"".join([index.record for index in indexes])
+    return np.frombuffer(records, np.int64).reshape(-1, _RECORD_WORDS)[:, :_PLACE_WORDS]

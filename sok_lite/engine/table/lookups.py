@@ -150,7 +150,7 @@ def look_up_batch(
             if num_missing:
                 count_found(table, size, num_missing)
             else:
-                table.counters["found"] += size
+                table.counters.found += size
     if [table for table in inserting if not table.keeps_every_key]:
         of_tables = zip(tables, lookup.inserts, missing, seen, strict=True)
         touching = [

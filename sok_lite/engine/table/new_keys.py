@@ -290,7 +290,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
         admitted = (each.place, each.admitted, each.source)
         arguments = (keys, its_mask, its_sums, before, *admitted, n)
         listing.append((table.backend, "admission_list", Work(n, arguments)))
-        each.noting = [*admission.plan_note(counted[i]), table.plan_count(not_admitted=n - count)]
+        each.noting = [*admission.plan_note(counted[i]), *table.plan_count(not_admitted=n - count)]
         before += count
     publish(joined_launches(listing))
     for each in choosing.values():

@@ -2,7 +2,8 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from functools import partial
+from ctypes import addressof
+from operator import attrgetter
 from typing import Any
 
 from sok_lite.backend import Array, Backend
@@ -18,6 +19,7 @@ from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Index
+from sok_lite.engine.table.record import new_record
 from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.results import KnownRows
 from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
@@ -27,11 +29,6 @@ from sok_lite.engine.texts import TextStore
 MAX_DIM = 1 << 28
 # One rank has as many row numbers.
 MAX_KEYS = NO_ROW
-
-COUNTERS = (
-    *("found", "missed", "inserted", "evicted", "refused", "not_admitted", "not_updated"),
-    "erased",
-)
 
 
 def table_seed(seed: int, name: str) -> int:
@@ -67,7 +64,8 @@ class TableParts(Exclusive, ABC):
       store: the rows and the optimizer states.
       tiers: which rows are hot; None: it is not counted, for all are kept in one way.
       pending: how often keys without a row were seen; None: a key needs not be seen often.
-      counters: of what it has done, by the names of COUNTERS.
+      record: the table as native code sees it, which has the numbers of `clock` and `counters`.
+      counters: of what it has done.
       table_seed: of its rows, made from `seed` and `name`.
       refused: of the call that is under way, new keys that had no room, and all of them.
       row_epoch: changes whenever row numbers handed out before may have become stale.
@@ -140,14 +138,26 @@ class TableParts(Exclusive, ABC):
         self.seed = seed if own_seed is None else own_seed
         self.initializer = initializer
         self.store = RowStore(backend, dim, self.row_dtype, **(store or {}))
-        self.row_epoch = 0
         self.table_seed = table_seed(self.seed, name)
-        self.clock = Clock()
+        self.clock = Clock.of(self.record)
         self.removals: RemovalLog | None = None
         self.rounds_gradients = rounds_gradients
         self.dumps: tuple[Dumped, ...] = ()
         self.last_gradient: tuple[KnownRows, int] | None = None
-        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.counters = self.record.counters
+
+    def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
+        """Prepares to have other keys and other rows, which native code finds from then on."""
+        is_near = store.near_rows is None and not store.has_far_file
+        is_plain = self.backend.name == "cpu" and is_near and not self.counts_repeats
+        where = {"index": addressof(index.record), "store": addressof(store.record)}
+        return [
+            *plan_set(self, index=index, store=store),
+            *plan_set(self.record, is_plain=int(is_plain), **where),
+        ]
+
+    # By code of C's: a step may have a thousand tables.
+    row_epoch = property(attrgetter("record.row_epoch"))
 
     # ---------------------------------------------------------------- sizes
 
@@ -179,7 +189,7 @@ class TableParts(Exclusive, ABC):
         """Keys that lost their row to another key since the counters began."""
         if self.unfinished is not None:
             self._settled()
-        return self.counters["evicted"]
+        return self.counters.evicted
 
     @property
     def max_capacity(self) -> int | None:
@@ -327,11 +337,12 @@ class TableParts(Exclusive, ABC):
 
     # ---------------------------------------------------------------- counters
 
-    def plan_count(self, **more: int) -> Action:
+    def plan_count(self, **more: int) -> list[Action]:
         """Prepares to add to counters."""
-        counts = {name: self.counters[name] + count for name, count in more.items()}
-        return partial(self.counters.update, counts)
+        counts = {name: getattr(self.counters, name) + count for name, count in more.items()}
+        return plan_set(self.counters, **counts)
 
     def plan_renew(self) -> list[Action]:
         """Prepares what follows whenever row numbers handed out before may be stale."""
-        return plan_set(self, row_epoch=self.row_epoch + 1, last_gradient=None)
+        renewed = plan_set(self.record, row_epoch=self.record.row_epoch + 1)
+        return [*renewed, *plan_set(self, last_gradient=None)]

@@ -1,11 +1,15 @@
 """A table as native code sees it: plain data that both languages read and write.
 
 It is the storage of what it holds, and no copy: Python's objects read and write it here, and native
-code finds it as it is. kernels/table_record.h has the same structs.
+code finds it as it is. kernels/table_record.h has the same structs, and sok_lite/engine/rows/
+record.py those of rows.
+
+Records are never freed: what native code was told of one stays an address of a record. When its
+table is gone it serves another one, under another generation.
 """
 
-import ctypes
-from ctypes import c_double, c_int64, c_void_p
+import math
+from ctypes import Structure, c_double, c_int64, c_void_p
 
 from sok_lite.backend.table_lock import TableLock
 
@@ -15,55 +19,94 @@ COUNTERS = (
 )
 
 
-class IndexRecord(ctypes.Structure):
-    """Where an index is, as kernels take it, and how it keeps scores."""
+class IndexRecord(Structure):
+    """Where an index is, as kernels take it, and how it keeps scores.
+
+    Attributes:
+      directory, hashing, side, is_scored, bucket, empty_key, reclaim_key: as of an IndexAddress
+        (index.py), arrays by their addresses.
+      strategy: by which scores are kept, its number among STRATEGIES (hkv_options.py).
+      epoch: the current one, that some strategies stamp.
+    """
 
     PLACE = ("directory", "hashing", "side", "is_scored", "bucket", "empty_key", "reclaim_key")
+    strategy: int
+    epoch: int
     _fields_ = tuple((name, c_int64) for name in (*PLACE, "strategy", "epoch"))
 
 
-class ColumnRecord(ctypes.Structure):
-    """Where a column of rows is, as kernels take it: the address of its chunks' addresses, how many
-    rows a chunk has, elements of a row, and their format."""
+class ClockRecord(Structure):
+    """The time of a table: see clock.py and kernels/table_clock.h.
 
-    _fields_ = tuple((name, c_int64) for name in ("chunks", "shift", "dim", "format"))
+    Attributes:
+      now: number of the last lookup; 0 before the first.
+      last_time: when that was, in seconds since 1970.
+      span_time: when the current span began; -infinity: there is none yet.
+      span_number: of its first lookup.
+      num_spans, max_spans: how many are before it, and have room.
+      numbers, times, ends: addresses of these: of each its first lookup, when that was, and when
+        its last lookup was.
+    """
 
-
-class StoreRecord(ctypes.Structure):
-    """The columns of a store; `value` is the address of a ColumnRecord."""
-
-    _fields_ = (("value", c_void_p),)
-
-
-class ClockRecord(ctypes.Structure):
-    """The time of a table: see clock.py."""
-
+    now: int
+    last_time: float
+    span_time: float
+    span_number: int
+    num_spans: int
+    max_spans: int
+    numbers: int | None
+    times: int | None
+    ends: int | None
     _fields_ = (
         ("now", c_int64),
-        ("last_time", c_double),
-        *[(name, c_int64) for name in ("num_spans", "max_spans")],
+        *[(name, c_double) for name in ("last_time", "span_time")],
+        *[(name, c_int64) for name in ("span_number", "num_spans", "max_spans")],
         *[(name, c_void_p) for name in ("numbers", "times", "ends")],
     )
 
 
-class CountersRecord(ctypes.Structure):
-    """What a table has done."""
+class CountersRecord(Structure):
+    """What a table has done: counts by the names of COUNTERS."""
 
+    found: int
+    missed: int
+    inserted: int
+    evicted: int
+    refused: int
+    not_admitted: int
+    not_updated: int
+    erased: int
     _fields_ = tuple((name, c_int64) for name in COUNTERS)
 
+    def by_name(self) -> dict[str, int]:
+        """Returns the counts, by the names of COUNTERS."""
+        return {name: getattr(self, name) for name in COUNTERS}
 
-class TableRecord(ctypes.Structure):
+
+class TableRecord(Structure):
     """All of it.
 
     Attributes:
       generation: changes when the table is gone: then the record serves another one.
-      is_settled: 0 while a call of Python's has not come to its end.
+      is_settled: 1: native code may use the table; 0: a call of Python's has not come to its end;
+        2: native code has begun a lookup, under the lock, that this thread goes on with.
       is_plain: 0 where the table does in every call what native code cannot.
       row_epoch: changes whenever row numbers handed out before may be stale.
       num_native: calls of native code that have changed the table.
-      index, store: addresses of an IndexRecord and a StoreRecord.
+      index, store: addresses of an IndexRecord and a StoreRecord, which live as long as the table
+        has that index and that store.
     """
 
+    lock: TableLock
+    generation: int
+    is_settled: int
+    is_plain: int
+    row_epoch: int
+    num_native: int
+    index: int | None
+    store: int | None
+    clock: ClockRecord
+    counters: CountersRecord
     _fields_ = (
         ("lock", TableLock),
         *[(name, c_int64) for name in ("generation", "is_settled", "is_plain", "row_epoch")],
@@ -74,28 +117,36 @@ class TableRecord(ctypes.Structure):
     )
 
 
-# A record is never freed: native code may know its address for longer than its table lives.
-_records: list[TableRecord] = []
+_all: list[TableRecord] = []
 _free: list[TableRecord] = []
 
 
 def new_record() -> TableRecord:
-    """Returns a record with zeros, but for its generation, which no record of its address had."""
+    """Returns a record that no table has: all zeros but its generation, and a clock without spans.
+
+    Its lock is free.
+    """
     try:
-        record = _free.pop()
+        return _free.pop()
     except IndexError:
         record = TableRecord()
-        _records.append(record)
+        _clear(record)
+        _all.append(record)
         return record
-    begin = TableRecord.is_settled.offset
-    ctypes.memset(ctypes.addressof(record) + begin, 0, ctypes.sizeof(record) - begin)
-    return record
 
 
 def retire(record: TableRecord) -> None:
-    """Lets another table have a record whose table is gone."""
+    """Lets another table have the record of one that is gone. Hold its lock."""
     record.generation += 1
+    _clear(record)
     _free.append(record)
+
+
+def _clear(record: TableRecord) -> None:
+    record.is_settled = record.is_plain = record.row_epoch = record.num_native = 0
+    record.index = record.store = None
+    record.clock = ClockRecord(span_time=-math.inf)
+    record.counters = CountersRecord()
 
 
 def free_locks_in_child() -> None:

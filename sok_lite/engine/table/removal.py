@@ -17,7 +17,8 @@ from sok_lite.engine.table.arguments import checked_keys
 from sok_lite.engine.table.exclusive import changing, exclusive
 from sok_lite.engine.table.export import chosen, is_below
 from sok_lite.engine.table.history import keys_where
-from sok_lite.engine.table.parts import COUNTERS, TableParts
+from sok_lite.engine.table.parts import TableParts
+from sok_lite.engine.table.record import COUNTERS
 from sok_lite.engine.table.results import Predicate
 
 
@@ -115,7 +116,7 @@ def _plan_clear(table: TableParts) -> list[Action]:
         *removed,
         *table.index.plan_clear(),
         *table.store.plan_clear(),
-        *plan_set(table, counters=dict.fromkeys(COUNTERS, 0)),
+        *plan_set(table.counters, **dict.fromkeys(COUNTERS, 0)),
         *table.plan_renew(),
         *([] if table.tiers is None else table.tiers.plan_clear()),
         *([] if table.pending is None else table.pending.plan_clear()),
@@ -140,7 +141,7 @@ def _erase(table: TableParts, keys: Array, forgetting: list[Action]) -> int:
             *table.index.plan_erase(keys[present]),
             *([] if table.tiers is None else table.tiers.plan_release(found[present])),
             *table.store.plan_release(found[present]),
-            table.plan_count(erased=count),
+            *table.plan_count(erased=count),
             *table.plan_renew(),
             *forgetting,
         ]

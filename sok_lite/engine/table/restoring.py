@@ -35,7 +35,7 @@ from sok_lite.engine.table.filling import AnyIndex, Filled, filled
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.near_rows import near_first
-from sok_lite.engine.table.parts import COUNTERS
+from sok_lite.engine.table.record import COUNTERS
 from sok_lite.engine.table.saved import Saved, SavedPart
 
 _TAKEN = 1 << 20  # rows that are taken at once
@@ -94,11 +94,11 @@ def plan_restore(table: EmbeddingTable, saved: Saved, *, evicts: bool = False) -
             f"No memory to restore {n:,} keys of table {table.name!r}, beside what it holds. It is "
             f"as it was.{size} ({error})"
         ) from error
-    counts = dict.fromkeys(COUNTERS, 0)
+    counts = plan_set(table.counters, **dict.fromkeys(COUNTERS, 0))
     clock = table.clock.plan_restart(*times)
     log = None if table.removals is None else table.removals.begun_anew(times[0])
-    renewed = plan_set(table, counters=counts, row_epoch=table.row_epoch + 1, removals=log)
-    return [*actions, *clock, *renewed, *plan_forget(table)]
+    logging = plan_set(table, removals=log)
+    return [*actions, *clock, *counts, *table.plan_renew(), *logging, *plan_forget(table)]
 
 
 def _times(facts: dict[str, Any]) -> tuple[int, Spans | None]:
@@ -128,7 +128,7 @@ def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> list[Action]:
     for chosen in made.parts:  # now that all keys have the rows that they keep
         chooser.choose_older(chosen)
     _write_rows(table, saved, made, store)
-    actions = plan_set(table, index=index, store=store)
+    actions = table.plan_parts(index, store)
     if isinstance(table, HkvTable):
         counter = None if table.pending is None else table.pending.emptied()
         if counter is not None:

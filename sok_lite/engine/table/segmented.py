@@ -12,6 +12,7 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import Directory, Segment, Shape, Sizes, paired, segment_bytes
+from sok_lite.engine.table.record import IndexRecord
 
 
 class Segmented(ABC):
@@ -31,6 +32,7 @@ class Segmented(ABC):
         since `reserve` asked for more, say.
       size: keys in it.
       num_rehashes: how many segments were written anew.
+      record: where it is, as native code sees it: the addresses of `directory` and `side`.
     """
 
     bucket = 0
@@ -52,10 +54,12 @@ class Segmented(ABC):
         self.has_scores = is_scored
         self.size = self.num_rehashes = 0
         self.init_slots = self.least_slots = num_slots
-        self.side = self.new_side()
+        self.record = IndexRecord(is_scored=int(is_scored), bucket=self.bucket)
+        self.record.empty_key, self.record.reclaim_key = self.reserved_keys()
         seed = new_seed() if seed is None else seed
+        self.side: Array
         self.directory = Directory(backend, [], sizes.granule, seed)
-        self.directory = self.new_directory(num_slots)
+        publish(self.plan_place(self.new_directory(num_slots), self.new_side()))
 
     @property
     @abstractmethod
@@ -77,6 +81,20 @@ class Segmented(ABC):
         return self.key_dtype.empty_key, self.key_dtype.reclaim_key
 
     # ---------------------------------------------------------------- changes
+
+    def plan_place(self, directory: Directory, side: Array | None = None) -> list[Action]:
+        """Prepares to be elsewhere.
+
+        Args:
+          directory: other segments.
+          side: other slots of the reserved keys; None: they stay.
+        """
+        side, address = self.side if side is None else side, self.backend.address
+        where = {"directory": address(directory.table), "side": address(side)}
+        return [
+            *plan_set(self, directory=directory, side=side),
+            *plan_set(self.record, hashing=directory.hashing, **where),
+        ]
 
     @abstractmethod
     def plan_move(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
@@ -158,7 +176,8 @@ class Segmented(ABC):
         if moved is None:
             return None
         num_rehashes = self.num_rehashes + len(segments)
-        publish([*moved, *plan_set(self, directory=directory, num_rehashes=num_rehashes)])
+        setting = plan_set(self, num_rehashes=num_rehashes)
+        publish([*moved, *self.plan_place(directory), *setting])
         return made
 
     def new_directory(self, num_slots: int) -> Directory:

@@ -34,7 +34,7 @@ def statistics(table: TableParts) -> Statistics:
 @exclusive
 def totals(table: TableParts) -> dict[str, int]:
     """Returns the counters of `statistics()`, such as "found_total". The index is not read."""
-    return {f"{name}_total": count for name, count in table.counters.items()}
+    return {f"{name}_total": count for name, count in table.counters.by_name().items()}
 
 
 @exclusive

@@ -1,0 +1,261 @@
+"""A table as native code sees it: the same structs in both languages, and one way to tick."""
+
+import ctypes
+import re
+
+import numpy as np
+import pytest
+
+from sok_lite.backend.build import find_library
+from sok_lite.backend.publish import plan_set, publish
+from sok_lite.backend.sources import kernel_folder
+from sok_lite.engine.rows import record as row_records
+from sok_lite.engine.rows.access import store_words
+from sok_lite.engine.table import clock as clock_module
+from sok_lite.engine.table import record as records
+from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, place_words
+from sok_lite.engine.table.record import TableRecord, new_record, retire
+from tests.support.helpers import new_table
+from tests.support.table_audit import audit
+
+STRUCTS = {
+    "SokTableLock": records.LockRecord,
+    "SokIndexRecord": records.IndexRecord,
+    "SokColumnRecord": row_records.ColumnRecord,
+    "SokStoreRecord": row_records.StoreRecord,
+    "SokClockRecord": records.ClockRecord,
+    "SokCountersRecord": records.CountersRecord,
+    "SokTableRecord": TableRecord,
+}
+TYPES = {
+    "uint32_t": ctypes.c_uint32,
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    **STRUCTS,
+}
+
+
+class Time:
+    """Stands in for the module `time` of clock.py."""
+
+    now = 1000.0
+
+    def time(self):
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch):
+    stub = Time()
+    monkeypatch.setattr(clock_module, "time", stub)
+    return stub
+
+
+@pytest.fixture(scope="module")
+def library():
+    found = ctypes.CDLL(str(find_library()))
+    found.sok_clock_now.restype = ctypes.c_double
+    found.sok_clock_tick.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double]
+    found.sok_clock_tick.restype = ctypes.c_int64
+    return found
+
+
+# ---------------------------------------------------------------- structs
+
+
+def test_both_languages_have_the_same_fields():
+    text = re.sub("//.*", "", (kernel_folder() / "table_record.h").read_text())
+    structs = dict(re.findall(r"struct (\w+) \{([^}]*)\};", text))
+    assert structs.keys() == STRUCTS.keys()
+    for struct, body in structs.items():
+        fields = []
+        for statement in body.split(";")[:-1]:
+            kind, names = re.fullmatch(r"\s*(?:const )?(\w+\*?)\s+([\w,\s]+)", statement).groups()
+            kind = ctypes.c_void_p if kind.endswith("*") else TYPES[kind]
+            fields += [(name.strip(), kind) for name in names.split(",")]
+        assert tuple(fields) == STRUCTS[struct]._fields_, struct
+
+
+def test_both_languages_have_the_same_sizes(library):
+    sizes = (ctypes.c_int64 * 4)()
+    library.sok_record_bytes(sizes)
+    kinds = ("SokTableRecord", "SokIndexRecord", "SokStoreRecord", "SokColumnRecord")
+    assert list(sizes) == [ctypes.sizeof(STRUCTS[kind]) for kind in kinds]
+
+
+def test_a_record_is_used_again_under_another_generation():
+    record = new_record()
+    address, generation = ctypes.addressof(record), record.generation
+    clock = Clock.of(record)
+    publish(clock.plan_tick())
+    publish(plan_set(record, is_settled=1, is_plain=1, row_epoch=7, index=16, store=32))
+    record.counters.erased = 3
+    retire(record)
+    again = new_record()
+    assert ctypes.addressof(again) == address
+    assert again.generation == generation + 1
+    assert (again.is_settled, again.is_plain, again.row_epoch) == (0, 0, 0)
+    assert (again.index, again.store, again.clock.numbers) == (None, None, None)
+    assert set(again.counters.by_name().values()) == {0}
+    clock = Clock.of(again)
+    assert (clock.now, clock.spans.numbers, again.clock.now) == (0, [], 0)
+    publish(clock.plan_tick())
+    assert again.clock.now == 1
+    other = new_record()
+    assert ctypes.addressof(other) != address
+    for each in (again, other):
+        retire(each)
+
+
+# ---------------------------------------------------------------- what tables write
+
+
+@pytest.mark.parametrize(
+    ("options", "is_plain"),
+    [
+        ({"var_type": "hbm"}, True),
+        ({"var_type": "hybrid", "max_capacity": 64}, True),
+        ({"var_type": "hybrid", "max_capacity": 64, "evict_strategy": "kEpochLfu"}, True),
+        ({"var_type": "hybrid", "max_capacity": 64, "enter_threshold": 2}, True),
+        ({"var_type": "hybrid", "max_capacity": 64, "max_hbm_for_vectors": 1e-7}, False),
+        (
+            {
+                **{"var_type": "hybrid", "max_capacity": 64, "evict_strategy": "kLfu"},
+                "count_repeats": True,
+            },
+            False,
+        ),
+    ],
+    ids=["hbm", "lru", "epoch", "filter", "tiers", "repeats"],
+)
+def test_which_tables_native_code_can_look_up_in(backend, options, is_plain):
+    table = new_table(backend, 4, **options)
+    is_plain = is_plain and backend.name == "cpu"
+    assert table.record.is_plain == is_plain
+    table.find_or_insert(np.arange(40))
+    table.clear()
+    assert table.record.is_plain == is_plain
+
+
+def test_words_of_many_tables_are_where_kernels_are_told(backend):
+    kinds = ["hbm", "hybrid", "hbm"]
+    tables = [new_table(backend, dim, kind) for dim, kind in zip((1, 3, 8), kinds, strict=True)]
+    for n in (0, 1, 40, 5000):
+        for table in tables:
+            table.find_or_insert(np.arange(n))
+            audit(table)
+        expected = []
+        for table in tables:
+            directory, hashing, side, *others = table.index.place()
+            addresses = [backend.address(array) for array in (directory, side)]
+            expected.append([addresses[0], hashing, addresses[1], *others])
+        words = place_words([table.index for table in tables])
+        assert words.dtype == np.int64 and words.tolist() == expected
+        words = store_words([table.store for table in tables])
+        expected = []
+        for table in tables:
+            pointers, *others = table.store.place()
+            expected.append([backend.address(pointers) if table.size else 0, *others])
+        assert words.dtype == np.int64 and words.tolist() == expected
+    assert place_words([]).shape == (0, 7) and store_words([]).shape == (0, 4)
+
+
+def test_what_is_read_of_a_store_that_was_cleared_stays(backend):
+    table = new_table(backend, 2, "hbm")
+    table.insert_or_assign(np.arange(5), np.arange(10, dtype=np.float32).reshape(5, 2))
+    reading, rows = table.store.for_reading(), table.find(np.arange(5))
+    before = store_words([reading]).tolist()
+    table.clear()
+    audit(table)
+    assert reading.record.value == ctypes.addressof(reading.column("value").record)
+    assert store_words([reading]).tolist() == before != store_words([table.store]).tolist()
+    assert backend.to_host(reading.read(rows)).tolist() == np.arange(10).reshape(5, 2).tolist()
+
+
+# ---------------------------------------------------------------- the clock
+
+FIELDS = ("now", "last_time", "span_time", "span_number", "num_spans", "max_spans")
+
+
+def state_of(clock):
+    """All that a clock knows."""
+    return [*(getattr(clock, name) for name in FIELDS), clock.spans]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("num_tables", [1, 3])
+def test_native_code_ticks_as_python_does(library, time, num_tables, seed):
+    rng = np.random.default_rng(seed)
+    its_records = [new_record() for _ in range(num_tables)]
+    clocks = [Clock.of(record) for record in its_records]
+    twins = [Clock() for _ in range(num_tables)]
+    addresses = (ctypes.c_void_p * num_tables)(*map(ctypes.addressof, its_records))
+    seen = set()
+    for number in range(400):
+        # In the same second, exactly one later, or far on; from then on also back, little or far.
+        steps = [0.0, 0.01, 0.4, 1.0, 30.0, -0.2, -50.0]
+        time.now += rng.choice(steps[:5] if number < 100 else steps)
+        if number == 200:  # the end of the numbers comes in the middle
+            for clock in [*clocks[-1:], *twins[-1:]]:
+                publish(plan_set(clock, now=LAST_LOOKUP_NUMBER - 3))
+        if rng.random() < 0.2:  # one is ahead of the others
+            i = rng.integers(num_tables)
+            for clock in (clocks[i], twins[i]):
+                _tick(clock)
+        why = {_why_not(clock, time.now) for clock in clocks} - {None}
+        before = list(map(state_of, clocks))
+        is_native = library.sok_clock_tick(addresses, num_tables, time.now)
+        seen |= why
+        assert is_native == (not why)
+        if not is_native:
+            assert list(map(state_of, clocks)) == before
+            for clock in clocks:
+                _tick(clock)
+        for clock in twins:
+            _tick(clock)
+        assert list(map(state_of, clocks)) == list(map(state_of, twins))
+    assert seen == {"full", "put back", "no room"}
+    for record in its_records:
+        retire(record)
+
+
+def _tick(clock):
+    if clock.is_full:
+        publish(clock.plan_halve())
+    publish(clock.plan_tick())
+
+
+def _why_not(clock, at):
+    """Why native code must leave a tick to Python, by the spans; None: it need not."""
+    numbers, times, ends = clock.spans
+    if clock.now == 2**32 - 1:
+        return "full"
+    if at < max(ends, default=0.0):
+        return "put back"
+    is_new = not times or at - times[-1] >= 1.0
+    return "no room" if is_new and len(numbers) > clock.max_spans else None
+
+
+def test_native_code_adds_no_span_to_a_clock_that_has_most(library, time, monkeypatch):
+    monkeypatch.setattr(clock_module, "_MAX_SPANS", 64)
+    record, twin = new_record(), Clock()
+    clock, address = Clock.of(record), ctypes.c_void_p(ctypes.addressof(record))
+    num_native = 0
+    for _ in range(3000):
+        time.now += 2.0
+        is_native = library.sok_clock_tick(ctypes.byref(address), 1, time.now)
+        num_native += is_native
+        if not is_native:
+            _tick(clock)
+        _tick(twin)
+        assert state_of(clock) == state_of(twin)
+        assert len(clock.spans.numbers) <= 64
+    assert num_native > 1000
+    retire(record)
+
+
+def test_native_code_has_the_time_of_pythons_clock(library):
+    before = clock_module.time.time()
+    now = library.sok_clock_now()
+    assert before <= now <= clock_module.time.time()
