@@ -128,7 +128,7 @@ class CpuBackend(Backend):
         return self._kernels[name]
 
     def kernel(self, name: str) -> tuple[int, int]:
-        """Returns the address of a kernel, as a launch calls it, and the number of its arguments."""
+        """Returns the address of a kernel, as launches call it, and the number of its arguments."""
         address, packer = self._kernels[name]
         return address, packer.num_arguments
 

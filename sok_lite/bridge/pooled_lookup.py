@@ -198,9 +198,7 @@ class PooledLookup(LookupOfTables):
 
         allocate = partial(outputs.several, 0)
         counters = None if begun is None else begun[0]
-        _, context = lookup.forward(
-            backend, comm, batch, self._tag, allocate, new_rows, counters
-        )
+        _, context = lookup.forward(backend, comm, batch, self._tag, allocate, new_rows, counters)
         with failure_known_to_all(comm):
             if comm.size > 1:
                 keys, *others = context.others()

@@ -19,7 +19,6 @@ from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Index
-from sok_lite.engine.table.record import new_record
 from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.results import KnownRows
 from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
