@@ -6,6 +6,7 @@
 #include "ops/lookup.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -472,8 +473,14 @@ void Held::Release() {
 }
 
 bool LookUp(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs, Held* held) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
   try {
-    return Lookup(plan, inputs, outputs, held).Run();
+    if (!Lookup(plan, inputs, outputs, held).Run()) return false;
+    const std::chrono::nanoseconds took = Clock::now() - begin;
+    __atomic_fetch_add(&plan.work[0], 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&plan.work[1], took.count(), __ATOMIC_RELAXED);
+    return true;
   } catch (const std::bad_alloc&) {
     // It comes before anything has changed: later nothing is allocated but what is told.
     held->Release();

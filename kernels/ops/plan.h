@@ -57,6 +57,7 @@ struct Plan {
   const Driver* driver;
   Policy policy;
   bool is_pooled;
+  int64_t* work;  // how often it was done without Python, and how many nanoseconds that took
   std::vector<Part> parts;
   std::vector<SokTableRecord*> tables;    // all different, in the order of the parts
   std::vector<SokTableRecord*> by_place;  // the same, as locks are taken

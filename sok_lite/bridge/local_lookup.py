@@ -65,7 +65,7 @@ def local_lookup(
     table, plan = variable.table, None
     if counts is None and are_native([table]):
         part = part_of(table, variable.key_type)
-        plan = LookupPlan(table.backend, False, policy.planned(pipeline), (part,))
+        plan = LookupPlan(table.backend, False, LOOKUPS, policy.planned(pipeline), (part,))
     del table  # a graph keeps `look_up`
 
     def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:

@@ -27,7 +27,7 @@ from sok_lite.engine.lookup import BackwardContext
 from sok_lite.engine.pieces import Shape
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.table.counters import Count
-from sok_lite.engine.work_done import GRADIENTS
+from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan, Rows
 
 
@@ -158,7 +158,8 @@ class PooledLookup(LookupOfTables):
             )
             for table, spec in zip(tables, self.tables, strict=True)
         ]
-        return LookupPlan(self.backend, True, self._policy.planned(self._pipeline), tuple(parts))
+        policy = self._policy.planned(self._pipeline)
+        return LookupPlan(self.backend, True, LOOKUPS, policy, tuple(parts))
 
     def forward(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Looks up, or goes on where native code has begun to.

@@ -1,5 +1,6 @@
 """Counters of this process for metrics: calls, the time that they took, and bytes."""
 
+import ctypes
 import os
 import threading
 
@@ -23,20 +24,31 @@ class WorkDone:
       number: how often it was done.
       seconds: what it took on the host, with the wait for the device and for other ranks. An update
         on a GPU does not wait for its kernels: the next call does.
+      native: (2,) int64, what native code has done of it, to which that adds: how often, and how
+        many nanoseconds. `number` and `seconds` have it.
       num_bytes: what it has written or sent.
       last: when it was done last, seconds since 1970; None: never, or nobody says.
     """
 
     def __init__(self) -> None:
-        self.number, self.num_bytes = 0, 0
-        self.seconds = 0.0
+        self._number, self.num_bytes = 0, 0
+        self._seconds = 0.0
         self.last: float | None = None
+        self.native = (ctypes.c_int64 * 2)()
+
+    @property
+    def number(self) -> int:
+        return self._number + self.native[0]
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + 1e-9 * self.native[1]
 
     def add(self, seconds: float = 0.0, num_bytes: int = 0, now: float | None = None) -> None:
         """Notes that it was done once more."""
         with _lock:
-            self.number += 1
-            self.seconds += seconds
+            self._number += 1
+            self._seconds += seconds
             self.num_bytes += num_bytes
             self.last = now
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sok_lite.backend.arguments import WORDS
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, operations
 
 
@@ -96,12 +97,14 @@ class LookupPlan(NamedTuple):
       backend: of all tables, a CpuBackend.
       is_pooled: whether rows are pooled, by all of several tables; else those of one table are
         given as they are.
+      work: what counts it.
       policy: for keys without a row.
       parts: of each table.
     """
 
     backend: Any
     is_pooled: bool
+    work: WorkDone
     policy: Policy
     parts: tuple[Part, ...]
 
@@ -122,7 +125,8 @@ class PlannedCall(Call):
     def __init__(self, plan: LookupPlan, *args: Any) -> None:
         super().__init__(*args)
         driver = ctypes.addressof(_driver_of(plan.backend))
-        numbers = [driver, int(plan.is_pooled), *plan.policy, len(plan.parts)]
+        work = ctypes.addressof(plan.work.native)
+        numbers = [driver, int(plan.is_pooled), work, *plan.policy, len(plan.parts)]
         for part in plan.parts:
             numbers += part
         words = WORDS[len(numbers)](*numbers)
@@ -133,8 +137,8 @@ class PlannedCall(Call):
             )
 
     def __del__(self) -> None:
-        if operations is None:  # Python is ending
-            return
+        if operations is None or not hasattr(self, "number"):
+            return  # Python is ending, or it was interrupted before it had begun
         operations().library.sok_ops_forget(ctypes.c_int64(self.number))
 
 
