@@ -5,7 +5,11 @@ the second `record.is_plain` is 0, by which native code leaves all to Python.
 """
 
 import contextlib
+import ctypes
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +18,14 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.backend import get_backend
+from sok_lite.backend.publish import publish
+from sok_lite.backend.table_lock import TableLock
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.native.plans import num_entries
+from tests.backend.test_table_lock import SLEEPING, compile_locks
 from tests.conftest import QUICK
 from tests.support.table_audit import audit
 from tests.support.table_state import State
@@ -115,7 +123,7 @@ def counts_of(table):
 
 def said_in(error):
     """Returns what an exception says, without where: of a graph's, what Python's said."""
-    found = re.search(r"^\w+(?:Error|Interrupt): .*", str(error), re.MULTILINE)
+    found = re.search(r"\b[A-Z]\w*(?:Error|Interrupt): .*", str(error))
     return str(error) if found is None else found[0]
 
 
@@ -501,3 +509,249 @@ def test_drawn_calls_have_the_same_bits_by_both_routes(seed):
         program.step(number)
     audit_both(*program.routes)
     assert program.num_native > 0
+
+
+# ------------------------------------------------------------------------------- entries
+
+
+def give_room(variable):
+    """Lets the clock of a table begin spans for half an hour, for which it would need Python."""
+    clock = variable.table.clock
+    publish(clock._plan_spans(clock._spans(), more=2000))
+
+
+def ragged(keys, values=None):
+    splits = np.array([0, 2, 2, len(keys)])
+    return tf.RaggedTensor.from_row_splits(keys if values is None else values, splits)
+
+
+def sparse(keys, values=None):
+    given = ragged(keys, values).to_sparse()
+    return tf.SparseTensor(given.indices, given.values, [5, 3])
+
+
+def rows_of(weights, form=ragged):
+    return lambda keys: form(keys, tf.range(1.0, len(keys) + 1)) if weights else None
+
+
+def pooled(ids, weights=None, **options):
+    """Returns a lookup of keys, pooled: in two tables, the first twice."""
+
+    def look_up(variables, keys):
+        one, other = variables
+        own = weights(keys) if weights is not None else None
+        return sok.lookup_sparse(
+            [one, other, one], [ids(keys)] * 3, [own, None, own], list(COMBINERS), **options
+        )
+
+    return look_up
+
+
+LOOKUPS_OF_KEYS = {
+    "dense": pooled(lambda keys: tf.reshape(keys, [2, 2])),
+    "one each": pooled(lambda keys: keys),
+    "ragged": pooled(ragged),
+    "ragged of int32": pooled(lambda keys: ragged(keys).with_row_splits_dtype(tf.int32)),
+    "sparse": pooled(sparse),
+    "weighted": pooled(ragged, rows_of(True)),
+    "weighted, sparse": pooled(sparse, rows_of(True, sparse)),
+    "weighted, dense": pooled(lambda keys: keys, lambda keys: tf.range(4.0)),
+    "filtered": pooled(ragged, use_low_frequency_filter=True),
+    "in training": pooled(ragged, training=True),
+    "not in training": pooled(ragged, training=False),
+    "zeros": pooled(ragged, training=False, missing="zeros"),
+    "rows": lambda variables, keys: tf.nn.embedding_lookup(variables[0], keys),
+    "rows of a matrix": lambda variables, keys: tf.gather(variables[1], tf.reshape(keys, [2, 2])),
+}
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kLru", "kEpochLfu", "kCustomized"])
+@pytest.mark.parametrize("name", LOOKUPS_OF_KEYS)
+def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
+    if name == "filtered" and kind == "hbm":
+        pytest.skip("a table that keeps every key has no filter")
+    key_type, dtype = {"kLru": ("int32", "float16"), "kCustomized": ("uint64", "bfloat16")}.get(
+        kind, ("int64", "float32")
+    )
+    variables = [new_variable(kind, f"t{i}", 3, key_type, dtype) for i in range(2)]
+    for each in variables:
+        each.table.lookup([5, 7, 9, 11])
+        give_room(each)
+    look_up = mode(lambda keys: LOOKUPS_OF_KEYS[name](variables, keys))
+    known, new = (tf.constant(keys, key_type) for keys in ([7, 5, 5, 11], [7, 5, 6, 11]))
+    look_up(known)
+    counts = []
+    for keys in (known, known, new, known):
+        before = num_entries()
+        look_up(keys)
+        counts.append(num_entries() - before)
+    # What begins with its first row is drawn by Python.
+    assert counts == [0, 0, int(name != "zeros"), 0]
+    for each in variables:
+        audit(each.table)
+
+
+@pytest.fixture(scope="module")
+def holder(tmp_path_factory):
+    """A function of tests/support/locks.cpp that keeps the interpreter lock while it waits."""
+    target = tmp_path_factory.mktemp("holder") / "locks.so"
+    compile_locks(target, ["-O2", "-shared", "-fPIC"])
+    function = ctypes.PyDLL(str(target)).give_and_wait
+    function.argtypes = [ctypes.POINTER(TableLock), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
+    return function
+
+
+@pytest.mark.parametrize("training", [None, False], ids=["training", "reading"])
+@pytest.mark.parametrize("name", ["pooled", "rows"])
+def test_a_lookup_ends_while_another_thread_holds_the_interpreter_lock(
+    mode, holder, name, training
+):
+    variable = new_variable()
+    variable.table.lookup([5, 7])
+    give_room(variable)
+    record, calls = (
+        variable.table.record,
+        {
+            "pooled": lambda keys: sok.lookup_sparse([variable], [keys], training=training),
+            "rows": lambda keys: variable.sparse_read(keys, training=training),
+        },
+    )
+    look_up, keys = mode(calls[name]), tf.constant([7, 5, 7])
+    look_up(keys)
+    found = ctypes.c_int64.from_address(
+        ctypes.addressof(record.counters) + type(record.counters).found.offset
+    )
+    is_taken, are_waiting = threading.Event(), threading.Event()
+
+    def hold():
+        with contextlib.ExitStack() as stack:
+            stack.callback(is_taken.set)
+            variable.table.lock.acquire()
+        are_waiting.wait()
+        # From here on no other thread has the interpreter lock until the lookup has counted.
+        return holder(record.lock, found, found.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        held = pool.submit(hold)
+        is_taken.wait()
+        before = num_entries()
+        result = pool.submit(look_up, keys)
+        while not (record.lock.state & SLEEPING or result.done()):
+            time.sleep(0.001)
+        are_waiting.set()
+        assert held.result() == 1
+        result.result()
+    assert num_entries() == before
+    audit(variable.table)
+
+
+# ------------------------------------------------------------------------------- errors
+
+
+def sparse_at(rows, num_rows=3, weights=None):
+    """Returns ids, or weights, in some rows of a sparse matrix."""
+    values = tf.constant([5, 7, 9][: len(rows)], tf.int64) if weights is None else weights
+    indices = np.stack([rows, np.zeros(len(rows), np.int64)], 1)
+    return tf.SparseTensor(indices, values, [num_rows, 1])
+
+
+def ragged_at(splits, values=(5, 7, 9)):
+    return tf.RaggedTensor.from_row_splits(
+        np.array(values), np.array(splits, np.int64), validate=False
+    )
+
+
+def of_weights(weights, ids=None):
+    return lambda variables: sok.lookup_sparse(
+        variables[:1], [ragged_at([0, 2, 3]) if ids is None else ids], [weights], "sum"
+    )
+
+
+def of_ids(*ids, **options):
+    return lambda variables: sok.lookup_sparse(variables[: len(ids)], list(ids), **options)
+
+
+def in_a_pipeline(variables):
+    dataset = tf.data.Dataset.from_tensors(np.array([5, 1]))
+    return next(iter(dataset.map(lambda keys: tf.nn.embedding_lookup(variables[0], keys))))
+
+
+KEPT = ragged_at([0, 1, 3])
+# Calls that raise, of an "hbm" table, one of int32 keys, one of uint64 keys, and one that is full.
+WRONG = {
+    "splits that fall": of_ids(ragged_at([0, 3, 1, 3])),
+    "splits that fall, of the second": of_ids(KEPT, ragged_at([0, 3, 1, 3])),
+    "splits that end too early": of_ids(ragged_at([0, 1, 2])),
+    "splits that end too late": of_ids(ragged_at([0, 1, 4])),
+    "splits that begin late": of_ids(ragged_at([1, 2, 3])),
+    "splits below 0": of_ids(ragged_at([-1, 2, 3])),
+    "splits of no rows": of_ids(ragged_at([0])),
+    "no splits": of_ids(ragged_at([])),
+    "splits that fall, not in training": of_ids(ragged_at([0, 3, 1, 3]), training=False),
+    "rows that fall": of_ids(sparse_at([1, 0, 2])),
+    "rows out of range": of_ids(sparse_at([0, 1, 3])),
+    "rows below 0": of_ids(sparse_at([-1, 1, 2])),
+    "rows of which there are none": of_ids(sparse_at([0], 0)),
+    "fewer rows than none": of_ids(sparse_at([0], -1)),
+    "more rows than memory has": of_ids(sparse_at([0], 2**62)),
+    "more keys than indices": of_ids(
+        tf.SparseTensor([[0, 0], [1, 0]], tf.constant([5, 7], tf.int64), [2, 1]),
+        tf.SparseTensor([[0, 0], [1, 0]], tf.constant([2**31, 7], tf.int64), [2, 1]),
+    ),
+    "keys beyond int32": of_ids(KEPT, np.array([5, 2**31])),
+    "keys below int32": of_ids(KEPT, np.array([5, -(2**31) - 1])),
+    "uint64 keys beyond int32": of_ids(KEPT, np.array([5, 2**32 + 5], np.uint64)),
+    "keys beyond int64": of_ids(np.array([5, 2**63], np.uint64)),
+    "keys below 0": lambda variables: tf.nn.embedding_lookup(variables[2], [5, -1]),
+    "int32 keys below 0": lambda variables: tf.nn.embedding_lookup(
+        variables[2], tf.constant([5, -1], tf.int32)
+    ),
+    "fewer weights": of_weights(ragged_at([0, 1, 2], [1.0, 2.0])),
+    "weights of other rows": of_weights(ragged_at([0, 1, 3], [1.0, 2.0, 3.0])),
+    "weights of more rows": of_weights(ragged_at([0, 2, 3, 3], [1.0, 2.0, 3.0])),
+    "weights in rows that fall": of_weights(sparse_at([1, 0, 0], 2, [1.0, 2.0, 3.0])),
+    "weights of sparse rows": of_weights(
+        sparse_at([0, 1, 2], 3, [1.0, 2.0, 3.0]), sparse_at([0, 1, 1])
+    ),
+    "insertion in a pipeline": in_a_pipeline,
+    "a full table": lambda variables: sok.lookup_sparse(
+        [variables[0], variables[3]], [np.arange(70)] * 2, combiners="sum"
+    ),
+    "rows of a full table": lambda variables: tf.nn.embedding_lookup(variables[3], np.arange(70)),
+}
+
+
+def tables_of_errors():
+    variables = [
+        new_variable("hbm", "a"),
+        new_variable("kLfu", "b", key_type="int32"),
+        new_variable("hbm", "c", key_type="uint64"),
+        new_variable("full kEpochLfu", "d"),
+    ]
+    for each in variables:
+        each.table.lookup([5, 7, 9])
+        give_room(each)
+    return variables
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_the_same_by_both_routes(mode, name):
+    routes = both(tables_of_errors)
+    functions = [mode(lambda route=route: WRONG[name](route.variables)) for route in routes]
+    for _ in range(2):
+        # A function is traced when it is called first, then with a plan.
+        for each in routes[1].variables:
+            each.table.record.is_plain = 1
+        found = [route.run(call) for route, call in zip(routes, functions, strict=True)]
+        assert found[0] == found[1]
+        assert len(found[0]) == 2 and len(found[0][1]) > 20, "nothing was wrong"
+        assert_equal(*routes)
+        audit_both(*routes)
+    # And what follows is right.
+    for table in range(4):
+        found = [
+            route.run(lambda variable: variable.sparse_read([5, 8]), route.variables[table])
+            for route in routes
+        ]
+        assert found[0] == found[1]
+    assert_equal(*routes)
