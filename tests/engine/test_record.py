@@ -121,7 +121,7 @@ def test_a_record_is_used_again_under_another_generation():
         ({"var_type": "hybrid", "max_capacity": 64, "max_hbm_for_vectors": 1e-7}, False),
         (
             {
-                **{"var_type": "hybrid", "max_capacity": 64, "evict_strategy": "kLfu"},
+                "var_type": "hybrid", "max_capacity": 64, "evict_strategy": "kLfu",
                 "count_repeats": True,
             },
             False,
