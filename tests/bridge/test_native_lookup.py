@@ -25,14 +25,15 @@ from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
 from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
-from tests.backend.test_table_lock import SLEEPING, compile_locks
 from tests.conftest import QUICK
+from tests.support.compiled import compile_locks
 from tests.support.table_audit import audit
 from tests.support.table_state import State
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
 COMBINERS = ("sum", "mean", "sqrtn")
+SLEEPING = 1 << 30  # of a lock's state: a thread waits
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "int32", "int64")  # rows that are neither pooled nor trained
 FULL = {"init_capacity": 16, "max_capacity": 16, "max_bucket_size": 4}
@@ -510,6 +511,25 @@ def test_drawn_calls_have_the_same_bits_by_both_routes(seed):
         program.step(number)
     audit_both(*program.routes)
     assert program.num_native > 0
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_rows_of_every_type_are_read_without_python(mode, dtype):
+    routes = both(lambda: [new_variable(dtype=dtype, dim=5)])
+    results = []
+    for route in routes:
+        (variable,) = route.variables
+        rows = np.arange(10).reshape(2, 5).astype("float32" if dtype in FLOATS else dtype)
+        variable.table.insert_or_assign([3, 4], rows)
+        give_room(variable)
+        look_up = mode(lambda keys, variable=variable: variable.sparse_read(keys, training=False))
+        with sok.inference_mode(missing="zeros"):
+            look_up(tf.constant([3]))
+            before = num_entries()
+            results.append(route.run(look_up, tf.constant([4, 9, 3])))
+        assert num_entries() - before == (not route.is_native)
+    assert results[0] == results[1] and len(results[0]) == 3
+    assert_equal(*routes)
 
 
 # ------------------------------------------------------------------------------- entries

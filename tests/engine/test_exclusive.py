@@ -1,8 +1,6 @@
 """Who may use a table when: threads, and children that are forked while others use it."""
 
 import contextlib
-import os
-import sys
 import threading
 
 import numpy as np
@@ -13,30 +11,13 @@ from sok_lite.backend.publish import publish
 from sok_lite.engine.optimizers import SGD
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.update_rows import Update
+from tests.support.at_every_line import AtEveryLine
 from tests.support.helpers import new_table
-from tests.support.own_process import run_limited
+from tests.support.own_process import in_child, run_limited
 from tests.support.steps import apply_updates
 from tests.support.table_audit import assert_lock_is_free, audit, audit_insides
 
 BACKEND = get_backend("cpu")  # a forked child has no GPU
-
-
-def in_child(work):
-    """Returns what a forked child that runs `work` writes of it: its repr, or the error."""
-    readable, writable = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            text = repr(work())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writable, text.encode())
-        os._exit(0)
-    os.close(writable)
-    with os.fdopen(readable) as stream:
-        text = stream.read()
-    os.waitpid(child, 0)
-    return text
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
@@ -98,30 +79,6 @@ def test_a_child_is_told_of_a_table_that_another_thread_was_using():
 
 
 # -------------------------------------------------------------------- calls within calls
-
-
-class AtEveryLine:
-    """Calls something at every line of sok_lite that this thread runs, as a signal handler may."""
-
-    def __init__(self, work):
-        self.work = work
-        self.is_in_it = False
-
-    def __call__(self, frame, event, argument):
-        if "sok_lite" in frame.f_code.co_filename and not self.is_in_it:
-            self.is_in_it = True
-            try:
-                self.work()
-            finally:
-                self.is_in_it = False
-        return self
-
-    def run(self, operation):
-        sys.settrace(self)
-        try:
-            return operation()
-        finally:
-            sys.settrace(None)
 
 
 TABLES = {
