@@ -51,6 +51,17 @@ struct SokCountersRecord {
   int64_t found, missed, inserted, evicted, refused, not_admitted, not_updated, erased;
 };
 
+// The keys of the last gradient and their row numbers: sok_lite/engine/table/last_gradient.py.
+struct SokGradientRecord {
+  const int64_t* keys;   // (size,)
+  const uint32_t* rows;  // (size,)
+  int64_t size;          // -1: nothing is known
+  int64_t row_epoch, is_complete, lookup_number;
+  int64_t* room_keys;    // memory that native code may write them to
+  uint32_t* room_rows;
+  int64_t room;          // for how many
+};
+
 struct SokTableRecord {
   SokTableLock lock;  // first: Python passes its address for that of the record
   // Changes when the table is gone: then the record serves another one.
@@ -65,6 +76,7 @@ struct SokTableRecord {
   const SokStoreRecord* store;
   SokClockRecord clock;
   SokCountersRecord counters;
+  SokGradientRecord gradient;
 };
 
 #endif  // SOK_TABLE_RECORD_H_

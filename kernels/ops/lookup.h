@@ -4,21 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/inputs.h"
 #include "ops/plan.h"
 
 namespace sok {
-
-// Returns the bytes of an element of one of TensorFlow's types that rows and numbers have; 0 of
-// others.
-int64_t BytesOf(int64_t type);
-
-// An input of an operation.
-struct Array {
-  const void* data;
-  int64_t type;  // TensorFlow's number
-  std::vector<int64_t> dims;
-  int64_t size;
-};
 
 // The outputs of an operation.
 class Outputs {

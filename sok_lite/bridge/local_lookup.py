@@ -23,7 +23,7 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.counters import Count
 from sok_lite.engine.table.single_lookup import go_on
-from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan
 
 
@@ -65,7 +65,8 @@ def local_lookup(
     table, plan = variable.table, None
     if counts is None and are_native([table]):
         part = part_of(table, variable.key_type)
-        plan = LookupPlan(table.backend, False, LOOKUPS, policy.planned(pipeline), (part,))
+        works, now = (LOOKUPS, GRADIENTS), policy.planned(pipeline)
+        plan = LookupPlan(table.backend, False, *works, now, (part,))
     del table  # a graph keeps `look_up`
 
     def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:

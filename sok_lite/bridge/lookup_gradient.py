@@ -203,6 +203,7 @@ def _run(
             numbers=numbers,
             collective=gradient.collective,
             is_ordered=several,
+            plan=gradient.plan,
         )
     if tf.executing_eagerly():
         note_gradient(found, gradient)

@@ -220,7 +220,7 @@ class OfGradient(NamedTuple):
     """What the gradient of an operation asks Python for, under the call of the operation.
 
     Attributes:
-      what, run, dtypes, backend, work, collective: as of `operation`.
+      what, run, dtypes, backend, work, collective, plan: as of `operation`.
     """
 
     what: str
@@ -229,6 +229,7 @@ class OfGradient(NamedTuple):
     backend: Backend
     work: WorkDone | None = None
     collective: CollectiveCall | None = None
+    plan: LookupPlan | None = None
 
 
 def operation(

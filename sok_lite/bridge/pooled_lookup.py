@@ -3,7 +3,7 @@
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,11 @@ class LookupOfTables(ABC):
       num_weighted: how many tables have weights.
       num_numbers: how many of the inputs are on the host.
       has_keys: whether the gradient of a table has keys.
+      plan: by which native code may look up, and take the gradient; None: Python does it always.
     """
 
     has_keys = True
+    plan: LookupPlan | None = None
 
     def __init__(self, comm: Communicator, tables: list[TableSpec], what: str) -> None:
         self.comm, self.tables, self.what = comm, tables, what
@@ -67,7 +69,7 @@ class LookupOfTables(ABC):
     def gradient(self) -> OfGradient:
         """What the gradient of the operation runs. It has this object, which must not have it: only
         the garbage collector would free them."""
-        how = (self._types, self.backend, GRADIENTS, self.collective)
+        how = (self._types, self.backend, GRADIENTS, self.collective, self.plan)
         return OfGradient(self.what, self.backward, *how)
 
     @abstractmethod
@@ -141,9 +143,9 @@ class PooledLookup(LookupOfTables):
         self._policy, self._pipeline = policy, pipeline_of_trace()
         self._tag = self.tag_of(tables)
 
-    @property
-    def plan(self) -> LookupPlan | None:
-        """The lookup as native code does it; None: it cannot, for there may be other ranks."""
+    @cached_property
+    def plan(self) -> LookupPlan | None:  # type: ignore[override]
+        """None where there may be other ranks, or tables that native code cannot look up in."""
         tables = self.live_tables()
         if not self.comm.is_alone or not are_native(tables):
             return None
@@ -159,7 +161,7 @@ class PooledLookup(LookupOfTables):
             for table, spec in zip(tables, self.tables, strict=True)
         ]
         policy = self._policy.planned(self._pipeline)
-        return LookupPlan(self.backend, True, LOOKUPS, policy, tuple(parts))
+        return LookupPlan(self.backend, True, LOOKUPS, GRADIENTS, policy, tuple(parts))
 
     def forward(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Looks up, or goes on where native code has begun to.

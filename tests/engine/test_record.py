@@ -20,12 +20,13 @@ from tests.support.helpers import new_table
 from tests.support.table_audit import audit
 
 STRUCTS = {
-    "SokTableLock": records.LockRecord,
+    "SokTableLock": records.TableLock,
     "SokIndexRecord": records.IndexRecord,
     "SokColumnRecord": row_records.ColumnRecord,
     "SokStoreRecord": row_records.StoreRecord,
     "SokClockRecord": records.ClockRecord,
     "SokCountersRecord": records.CountersRecord,
+    "SokGradientRecord": records.GradientRecord,
     "SokTableRecord": TableRecord,
 }
 TYPES = {

@@ -83,6 +83,25 @@ class CountersRecord(Structure):
         return {name: getattr(self, name) for name in COUNTERS}
 
 
+class GradientRecord(Structure):
+    """The keys of the last gradient and their row numbers: see last_gradient.py.
+
+    Attributes:
+      keys, rows, size, row_epoch, is_complete, lookup_number: as of `KnownRows` there.
+      room_keys, room_rows: addresses of memory that native code may write keys and rows to.
+      room: for how many.
+    """
+
+    size: int
+    room: int
+    _fields_ = (
+        *[(name, c_void_p) for name in ("keys", "rows")],
+        *[(name, c_int64) for name in ("size", "row_epoch", "is_complete", "lookup_number")],
+        *[(name, c_void_p) for name in ("room_keys", "room_rows")],
+        ("room", c_int64),
+    )
+
+
 class TableRecord(Structure):
     """All of it.
 
@@ -107,6 +126,7 @@ class TableRecord(Structure):
     store: int | None
     clock: ClockRecord
     counters: CountersRecord
+    gradient: GradientRecord
     _fields_ = (
         ("lock", TableLock),
         *[(name, c_int64) for name in ("generation", "is_settled", "is_plain", "row_epoch")],
@@ -114,6 +134,7 @@ class TableRecord(Structure):
         *[(name, c_void_p) for name in ("index", "store")],
         ("clock", ClockRecord),
         ("counters", CountersRecord),
+        ("gradient", GradientRecord),
     )
 
 
@@ -147,6 +168,7 @@ def _clear(record: TableRecord) -> None:
     record.index = record.store = None
     record.clock = ClockRecord(span_time=-math.inf)
     record.counters = CountersRecord()
+    record.gradient = GradientRecord(size=-1)
 
 
 def free_locks_in_child() -> None:
