@@ -51,6 +51,8 @@ struct SokCountersRecord {
   int64_t found, missed, inserted, evicted, refused, not_admitted, not_updated, erased;
 };
 
+constexpr int64_t kSokReads = 1, kSokInserts = 2;
+
 struct SokTableRecord {
   SokTableLock lock;  // first: Python passes its address for that of the record
   // Changes when the table is gone: then the record serves another one.
@@ -58,7 +60,9 @@ struct SokTableRecord {
   // 1: native code may use the table; 0: a call of Python's has not come to its end; 2: native code
   // has begun a lookup that this thread's Python goes on with, and does nothing else with the table.
   int64_t is_settled;
-  int64_t is_plain;  // 0: the table does in every call what native code cannot
+  // What native code may do: kSokReads, and kSokInserts for lookups that would insert, where the
+  // table does in none of them what native code cannot.
+  int64_t allows;
   int64_t row_epoch;   // changes whenever row numbers handed out before may be stale
   int64_t num_native;  // calls of native code that have changed the table
   const SokIndexRecord* index;

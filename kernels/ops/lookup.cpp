@@ -450,7 +450,8 @@ bool Held::Take(const Plan& plan, bool shared) {
     }
     shared ? sok_lock_take_shared(&table->lock) : sok_lock_take_alone(&table->lock);
     held_.push_back(table);
-    if (table->is_settled != kSettled || !table->is_plain) is_usable = false;
+    const int64_t wanted = shared ? kSokReads : kSokInserts;
+    if (table->is_settled != kSettled || !(table->allows & wanted)) is_usable = false;
   }
   for (const Part& part : plan.parts) {
     if (part.record->generation != part.generation) is_usable = false;
