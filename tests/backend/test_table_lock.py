@@ -6,6 +6,7 @@ import queue
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
