@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <limits>
-#include <new>
 
 #include "table_clock.h"
 #include "table_lock.h"
@@ -22,6 +22,7 @@ enum Type : int64_t {
   kFloat = 1,
   kDouble = 2,
   kInt32 = 3,
+  kInt8 = 6,
   kInt64 = 9,
   kBfloat16 = 14,
   kHalf = 19,
@@ -280,15 +281,16 @@ class Lookup {
       num_missing += missing[t];
       num_wrong += counters[t * kCounters + kWrongSplits];
     }
-    if (num_wrong || (num_missing && (now.inserts || !now.gives_zeros))) {
+    const bool is_found = num_wrong == 0 && (num_missing == 0 || (!now.inserts && now.gives_zeros));
+    // What is told is allocated now: Python goes on where that fails.
+    if (!is_found || (plan_.is_pooled && !Tell(now.inserts, missing))) {
       now.inserts ? held_->HandOver() : held_->Release();
       return false;
     }
-    if (!plan_.is_pooled) {
-      if (num_missing) GiveZeros();
-    } else {
+    if (plan_.is_pooled) {
       ReadSources();
-      if (!Tell(now.inserts, missing)) return false;
+    } else if (num_missing) {
+      GiveZeros();
     }
     Count(plan_, given_, missing);
     held_->Release();
@@ -433,6 +435,8 @@ int64_t BytesOf(int64_t type) {
     case kBfloat16:
     case kHalf:
       return 2;
+    case kInt8:
+      return 1;
     default:
       return 0;
   }
@@ -482,8 +486,9 @@ bool LookUp(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs
     __atomic_fetch_add(&plan.work[0], 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&plan.work[1], took.count(), __ATOMIC_RELAXED);
     return true;
-  } catch (const std::bad_alloc&) {
-    // It comes before anything has changed: later nothing is allocated but what is told.
+  } catch (const std::exception&) {
+    // There is no memory, or a number is beyond any. Nothing has changed: what is allocated later
+    // is no more than a few words.
     held->Release();
     return false;
   }
