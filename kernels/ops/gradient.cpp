@@ -12,8 +12,8 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <memory>
-#include <new>
 
 #include "ops/launch.h"
 
@@ -316,7 +316,7 @@ class GradientOfCall {
   // Finds the distinct keys of each table, which its record keeps for the update that follows.
   bool Note() {
     Held held;
-    if (!held.Take(plan_, false)) return false;
+    if (!held.Take(plan_, false, kSokReads)) return false;
     // Of a table that comes several times the last gradient is noted.
     std::vector<int64_t> last(plan_.tables.size());
     for (int64_t i = 0; i < Count(); ++i) last[plan_.parts[i].table] = i;
@@ -459,7 +459,7 @@ bool Gradient(const Plan& plan, const std::vector<Array>& inputs, Outputs* outpu
   const Clock::time_point begin = Clock::now();
   try {
     if (!GradientOfCall(plan, inputs, outputs).Run()) return false;
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // there is no memory: Python says so
     return false;
   }
   const std::chrono::nanoseconds took = Clock::now() - begin;

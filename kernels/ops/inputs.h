@@ -15,6 +15,7 @@ enum Type : int64_t {
   kFloat = 1,
   kDouble = 2,
   kInt32 = 3,
+  kInt8 = 6,
   kInt64 = 9,
   kBfloat16 = 14,
   kHalf = 19,
@@ -35,6 +36,8 @@ inline int64_t BytesOf(int64_t type) {
     case kBfloat16:
     case kHalf:
       return 2;
+    case kInt8:
+      return 1;
     default:
       return 0;
   }

@@ -7,7 +7,7 @@
 
 #include <chrono>
 #include <cstring>
-#include <new>
+#include <exception>
 
 #include "ops/launch.h"
 #include "table_clock.h"
@@ -85,7 +85,8 @@ class Lookup {
     std::vector<int64_t>& counters = held_->counters;
     counters.assign(plan_.tables.size() * kCounters, 0);
     std::vector<int64_t> missing(plan_.tables.size());
-    if (!held_->Take(plan_, !now.inserts)) return false;
+    const int64_t wanted = now.inserts ? kSokInserts : kSokReads;
+    if (!held_->Take(plan_, !now.inserts, wanted)) return false;
     if (now.inserts && !Tick(plan_.tables)) {
       held_->Release();
       return false;
@@ -97,15 +98,16 @@ class Lookup {
       num_missing += missing[t];
       num_wrong += counters[t * kCounters + kWrongSplits];
     }
-    if (num_wrong || (num_missing && (now.inserts || !now.gives_zeros))) {
+    const bool is_found = num_wrong == 0 && (num_missing == 0 || (!now.inserts && now.gives_zeros));
+    // What is told is allocated now: Python goes on where that fails.
+    if (!is_found || (plan_.is_pooled && !Tell(now.inserts, missing))) {
       now.inserts ? held_->HandOver() : held_->Release();
       return false;
     }
-    if (!plan_.is_pooled) {
-      if (num_missing) GiveZeros();
-    } else {
+    if (plan_.is_pooled) {
       ReadSources();
-      if (!Tell(now.inserts, missing)) return false;
+    } else if (num_missing) {
+      GiveZeros();
     }
     Count(plan_, given_, missing);
     held_->Release();
@@ -239,7 +241,7 @@ class Lookup {
 
 }  // namespace
 
-bool Held::Take(const Plan& plan, bool shared) {
+bool Held::Take(const Plan& plan, bool shared, int64_t wanted) {
   is_shared_ = shared;
   held_.reserve(plan.by_place.size());
   bool is_usable = true;
@@ -251,7 +253,7 @@ bool Held::Take(const Plan& plan, bool shared) {
     }
     shared ? sok_lock_take_shared(&table->lock) : sok_lock_take_alone(&table->lock);
     held_.push_back(table);
-    if (table->is_settled != kSettled || !table->is_plain) is_usable = false;
+    if (table->is_settled != kSettled || !(table->allows & wanted)) is_usable = false;
   }
   for (const Part& part : plan.parts) {
     if (part.record->generation != part.generation) is_usable = false;
@@ -283,8 +285,9 @@ bool LookUp(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs
     __atomic_fetch_add(&plan.work[0], 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&plan.work[1], took.count(), __ATOMIC_RELAXED);
     return true;
-  } catch (const std::bad_alloc&) {
-    // It comes before anything has changed: later nothing is allocated but what is told.
+  } catch (const std::exception&) {
+    // There is no memory, or a number is beyond any. Nothing has changed: what is allocated later
+    // is no more than a few words.
     held->Release();
     return false;
   }

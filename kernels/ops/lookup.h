@@ -27,8 +27,9 @@ class Held {
   Held& operator=(const Held&) = delete;
   ~Held() { Release(); }
 
-  // Takes the locks of tables. Returns whether native code may use them all; else it has none.
-  bool Take(const Plan& plan, bool shared);
+  // Takes the locks of tables. Returns whether native code may do what is wanted with all of them,
+  // kSokReads or kSokInserts; else it has none.
+  bool Take(const Plan& plan, bool shared, int64_t wanted);
   // Lets Python go on with a lookup that has begun, and nobody else of this thread.
   void HandOver();
   void Release();

@@ -1,6 +1,8 @@
 // Plans by the numbers of their calls, as Python makes and forgets them.
 #include "ops/plan.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -13,6 +15,13 @@ namespace {
 std::shared_mutex mutex;
 std::unordered_map<int64_t, std::shared_ptr<const Plan>> plans;
 std::atomic<int64_t> mode{0};
+
+// A forked child frees the calls of its parent: no other thread may be in the map then.
+struct AtFork {
+  AtFork() {
+    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+  }
+} at_fork;
 
 constexpr int64_t kWordsOfPlan = 10, kWordsOfPart = 9;
 

@@ -111,6 +111,14 @@ const Frame::Given* Frame::Allocate(int64_t number, TF_DataType type, const int6
   }
   Given& given = outputs[number];
   if (given.is_given && given.num_bytes == num_bytes) return &given;  // by native code
+  // TensorFlow ends the process where it cannot count the elements.
+  int64_t size = 1;
+  for (int64_t i = 0; i < num_dims; ++i) {
+    if (!__builtin_mul_overflow(size, dims[i], &size)) continue;
+    code = TF_RESOURCE_EXHAUSTED;
+    error = "no memory has as many elements";
+    return nullptr;
+  }
   TF_Status* status = TF_NewStatus();
   TF_Tensor* tensor = TF_AllocateOutput(context, static_cast<int>(number), type, dims,
                                         static_cast<int>(num_dims), num_bytes, status);

@@ -19,7 +19,7 @@ struct TF_OpKernelContext;
 struct TF_AsyncOpKernelDoneCallback;
 
 // tf_status.h
-enum TF_Code : int32_t { TF_OK = 0, TF_CANCELLED = 1, TF_INTERNAL = 13 };
+enum TF_Code : int32_t { TF_OK = 0, TF_CANCELLED = 1, TF_RESOURCE_EXHAUSTED = 8, TF_INTERNAL = 13 };
 TF_Status* TF_NewStatus();
 void TF_DeleteStatus(TF_Status*);
 void TF_SetStatus(TF_Status*, TF_Code, const char* message);

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge import lookup_gradient  # noqa: F401 it registers the gradient
+from sok_lite.bridge.access import accessed
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
 from sok_lite.bridge.inference import (
     AS_USUAL,
@@ -134,7 +135,7 @@ def _operation(
 
     outputs: list[tf.Tensor] = operation(
         "sok_lookup",
-        variable.access(),
+        accessed([variable]),
         run,
         [*inputs, *variable.ready_inputs()],
         dtypes,

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge import static_lookup
+from sok_lite.bridge.access import accessed
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.local_lookup import local_lookup
@@ -69,7 +70,7 @@ def _looked_up(
     lookup = PooledLookup(comm, tables, policy, what)
     outputs = operation(
         "sok_lookup",
-        [handle for variable in variables for handle in variable.access()],
+        accessed(variables),
         lookup.forward,
         [*inputs, *(each for variable in variables for each in variable.ready_inputs())],
         [*[tf.float32] * len(tables), *OF_CONTEXT, *weighted],

@@ -88,7 +88,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
 
 def _read_rows(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
     variable = alive(spec.variable)
-    refuse_custom_step(variable)
+    refuse_custom_step([variable])
     if not tf.executing_eagerly():
         places.set_shape([None])
         variable.free_with_its_variable()

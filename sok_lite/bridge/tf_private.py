@@ -73,8 +73,11 @@ VariableSpec: Any = private(_VARIABLES, "VariableSpec")
 UninitializedVariable: Any = private(_VARIABLES, "UninitializedVariable")
 # What TensorFlow makes of a variable in partitions.
 PartitionedVariable: Any = private("tensorflow.python.ops.variables", "PartitionedVariable")
-# Tells gradient tapes that a variable is used.
-variable_accessed: Any = private(_VARIABLES, "variable_accessed")
+# Tell gradient tapes, and what else watches, that a variable is used.
+tape_accessed: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_TapeVariableAccessed")
+watcher_accessed: Any = private(
+    "tensorflow.python.pywrap_tfe", "TFE_Py_VariableWatcherVariableAccessed"
+)
 # Whether a tape or a forward accumulator could be recording.
 could_possibly_record: Any = private("tensorflow.python.eager.record", "could_possibly_record")
 # Tells tapes of something whose gradient they do not know, and keeps things from them.

@@ -2,11 +2,13 @@
 
 import ctypes
 import os
+import queue
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -40,19 +42,31 @@ def native(tmp_path_factory):
 
 
 class Worker:
-    """A thread that does one thing after another."""
+    """A thread that does one thing after another. Nobody waits for its end: a test may fail while
+    it waits for a lock."""
 
     def __init__(self):
-        self._pool = ThreadPoolExecutor(1)
+        self._jobs = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while (job := self._jobs.get()) is not None:
+            done, function, args = job
+            try:
+                done.set_result(function(*args))
+            except BaseException as error:
+                done.set_exception(error)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._pool.shutdown(wait=False)
+        self._jobs.put(None)
 
     def begin(self, function, *args):
-        return self._pool.submit(function, *args)
+        done = Future()
+        self._jobs.put((done, function, args))
+        return done
 
     def do(self, function, *args):
         return self.begin(function, *args).result(60)

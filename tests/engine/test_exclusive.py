@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import threading
-import weakref
 
 import numpy as np
 import pytest
@@ -14,7 +13,13 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.backend.publish import publish
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.table.exclusive import alone, holding, holding_since, last_change
+from sok_lite.engine.table.exclusive import (
+    alone,
+    changing_alone,
+    holding,
+    holding_since,
+    last_change,
+)
 from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table
 from tests.support.own_process import run_limited
@@ -128,6 +133,11 @@ def test_native_code_may_not_use_a_table_that_a_child_must_not():
     table = new_table(BACKEND)
     table.lookup([1])
     assert in_child(lambda: table.record.is_settled) == "1"
+    child = changing_alone(table, os.fork)
+    if child == 0:
+        os._exit(table.record.is_settled)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert table.record.is_settled
     taken, done = threading.Event(), threading.Event()
 
     def keep():
@@ -186,6 +196,9 @@ def test_a_table_with_something_left_to_do_is_not_settled(backend):
         table.unfinished = interrupted_again
         raise ZeroDivisionError
 
+    alone(table, lambda: setattr(table, "unfinished", interrupted_again))
+    assert not table.record.is_settled
+    table.unfinished = None
     for call in (lambda: alone(table, work), lambda: holding([table], work)):
         table.lookup([1])
         assert table.record.is_settled
@@ -258,8 +271,13 @@ def test_a_table_whose_lock_is_taken_stays_until_it_is_given_back(in_a_cycle):
     table = new_table(BACKEND)
     table.lookup([1])
     record, lock = table.record, table.lock
-    rows, generation = weakref.ref(table.store), record.generation
-    tables, order = [table], []
+    generation, tables, order = record.generation, [table], []
+
+    class Part:
+        def __del__(self):
+            order.append(("its parts go", record.generation > generation))
+
+    table.part = Part()
     if in_a_cycle:
         table.itself = table
     del table
@@ -269,12 +287,11 @@ def test_a_table_whose_lock_is_taken_stays_until_it_is_given_back(in_a_cycle):
         with lock:
             taken.set()
             done.wait()
-            order.append((rows() is not None, record.generation == generation))
+            order.append(("given back", record.generation > generation))
 
     def drop():
         tables.clear()
         gc.collect()
-        order.append((rows() is not None, record.generation == generation))
 
     threads = [threading.Thread(target=each) for each in (use, drop)]
     threads[0].start()
@@ -284,7 +301,7 @@ def test_a_table_whose_lock_is_taken_stays_until_it_is_given_back(in_a_cycle):
     done.set()
     for thread in threads:
         thread.join()
-    assert order == [(True, True), (False, False)]
+    assert order == [("given back", False), ("its parts go", True)]
     assert record.is_settled == 0
     assert record.lock.state == 0
 

@@ -9,18 +9,19 @@ import pytest
 from sok_lite.backend.build import find_library
 from sok_lite.backend.publish import plan_set, publish
 from sok_lite.backend.sources import kernel_folder
+from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.rows import record as row_records
 from sok_lite.engine.rows.access import store_words
 from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table import record as records
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, place_words
-from sok_lite.engine.table.record import TableRecord, new_record, retire
+from sok_lite.engine.table.record import INSERTS, READS, TableRecord, new_record, retire
 from tests.support.helpers import new_table
 from tests.support.table_audit import audit
 
 STRUCTS = {
-    "SokTableLock": records.TableLock,
+    "SokTableLock": TableLock,
     "SokIndexRecord": records.IndexRecord,
     "SokColumnRecord": row_records.ColumnRecord,
     "SokStoreRecord": row_records.StoreRecord,
@@ -90,13 +91,13 @@ def test_a_record_is_used_again_under_another_generation():
     address, generation = ctypes.addressof(record), record.generation
     clock = Clock.of(record)
     publish(clock.plan_tick())
-    publish(plan_set(record, is_settled=1, is_plain=1, row_epoch=7, index=16, store=32))
+    publish(plan_set(record, is_settled=1, allows=1, row_epoch=7, index=16, store=32))
     record.counters.erased = 3
     retire(record)
     again = new_record()
     assert ctypes.addressof(again) == address
     assert again.generation == generation + 1
-    assert (again.is_settled, again.is_plain, again.row_epoch) == (0, 0, 0)
+    assert (again.is_settled, again.allows, again.row_epoch) == (0, 0, 0)
     assert (again.index, again.store, again.clock.numbers) == (None, None, None)
     assert set(again.counters.by_name().values()) == {0}
     clock = Clock.of(again)
@@ -112,14 +113,20 @@ def test_a_record_is_used_again_under_another_generation():
 # ---------------------------------------------------------------- what tables write
 
 
+BOTH = READS | INSERTS
+
+
 @pytest.mark.parametrize(
-    ("options", "is_plain"),
+    ("options", "allows"),
     [
-        ({"var_type": "hbm"}, True),
-        ({"var_type": "hybrid", "max_capacity": 64}, True),
-        ({"var_type": "hybrid", "max_capacity": 64, "evict_strategy": "kEpochLfu"}, True),
-        ({"var_type": "hybrid", "max_capacity": 64, "enter_threshold": 2}, True),
-        ({"var_type": "hybrid", "max_capacity": 64, "max_hbm_for_vectors": 1e-7}, False),
+        ({"var_type": "hbm"}, BOTH),
+        ({"var_type": "hybrid", "max_capacity": 64}, BOTH),
+        (
+            {"var_type": "hybrid", "max_capacity": 64, "evict_strategy": "kEpochLfu"},
+            READS | INSERTS,
+        ),
+        ({"var_type": "hybrid", "max_capacity": 64, "enter_threshold": 2}, BOTH),
+        ({"var_type": "hybrid", "max_capacity": 64, "max_hbm_for_vectors": 1e-7}, READS),
         (
             {
                 "var_type": "hybrid",
@@ -127,18 +134,18 @@ def test_a_record_is_used_again_under_another_generation():
                 "evict_strategy": "kLfu",
                 "count_repeats": True,
             },
-            False,
+            READS,
         ),
     ],
     ids=["hbm", "lru", "epoch", "filter", "tiers", "repeats"],
 )
-def test_which_tables_native_code_can_look_up_in(backend, options, is_plain):
+def test_what_native_code_may_do(backend, options, allows):
     table = new_table(backend, 4, **options)
-    is_plain = is_plain and backend.name == "cpu"
-    assert table.record.is_plain == is_plain
+    allows = allows if backend.name == "cpu" else 0
+    assert table.record.allows == allows
     table.find_or_insert(np.arange(40))
     table.clear()
-    assert table.record.is_plain == is_plain
+    assert table.record.allows == allows
 
 
 def test_words_of_many_tables_are_where_kernels_are_told(backend):

@@ -18,7 +18,7 @@ from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.record import COUNTERS
+from sok_lite.engine.table.record import COUNTERS, INSERTS, READS
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
 
@@ -118,9 +118,9 @@ def audit_record(table):
         row_format = store.row_dtype.number if column is value else 0
         words = [chunks, store.chunk_shift, column.dim, row_format]
         _audit_words(f"column {name!r}", column.record, words)
-    is_near = store.near_rows is None and far_file_of(store) is None
-    is_plain = table.backend.name == "cpu" and is_near and not table.counts_repeats
-    assert record.is_plain == is_plain, f"native code takes the table for {record.is_plain=}"
+    inserts = store.near_rows is None and not table.counts_repeats
+    allows = (READS | inserts * INSERTS) * (table.backend.name == "cpu")
+    assert record.allows == allows, f"native code takes the table for {record.allows=}"
     assert addressof(table.clock) == addressof(record.clock), "the table has another clock"
     assert addressof(table.counters) == addressof(record.counters), "it has other counters"
     counts = {name: getattr(record.counters, name) for name in COUNTERS}

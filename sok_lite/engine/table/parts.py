@@ -20,6 +20,7 @@ from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.last_gradient import LastGradient
+from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.table.removal_log import RemovalLog
 from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
 from sok_lite.engine.texts import TextStore
@@ -145,11 +146,12 @@ class TableParts(Exclusive, ABC):
 
     def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
         """Prepares to have other keys and other rows, which native code finds from then on."""
-        is_near = store.near_rows is None and not store.has_far_file
-        is_plain = self.backend.name == "cpu" and is_near and not self.counts_repeats
+        allows = READS * (self.backend.name == "cpu")
+        if allows and store.near_rows is None and not self.counts_repeats:
+            allows |= INSERTS
         where = {"index": addressof(index.record), "store": addressof(store.record)}
         return [
-            *plan_set(self.record, is_plain=int(is_plain), **where),
+            *plan_set(self.record, allows=allows, **where),
             *plan_set(self, index=index, store=store),
         ]
 
