@@ -78,7 +78,7 @@ class BatchOfInputs:
           arrays, numbers: what became of the tensors of `inputs_of`; other ones may follow.
 
         Raises:
-          ValueError: row splits of length 0.
+          ValueError: row splits of length 0, or a sparse matrix of fewer rows than none.
         """
         on_device, on_host = iter(arrays), iter(numbers)
         result = []
@@ -161,7 +161,13 @@ def _as_int64(keys: Array) -> Array:
 def _num_rows(is_ragged: bool, places: Array, numbers: Iterator[np.ndarray]) -> int:
     """Returns the rows of a ragged or sparse matrix, of which a number may say how many."""
     if not is_ragged:
-        return int(next(numbers)[0])
+        num_rows = int(next(numbers)[0])
+        if num_rows < 0:  # TensorFlow ends the process when it is asked for as many
+            raise ValueError(
+                "A SparseTensor must have a dense_shape of 0 or more rows. Received: one of "
+                f"{num_rows} rows."
+            )
+        return num_rows
     if not places.size:
         raise ValueError(
             "Row splits must have shape (batch + 1,). Received: row splits of length 0. Those of "

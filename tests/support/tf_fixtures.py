@@ -93,6 +93,8 @@ _NOT_ON_GPU = {
     *("test_sok_modules", "test_strategies", "test_tf_private", "test_without_v2"),
     # They read the tables of the engine as NumPy arrays.
     *("test_checkpoint", "test_patched_optimizers"),
+    # Native code looks up on the CPU.
+    "test_native_lookup",
     # What it asks for is the CPU's backend.
     "test_it_lives_on_the_chosen_backend",
 }

@@ -1,0 +1,757 @@
+"""Lookups by native code and by Python: the same bits, the same errors, the same tables after them.
+
+Two sets of equal tables have the same calls. Those of the first are native where they can be; of
+the second `record.is_plain` is 0, by which native code leaves all to Python.
+"""
+
+import contextlib
+import ctypes
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.backend import get_backend
+from sok_lite.backend.publish import publish
+from sok_lite.backend.table_lock import TableLock
+from sok_lite.bridge.variable import TableVariable
+from sok_lite.engine.initializer_spec import make_initializer
+from sok_lite.engine.table import make_table
+from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.native.plans import num_entries
+from tests.backend.test_table_lock import SLEEPING, compile_locks
+from tests.conftest import QUICK
+from tests.support.table_audit import audit
+from tests.support.table_state import State
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+COMBINERS = ("sum", "mean", "sqrtn")
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+INTEGERS = ("int8", "int32", "int64")  # rows that are neither pooled nor trained
+FULL = {"init_capacity": 16, "max_capacity": 16, "max_bucket_size": 4}
+
+
+class Kind(NamedTuple):
+    """A kind of table, and the arguments that make it."""
+
+    var_type: str
+    options: dict[str, Any]
+
+
+KINDS = {
+    "hbm": Kind("hbm", {}),
+    "kLru": Kind("hybrid", {"init_capacity": 16}),
+    "kLfu": Kind("hybrid", {"evict_strategy": "kLfu", "enter_threshold": 2}),
+    "kEpochLru": Kind("hybrid", {"evict_strategy": "kEpochLru", "filter_ratio": 0.5}),
+    "kEpochLfu": Kind("hybrid", {"evict_strategy": "kEpochLfu"}),
+    "kCustomized": Kind("hybrid", {"evict_strategy": "kCustomized"}),
+    "full kLru": Kind("hybrid", {"on_refused": "ignore", **FULL}),
+    "full kLfu": Kind("hybrid", {"on_refused": "ignore", "evict_strategy": "kLfu", **FULL}),
+    "full kEpochLfu": Kind(
+        "hybrid", {"on_refused": "error", "evict_strategy": "kEpochLfu", **FULL}
+    ),
+    "full kCustomized": Kind(
+        "hybrid", {"on_refused": "error", "evict_strategy": "kCustomized", **FULL}
+    ),
+}
+
+
+def new_variable(kind="hbm", name="table", dim=3, key_type="int64", dtype="float32"):
+    """Returns a variable whose new rows depend on its name and the key alone."""
+    var_type, options = KINDS[kind]
+    first = "uniform" if dtype in FLOATS else 7
+    table = make_table(
+        var_type,
+        get_backend("cpu"),
+        dim,
+        initializer=make_initializer(first, dim, None, var_type),
+        key_type=key_type,
+        dtype=dtype,
+        name=name,
+        **options,
+    )
+    return TableVariable(table, name=name, trainable=dtype in FLOATS)
+
+
+class Route:
+    """Tables, and the calls that they have.
+
+    Args:
+      is_native: whether native code may use the tables.
+      make: makes the tables.
+    """
+
+    def __init__(self, is_native, make):
+        self.is_native, self.variables = is_native, make()
+        self.optimizers = [tf.keras.optimizers.SGD(0.5), tf.keras.optimizers.Adam(0.1)]
+        self.optimizers = [sok.OptimizerWrapper(each) for each in self.optimizers]
+
+    @contextlib.contextmanager
+    def route(self):
+        """A block of calls that go this route; outside of it tables say what they are."""
+        for each in self.variables:
+            each.table.record.is_plain = int(self.is_native)
+        try:
+            yield
+        finally:
+            for each in self.variables:
+                each.table.record.is_plain = 1
+
+    def run(self, call, *arguments):
+        """Returns what a call gives, as bits, or what it raises."""
+        try:
+            with self.route():
+                return tf.nest.map_structure(bits, call(*arguments))
+        except Exception as error:
+            return type(error).__name__, said_in(error)
+
+    def state(self):
+        """Returns all that tables are and have done."""
+        return [(State.of(each.table), counts_of(each.table)) for each in self.variables]
+
+
+def counts_of(table):
+    return table.record.counters.by_name(), table.clock.now, table.record.row_epoch
+
+
+def said_in(error):
+    """Returns what an exception says, without where: of a graph's, what Python's said."""
+    found = re.search(r"\b[A-Z]\w*(?:Error|Interrupt): .*", str(error))
+    return str(error) if found is None else found[0]
+
+
+def bits(value):
+    """Returns the type and the bytes of a tensor; anything else as it is."""
+    if not tf.is_tensor(value):
+        return value
+    array = value.numpy()
+    return array.dtype.name, array.shape, array.tobytes()
+
+
+def both(make):
+    """Returns two routes of equal tables."""
+    return Route(True, make), Route(False, make)
+
+
+def assert_equal(native, python):
+    for one, other in zip(native.state(), python.state(), strict=True):
+        for name, mine, theirs in zip(State._fields, one[0], other[0], strict=True):
+            assert mine == theirs, name
+        assert one[1] == other[1]
+
+
+def audit_both(native, python):
+    for route in (native, python):
+        for variable in route.variables:
+            audit(variable.table)
+
+
+# ------------------------------------------------------------------------------- drawn calls
+
+# Ids by the type of keys: some fit every type, some do not fit all.
+_SMALL = range(100)
+_UNIVERSE = {
+    "int64": [*_SMALL, -1, -7, -(2**31), 2**31 - 1, 2**40, 2**62, -(2**63)],
+    "int32": [*_SMALL, -1, -7, -(2**31), 2**31 - 1],
+    "uint64": [*_SMALL, 2**31 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 2],
+}
+_OTHERS = {"int64": [2**63, 2**64 - 1], "int32": [2**31, 2**40], "uint64": [-1, -(2**63)]}
+_ID_TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_ROWS = ("dense", "one each", "ragged", "ragged of int32", "sparse")
+
+
+class PartOfCall(NamedTuple):
+    """One table of a drawn lookup, without the batch.
+
+    Attributes:
+      table: which of the route's.
+      id_type: of the ids.
+      rows: how the batch is given, one of _ROWS.
+      weights: None, "same" rows as the ids, or their own: one of "ragged", "sparse", "dense".
+      combiner: of the rows.
+      width: ids of each dense row.
+    """
+
+    table: int
+    id_type: str
+    rows: str
+    weights: str | None
+    combiner: str
+    width: int
+
+
+class DrawnCall(NamedTuple):
+    """A lookup, without its batches.
+
+    Attributes:
+      parts: of `lookup_sparse`; of a local lookup one.
+      is_local: whether it is `tf.nn.embedding_lookup`.
+      options: its other arguments.
+      has_tape: whether its gradients are taken.
+    """
+
+    parts: tuple[PartOfCall, ...]
+    is_local: bool
+    options: dict[str, Any]
+    has_tape: bool
+
+
+class Drawing:
+    """Draws calls for tables."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+        names = list(KINDS)
+        self.kinds = [names[seed % len(names)], *(self.one_of(names) for _ in range(2))]
+        self.key_types = [self.one_of(("int64", "int64", "int32", "uint64")) for _ in self.kinds]
+        self.dtypes = [self.one_of(FLOATS) for _ in self.kinds]
+        self.dims = [self.one_of((1, 3, 4, 8)) for _ in self.kinds]
+        # And one whose rows are integers, which is looked up by itself.
+        self.kinds.append("hbm")
+        self.key_types.append("int64")
+        self.dtypes.append(self.one_of(INTEGERS))
+        self.dims.append(5)
+
+    def one_of(self, things):
+        return things[self.rng.integers(len(things))]
+
+    def is_so(self, chance):
+        return bool(self.rng.random() < chance)
+
+    def make(self):
+        """Makes the tables."""
+        facts = zip(self.kinds, self.dims, self.key_types, self.dtypes, strict=True)
+        return [new_variable(kind, f"t{i}", *others) for i, (kind, *others) in enumerate(facts)]
+
+    # --------------------------------------------------------------------- what is called
+
+    def call(self):
+        """Returns a lookup."""
+        is_local = self.is_so(0.3)
+        most = len(self.kinds) - (not is_local)
+        parts = []
+        for _ in range(1 if is_local else self.rng.integers(1, 6)):
+            table = int(self.rng.integers(most))
+            key_type, rows = self.key_types[table], self.one_of(_ROWS)
+            weights = None
+            if self.is_so(0.4):
+                others = ("ragged", "sparse", "dense") if rows == "dense" else ("ragged", "sparse")
+                weights = "same" if self.is_so(0.5) else self.one_of(others)
+            id_type = self.one_of(_ID_TYPES) if self.is_so(0.3) else key_type
+            where = "dense" if is_local else rows
+            width = int(self.rng.integers(1, 4))
+            parts.append(PartOfCall(table, id_type, where, weights, self.one_of(COMBINERS), width))
+        options = {}
+        if self.is_so(0.4):
+            options["training"] = self.one_of((True, False, False, None))
+        if self.is_so(0.4):
+            options["missing"] = self.one_of(("initial", "zeros"))
+        if not is_local and all(self.kinds[each.table] != "hbm" for each in parts):
+            options["use_low_frequency_filter"] = self.is_so(0.5)
+        is_trained = all(self.dtypes[each.table] in FLOATS for each in parts)
+        return DrawnCall(tuple(parts), is_local, options, is_trained and self.is_so(0.5))
+
+    # --------------------------------------------------------------------- what it is given
+
+    def ids(self, count, key_type, id_type, known):
+        """Returns ids, of keys that are `known` or of any."""
+        limits = np.iinfo(id_type)
+        if self.is_so(0.03):
+            known = _OTHERS[key_type]  # an error, where such ids can be given
+        fits = [key for key in known if limits.min <= key <= limits.max] or [1]
+        return np.array([self.one_of(fits) for _ in range(count)], id_type)
+
+    def batch(self, part, known):
+        """Returns (ids, weights) as tensors, the weights None or of their own."""
+        key_type, batch = self.key_types[part.table], int(self.rng.integers(0, 7))
+        lengths = self.rng.integers(0, 4, batch)
+        if part.rows in ("dense", "one each"):
+            lengths[:] = part.width if part.rows == "dense" else 1
+        splits = np.concatenate([[0], np.cumsum(lengths)])
+        ids = self.ids(int(splits[-1]), key_type, part.id_type, known)
+        weights = self.rng.uniform(-1, 2, ids.size).astype(np.float32)
+        if self.is_so(0.03):
+            splits = self.wrong(splits)
+        if part.rows == "dense":
+            given = tf.constant(ids.reshape(batch, part.width))
+        elif part.rows == "one each":
+            given = tf.constant(ids)
+        else:
+            given = self.matrix(part.rows, ids, splits)
+        if part.weights is None:
+            return given, None
+        if part.weights == "same" or part.rows == "one each":
+            return given, tf.constant(weights)
+        if self.is_so(0.05) and weights.size:
+            weights = weights[1:]
+        if self.is_so(0.05):
+            splits = self.wrong(splits)
+        if part.weights == "dense":
+            return given, tf.constant(np.resize(weights, (batch, part.width)))
+        return given, self.matrix(part.weights, weights, splits)
+
+    def wrong(self, splits):
+        splits = splits.copy()
+        splits[self.rng.integers(splits.size)] += self.rng.integers(-2, 3)
+        return splits
+
+    def matrix(self, rows, values, splits):
+        """Returns a ragged or sparse matrix, unchecked."""
+        if rows != "sparse":
+            splits = splits.astype(np.int32 if rows == "ragged of int32" else np.int64)
+            return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+        lengths = np.maximum(0, np.diff(splits))
+        at = np.repeat(np.arange(lengths.size), lengths)
+        at = np.resize(at, values.size) if at.size else np.zeros(values.size, np.int64)
+        indices = np.stack([at, np.zeros_like(at)], 1)
+        return tf.SparseTensor(indices.astype(np.int64), values, (lengths.size, 4))
+
+
+def runs(route, drawn):
+    """Returns the function that looks up in a route's tables."""
+    variables = [route.variables[part.table] for part in drawn.parts]
+
+    def look_up(ids, weights):
+        if drawn.is_local:
+            options = {name: drawn.options.get(name) for name in ("training", "missing")}
+            return [variables[0].sparse_read(ids[0], **options)]
+        own = iter(weights)
+        own = [None if part.weights is None else next(own) for part in drawn.parts]
+        weights = [
+            given.with_flat_values(own)
+            if part.weights == "same" and isinstance(given, tf.RaggedTensor)
+            else tf.SparseTensor(given.indices, own, given.dense_shape)
+            if part.weights == "same" and isinstance(given, tf.SparseTensor)
+            else tf.reshape(own, tf.shape(given))
+            if part.weights == "same"
+            else own
+            for part, given, own in zip(drawn.parts, ids, own, strict=True)
+        ]
+        combiners = [part.combiner for part in drawn.parts]
+        return sok.lookup_sparse(variables, ids, weights, combiners, **drawn.options)
+
+    def run(ids, weights):
+        if not drawn.has_tape:
+            return look_up(ids, weights), [], []
+        flat = [getattr(each, "values", each) for each in weights]
+        with tf.GradientTape() as tape:
+            tape.watch(flat)
+            rows = look_up(ids, weights)
+            sums = [tf.reduce_sum(tf.cast(each, tf.float32) ** 2) for each in rows]
+            loss = tf.add_n(sums) if sums else tf.constant(0.0)
+        distinct = list({id(each): each for each in variables}.values())
+        of_tables, of_weights = tape.gradient(loss, [distinct, flat])
+        of_tables = [(each.indices, each.values) for each in of_tables]
+        return rows, of_tables, of_weights
+
+    return run
+
+
+def spec_of(value):
+    """Returns the spec of an argument of a function, of any size."""
+    if isinstance(value, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None], value.dtype, 1, value.row_splits.dtype)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, None], value.dtype)
+    return tf.TensorSpec([None, *value.shape[1:]], value.dtype)
+
+
+class Program:
+    """Drawn calls, one after another, by both routes.
+
+    Args:
+      seed: of what is drawn.
+
+    Attributes:
+      num_native: lookups that ended without Python.
+    """
+
+    def __init__(self, seed):
+        self.drawing = Drawing(seed)
+        self.routes = both(self.drawing.make)
+        self.calls = [self.drawing.call() for _ in range(5)]
+        self.functions = {}
+        self.num_native = 0
+
+    def step(self, number):
+        """Does one thing."""
+        rng, drawing = self.drawing.rng, self.drawing
+        done = rng.integers(10)
+        if done < 7:
+            self.look_up(int(rng.integers(len(self.calls))))
+        else:
+            getattr(self, drawing.one_of(("assign", "erase", "epoch", "scores", "update")))()
+        assert_equal(*self.routes)
+        if number % 10 == 9:
+            audit_both(*self.routes)
+
+    def known(self, table):
+        """Returns the keys of a table, or any, to draw from."""
+        keys = self.routes[0].variables[table].table.export()[0].tolist()
+        if keys and self.drawing.is_so(0.8):
+            return keys
+        universe = _UNIVERSE[self.drawing.key_types[table]]
+        return universe[: self.drawing.one_of((20, len(universe)))]
+
+    def both(self, call):
+        """Has both routes do the same; returns what it gave."""
+        results = [route.run(call, route) for route in self.routes]
+        assert results[0] == results[1]
+        return results[0]
+
+    # --------------------------------------------------------------------- lookups
+
+    def look_up(self, number):
+        drawn, drawing = self.calls[number], self.drawing
+        batches = [drawing.batch(part, self.known(part.table)) for part in drawn.parts]
+        ids = [each for each, _ in batches]
+        weights = [each for _, each in batches if each is not None]
+        is_traced, mode = drawing.is_so(0.5), contextlib.nullcontext
+        if drawing.is_so(0.2):
+            missing = drawing.one_of((None, "initial", "zeros"))
+            mode = lambda: sok.inference_mode(missing=missing)  # noqa: E731
+        updates = drawing.is_so(0.5) and drawing.one_of((0, 1))
+
+        def call(route):
+            run = self.traced(route, number, ids, weights) if is_traced else runs(route, drawn)
+            before = LOOKUPS.native[0]
+            with mode():
+                outputs, of_tables, of_weights = run(ids, weights)
+            count = LOOKUPS.native[0] - before
+            assert count <= int(route.is_native)
+            self.num_native += count
+            distinct = dict.fromkeys(part.table for part in drawn.parts)
+            if of_tables and updates is not False:
+                gradients = [
+                    (tf.IndexedSlices(values, keys), route.variables[table])
+                    for (keys, values), table in zip(of_tables, distinct, strict=True)
+                ]
+                route.optimizers[updates].apply_gradients(gradients)
+            return outputs, of_tables, of_weights
+
+        return self.both(call)
+
+    def traced(self, route, number, ids, weights):
+        """Returns the lookup as a function: native code has a plan of it on both routes."""
+        if (route, number) not in self.functions:
+            for each in route.variables:
+                each.table.record.is_plain = 1
+            arguments = tf.nest.map_structure(spec_of, (ids, weights), expand_composites=False)
+            run = runs(route, self.calls[number])
+            function = tf.function(run, input_signature=arguments, autograph=False)
+            self.functions[route, number] = function.get_concrete_function()
+            for each in route.variables:
+                each.table.record.is_plain = int(route.is_native)
+        return self.functions[route, number]
+
+    # --------------------------------------------------------------------- what else is done
+
+    def some_of(self, tables):
+        """Returns one of some tables and keys for it."""
+        table = int(self.drawing.one_of(tables))
+        key_type = self.drawing.key_types[table]
+        known = [key for key in self.known(table) if key not in _OTHERS[key_type]]
+        count = int(self.drawing.rng.integers(1, 8))
+        keys = np.array([self.drawing.one_of(known) for _ in range(count)], key_type)
+        return table, np.unique(keys)
+
+    def assign(self):
+        table, keys = self.some_of(range(len(self.drawing.kinds)))
+        rows = self.drawing.rng.integers(-9, 9, (keys.size, self.drawing.dims[table]))
+        if self.drawing.dtypes[table] in FLOATS:
+            rows = rows.astype(np.float32)
+        self.both(lambda route: route.variables[table].table.insert_or_assign(keys, rows))
+
+    def erase(self):
+        table, keys = self.some_of(range(len(self.drawing.kinds)))
+        self.both(lambda route: route.variables[table].table.erase(keys))
+
+    def epoch(self):
+        tables = [i for i, kind in enumerate(self.drawing.kinds) if "Epoch" in kind]
+        if tables:
+            table, epoch = self.drawing.one_of(tables), int(self.drawing.rng.integers(1, 9))
+            for route in self.routes:
+                route.variables[table].table.epoch = epoch
+
+    def scores(self):
+        tables = [i for i, kind in enumerate(self.drawing.kinds) if "kCustomized" in kind]
+        if tables:
+            table, keys = self.some_of(tables)
+            scores = self.drawing.rng.integers(0, 99, keys.size).astype(np.uint64)
+            self.both(lambda route: route.variables[table].table.assign_scores(keys, scores))
+
+    def update(self):
+        tables = [i for i, kind in enumerate(self.drawing.dtypes) if kind in FLOATS]
+        table, keys = self.some_of(tables)
+        grads = self.drawing.rng.normal(size=(keys.size, self.drawing.dims[table]))
+        given = tf.IndexedSlices(tf.constant(grads, tf.float32), tf.constant(keys))
+        optimizer = self.drawing.one_of((0, 1))
+        self.both(
+            lambda route: (
+                route.optimizers[optimizer].apply_gradients([(given, route.variables[table])])
+                and None
+            )
+        )
+
+
+@pytest.mark.filterwarnings("ignore:Table 't. had no room")
+@pytest.mark.parametrize("seed", range(3 * len(KINDS)))
+def test_drawn_calls_have_the_same_bits_by_both_routes(seed):
+    program = Program(seed)
+    for number in range(30 if QUICK else 60):
+        program.step(number)
+    audit_both(*program.routes)
+    assert program.num_native > 0
+
+
+# ------------------------------------------------------------------------------- entries
+
+
+def give_room(variable):
+    """Lets the clock of a table begin spans for half an hour, for which it would need Python."""
+    clock = variable.table.clock
+    publish(clock._plan_spans(clock._spans(), more=2000))
+
+
+def ragged(keys, values=None):
+    splits = np.array([0, 2, 2, len(keys)])
+    return tf.RaggedTensor.from_row_splits(keys if values is None else values, splits)
+
+
+def sparse(keys, values=None):
+    given = ragged(keys, values).to_sparse()
+    return tf.SparseTensor(given.indices, given.values, [5, 3])
+
+
+def rows_of(weights, form=ragged):
+    return lambda keys: form(keys, tf.range(1.0, len(keys) + 1)) if weights else None
+
+
+def pooled(ids, weights=None, **options):
+    """Returns a lookup of keys, pooled: in two tables, the first twice."""
+
+    def look_up(variables, keys):
+        one, other = variables
+        own = weights(keys) if weights is not None else None
+        return sok.lookup_sparse(
+            [one, other, one], [ids(keys)] * 3, [own, None, own], list(COMBINERS), **options
+        )
+
+    return look_up
+
+
+LOOKUPS_OF_KEYS = {
+    "dense": pooled(lambda keys: tf.reshape(keys, [2, 2])),
+    "one each": pooled(lambda keys: keys),
+    "ragged": pooled(ragged),
+    "ragged of int32": pooled(lambda keys: ragged(keys).with_row_splits_dtype(tf.int32)),
+    "sparse": pooled(sparse),
+    "weighted": pooled(ragged, rows_of(True)),
+    "weighted, sparse": pooled(sparse, rows_of(True, sparse)),
+    "weighted, dense": pooled(lambda keys: keys, lambda keys: tf.range(4.0)),
+    "filtered": pooled(ragged, use_low_frequency_filter=True),
+    "in training": pooled(ragged, training=True),
+    "not in training": pooled(ragged, training=False),
+    "zeros": pooled(ragged, training=False, missing="zeros"),
+    "rows": lambda variables, keys: tf.nn.embedding_lookup(variables[0], keys),
+    "rows of a matrix": lambda variables, keys: tf.gather(variables[1], tf.reshape(keys, [2, 2])),
+}
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kLru", "kEpochLfu", "kCustomized"])
+@pytest.mark.parametrize("name", LOOKUPS_OF_KEYS)
+def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
+    if name == "filtered" and kind == "hbm":
+        pytest.skip("a table that keeps every key has no filter")
+    key_type, dtype = {"kLru": ("int32", "float16"), "kCustomized": ("uint64", "bfloat16")}.get(
+        kind, ("int64", "float32")
+    )
+    variables = [new_variable(kind, f"t{i}", 3, key_type, dtype) for i in range(2)]
+    for each in variables:
+        each.table.lookup([5, 7, 9, 11])
+        give_room(each)
+    look_up = mode(lambda keys: LOOKUPS_OF_KEYS[name](variables, keys))
+    known, new = (tf.constant(keys, key_type) for keys in ([7, 5, 5, 11], [7, 5, 6, 11]))
+    look_up(known)
+    counts = []
+    for keys in (known, known, new, known):
+        before = num_entries()
+        look_up(keys)
+        counts.append(num_entries() - before)
+    # What begins with its first row is drawn by Python.
+    assert counts == [0, 0, int(name != "zeros"), 0]
+    for each in variables:
+        audit(each.table)
+
+
+@pytest.fixture(scope="module")
+def holder(tmp_path_factory):
+    """A function of tests/support/locks.cpp that keeps the interpreter lock while it waits."""
+    target = tmp_path_factory.mktemp("holder") / "locks.so"
+    compile_locks(target, ["-O2", "-shared", "-fPIC"])
+    function = ctypes.PyDLL(str(target)).give_and_wait
+    function.argtypes = [ctypes.POINTER(TableLock), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
+    return function
+
+
+@pytest.mark.parametrize("training", [None, False], ids=["training", "reading"])
+@pytest.mark.parametrize("name", ["pooled", "rows"])
+def test_a_lookup_ends_while_another_thread_holds_the_interpreter_lock(
+    mode, holder, name, training
+):
+    variable = new_variable()
+    variable.table.lookup([5, 7])
+    give_room(variable)
+    record, calls = (
+        variable.table.record,
+        {
+            "pooled": lambda keys: sok.lookup_sparse([variable], [keys], training=training),
+            "rows": lambda keys: variable.sparse_read(keys, training=training),
+        },
+    )
+    look_up, keys = mode(calls[name]), tf.constant([7, 5, 7])
+    look_up(keys)
+    found = ctypes.c_int64.from_address(
+        ctypes.addressof(record.counters) + type(record.counters).found.offset
+    )
+    is_taken, are_waiting = threading.Event(), threading.Event()
+
+    def hold():
+        with contextlib.ExitStack() as stack:
+            stack.callback(is_taken.set)
+            variable.table.lock.acquire()
+        are_waiting.wait()
+        # From here on no other thread has the interpreter lock until the lookup has counted.
+        return holder(record.lock, found, found.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        held = pool.submit(hold)
+        is_taken.wait()
+        before = num_entries()
+        result = pool.submit(look_up, keys)
+        while not (record.lock.state & SLEEPING or result.done()):
+            time.sleep(0.001)
+        are_waiting.set()
+        assert held.result() == 1
+        result.result()
+    assert num_entries() == before
+    audit(variable.table)
+
+
+# ------------------------------------------------------------------------------- errors
+
+
+def sparse_at(rows, num_rows=3, weights=None):
+    """Returns ids, or weights, in some rows of a sparse matrix."""
+    values = tf.constant([5, 7, 9][: len(rows)], tf.int64) if weights is None else weights
+    indices = np.stack([rows, np.zeros(len(rows), np.int64)], 1)
+    return tf.SparseTensor(indices, values, [num_rows, 1])
+
+
+def ragged_at(splits, values=(5, 7, 9)):
+    return tf.RaggedTensor.from_row_splits(
+        np.array(values), np.array(splits, np.int64), validate=False
+    )
+
+
+def of_weights(weights, ids=None):
+    return lambda variables: sok.lookup_sparse(
+        variables[:1], [ragged_at([0, 2, 3]) if ids is None else ids], [weights], "sum"
+    )
+
+
+def of_ids(*ids, **options):
+    return lambda variables: sok.lookup_sparse(variables[: len(ids)], list(ids), **options)
+
+
+def in_a_pipeline(variables):
+    dataset = tf.data.Dataset.from_tensors(np.array([5, 1]))
+    return next(iter(dataset.map(lambda keys: tf.nn.embedding_lookup(variables[0], keys))))
+
+
+KEPT = ragged_at([0, 1, 3])
+# Calls that raise, of an "hbm" table, one of int32 keys, one of uint64 keys, and one that is full.
+WRONG = {
+    "splits that fall": of_ids(ragged_at([0, 3, 1, 3])),
+    "splits that fall, of the second": of_ids(KEPT, ragged_at([0, 3, 1, 3])),
+    "splits that end too early": of_ids(ragged_at([0, 1, 2])),
+    "splits that end too late": of_ids(ragged_at([0, 1, 4])),
+    "splits that begin late": of_ids(ragged_at([1, 2, 3])),
+    "splits below 0": of_ids(ragged_at([-1, 2, 3])),
+    "splits of no rows": of_ids(ragged_at([0])),
+    "no splits": of_ids(ragged_at([])),
+    "splits that fall, not in training": of_ids(ragged_at([0, 3, 1, 3]), training=False),
+    "rows that fall": of_ids(sparse_at([1, 0, 2])),
+    "rows out of range": of_ids(sparse_at([0, 1, 3])),
+    "rows below 0": of_ids(sparse_at([-1, 1, 2])),
+    "rows of which there are none": of_ids(sparse_at([0], 0)),
+    "fewer rows than none": of_ids(sparse_at([0], -1)),
+    "more rows than memory has": of_ids(sparse_at([0], 2**62)),
+    "more keys than indices": of_ids(
+        tf.SparseTensor([[0, 0], [1, 0]], tf.constant([5, 7], tf.int64), [2, 1]),
+        tf.SparseTensor([[0, 0], [1, 0]], tf.constant([2**31, 7], tf.int64), [2, 1]),
+    ),
+    "keys beyond int32": of_ids(KEPT, np.array([5, 2**31])),
+    "keys below int32": of_ids(KEPT, np.array([5, -(2**31) - 1])),
+    "uint64 keys beyond int32": of_ids(KEPT, np.array([5, 2**32 + 5], np.uint64)),
+    "keys beyond int64": of_ids(np.array([5, 2**63], np.uint64)),
+    "keys below 0": lambda variables: tf.nn.embedding_lookup(variables[2], [5, -1]),
+    "int32 keys below 0": lambda variables: tf.nn.embedding_lookup(
+        variables[2], tf.constant([5, -1], tf.int32)
+    ),
+    "fewer weights": of_weights(ragged_at([0, 1, 2], [1.0, 2.0])),
+    "weights of other rows": of_weights(ragged_at([0, 1, 3], [1.0, 2.0, 3.0])),
+    "weights of more rows": of_weights(ragged_at([0, 2, 3, 3], [1.0, 2.0, 3.0])),
+    "weights in rows that fall": of_weights(sparse_at([1, 0, 0], 2, [1.0, 2.0, 3.0])),
+    "weights of sparse rows": of_weights(
+        sparse_at([0, 1, 2], 3, [1.0, 2.0, 3.0]), sparse_at([0, 1, 1])
+    ),
+    "insertion in a pipeline": in_a_pipeline,
+    "a full table": lambda variables: sok.lookup_sparse(
+        [variables[0], variables[3]], [np.arange(70)] * 2, combiners="sum"
+    ),
+    "rows of a full table": lambda variables: tf.nn.embedding_lookup(variables[3], np.arange(70)),
+}
+
+
+def tables_of_errors():
+    variables = [
+        new_variable("hbm", "a"),
+        new_variable("kLfu", "b", key_type="int32"),
+        new_variable("hbm", "c", key_type="uint64"),
+        new_variable("full kEpochLfu", "d"),
+    ]
+    for each in variables:
+        each.table.lookup([5, 7, 9])
+        give_room(each)
+    return variables
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_the_same_by_both_routes(mode, name):
+    routes = both(tables_of_errors)
+    functions = [mode(lambda route=route: WRONG[name](route.variables)) for route in routes]
+    for _ in range(2):
+        # A function is traced when it is called first, then with a plan.
+        for each in routes[1].variables:
+            each.table.record.is_plain = 1
+        found = [route.run(call) for route, call in zip(routes, functions, strict=True)]
+        assert found[0] == found[1]
+        assert len(found[0]) == 2 and len(found[0][1]) > 20, "nothing was wrong"
+        assert_equal(*routes)
+        audit_both(*routes)
+    # And what follows is right.
+    for table in range(4):
+        found = [
+            route.run(lambda variable: variable.sparse_read([5, 8]), route.variables[table])
+            for route in routes
+        ]
+        assert found[0] == found[1]
+    assert_equal(*routes)
