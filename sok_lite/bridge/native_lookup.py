@@ -11,10 +11,9 @@ from sok_lite.native.plans import Part, Rows
 
 
 def are_native(tables: Sequence[Any]) -> bool:
-    """Whether native code can look up in the engine's tables."""
+    """Whether native code may look up in the engine's tables, where they are as it can."""
     return all(
-        isinstance(table.backend, CpuBackend) and table.record is not None and table.record.is_plain
-        for table in tables
+        isinstance(table.backend, CpuBackend) and table.record is not None for table in tables
     )
 
 
