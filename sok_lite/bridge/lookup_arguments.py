@@ -129,7 +129,7 @@ def checked_arguments(
     for each, param, its, combiner in zip(arguments, params, ids, combiners, strict=True):
         is_dense = each.rows.width is not None and each.weights is None
         if is_dense and type(its) is EagerTensor and type(combiner) is str:
-            known_by = _known_by(each.spec.number, param, its, combiner, num_ranks)
+            _, known_by = _known_by(each.spec.number, param, its, combiner, num_ranks)
             param.kept.keep(known_by, (each.spec, each.rows))
     return arguments
 
@@ -146,20 +146,28 @@ def _known_arguments(
         are_plain = type(its) is EagerTensor and type(combiner) is str
         if not are_plain or not isinstance(variable, OfTable):
             return None
-        known = variable.kept.get(_known_by(i, variable, its, combiner, num_ranks))
+        shape, known_by = _known_by(i, variable, its, combiner, num_ranks)
+        known = variable.kept.get(known_by)
         if known is None:
             return None
         spec, rows = known
-        arguments.append(Argument(spec, its, rows, None, None, _shape_of(its)[0]))
+        arguments.append(Argument(spec, its, rows, None, None, shape[0]))
     return arguments
 
 
 _shape_of, _dtype_of = (getattr(EagerTensor, name) for name in (SHAPE_OF_EAGER, DTYPE_OF_EAGER))
 
 
-def _known_by(number: int, variable: Any, ids: tf.Tensor, combiner: str, num_ranks: int) -> Any:
-    """Returns what tells apart all dense ids that some check may treat otherwise."""
-    return number, combiner, num_ranks, variable.trainable, _dtype_of(ids), _shape_of(ids)[1:]
+def _known_by(
+    number: int, variable: Any, ids: tf.Tensor, combiner: str, num_ranks: int
+) -> tuple[tuple[int, ...], Any]:
+    """Returns the shape of dense ids, and what a check may ask of them beside the number of rows.
+
+    What is kept of a lookup has `trainable` as well.
+    """
+    shape = _shape_of(ids)
+    of_row = shape[1:] if shape else None  # a scalar has none, and a vector has ()
+    return shape, (number, combiner, num_ranks, variable.trainable, _dtype_of(ids), of_row)
 
 
 def _as_list(argument: Any) -> list[Any]:
