@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.keras import guard
-from sok_lite.bridge.serving.mode import stand_in
+from sok_lite.bridge.serving.mode import is_exporting, stand_in
 from sok_lite.bridge.tf_private import tape_accessed, watcher_accessed
 
 
@@ -31,4 +31,5 @@ def accessed(variables: Sequence[Any]) -> list[tf.Tensor]:
         if resource.trainable:
             tape_accessed(resource)
             watcher_accessed(resource)
-    return [stand_in(resource._true_handle) for resource in resources]
+    handles = [resource._true_handle for resource in resources]
+    return [stand_in(each) for each in handles] if is_exporting() else handles

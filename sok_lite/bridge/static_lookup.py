@@ -83,7 +83,7 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
         gradient=lookup.gradient,
         collective=lookup.collective,
     )
-    return lookup.pooled(outputs)
+    return lookup.pooled(outputs, [each.batch for each in static])
 
 
 def _read_rows(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
