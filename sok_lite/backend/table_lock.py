@@ -93,5 +93,5 @@ def load(library: Path) -> None:
     TableLock.after_fork = method(TableLock, "sok_lock_after_fork", returns=c_int)
     TableLock._try = method(TableLock, "sok_lock_try", returns=c_int)
     for kind, prefix in ((TableLock, "sok_lock"), (TableLocks, "sok_locks")):
-        kind.__enter__ = method(kind, f"{prefix}_take")  # type: ignore[method-assign]
-        kind.__exit__ = method(kind, f"{prefix}_give", *error)  # type: ignore[method-assign]
+        kind.__enter__ = method(kind, f"{prefix}_take")
+        kind.__exit__ = method(kind, f"{prefix}_give", *error)
