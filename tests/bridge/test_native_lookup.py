@@ -51,6 +51,7 @@ KINDS = {
     "hbm": Kind("hbm", {}),
     "kLru": Kind("hybrid", {"init_capacity": 16}),
     "kLfu": Kind("hybrid", {"evict_strategy": "kLfu", "enter_threshold": 2}),
+    "kLfu of all": Kind("hybrid", {"evict_strategy": "kLfu"}),
     "kEpochLru": Kind("hybrid", {"evict_strategy": "kEpochLru", "filter_ratio": 0.5}),
     "kEpochLfu": Kind("hybrid", {"evict_strategy": "kEpochLfu"}),
     "kCustomized": Kind("hybrid", {"evict_strategy": "kCustomized"}),

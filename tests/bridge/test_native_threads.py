@@ -1,0 +1,287 @@
+"""Native lookups beside other threads, finalizers and interrupts, and without their tables."""
+
+import ctypes
+import gc
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.native.plans import num_entries
+from tests.bridge.test_native_lookup import counts_of, give_room, new_variable
+from tests.conftest import QUICK
+from tests.engine.test_exclusive import AtEveryLine, in_child
+from tests.support.table_audit import assert_lock_is_free, audit
+from tests.support.table_state import State
+from tests.support.tripwire import Tripwire
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+NUM_KEYS = 400  # that threads look up; others are inserted and erased beside
+
+
+def in_threads(*works):
+    """Does things at once; raises what one of them raises."""
+    errors = []
+
+    def do(work):
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=do, args=(work,), daemon=True) for work in works]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(600)
+        assert not each.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kLfu of all", "kEpochLfu"])
+def test_what_threads_do_adds_up(kind):
+    variables = [new_variable(kind, f"t{i}") for i in range(3)]
+    tables = [each.table for each in variables]
+    combiners = ["sum"] * 3
+
+    def in_all(keys):
+        return sok.lookup_sparse(variables, [keys, keys, keys], combiners=combiners)
+
+    def in_one(keys):
+        return tf.nn.embedding_lookup(variables[0], keys)
+
+    def backwards(keys):
+        # The last table twice: a key counts once.
+        return sok.lookup_sparse([*variables[::-1], variables[2]], [keys] * 4, combiners="sum")
+
+    def reading(keys):
+        return sok.lookup_sparse(
+            variables, [keys, keys, keys], training=False, missing="zeros", combiners=combiners
+        )
+
+    spec = [tf.TensorSpec([None], tf.int64)]
+    eager = [in_all, in_one, backwards, reading]
+    calls = [*eager, *(tf.function(each, input_signature=spec) for each in eager)]
+    # Of each call how many keys it asks each table for, by keys, and whether they count as seen.
+    asks = [((1, 1, 1), True), ((1, 0, 0), True), ((1, 1, 2), True), ((1, 1, 1), False)] * 2
+    for call in calls:
+        call(tf.constant([], tf.int64))  # traced
+    num_calls = [0, 0, 0]
+    for times, is_seen in asks:
+        num_calls = [n + bool(is_seen and t) for n, t in zip(num_calls, times, strict=True)]
+    rounds = 40 if QUICK else 300
+    seen = np.zeros((8, 3, NUM_KEYS), np.int64)
+    asked = np.zeros((8, 3), np.int64)
+    begun = np.zeros((8, 3), np.int64)
+    before = LOOKUPS.native[0]
+
+    def look_up(number):
+        rng = np.random.default_rng(number)
+        for round in range(rounds):
+            most = NUM_KEYS * (round + 10) // (rounds + 10)
+            keys = rng.integers(0, most, rng.integers(1, 20))
+            which = rng.integers(len(calls))
+            calls[which](tf.constant(keys))
+            times, is_seen = asks[which]
+            for table in range(3):
+                asked[number, table] += times[table] * keys.size
+                if is_seen and times[table]:
+                    begun[number, table] += 1
+                    seen[number, table, np.unique(keys)] += 1
+
+    num_beside = [0, 0, 0]
+
+    def beside():
+        rng = np.random.default_rng(99)
+        for _ in range(rounds // 4):
+            at = int(rng.integers(3))
+            keys = NUM_KEYS + rng.integers(0, 50, 10)
+            tables[at].lookup(keys)
+            num_beside[at] += 1
+            tables[at].erase(keys)
+            assert not tables[at].contains(keys).any()
+            tables[at].export()
+            assert 0 <= tables[at].size <= NUM_KEYS
+            # Beside others it removes nothing: all was seen within the last hour.
+            tables[at].expire(seconds=3600)
+
+    in_threads(*(lambda number=number: look_up(number) for number in range(8)), beside)
+    assert LOOKUPS.native[0] > before
+    for at, table in enumerate(tables):
+        expected = seen.sum(0)[at]
+        counters = table.record.counters
+        assert counters.found + counters.missed == asked.sum(0)[at] + 10 * num_beside[at]
+        assert table.clock.now == num_calls[at] + begun.sum(0)[at] + num_beside[at]
+        keys = np.flatnonzero(expected)
+        assert table.size == keys.size
+        if kind != "hbm":
+            np.testing.assert_array_equal(table.scores(keys), expected[keys])
+        audit(table)
+
+
+# ---------------------------------------------------------------- within a handed-over lookup
+
+
+def lookups(variable):
+    return {
+        "pooled": lambda keys: sok.lookup_sparse([variable], [keys], combiners=["sum"]),
+        "rows": lambda keys: tf.nn.embedding_lookup(variable, keys),
+    }
+
+
+def pair(kind, dim=4):
+    """Two equal tables with a few keys."""
+    made = [new_variable(kind, dim=dim) for _ in range(2)]
+    for each in made:
+        each.table.lookup(np.arange(10))
+        give_room(each)
+    return made
+
+
+@pytest.mark.parametrize("name", ["pooled", "rows"])
+@pytest.mark.parametrize("kind", ["hbm", "kLfu of all", "full kEpochLfu"])
+def test_a_change_within_a_lookup_that_python_goes_on_with_is_refused(kind, name):
+    variable, other = pair(kind)
+    table, refused = variable.table, []
+    within, keys = lookups(variable), tf.constant([1, 2])
+    changes = [
+        lambda: within["pooled"](keys),
+        lambda: within["rows"](keys),
+        lambda: table.erase([1]),
+        lambda: table.insert_or_assign([1], np.zeros((1, 4), np.float32)),
+    ]
+    assert within["rows"](keys) is not None and lookups(other)["rows"](keys) is not None
+
+    def as_a_finalizer_does():
+        if not table.lock._is_owned() or table.record.is_settled == 1:
+            return  # the call has come to its end
+        assert table.size >= 10 or kind != "hbm"
+        table.contains([1])
+        with pytest.raises(RuntimeError, match="while this thread was"):
+            changes[len(refused) % len(changes)]()
+        refused.append(table.record.is_settled)
+
+    tracer = AtEveryLine(as_a_finalizer_does)
+    for new in ([3, 50, 4], [51, 51], [52, 1]):
+        new = tf.constant(new)
+        before = num_entries()
+        result = tracer.run(lambda new=new: lookups(variable)[name](new))
+        assert num_entries() > before
+        expected = lookups(other)[name](new)
+        for one, two in zip(tf.nest.flatten(result), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_array_equal(one, two)
+        audit(table)
+    assert 2 in refused and 0 in refused, "before Python has begun, and then"
+    assert State.of(table) == State.of(other.table)
+    before = num_entries()
+    within[name](keys)
+    assert num_entries() == before, "it is not settled"
+
+
+@pytest.mark.parametrize("name", ["pooled", "rows"])
+@pytest.mark.parametrize("kind", ["hbm", "kLfu of all"])
+def test_an_interrupt_in_a_lookup_that_python_goes_on_with(kind, name):
+    variable = new_variable(kind)
+    table, look_up = variable.table, lookups(variable)[name]
+    known = np.arange(10)
+    table.lookup(known)
+    give_room(variable)
+    look_up(tf.constant(known))
+    interrupted, step = 0, 7 if QUICK else 1
+    for at in range(1, 20_000, step):
+        new = 1000 + 2 * at
+        wire = Tripwire(at, KeyboardInterrupt)
+        try:
+            wire.run(lambda new=new: look_up(tf.constant([3, new, new + 1])))
+        except KeyboardInterrupt:
+            interrupted += 1
+        assert_lock_is_free(table)
+        assert table.contains([new, new + 1]).tolist() in ([False] * 2, [True] * 2), wire.place
+        look_up(tf.constant(known))  # maybe by Python, which brings the call before to its end
+        before = num_entries()
+        look_up(tf.constant(known))
+        assert num_entries() == before, wire.place
+        if at % 20 == 1:
+            audit(table)
+        if wire.place is None:
+            break
+    assert interrupted > 200 // step
+    audit(table)
+
+
+# ---------------------------------------------------------------- without its table
+
+
+@pytest.mark.parametrize("name", ["pooled", "rows"])
+def test_a_function_whose_table_is_gone_leaves_the_next_one_alone(name):
+    variables = [new_variable()]
+    calls = {
+        "pooled": lambda keys: sok.lookup_sparse([variables[0]], [keys], combiners=["sum"]),
+        "rows": lambda keys: tf.nn.embedding_lookup(variables[0], keys),
+    }
+    function = tf.function(calls[name])
+    keys = tf.constant([1, 2, 3])
+    function(keys)
+    before = num_entries()
+    function(keys)
+    assert num_entries() == before
+    record = ctypes.addressof(variables[0].table.record)
+    variables.clear()
+    gc.collect()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="whose variable was deleted"):
+        function(keys)
+    others = []  # which have the records of tables that are gone
+    while not others or ctypes.addressof(others[-1].table.record) != record:
+        others.append(new_variable())
+        assert len(others) < 1000
+    new = others[-1]
+    new.table.lookup([1, 2, 3])
+    rows = new.table.lookup([1, 2, 3], insert=False).values.copy()
+    counts = counts_of(new.table)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="whose variable was deleted"):
+        function(keys)
+    assert counts_of(new.table) == counts
+    np.testing.assert_array_equal(new.table.lookup([1, 2, 3], insert=False).values, rows)
+    audit(new.table)
+
+
+def test_children_forked_while_native_threads_look_up_have_the_table_or_are_told():
+    variable = new_variable(dim=8)
+    table = variable.table
+    table.lookup(np.arange(3000))
+    give_room(variable)
+    look_up = tf.function(lambda keys: sok.lookup_sparse([variable], [keys], combiners=["sum"]))
+    reading = tf.function(
+        lambda keys: sok.lookup_sparse([variable], [keys], combiners=["sum"], training=False)
+    )
+    known = tf.constant(np.arange(3000))
+    rows = table.lookup(np.arange(3000)).values.copy()
+    look_up(known), reading(known)
+    stop = threading.Event()
+
+    def work(call):
+        while not stop.is_set():
+            call(known)
+
+    def look():
+        found = table.lookup(np.arange(3000))
+        table.lookup(np.arange(5000, 5050))
+        return bool((found.values == rows).all())
+
+    def fork():
+        try:
+            texts = [in_child(look) for _ in range(10 if QUICK else 40)]
+        finally:
+            stop.set()
+        told = "RuntimeError: This process was forked while a table was in use"
+        assert all(text == "True" or text.startswith(told) for text in texts), texts
+
+    in_threads(*(lambda call=call: work(call) for call in (look_up, reading, look_up)), fork)
+    assert in_child(look) == "True"
+    assert not table.contains(np.arange(5000, 5050)).any()
+    audit(table)
