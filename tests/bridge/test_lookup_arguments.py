@@ -37,15 +37,15 @@ def test_lookups_of_many_kinds_are_told_apart():
     rng = np.random.default_rng(0)
     all_rows = rows_of(1), rows_of(2)
     tables = [table_with(rows) for rows in all_rows]
-    for _ in range(40 if QUICK else 400):
-        numbers = rng.integers(0, 2, rng.integers(1, 4))
-        shapes = [(rng.integers(0, 4), *rng.integers(1, 4, rng.integers(0, 2))) for _ in numbers]
+    for _ in range(100 if QUICK else 400):
+        numbers = rng.integers(0, 2, rng.integers(1, 3))
+        shapes = [(rng.integers(0, 4), *rng.integers(2, 4, rng.integers(0, 2))) for _ in numbers]
         ids = [
             rng.integers(0, NUM_KEYS, shape).astype(rng.choice(["int32", "int64"]))
             for shape in shapes
         ]
         combiners = [str(rng.choice(["sum", "mean", "sqrtn"])) for _ in numbers]
-        is_ragged, is_weighted = rng.integers(0, 3, 2) == 0
+        is_ragged, is_weighted = rng.integers(0, 4, 2) == 0
         of_weights = None
         if is_weighted:
             of_weights = [tf.fill(shape, 2.0) for shape in shapes]
