@@ -93,6 +93,7 @@ _NOT_ON_GPU = {
     *("test_sok_modules", "test_strategies", "test_tf_private", "test_without_v2"),
     # They read the tables of the engine as NumPy arrays.
     *("test_checkpoint", "test_patched_optimizers"),
+    "test_native_gradient",
     # What it asks for is the CPU's backend.
     "test_it_lives_on_the_chosen_backend",
 }
