@@ -6,6 +6,7 @@ Native code leaves all to Python where `record.allows` is 0.
 import contextlib
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,21 +30,13 @@ pytestmark = pytest.mark.usefixtures("initialised")
 COMBINERS = ("sum", "mean", "sqrtn")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 ROWS = ("one each", "dense", "ragged", "ragged of int32", "sparse")
+# Lookups evict keys, or refuse some.
+FULL = {"init_capacity": 32, "max_capacity": 32, "max_bucket_size": 8}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "hbm": ("hbm", {}),
     "hybrid": ("hybrid", {"init_capacity": 16}),
-    # Every lookup evicts keys, or refuses some.
-    "full": (
-        "hybrid",
-        {"init_capacity": 32, "max_capacity": 32, "max_bucket_size": 8, "on_refused": "ignore"},
-    ),
-    "full kLfu": (
-        "hybrid",
-        {
-            **{"init_capacity": 32, "max_capacity": 32, "max_bucket_size": 8},
-            **{"on_refused": "ignore", "evict_strategy": "kLfu"},
-        },
-    ),
+    "full": ("hybrid", {"on_refused": "ignore", **FULL}),
+    "full kLfu": ("hybrid", {"on_refused": "ignore", "evict_strategy": "kLfu", **FULL}),
 }
 
 
@@ -204,15 +197,15 @@ class Drawing:
 
 
 def expected(drawn, arrived):
-    """Returns of each part (keys in the order of first occurrence, float64 gradients of their rows),
-    by the definition."""
+    """Returns of each part (keys in the order of first occurrence, the float64 gradients of their
+    rows), by the definition."""
     results = []
     for i, ids in enumerate(drawn.ids):
         keys, splits = keys_of(ids)
         weights = np.ones(keys.size) if drawn.weights[i] is None else drawn.weights[i].numpy()
         order = {key: number for number, key in enumerate(dict.fromkeys(keys.tolist()))}
         sums = np.zeros((len(order), arrived[i].shape[1]))
-        for b, (begin, end) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+        for b, (begin, end) in enumerate(pairwise(splits)):
             own = weights[begin:end].astype(np.float64)
             divisor = {"sum": 1.0, "mean": own.sum(), "sqrtn": np.sqrt((own**2).sum())}
             scale = divisor[drawn.combiners[i]]
