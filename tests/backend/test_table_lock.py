@@ -13,21 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.backend.sources import kernel_folder
 from sok_lite.backend.table_lock import TableLock, TableLocks
-from tests.backend.test_sanitizers import ROOT, SANITIZERS, Sanitizer, compiler, runtime
+from tests.backend.test_sanitizers import SANITIZERS, Sanitizer, runtime
+from tests.support.locks import SLEEPING, compile_locks
 from tests.support.tripwire import Interrupt
 
-SOURCE = ROOT / "tests" / "support" / "locks.cpp"
-ALONE, SLEEPING = 1 << 31, 1 << 30
+ALONE = 1 << 31
 BACKEND = get_backend("cpu")  # it gives locks their functions
-
-
-def compile_locks(target, flags):
-    """Compiles tests/support/locks.cpp."""
-    command = [compiler(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
-    words = ["-I", str(kernel_folder()), str(SOURCE), "-o", str(target)]
-    subprocess.run([*command, *words], check=True)
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,8 @@ from sok_lite.engine.table import make_table
 from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
-from tests.backend.test_table_lock import SLEEPING, compile_locks
 from tests.conftest import QUICK
+from tests.support.locks import SLEEPING, compile_locks
 from tests.support.table_audit import audit
 from tests.support.table_state import State
 
