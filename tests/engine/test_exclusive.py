@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import gc
 import os
-import sys
 import threading
 
 import numpy as np
@@ -22,30 +21,12 @@ from sok_lite.engine.table.exclusive import (
 )
 from sok_lite.engine.update_rows import Update
 from tests.support.helpers import new_table
-from tests.support.own_process import run_limited
+from tests.support.own_process import in_child, run_limited
 from tests.support.steps import apply_updates
 from tests.support.table_audit import assert_lock_is_free, audit, audit_insides
-from tests.support.tripwire import Interrupt, Tripwire
+from tests.support.tripwire import AtEveryLine, Interrupt, Tripwire
 
 BACKEND = get_backend("cpu")  # a forked child has no GPU
-
-
-def in_child(work):
-    """Returns what a forked child that runs `work` writes of it: its repr, or the error."""
-    readable, writable = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            text = repr(work())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writable, text.encode())
-        os._exit(0)
-    os.close(writable)
-    with os.fdopen(readable) as stream:
-        text = stream.read()
-    os.waitpid(child, 0)
-    return text
 
 
 @pytest.mark.parametrize("var_type", ["hbm", "hybrid"])
@@ -325,30 +306,6 @@ def test_a_record_serves_another_table_when_its_own_is_gone():
 
 
 # -------------------------------------------------------------------- calls within calls
-
-
-class AtEveryLine:
-    """Calls something at every line of sok_lite that this thread runs, as a signal handler may."""
-
-    def __init__(self, work):
-        self.work = work
-        self.is_in_it = False
-
-    def __call__(self, frame, event, argument):
-        if "sok_lite" in frame.f_code.co_filename and not self.is_in_it:
-            self.is_in_it = True
-            try:
-                self.work()
-            finally:
-                self.is_in_it = False
-        return self
-
-    def run(self, operation):
-        sys.settrace(self)
-        try:
-            return operation()
-        finally:
-            sys.settrace(None)
 
 
 TABLES = {

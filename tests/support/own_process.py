@@ -32,3 +32,21 @@ def run_program(program, *args, timeout=400, cwd=ROOT, **environment):
 def run_limited(program, *args, **options):
     """Runs a program that limits its process; returns the words that it printed."""
     return run_program(program, *args, **options).split()
+
+
+def in_child(work):
+    """Returns what a forked child that runs `work` writes of it: its repr, or the error."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = repr(work())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writable, text.encode())
+        os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
