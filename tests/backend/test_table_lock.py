@@ -215,6 +215,24 @@ def test_readers_give_way_to_a_writer_that_waits_but_for_those_that_read_already
     assert words(lock) == (0, 0, 0, False)
 
 
+def test_each_of_those_that_wait_has_its_turn(native):
+    lock = TableLock()
+
+    def take_and_give():
+        native.take_alone(lock)
+        native.give_alone(lock)
+
+    with Worker() as holder, Worker() as one, Worker() as two, Worker() as three:
+        holder.do(native.take_alone, lock)
+        waiting = [each.begin(take_and_give) for each in (one, two, three)]
+        wait_until(lambda: lock.waiting == 3 and lock.state == ALONE | SLEEPING)
+        time.sleep(0.05)  # until they sleep
+        holder.do(native.give_alone, lock)
+        for each in waiting:
+            each.result(60)
+    assert words(lock) == (0, 0, 0, False)
+
+
 def test_several_locks_are_taken_in_the_order_of_their_addresses(native):
     locks = sorted((TableLock() for _ in range(7)), key=ctypes.addressof)
 
