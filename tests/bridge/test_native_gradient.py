@@ -317,14 +317,16 @@ def test_rows_that_have_moved_since_the_lookup_are_not_updated():
         variable = new_variable()
         ids = tf.constant(np.arange(20)[:, None])
         steps = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
-        sok.lookup_sparse([variable], [ids], combiners=["sum"])
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             output = sok.lookup_sparse([variable], [ids], combiners=["sum"])[0]
+        tape.gradient(output, variable)  # it makes room
         # What had the rows of these keys has them no more, and other keys get them.
         variable.table.erase(np.arange(5, 15))
         variable.table.lookup(np.arange(100, 110))
+        entries = num_entries()
         with contextlib.nullcontext() if is_native else by_python([variable]):
             gradient = tape.gradient(output, variable)
+        assert num_entries() == entries + (not is_native)
         assert gradient.indices.numpy().tolist() == [*range(20)]
         steps.apply_gradients([(gradient, variable)])
         audit(variable.table)
@@ -357,8 +359,9 @@ def test_a_gradient_that_is_not_as_it_should_be_raises_what_python_raises():
     ids = tf.constant(np.arange(20)[:, None])
     texts = []
     for is_native in (True, False):
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             output = sok.lookup_sparse([variable], [ids], combiners=["sum"])[0]
+        tape.gradient(output, variable)  # it makes room
         with contextlib.nullcontext() if is_native else by_python([variable]):
             with pytest.raises(ValueError, match="gradient of the output of table 0") as caught:
                 tape.gradient(output, variable, tf.ones((20, 3)))
