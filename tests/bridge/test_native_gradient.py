@@ -311,6 +311,19 @@ def test_a_gradient_of_known_keys_enters_python_only_for_room(mode):
     assert counts == [2, 0, 1, 0, 0]
 
 
+@pytest.mark.parametrize(("num_threads", "is_native"), [(2, True), (8, False)])
+def test_one_long_table_is_grouped_by_several_threads(num_threads, is_native, monkeypatch):
+    monkeypatch.setattr(get_backend("cpu"), "num_threads", num_threads)
+    variable = new_variable(dim=1)
+    ids = tf.constant(np.random.default_rng(0).integers(0, 1000, ((1 << 17) + 1, 1)))
+    with tf.GradientTape(persistent=True) as tape:
+        output = sok.lookup_sparse([variable], [ids], combiners=["sum"])[0]
+    first = tape.gradient(output, variable)  # it makes room
+    entries = num_entries()
+    assert bits([tape.gradient(output, variable)]) == bits([first])
+    assert num_entries() == entries + (not is_native)
+
+
 def test_rows_that_have_moved_since_the_lookup_are_not_updated():
     tables = []
     for is_native in (True, False):
