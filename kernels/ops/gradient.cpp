@@ -33,6 +33,10 @@ constexpr int64_t kPiece = 32;
 // The most items of a table: their numbers have 32 bits.
 constexpr int64_t kMostItems = int64_t{1} << 30;
 
+// A table of more items that has most of a call's is for Python: its kernels group the items of one
+// table by several threads.
+constexpr int64_t kLong = int64_t{1} << 17;
+
 // How far ahead of an item memory is asked for.
 constexpr int64_t kAhead = 16;
 
@@ -269,7 +273,18 @@ class GradientOfCall {
     inputs_ = std::move(inputs);
     reader_ = std::make_unique<Inputs>(plan_, inputs_, 0, static_cast<int64_t>(inputs_.size()));
     if (!reader_->Read(&given_)) return false;
+    if (IsOneTooLong()) return false;
     return ReadRows(arrays_[context]) && AreGradients() && ReadSources(sources);
+  }
+
+  // Whether one thread would group one table while most of the others have nothing to do.
+  bool IsOneTooLong() const {
+    int64_t all = 0, longest = 0;
+    for (const Given& its : given_) {
+      all += its.num_keys;
+      longest = std::max(longest, its.num_keys);
+    }
+    return longest > kLong && longest / 2 > all / plan_.driver->num_threads;
   }
 
   bool ReadRows(const Array& rows) {

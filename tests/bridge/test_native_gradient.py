@@ -311,20 +311,35 @@ def test_a_gradient_of_known_keys_enters_python_only_for_room(mode):
     assert counts == [2, 0, 1, 0, 0]
 
 
+@pytest.mark.parametrize(("num_threads", "is_native"), [(2, True), (8, False)])
+def test_one_long_table_is_grouped_by_several_threads(num_threads, is_native, monkeypatch):
+    monkeypatch.setattr(get_backend("cpu"), "num_threads", num_threads)
+    variable = new_variable(dim=1)
+    ids = tf.constant(np.random.default_rng(0).integers(0, 1000, ((1 << 17) + 1, 1)))
+    with tf.GradientTape(persistent=True) as tape:
+        output = sok.lookup_sparse([variable], [ids], combiners=["sum"])[0]
+    first = tape.gradient(output, variable)  # it makes room
+    entries = num_entries()
+    assert bits([tape.gradient(output, variable)]) == bits([first])
+    assert num_entries() == entries + (not is_native)
+
+
 def test_rows_that_have_moved_since_the_lookup_are_not_updated():
     tables = []
     for is_native in (True, False):
         variable = new_variable()
         ids = tf.constant(np.arange(20)[:, None])
         steps = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
-        sok.lookup_sparse([variable], [ids], combiners=["sum"])
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             output = sok.lookup_sparse([variable], [ids], combiners=["sum"])[0]
+        tape.gradient(output, variable)  # it makes room
         # What had the rows of these keys has them no more, and other keys get them.
         variable.table.erase(np.arange(5, 15))
         variable.table.lookup(np.arange(100, 110))
+        entries = num_entries()
         with contextlib.nullcontext() if is_native else by_python([variable]):
             gradient = tape.gradient(output, variable)
+        assert num_entries() == entries + (not is_native)
         assert gradient.indices.numpy().tolist() == [*range(20)]
         steps.apply_gradients([(gradient, variable)])
         audit(variable.table)
@@ -357,8 +372,9 @@ def test_a_gradient_that_is_not_as_it_should_be_raises_what_python_raises():
     ids = tf.constant(np.arange(20)[:, None])
     texts = []
     for is_native in (True, False):
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:
             output = sok.lookup_sparse([variable], [ids], combiners=["sum"])[0]
+        tape.gradient(output, variable)  # it makes room
         with contextlib.nullcontext() if is_native else by_python([variable]):
             with pytest.raises(ValueError, match="gradient of the output of table 0") as caught:
                 tape.gradient(output, variable, tf.ones((20, 3)))
