@@ -159,12 +159,31 @@ class Lookup {
       const SokTableRecord& table = *part.record;
       const SokIndexRecord& index = *table.index;
       const SokColumnRecord& value = *table.store->value;
-      launch.Add(its.num_rows,
-                 {index.directory, index.hashing, index.side, index.is_scored, index.bucket,
-                  index.empty_key, index.reclaim_key, inserts ? table.clock.now : 0, index.strategy,
-                  index.epoch, 0, 0, Word(its.keys), value.chunks, value.shift, value.dim,
-                  value.format, Word(rows), Word(its.splits), Word(its.weights), part.combiner,
-                  Word(out_[i]), CountersOf(part), its.num_keys, its.num_rows});
+      launch.Add(its.num_rows, {index.directory,
+                                index.hashing,
+                                index.side,
+                                index.is_scored,
+                                index.bucket,
+                                index.empty_key,
+                                index.reclaim_key,
+                                inserts ? table.clock.now : 0,
+                                index.strategy,
+                                index.epoch,
+                                0,
+                                0,
+                                Word(its.keys),
+                                value.chunks,
+                                value.shift,
+                                value.dim,
+                                value.format,
+                                Word(rows),
+                                Word(its.splits),
+                                Word(its.weights),
+                                part.combiner,
+                                Word(out_[i]),
+                                CountersOf(part),
+                                its.num_keys,
+                                its.num_rows});
       rows += its.num_keys;
     }
     return launch;
@@ -177,11 +196,27 @@ class Lookup {
     const SokColumnRecord& value = *table.store->value;
     const int64_t row_bytes = part.dim * BytesOf(part.row_type);
     Launch launch(plan_.driver->find);
-    launch.Add(given_[0].num_keys,
-               {index.directory, index.hashing, index.side, index.is_scored, index.bucket,
-                index.empty_key, index.reclaim_key, inserts ? table.clock.now : 0, index.strategy,
-                index.epoch, 0, 0, 0, value.chunks, value.shift, row_bytes, Word(given_[0].keys),
-                Word(rows_), Word(out_[0]), CountersOf(part), given_[0].num_keys});
+    launch.Add(given_[0].num_keys, {index.directory,
+                                    index.hashing,
+                                    index.side,
+                                    index.is_scored,
+                                    index.bucket,
+                                    index.empty_key,
+                                    index.reclaim_key,
+                                    inserts ? table.clock.now : 0,
+                                    index.strategy,
+                                    index.epoch,
+                                    0,
+                                    0,
+                                    0,
+                                    value.chunks,
+                                    value.shift,
+                                    row_bytes,
+                                    Word(given_[0].keys),
+                                    Word(rows_),
+                                    Word(out_[0]),
+                                    CountersOf(part),
+                                    given_[0].num_keys});
     return launch;
   }
 

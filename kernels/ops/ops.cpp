@@ -190,6 +190,7 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   }
   frame->Release();
 }
+
 // `done` is the address of an argument of TensorFlow's, a std::function that is gone when this has
 // returned: the C API has a way to call it, and none to keep it. So it is copied here. All of
 // TensorFlow's wheels for Linux are of libstdc++, which has one form of it for ever.
