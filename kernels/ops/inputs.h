@@ -91,9 +91,9 @@ class Inputs {
     } else if (plan_.is_pooled && !ReadSplits(part.rows, &its->splits, &its->num_rows)) {
       return false;
     }
-    // The kernel looks at no splits of no rows: Python says what is wrong with them.
-    const int64_t end = its->splits ? its->splits[0] : 0;
-    if (plan_.is_pooled && its->num_rows == 0 && (its->num_keys != 0 || end != 0)) return false;
+    // Of no rows kernels look at no splits: Python says what is wrong with these, or the keys.
+    const bool is_empty = its->num_keys == 0 && (!its->splits || its->splits[0] == 0);
+    if (plan_.is_pooled && its->num_rows == 0 && !is_empty) return false;
     if (part.weight_rows == Rows::kNone) return true;
     const Array* weights = Next();
     if (!weights || weights->type != kFloat || weights->size != its->num_keys) return false;
