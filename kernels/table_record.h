@@ -51,20 +51,37 @@ struct SokCountersRecord {
   int64_t found, missed, inserted, evicted, refused, not_admitted, not_updated, erased;
 };
 
+// The keys of the last gradient and their row numbers: sok_lite/engine/table/last_gradient.py.
+struct SokGradientRecord {
+  const int64_t* keys;   // (size,)
+  const uint32_t* rows;  // (size,)
+  int64_t size;          // -1: nothing is known
+  int64_t row_epoch, is_complete, lookup_number;
+  int64_t* room_keys;  // memory that native code may write them to
+  uint32_t* room_rows;
+  int64_t room;  // for how many
+};
+
+constexpr int64_t kSokReads = 1, kSokInserts = 2;
+
 struct SokTableRecord {
   SokTableLock lock;  // first: Python passes its address for that of the record
   // Changes when the table is gone: then the record serves another one.
   int64_t generation;
   // 1: native code may use the table; 0: a call of Python's has not come to its end; 2: native code
-  // has begun a lookup that this thread's Python goes on with, and does nothing else with the table.
+  // has begun a lookup that this thread's Python goes on with, and does nothing else with the
+  // table.
   int64_t is_settled;
-  int64_t is_plain;  // 0: the table does in every call what native code cannot
+  // What native code may do: kSokReads, and kSokInserts for lookups that would insert, where the
+  // table does in none of them what native code cannot.
+  int64_t allows;
   int64_t row_epoch;   // changes whenever row numbers handed out before may be stale
   int64_t num_native;  // calls of native code that have changed the table
   const SokIndexRecord* index;
   const SokStoreRecord* store;
   SokClockRecord clock;
   SokCountersRecord counters;
+  SokGradientRecord gradient;
 };
 
 #endif  // SOK_TABLE_RECORD_H_

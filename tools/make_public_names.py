@@ -25,7 +25,6 @@ MADE = re.compile(
 # What other modules of sok_lite ask of its classes, and no program does.
 INTERNAL = {
     *(
-        "access",
         "after_step",
         "begin",
         "features_of",

@@ -5,29 +5,16 @@
 // it goes on with what was found, in this thread and under the locks that this has taken.
 #include "ops/lookup.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <exception>
-#include <limits>
 
+#include "ops/launch.h"
 #include "table_clock.h"
 #include "table_lock.h"
 
 namespace sok {
 namespace {
-
-// TensorFlow's numbers of types.
-enum Type : int64_t {
-  kFloat = 1,
-  kDouble = 2,
-  kInt32 = 3,
-  kInt8 = 6,
-  kInt64 = 9,
-  kBfloat16 = 14,
-  kHalf = 19,
-  kUint64 = 23
-};
 
 // The row number of a key without a row: SOK_NO_ROW (platform.cuh).
 constexpr uint32_t kNoRow = 0xFFFFFFFFu;
@@ -37,182 +24,6 @@ constexpr int64_t kSettled = 1, kHandedOver = 2;
 
 // Counters of a search.
 constexpr int64_t kMissing = 0, kWrongSplits = 2;
-
-template <class T>
-int64_t Word(T* address) {
-  return reinterpret_cast<int64_t>(address);
-}
-
-// The arrays of one table.
-struct Given {
-  const int64_t* keys = nullptr;
-  int64_t num_keys = 0, num_rows = 0;
-  const int64_t* splits = nullptr;  // null: all rows are equally long
-  const float* weights = nullptr;
-};
-
-// Reads the inputs of a lookup. What is converted lives here.
-class Inputs {
- public:
-  Inputs(const Plan& plan, const std::vector<Array>& arrays) : plan_(plan), arrays_(arrays) {}
-
-  // Returns whether all is as native code takes it.
-  bool Read(std::vector<Given>* given) {
-    int64_t num_numbers = 0;
-    for (const Part& part : plan_.parts) {
-      num_numbers += (part.rows == Rows::kSparse) + (part.weight_rows == Rows::kSparse);
-    }
-    end_ = static_cast<int64_t>(arrays_.size()) - num_numbers;
-    next_number_ = end_;
-    for (const Part& part : plan_.parts) {
-      Given its;
-      if (!ReadPart(part, &its)) return false;
-      given->push_back(its);
-    }
-    return true;
-  }
-
- private:
-  bool ReadPart(const Part& part, Given* its) {
-    const Array* keys = Next();
-    if (!keys || !ReadKeys(part, *keys, its)) return false;
-    if (part.rows == Rows::kEven) {
-      its->num_rows = its->num_keys / part.row_length;
-    } else if (plan_.is_pooled && !ReadSplits(part.rows, &its->splits, &its->num_rows)) {
-      return false;
-    }
-    // The kernel looks at no splits of no rows: Python says what is wrong with them.
-    const int64_t end = its->splits ? its->splits[0] : 0;
-    if (plan_.is_pooled && its->num_rows == 0 && (its->num_keys != 0 || end != 0)) return false;
-    if (part.weight_rows == Rows::kNone) return true;
-    const Array* weights = Next();
-    if (!weights || weights->type != kFloat || weights->size != its->num_keys) return false;
-    its->weights = static_cast<const float*>(weights->data);
-    return part.weight_rows == Rows::kAsKeys || AreRowsOfWeights(part, *its);
-  }
-
-  const Array* Next() { return next_ < end_ ? &arrays_[next_++] : nullptr; }
-
-  std::vector<int64_t>& NewNumbers(int64_t size) {
-    made_.emplace_back(size);
-    return made_.back();
-  }
-
-  bool ReadKeys(const Part& part, const Array& keys, Given* its) {
-    its->num_keys = keys.size;
-    if (keys.type == kInt32) {
-      const auto* from = static_cast<const int32_t*>(keys.data);
-      std::vector<int64_t>& to = NewNumbers(keys.size);
-      std::copy(from, from + keys.size, to.begin());
-      its->keys = to.data();
-    } else if (keys.type == kInt64 || keys.type == kUint64) {
-      its->keys = static_cast<const int64_t*>(keys.data);
-    } else {
-      return false;
-    }
-    const bool is_unsigned = keys.type == kUint64;
-    if (is_unsigned == (part.key_type == kUint64) && part.key_type != kInt32) return true;
-    if (part.key_type == kInt32 && keys.type == kInt32) return true;
-    // Of 63 bits in any case: what has the sign bit fits no table of the other kind.
-    using Limits = std::numeric_limits<int32_t>;
-    const bool is_32 = part.key_type == kInt32;
-    const int64_t least = is_32 && !is_unsigned ? Limits::min() : 0;
-    const int64_t most = is_32 ? Limits::max() : std::numeric_limits<int64_t>::max();
-    int64_t others = 0;
-    for (int64_t i = 0; i < its->num_keys; ++i) {
-      others += its->keys[i] < least || its->keys[i] > most;
-    }
-    return others == 0;
-  }
-
-  // Reads the row splits of ragged or sparse rows.
-  bool ReadSplits(Rows kind, const int64_t** splits, int64_t* num_rows) {
-    const Array* places = Next();
-    if (!places) return false;
-    if (kind == Rows::kSparse) return ReadPlaces(*places, splits, num_rows);
-    if (places->size == 0) return false;
-    *num_rows = places->size - 1;
-    if (places->type == kInt64) {
-      *splits = static_cast<const int64_t*>(places->data);
-      return true;
-    }
-    if (places->type != kInt32) return false;
-    const auto* from = static_cast<const int32_t*>(places->data);
-    std::vector<int64_t>& to = NewNumbers(places->size);
-    std::copy(from, from + places->size, to.begin());
-    *splits = to.data();
-    return true;
-  }
-
-  // Reads the indices, (n, 2), of a sparse matrix, and of how many rows it is.
-  bool ReadPlaces(const Array& places, const int64_t** splits, int64_t* num_rows) {
-    if (next_number_ >= static_cast<int64_t>(arrays_.size())) return false;
-    const Array& number = arrays_[next_number_++];
-    if (number.type != kInt64 || number.size != 1 || places.type != kInt64) return false;
-    *num_rows = *static_cast<const int64_t*>(number.data);
-    if (*num_rows < 0) return false;
-    const auto* at = static_cast<const int64_t*>(places.data);
-    const int64_t n = places.size / 2;
-    std::vector<int64_t>& to = NewNumbers(*num_rows + 1);
-    int64_t row = 0;  // up to which splits are written
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t its = at[2 * i];
-      if (its < row || its >= *num_rows) return false;
-      for (; row < its; ++row) to[row + 1] = i;
-    }
-    for (; row < *num_rows; ++row) to[row + 1] = n;
-    *splits = to.data();
-    return true;
-  }
-
-  // Returns whether the rows of weights, which have their own, are those of the keys.
-  bool AreRowsOfWeights(const Part& part, const Given& its) {
-    const int64_t* splits = nullptr;
-    int64_t num_rows = 0;
-    if (!ReadSplits(part.weight_rows, &splits, &num_rows) || num_rows != its.num_rows) return false;
-    for (int64_t b = 0; b <= num_rows; ++b) {
-      if (splits[b] != (its.splits ? its.splits[b] : b * part.row_length)) return false;
-    }
-    return true;
-  }
-
-  const Plan& plan_;
-  const std::vector<Array>& arrays_;
-  std::vector<std::vector<int64_t>> made_;  // moved when it grows, what they have is not
-  int64_t next_ = 0, end_ = 0, next_number_ = 0;
-};
-
-// A launch: the members of SokLaunch (cpu_runtime.cpp).
-class Launch {
- public:
-  explicit Launch(const Kernel& kernel) : kernel_(kernel) {}
-
-  void Add(int64_t num_items, std::initializer_list<int64_t> words) {
-    begin_.push_back(begin_.back() + num_items);
-    words_.insert(words_.end(), words);
-  }
-
-  void Run(const Driver& driver) const {
-    const int64_t total = begin_.back(), grain = driver.grain;
-    if (total == 0) return;
-    const int64_t workers = std::clamp<int64_t>(total / grain, 1, driver.num_threads);
-    const int64_t pieces = std::clamp<int64_t>(total / workers / grain, 1, driver.pieces);
-    const int64_t launch[] = {Word(kernel_.run),
-                              Word(begin_.data()),
-                              Word(words_.data()),
-                              static_cast<int64_t>(begin_.size()) - 1,
-                              kernel_.num_arguments,
-                              workers,
-                              pieces,
-                              grain < 64 ? 0 : grain,
-                              driver.may_spin};
-    driver.launch(launch);
-  }
-
- private:
-  const Kernel& kernel_;
-  std::vector<int64_t> begin_{0}, words_;
-};
 
 // What a lookup is to do with keys that have no row.
 struct Now {
@@ -261,7 +72,11 @@ void Count(const Plan& plan, const std::vector<Given>& given, const std::vector<
 class Lookup {
  public:
   Lookup(const Plan& plan, const std::vector<Array>& arrays, Outputs* outputs, Held* held)
-      : plan_(plan), arrays_(arrays), outputs_(outputs), held_(held), inputs_(plan, arrays) {}
+      : plan_(plan),
+        arrays_(arrays),
+        outputs_(outputs),
+        held_(held),
+        inputs_(plan, arrays, 0, static_cast<int64_t>(arrays.size())) {}
 
   bool Run() {
     const Now now = NowOf(plan_.policy, Mode());
@@ -270,7 +85,8 @@ class Lookup {
     std::vector<int64_t>& counters = held_->counters;
     counters.assign(plan_.tables.size() * kCounters, 0);
     std::vector<int64_t> missing(plan_.tables.size());
-    if (!held_->Take(plan_, !now.inserts)) return false;
+    const int64_t wanted = now.inserts ? kSokInserts : kSokReads;
+    if (!held_->Take(plan_, !now.inserts, wanted)) return false;
     if (now.inserts && !Tick(plan_.tables)) {
       held_->Release();
       return false;
@@ -343,12 +159,31 @@ class Lookup {
       const SokTableRecord& table = *part.record;
       const SokIndexRecord& index = *table.index;
       const SokColumnRecord& value = *table.store->value;
-      launch.Add(its.num_rows,
-                 {index.directory, index.hashing, index.side, index.is_scored, index.bucket,
-                  index.empty_key, index.reclaim_key, inserts ? table.clock.now : 0, index.strategy,
-                  index.epoch, 0, 0, Word(its.keys), value.chunks, value.shift, value.dim,
-                  value.format, Word(rows), Word(its.splits), Word(its.weights), part.combiner,
-                  Word(out_[i]), CountersOf(part), its.num_keys, its.num_rows});
+      launch.Add(its.num_rows, {index.directory,
+                                index.hashing,
+                                index.side,
+                                index.is_scored,
+                                index.bucket,
+                                index.empty_key,
+                                index.reclaim_key,
+                                inserts ? table.clock.now : 0,
+                                index.strategy,
+                                index.epoch,
+                                0,
+                                0,
+                                Word(its.keys),
+                                value.chunks,
+                                value.shift,
+                                value.dim,
+                                value.format,
+                                Word(rows),
+                                Word(its.splits),
+                                Word(its.weights),
+                                part.combiner,
+                                Word(out_[i]),
+                                CountersOf(part),
+                                its.num_keys,
+                                its.num_rows});
       rows += its.num_keys;
     }
     return launch;
@@ -361,11 +196,27 @@ class Lookup {
     const SokColumnRecord& value = *table.store->value;
     const int64_t row_bytes = part.dim * BytesOf(part.row_type);
     Launch launch(plan_.driver->find);
-    launch.Add(given_[0].num_keys,
-               {index.directory, index.hashing, index.side, index.is_scored, index.bucket,
-                index.empty_key, index.reclaim_key, inserts ? table.clock.now : 0, index.strategy,
-                index.epoch, 0, 0, 0, value.chunks, value.shift, row_bytes, Word(given_[0].keys),
-                Word(rows_), Word(out_[0]), CountersOf(part), given_[0].num_keys});
+    launch.Add(given_[0].num_keys, {index.directory,
+                                    index.hashing,
+                                    index.side,
+                                    index.is_scored,
+                                    index.bucket,
+                                    index.empty_key,
+                                    index.reclaim_key,
+                                    inserts ? table.clock.now : 0,
+                                    index.strategy,
+                                    index.epoch,
+                                    0,
+                                    0,
+                                    0,
+                                    value.chunks,
+                                    value.shift,
+                                    row_bytes,
+                                    Word(given_[0].keys),
+                                    Word(rows_),
+                                    Word(out_[0]),
+                                    CountersOf(part),
+                                    given_[0].num_keys});
     return launch;
   }
 
@@ -425,25 +276,7 @@ class Lookup {
 
 }  // namespace
 
-int64_t BytesOf(int64_t type) {
-  switch (type) {
-    case kFloat:
-    case kInt32:
-      return 4;
-    case kDouble:
-    case kInt64:
-      return 8;
-    case kBfloat16:
-    case kHalf:
-      return 2;
-    case kInt8:
-      return 1;
-    default:
-      return 0;
-  }
-}
-
-bool Held::Take(const Plan& plan, bool shared) {
+bool Held::Take(const Plan& plan, bool shared, int64_t wanted) {
   is_shared_ = shared;
   held_.reserve(plan.by_place.size());
   bool is_usable = true;
@@ -455,7 +288,7 @@ bool Held::Take(const Plan& plan, bool shared) {
     }
     shared ? sok_lock_take_shared(&table->lock) : sok_lock_take_alone(&table->lock);
     held_.push_back(table);
-    if (table->is_settled != kSettled || !table->is_plain) is_usable = false;
+    if (table->is_settled != kSettled || !(table->allows & wanted)) is_usable = false;
   }
   for (const Part& part : plan.parts) {
     if (part.record->generation != part.generation) is_usable = false;
@@ -471,7 +304,8 @@ void Held::HandOver() {
 
 void Held::Release() {
   for (SokTableRecord* table : held_) {
-    if (table->is_settled == kHandedOver) table->is_settled = kSettled;  // Python has not come to it
+    if (table->is_settled == kHandedOver)
+      table->is_settled = kSettled;  // Python has not come to it
     is_shared_ ? sok_lock_give_shared(&table->lock) : sok_lock_give_alone(&table->lock);
   }
   held_.clear();

@@ -4,21 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/inputs.h"
 #include "ops/plan.h"
 
 namespace sok {
-
-// Returns the bytes of an element of one of TensorFlow's types that rows and numbers have; 0 of
-// others.
-int64_t BytesOf(int64_t type);
-
-// An input of an operation.
-struct Array {
-  const void* data;
-  int64_t type;  // TensorFlow's number
-  std::vector<int64_t> dims;
-  int64_t size;
-};
 
 // The outputs of an operation.
 class Outputs {
@@ -38,8 +27,9 @@ class Held {
   Held& operator=(const Held&) = delete;
   ~Held() { Release(); }
 
-  // Takes the locks of tables. Returns whether native code may use them all; else it has none.
-  bool Take(const Plan& plan, bool shared);
+  // Takes the locks of tables. Returns whether native code may do what is wanted with all of them,
+  // kSokReads or kSokInserts; else it has none.
+  bool Take(const Plan& plan, bool shared, int64_t wanted);
   // Lets Python go on with a lookup that has begun, and nobody else of this thread.
   void HandOver();
   void Release();

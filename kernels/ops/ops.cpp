@@ -9,6 +9,7 @@
 // Those of ranks have a second form, "InOrder", whose kernel is asynchronous: Python returns, and
 // ends the operation later, when it is the turn of this call. So no thread of TensorFlow's waits
 // for it.
+#include "ops/gradient.h"
 #include "ops/python.h"
 #include "ops/tf_c_api.h"
 
@@ -18,6 +19,10 @@ using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
 constexpr int64_t kAbi = 3;
+
+using Native = bool (*)(Frame* frame, int64_t call);
+bool LookUp(Frame* frame, int64_t call);
+bool Gradient(Frame* frame, int64_t call);
 
 // A type of operation.
 struct Type {
@@ -29,15 +34,15 @@ struct Type {
   bool is_stateful;
   // Whether ranks may make it together, so that it has a form that waits for its turn.
   bool is_of_ranks;
-  // Whether it is a lookup that native code may do.
-  bool is_lookup = false;
+  // Does it without Python where it can, and returns whether it has; null: it never can.
+  Native native = nullptr;
 };
 
 constexpr Type kTypes[] = {
-    {"SokLookup", true, false, true, true, true},
+    {"SokLookup", true, false, true, true, LookUp},
     // It changes nothing, so that one which nobody uses is left out of a graph. With a resource for
     // an input TensorFlow would take it for stateful.
-    {"SokLookupGradient", false, true, false, false},
+    {"SokLookupGradient", false, true, false, false, Gradient},
     // Where there may be several ranks, which all have to come to it.
     {"SokLookupGradientOfRanks", false, true, true, true},
     // A lookup in tables whose rows TensorFlow keeps: which rows are to be read, and what is done
@@ -57,16 +62,15 @@ struct Kernel {
   int64_t num_numbers = 0;
   bool is_on_gpu = false;
   bool is_gradient = false;
-  // Whether native code may do it.
-  bool is_lookup = false;
+  Native native = nullptr;
 };
 
-template <bool is_on_gpu, bool is_gradient, bool is_lookup = false>
+template <bool is_on_gpu, bool is_gradient, Native native = nullptr>
 void* Create(TF_OpKernelConstruction* construction) {
   auto* kernel = new Kernel;
   kernel->is_on_gpu = is_on_gpu;
   kernel->is_gradient = is_gradient;
-  kernel->is_lookup = is_lookup;
+  kernel->native = native;
   TF_Status* status = TF_NewStatus();
   TF_OpKernelConstruction_GetAttrInt64(construction, "K", &kernel->num_numbers, status);
   TF_OpKernelConstruction_GetAttrInt64(construction, "N", &kernel->num_handles, status);
@@ -145,10 +149,8 @@ class OutputsOf final : public sok::Outputs {
   Frame* frame_;
 };
 
-// Looks up without Python, where the call has a plan. Returns whether it is done.
-bool LookUp(Frame* frame, int64_t call) {
-  const std::shared_ptr<const sok::Plan> plan = sok::PlanOf(call);
-  if (!plan) return false;
+// Returns the inputs but the call.
+std::vector<sok::Array> InputsOf(const Frame* frame) {
   std::vector<sok::Array> inputs;
   inputs.reserve(frame->num_inputs - 1);
   for (int64_t i = 1; i < frame->num_inputs; ++i) {
@@ -160,15 +162,27 @@ bool LookUp(Frame* frame, int64_t call) {
     }
     inputs.push_back(std::move(input));
   }
+  return inputs;
+}
+
+bool LookUp(Frame* frame, int64_t call) {
+  const std::shared_ptr<const sok::Plan> plan = sok::PlanOf(call);
   OutputsOf outputs(frame);
-  return sok::LookUp(*plan, inputs, &outputs, &frame->held);
+  return plan && sok::LookUp(*plan, InputsOf(frame), &outputs, &frame->held);
+}
+
+// The gradient has the call of its lookup, or another one with the same plan.
+bool Gradient(Frame* frame, int64_t call) {
+  const std::shared_ptr<const sok::Plan> plan = sok::PlanOf(call);
+  OutputsOf outputs(frame);
+  return plan && sok::Gradient(*plan, InputsOf(frame), &outputs);
 }
 
 void Compute(void* kernel, TF_OpKernelContext* context) {
   const auto* self = static_cast<const Kernel*>(kernel);
   auto* frame = new Frame(context);
   int64_t call = 0;
-  if (!Read(self, context, frame, &call) || (self->is_lookup && LookUp(frame, call))) {
+  if (!Read(self, context, frame, &call) || (self->native && self->native(frame, call))) {
     frame->End();
   } else {
     Enter(self, frame, call);
@@ -176,6 +190,7 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   }
   frame->Release();
 }
+
 // `done` is the address of an argument of TensorFlow's, a std::function that is gone when this has
 // returned: the C API has a way to call it, and none to keep it. So it is copied here. All of
 // TensorFlow's wheels for Linux are of libstdc++, which has one form of it for ever.
@@ -199,10 +214,11 @@ void RegisterKernel(const Type& type, const char* name, bool in_order, bool is_o
                     TF_Status* status) {
   const char* device = is_on_gpu ? "GPU" : "CPU";
   void* (*create)(TF_OpKernelConstruction*) =
-      is_on_gpu ? (type.is_gradient ? Create<true, true> : Create<true, false>)
-      : type.is_gradient ? Create<false, true>
-      : type.is_lookup   ? Create<false, false, true>
-                         : Create<false, false>;
+      is_on_gpu                 ? (type.is_gradient ? Create<true, true> : Create<true, false>)
+      : type.native == LookUp   ? Create<false, false, LookUp>
+      : type.native == Gradient ? Create<false, true, Gradient>
+      : type.is_gradient        ? Create<false, true>
+                                : Create<false, false>;
   TF_KernelBuilder* kernel =
       in_order ? TF_NewAsyncKernelBuilder(name, device, create, ComputeInOrder, Destroy)
                : TF_NewKernelBuilder(name, device, create, Compute, Destroy);

@@ -1,6 +1,8 @@
 // Plans by the numbers of their calls, as Python makes and forgets them.
 #include "ops/plan.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -14,7 +16,14 @@ std::shared_mutex mutex;
 std::unordered_map<int64_t, std::shared_ptr<const Plan>> plans;
 std::atomic<int64_t> mode{0};
 
-constexpr int64_t kWordsOfPlan = 9, kWordsOfPart = 9;
+// A forked child frees the calls of its parent: no other thread may be in the map then.
+struct AtFork {
+  AtFork() {
+    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+  }
+} at_fork;
+
+constexpr int64_t kWordsOfPlan = 10, kWordsOfPart = 9;
 
 }  // namespace
 
@@ -39,8 +48,9 @@ __attribute__((visibility("default"))) int sok_ops_plan(int64_t call, const int6
   if (!plan->driver->fits()) return 0;
   plan->is_pooled = words[1] != 0;
   plan->work = reinterpret_cast<int64_t*>(words[2]);
-  plan->policy = {words[3], words[4], words[5], words[6], words[7]};
-  const int64_t num_parts = words[8];
+  plan->gradient_work = reinterpret_cast<int64_t*>(words[3]);
+  plan->policy = {words[4], words[5], words[6], words[7], words[8]};
+  const int64_t num_parts = words[9];
   for (int64_t i = 0; i < num_parts; ++i) {
     const int64_t* of = words + kWordsOfPlan + i * kWordsOfPart;
     auto* record = reinterpret_cast<SokTableRecord*>(of[0]);

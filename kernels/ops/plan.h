@@ -18,17 +18,22 @@ struct Kernel {
   int64_t num_arguments;
 };
 
-// What the library of kernels has (cpu_runtime.cpp), and how its launches are cut. The order is that
-// of sok_lite/native/plans.py.
+// What the library of kernels has (cpu_runtime.cpp), and how its launches are cut. The order is
+// that of sok_lite/native/plans.py.
 struct Driver {
   void (*launch)(const void* launch);
   int64_t num_threads, grain, pieces, may_spin;
+  int64_t seed;                              // of hash tables that live for one call
   Kernel find, find_and_pool, rows_read[3];  // of words of 2, 4 and 8 bytes
+  Kernel combine_items, segment_sums, segment_add_pieces;
+  Kernel weight_grad[4];  // of rows in float32, float16, bfloat16 and float64
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
     return find.num_arguments == 21 && find_and_pool.num_arguments == 25 &&
-           rows_read[0].num_arguments == 6;
+           rows_read[0].num_arguments == 6 && combine_items.num_arguments == 6 &&
+           segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
+           weight_grad[0].num_arguments == 10;
   }
 };
 
@@ -57,7 +62,8 @@ struct Plan {
   const Driver* driver;
   Policy policy;
   bool is_pooled;
-  int64_t* work;  // how often it was done without Python, and how many nanoseconds that took
+  // How often it was done without Python, and how many nanoseconds that took; of its gradient too.
+  int64_t *work, *gradient_work;
   std::vector<Part> parts;
   std::vector<SokTableRecord*> tables;    // all different, in the order of the parts
   std::vector<SokTableRecord*> by_place;  // the same, as locks are taken

@@ -202,9 +202,8 @@ __attribute__((visibility("default"))) int64_t sok_ops_allocate(
   const std::lock_guard<std::mutex> lock(frame->mutex);
   int64_t i = 0;
   for (; i < count; ++i) {
-    const sok::Frame::Given* given =
-        frame->Allocate(first + i, static_cast<TF_DataType>(dtypes[i]), dims + i * num_dims,
-                        num_dims, num_bytes[i]);
+    const sok::Frame::Given* given = frame->Allocate(first + i, static_cast<TF_DataType>(dtypes[i]),
+                                                     dims + i * num_dims, num_dims, num_bytes[i]);
     if (!given) break;
     addresses[i] = reinterpret_cast<int64_t>(given->data);
   }

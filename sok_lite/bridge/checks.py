@@ -63,6 +63,9 @@ def integer_keys(keys: Any, whose: str, expected: str, key_type: tf.DType = tf.i
     Raises:
       TypeError: they are no integers. ValueError: integers of Python do not fit the key type.
     """
+    # First what most calls have: eagerly, the questions below take as long as the lookup.
+    if isinstance(keys, tf.Tensor) and keys.dtype in (tf.int64, tf.int32):
+        return keys
     keys = without_keras(keys)
     if is_keras_tensor(keys):
         raise TypeError(

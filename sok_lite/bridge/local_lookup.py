@@ -2,12 +2,14 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge import lookup_gradient  # noqa: F401 it registers the gradient
+from sok_lite.bridge.access import accessed
 from sok_lite.bridge.checks import checked_keys, refuse_partitions
 from sok_lite.bridge.inference import (
     AS_USUAL,
@@ -17,13 +19,13 @@ from sok_lite.bridge.inference import (
     pipeline_of_trace,
 )
 from sok_lite.bridge.native_lookup import are_native, part_of
-from sok_lite.bridge.operation import Facts, Outputs, operation
-from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.operation import EagerOperation, Facts, Outputs, Run, operation
+from sok_lite.bridge.serving.mode import is_exporting, looked_up
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.counters import Count
 from sok_lite.engine.table.single_lookup import go_on
-from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan
 
 
@@ -49,6 +51,36 @@ def local_lookup(
     refuse_partitions(variable)
     checked = checked_training(policy.training), checked_missing(policy.missing)
     policy = MissingKeyPolicy(*checked, *policy[2:])
+    if counts is None and tf.executing_eagerly() and not is_exporting():
+        keys = checked_keys(variable, keys)
+        run = variable.kept.get_or_make(
+            (policy, variable.trainable), partial(_eager_lookup, variable, policy)
+        )
+        return run(accessed([variable]), [keys])[0]
+    others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
+    look_up, plan = _planned(variable, policy, has_counts=counts is not None)
+
+    def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
+        return _operation(variable, look_up, [keys, *others], [variable.dtype], [], plan)
+
+    reference = weakref.ref(variable)
+
+    def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
+        return tables.read(alive(reference), keys, policy)[:1]
+
+    keys = checked_keys(variable, keys)
+    (rows,) = looked_up(_name_of(variable), live, plain, [keys])
+    return rows
+
+
+def _name_of(variable: Any) -> str:
+    return f"A lookup in {variable.name!r}"
+
+
+def _planned(
+    variable: Any, policy: MissingKeyPolicy, has_counts: bool
+) -> tuple[Callable[..., None], LookupPlan | None]:
+    """Returns what `_operation` takes of a lookup of rows. It keeps no table."""
     dim, pipeline = variable.dimension, pipeline_of_trace()
 
     def look_up(table: EmbeddingTable, outputs: Outputs, keys: Array, *counts: Array) -> None:
@@ -61,24 +93,20 @@ def local_lookup(
         counted = {"counts": counts[0].reshape(-1)} if counts and insert else {}
         table.lookup(keys.reshape(-1), out=rows, insert=insert, missing=missing, **counted)
 
-    others = [] if counts is None else [tf.convert_to_tensor(counts, tf.int64)]
-    table, plan = variable.table, None
-    if counts is None and are_native([table]):
-        part = part_of(table, variable.key_type)
-        plan = LookupPlan(table.backend, False, LOOKUPS, policy.planned(pipeline), (part,))
-    del table  # a graph keeps `look_up`
+    table = variable.table
+    if has_counts or not are_native([table]):
+        return look_up, None
+    part = part_of(table, variable.key_type)
+    works, now = (LOOKUPS, GRADIENTS), policy.planned(pipeline)
+    return look_up, LookupPlan(table.backend, False, *works, now, (part,))
 
-    def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        return _operation(variable, look_up, [keys, *others], [variable.dtype], [], plan)
 
-    reference = weakref.ref(variable)
-
-    def plain(tables: Any, keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        return tables.read(alive(reference), keys, policy)[:1]
-
-    keys = checked_keys(variable, keys)
-    (rows,) = looked_up(f"A lookup in {variable.name!r}", live, plain, [keys])
-    return rows
+def _eager_lookup(variable: Any, policy: MissingKeyPolicy) -> EagerOperation:
+    """Returns a lookup of rows in eager mode, as it is kept for the next one."""
+    look_up, plan = _planned(variable, policy, has_counts=False)
+    run, facts = _run(variable, look_up, 1), Facts.of_variables([variable])
+    of_run = (run, [variable.dtype], variable.table.backend, _name_of(variable), facts, LOOKUPS)
+    return EagerOperation("sok_lookup", *of_run, plan=plan)
 
 
 def local_lookup_and_evict(variable: Any, keys: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -126,19 +154,14 @@ def _operation(
       other_shapes: of what it gives beside the rows.
       plan: by which native code may do it.
     """
-    reference, num_inputs = weakref.ref(variable), len(inputs)
-
-    def run(outputs: Outputs, arrays: list[Array]) -> None:
-        look_up(alive(reference).table, outputs, *arrays[:num_inputs])
-
     outputs: list[tf.Tensor] = operation(
         "sok_lookup",
-        variable.access(),
-        run,
+        accessed([variable]),
+        _run(variable, look_up, len(inputs)),
         [*inputs, *variable.ready_inputs()],
         dtypes,
         variable.table.backend,
-        f"A lookup in {variable.name!r}",
+        _name_of(variable),
         Facts.of_variables([variable]),
         LOOKUPS,
         plan=plan,
@@ -148,3 +171,13 @@ def _operation(
         for output, shape in zip(outputs, shapes, strict=True):
             output.set_shape(shape)
     return outputs
+
+
+def _run(variable: Any, look_up: Callable[..., None], num_inputs: int) -> Run:
+    """Returns what an operation runs whose first inputs `look_up` takes."""
+    reference = weakref.ref(variable)
+
+    def run(outputs: Outputs, arrays: list[Array]) -> None:
+        look_up(alive(reference).table, outputs, *arrays[:num_inputs])
+
+    return run

@@ -1,20 +1,21 @@
 """A lookup in the tables of all ranks, and its gradient, as TensorFlow sees them."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from sok_lite.bridge import static_lookup
+from sok_lite.bridge.access import accessed
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.local_lookup import local_lookup
-from sok_lite.bridge.lookup_arguments import Argument, checked_arguments
-from sok_lite.bridge.lookup_gradient import OF_CONTEXT
+from sok_lite.bridge.lookup_arguments import Argument, TableSpec, checked_arguments
 from sok_lite.bridge.lookup_inputs import inputs_of
-from sok_lite.bridge.operation import Facts, operation
+from sok_lite.bridge.operation import EagerOperation, Facts, operation
 from sok_lite.bridge.pooled_lookup import PooledLookup
-from sok_lite.bridge.serving.mode import looked_up
+from sok_lite.bridge.serving.mode import is_exporting, looked_up
 from sok_lite.bridge.serving.pooled import combined, tensors_of
 from sok_lite.bridge.sparse_matrix import clipped, combined_rows, values_of
 from sok_lite.bridge.type_spec import alive
@@ -37,11 +38,13 @@ def look_up(
       For each table (batch, dimension) of its rows' dtype, with gradients of the tables and of the
       weights.
     """
-    tables = [argument.spec for argument in arguments]
-    what = f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
+    tables = tuple([argument.spec for argument in arguments])
+    are_static = [table.is_static for table in tables]
+    if tf.executing_eagerly() and not is_exporting() and True not in are_static:
+        return _looked_up_now(comm, arguments, tables, policy)
+    what, batches = _name_of(tables), [argument.batch for argument in arguments]
 
     def live(*_: tf.Tensor) -> list[tf.Tensor]:
-        are_static = [table.is_static for table in tables]
         if True not in are_static:
             return _looked_up(comm, arguments, policy, what)
         # Before any table changes: they raise where there is no such row.
@@ -53,9 +56,13 @@ def look_up(
         return [next(of_static if is_static else of_growing) for is_static in are_static]
 
     def plain(served: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        return combined(served, tables, policy, comm.size > 1, *tensors)
+        return combined(served, tables, batches, policy, comm.size > 1, *tensors)
 
     return list(looked_up(what, live, plain, tensors_of(arguments)))
+
+
+def _name_of(tables: Sequence[TableSpec]) -> str:
+    return f"lookup_sparse in {', '.join(repr(table.name) for table in tables)}"
 
 
 def _looked_up(
@@ -65,14 +72,13 @@ def _looked_up(
     tables = [argument.spec for argument in arguments]
     variables = [alive(table.variable) for table in tables]
     inputs, numbers = inputs_of(arguments)
-    weighted = [table.dtype for table in tables if table.has_weights]
     lookup = PooledLookup(comm, tables, policy, what)
     outputs = operation(
         "sok_lookup",
-        [handle for variable in variables for handle in variable.access()],
+        accessed(variables),
         lookup.forward,
         [*inputs, *(each for variable in variables for each in variable.ready_inputs())],
-        [*[tf.float32] * len(tables), *OF_CONTEXT, *weighted],
+        lookup.dtypes,
         lookup.backend,
         what,
         Facts.of_variables(variables),
@@ -83,7 +89,42 @@ def _looked_up(
         collective=lookup.collective,
         plan=lookup.plan,
     )
-    return lookup.pooled(outputs)
+    return lookup.pooled(outputs, [argument.batch for argument in arguments])
+
+
+class _EagerLookup(NamedTuple):
+    """A lookup of eager mode, as it is kept for the next one of the same tables and kinds of ids.
+
+    The operation has calls of Python, which have the lookup: it must not have the operation.
+    """
+
+    lookup: PooledLookup
+    run: EagerOperation
+
+    @classmethod
+    def of(
+        cls, comm: Communicator, tables: Sequence[TableSpec], policy: MissingKeyPolicy
+    ) -> "_EagerLookup":
+        what = _name_of(tables)
+        lookup = PooledLookup(comm, tables, policy, what)
+        facts = Facts.of_variables([alive(table.variable) for table in tables])
+        of_run = (lookup.forward, lookup.dtypes, lookup.backend, what, facts, LOOKUPS, 1)
+        return cls(lookup, EagerOperation("sok_lookup", *of_run, plan=lookup.plan))
+
+
+def _looked_up_now(
+    comm: Communicator,
+    arguments: list[Argument],
+    tables: tuple[TableSpec, ...],
+    policy: MissingKeyPolicy,
+) -> list[tf.Tensor]:
+    """Does what `look_up` does in eager mode, for tables that grow."""
+    variables = [alive(table.variable) for table in tables]
+    lookup, run = variables[0].kept.get_or_make(
+        (comm, tables, policy), partial(_EagerLookup.of, comm, tables, policy)
+    )
+    outputs = run(accessed(variables), *inputs_of(arguments))
+    return lookup.pooled(outputs, ())
 
 
 def look_up_each(

@@ -2,12 +2,15 @@
 
 import functools
 import weakref
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, integer_keys
 from sok_lite.bridge.static_variable import StaticVariable
+from sok_lite.bridge.tf_private import DTYPE_OF_EAGER, SHAPE_OF_EAGER, EagerTensor
+from sok_lite.bridge.type_spec import OfTable
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.batch import check_pooled
 from sok_lite.engine.pooling import normalise_combiner
@@ -34,11 +37,12 @@ class RowBounds(NamedTuple):
         return self.batch is None and self.width is None
 
 
-class TableSpec(NamedTuple):
+@dataclass(eq=False, slots=True)
+class TableSpec:
     """The facts about a table that the call of an operation needs.
 
     Holds no tensor and no variable: a graph keeps the calls of its operations, and must keep no
-    table alive.
+    table alive. Calls that are alike have the same ones: they are equal where they are one object.
 
     Attributes:
       number: of the table among those of the call.
@@ -52,7 +56,6 @@ class TableSpec(NamedTuple):
       width: keys of each row, where it is that which is given; else None.
       weights_are_ragged: the same for the weights; None: their rows are the keys'.
       ids_fit: whether every id of their dtype is a key of the table's type.
-      batch: static number of rows, or None.
     """
 
     number: int
@@ -69,7 +72,6 @@ class TableSpec(NamedTuple):
     width: int | None
     weights_are_ragged: bool | None
     ids_fit: bool
-    batch: int | None
 
     @property
     def is_static(self) -> bool:
@@ -86,6 +88,7 @@ class Argument(NamedTuple):
       rows: of the keys.
       weights: (n,) float32, or None.
       weight_rows: rows of the weights where these are others than the keys'; else None.
+      batch: static number of rows, or None.
     """
 
     spec: TableSpec
@@ -93,6 +96,7 @@ class Argument(NamedTuple):
     rows: RowBounds
     weights: tf.Tensor | None
     weight_rows: RowBounds | None
+    batch: int | None
 
 
 def checked_arguments(
@@ -112,12 +116,58 @@ def checked_arguments(
             f"{lengths[3]} combiners. A list or tuple has an entry for each table: give the ids "
             "of one table as an array or a tensor."
         )
+    if sp_weights is None:
+        known = _known_arguments(params, ids, combiners, num_ranks)
+        if known is not None:
+            return known
     for param in params:
         _check_variable(param, num_ranks)
-    return [
-        _argument(i, *arguments)
-        for i, arguments in enumerate(zip(params, ids, weights, combiners, strict=True))
+    arguments = [
+        _argument(i, *each)
+        for i, each in enumerate(zip(params, ids, weights, combiners, strict=True))
     ]
+    for each, param, its, combiner in zip(arguments, params, ids, combiners, strict=True):
+        is_dense = each.rows.width is not None and each.weights is None
+        if is_dense and type(its) is EagerTensor and type(combiner) is str:
+            _, known_by = _known_by(each.spec.number, param, its, combiner, num_ranks)
+            param.kept.keep(known_by, (each.spec, each.rows))
+    return arguments
+
+
+def _known_arguments(
+    params: list[Any], ids: list[Any], combiners: list[Any], num_ranks: int
+) -> list[Argument] | None:
+    """Returns the arguments if all are eager tensors and have passed such checks before; else None.
+
+    The checks take ten times as long.
+    """
+    arguments = []
+    for i, (variable, its, combiner) in enumerate(zip(params, ids, combiners, strict=True)):
+        are_plain = type(its) is EagerTensor and type(combiner) is str
+        if not are_plain or not isinstance(variable, OfTable):
+            return None
+        shape, known_by = _known_by(i, variable, its, combiner, num_ranks)
+        known = variable.kept.get(known_by)
+        if known is None:
+            return None
+        spec, rows = known
+        arguments.append(Argument(spec, its, rows, None, None, shape[0]))
+    return arguments
+
+
+_shape_of, _dtype_of = (getattr(EagerTensor, name) for name in (SHAPE_OF_EAGER, DTYPE_OF_EAGER))
+
+
+def _known_by(
+    number: int, variable: Any, ids: tf.Tensor, combiner: str, num_ranks: int
+) -> tuple[tuple[int, ...], Any]:
+    """Returns the shape of dense ids, and what a check may ask of them beside the number of rows.
+
+    What is kept of a lookup has `trainable` as well.
+    """
+    shape = _shape_of(ids)
+    of_row = shape[1:] if shape else None  # a scalar has none, and a vector has ()
+    return shape, (number, combiner, num_ranks, variable.trainable, _dtype_of(ids), of_row)
 
 
 def _as_list(argument: Any) -> list[Any]:
@@ -157,7 +207,22 @@ def _argument(
             weight_rows = None
         elif weight_rows.width is not None:
             weight_rows = RowBounds(_splits_of_dense(weights))
-    spec = TableSpec(
+    how = (
+        normalise_combiner(combiner),
+        weights is not None,
+        rows.is_ragged,
+        rows.width,
+        None if weight_rows is None else weight_rows.is_ragged,
+        _holds_all(variable.key_type, keys.dtype),
+    )
+    # What is kept of a lookup has `trainable` too.
+    known_by = (number, variable.trainable, *how)
+    spec = variable.kept.get_or_make(known_by, lambda: _spec(number, variable, *how))
+    return Argument(spec, keys, rows, weight_values, weight_rows, batch)
+
+
+def _spec(number: int, variable: TableVariable | StaticVariable, *how: Any) -> TableSpec:
+    return TableSpec(
         number,
         weakref.ref(variable),
         variable.name,
@@ -166,15 +231,8 @@ def _argument(
         variable.dtype,
         variable.table.owner.name,
         variable.table.size if variable.table.is_static else None,
-        normalise_combiner(combiner),
-        weights is not None,
-        rows.is_ragged,
-        rows.width,
-        None if weight_rows is None else weight_rows.is_ragged,
-        _holds_all(variable.key_type, keys.dtype),
-        batch,
+        *how,
     )
-    return Argument(spec, keys, rows, weight_values, weight_rows)
 
 
 @functools.cache

@@ -33,8 +33,7 @@ _GRADIENT = "_sok_lite_gradient"
 
 def note_gradient(outputs: list[tf.Tensor], gradient: OfGradient) -> None:
     """Notes what the gradient of an eager operation asks Python for, for a tape."""
-    if could_possibly_record():
-        setattr(outputs[-1], _GRADIENT, gradient)
+    setattr(outputs[-1], _GRADIENT, gradient)
 
 
 def _noted(op: Any) -> OfGradient | None:
@@ -203,8 +202,9 @@ def _run(
             numbers=numbers,
             collective=gradient.collective,
             is_ordered=several,
+            plan=gradient.plan,
         )
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() and could_possibly_record():
         note_gradient(found, gradient)
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
-from sok_lite.bridge.lookup_arguments import Argument, TableSpec
+from sok_lite.bridge.lookup_arguments import Argument, RowBounds, TableSpec
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.batch import Batch, row_splits_of
 from sok_lite.engine.layout import Layout
@@ -23,13 +23,21 @@ def inputs_of(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], list[tf.T
     """
     inputs: list[tf.Tensor] = []
     numbers: list[tf.Tensor] = []
-    for argument in arguments:
-        rows = [argument.rows, argument.weight_rows]
-        places = [None if each is None else each.places for each in rows]
-        every = [argument.keys, places[0], argument.weights, places[1]]
-        inputs += [each for each in every if each is not None]
-        numbers += [each.batch for each in rows if each is not None and each.batch is not None]
+    for _, keys, rows, weights, weight_rows, _ in arguments:
+        inputs.append(keys)
+        _add(rows, inputs, numbers)
+        if weights is not None:
+            inputs.append(weights)
+        if weight_rows is not None:
+            _add(weight_rows, inputs, numbers)
     return inputs, numbers
+
+
+def _add(rows: RowBounds, inputs: list[tf.Tensor], numbers: list[tf.Tensor]) -> None:
+    if rows.places is not None:
+        inputs.append(rows.places)
+    if rows.batch is not None:
+        numbers.append(rows.batch)
 
 
 class Given(NamedTuple):

@@ -12,10 +12,7 @@ from sok_lite.native.plans import Part, Rows
 
 def are_native(tables: Sequence[Any]) -> bool:
     """Whether native code can look up in the engine's tables."""
-    return all(
-        isinstance(table.backend, CpuBackend) and table.record is not None and table.record.is_plain
-        for table in tables
-    )
+    return all(isinstance(table.backend, CpuBackend) and table.record.allows for table in tables)
 
 
 def part_of(

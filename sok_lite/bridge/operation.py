@@ -5,7 +5,6 @@ knows whose gradient it is. It calls Python with arrays over TensorFlow's memory
 (sok_lite/native/callbacks.py).
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -220,7 +219,7 @@ class OfGradient(NamedTuple):
     """What the gradient of an operation asks Python for, under the call of the operation.
 
     Attributes:
-      what, run, dtypes, backend, work, collective: as of `operation`.
+      what, run, dtypes, backend, work, collective, plan: as of `operation`.
     """
 
     what: str
@@ -229,6 +228,7 @@ class OfGradient(NamedTuple):
     backend: Backend
     work: WorkDone | None = None
     collective: CollectiveCall | None = None
+    plan: LookupPlan | None = None
 
 
 def operation(
@@ -278,13 +278,13 @@ def operation(
       NotImplementedError: under `jit_compile=True`, in one of several replicas, or in a graph that
         is exported for serving.
     """
+    if tf.executing_eagerly():
+        of_call = (name, run, dtypes, backend, what, facts, work, num_told, waits, plan)
+        return EagerOperation(*of_call)(handles, inputs, numbers)
     refuse_replicas(what)
     refuse_while_exporting(what)
-    given = _given(handles, inputs, dtypes, facts, numbers, num_told)
+    given = _given(handles, inputs, numbers) | _attributes(dtypes, facts, num_told)
     called = _called(run, dtypes, backend, work, waits)
-    if tf.executing_eagerly():
-        make = partial(getattr(operations().module, name), names=[], **given)
-        return _run_eagerly(make, called, plan)
     of_gradient = None
     if gradient is not None:
         of_gradient = _called(gradient.run, gradient.dtypes, gradient.backend, gradient.work, True)
@@ -324,23 +324,22 @@ def gradient_operation(
       The others: as of `operation`.
     """
     refuse_while_exporting(what)
-    given = _given(None, inputs, dtypes, facts, numbers, 0) | {"call": call, "names": facts.names}
+    given = _given(None, inputs, numbers) | _attributes(dtypes, facts, 0)
+    given |= {"call": call, "names": facts.names}
     made: list[tf.Tensor] = _added(name, given, what, place, is_ordered)
     return made
 
 
 def _given(
-    handles: Sequence[tf.Tensor] | None,
-    inputs: Sequence[tf.Tensor],
-    dtypes: Sequence[tf.DType],
-    facts: Facts,
-    numbers: Sequence[tf.Tensor],
-    num_told: int,
+    handles: Sequence[tf.Tensor] | None, inputs: Sequence[tf.Tensor], numbers: Sequence[tf.Tensor]
 ) -> dict[str, Any]:
-    given = {"inputs": inputs, "numbers": numbers, "Tout": dtypes, "J": num_told}
-    given |= {"Tkeys": facts.key_types, "dims": facts.dims, "trainable": facts.trainable}
     of_handles = {} if handles is None else {"handles": handles}
-    return {**of_handles, **given, "handles_of": facts.handles_of}
+    return of_handles | {"inputs": inputs, "numbers": numbers}
+
+
+def _attributes(dtypes: Sequence[tf.DType], facts: Facts, num_told: int) -> dict[str, Any]:
+    given = {"Tout": dtypes, "J": num_told, "Tkeys": facts.key_types, "dims": facts.dims}
+    return given | {"trainable": facts.trainable, "handles_of": facts.handles_of}
 
 
 def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_ordered: bool) -> Any:
@@ -382,53 +381,92 @@ def _called(
     return called
 
 
-# Calls that eager operations use one after another, with their numbers as tensors: TensorFlow keeps
-# for ever what it makes of a number of Python's.
-_free: list[tuple[Call, tf.Tensor]] = []
+# Calls with their numbers as tensors: TensorFlow keeps for ever what it makes of a number of
+# Python's.
+_Free = list[tuple[Call, tf.Tensor]]
+# Calls that eager operations use one after another.
+_free: _Free = []
 
 
-# The same of plans, those used last.
-@functools.lru_cache(maxsize=256)
-def _free_of(plan: LookupPlan) -> list[tuple[Call, tf.Tensor]]:
-    return []
+class EagerOperation:
+    """An operation of eager mode: what of it is the same each time that it runs.
 
+    Several threads may run it at once. It keeps what `run` keeps.
 
-def _run_eagerly(
-    make: Callable[..., Any], called: Callable[[Frame], None], plan: LookupPlan | None
-) -> Any:
-    """Runs an operation now; what Python raises in it is raised as it is.
-
-    Python may run eager operations in it, such as an optimizer's dense step: it is in the thread of
-    the caller.
+    Args:
+      As of `operation`.
     """
-    free = _free if plan is None else _free_of(plan)
-    try:
-        call, number = free.pop()
-    except IndexError:
-        call = Call(called, True) if plan is None else PlannedCall(plan, called, True)
-        with tf.device("CPU:0"):
-            number = tf.constant(call.number, tf.int64)
-    call.run = called
-    raised.pop(call.number, None)  # of one whose caller was interrupted
-    made: Any = None
-    error: BaseException | None = None
-    try:
-        # tf.config.experimental.set_synchronous_execution(False) would run it later, when its
-        # number may be another call's.
-        is_late = context().executor.is_async()
-        with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
-            made = make(call=number)
-    except Exception as failure:
-        error = raised.pop(call.number, failure)
-    finally:
-        call.run = _nothing
-        free.append((call, number))
-    if error is not None:
+
+    __slots__ = ("_called", "_free", "_make", "_plan", "_what")
+
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        dtypes: Sequence[tf.DType],
+        backend: Backend,
+        what: str,
+        facts: Facts = NO_FACTS,
+        work: WorkDone | None = None,
+        num_told: int = 0,
+        waits: bool = True,
+        plan: LookupPlan | None = None,
+    ) -> None:
+        self._what, self._plan = what, plan
+        attributes = _attributes(dtypes, facts, num_told)
+        self._make = partial(getattr(operations().module, name), names=[], **attributes)
+        self._called = _called(run, dtypes, backend, work, waits)
+        self._free: _Free = _free if plan is None else []  # else native code knows the call's plan
+
+    def __call__(
+        self,
+        handles: Sequence[tf.Tensor] | None,
+        inputs: Sequence[tf.Tensor],
+        numbers: Sequence[tf.Tensor] = (),
+    ) -> Any:
+        """Runs it now; what Python raises in it is raised as it is.
+
+        Python may run eager operations in it, such as an optimizer's dense step: it is in the
+        thread of the caller.
+
+        Returns:
+          A list of tensors; without outputs None.
+
+        Raises:
+          NotImplementedError: in one of several replicas.
+        """
+        refuse_replicas(self._what)
         try:
-            raise error  # here, where TensorFlow's does not become its context
+            call, number = self._free.pop()
+        except IndexError:
+            call, number = self._new_call()
+        call.run = self._called
+        raised.pop(call.number, None)  # of one whose caller was interrupted
+        made: Any = None
+        error: BaseException | None = None
+        try:
+            # tf.config.experimental.set_synchronous_execution(False) would run it later, when its
+            # number may be another call's.
+            is_late = context().executor.is_async()
+            with execution_mode(SYNCHRONOUS) if is_late else nullcontext():
+                made = self._make(call=number, **_given(handles, inputs, numbers))
+        except Exception as failure:
+            error = raised.pop(call.number, failure)
         finally:
-            del error  # its traceback has this frame: TensorFlow's memory would stay with them
-    return made if made is None else [*made.outputs, *made.told]
+            call.run = _nothing
+            self._free.append((call, number))
+        if error is not None:
+            try:
+                raise error  # here, where TensorFlow's does not become its context
+            finally:
+                del error  # its traceback has this frame: TensorFlow's memory would stay with them
+        return made if made is None else [*made.outputs, *made.told]
+
+    def _new_call(self) -> tuple[Call, tf.Tensor]:
+        run, plan = self._called, self._plan
+        call = Call(run, True) if plan is None else PlannedCall(plan, run, True)
+        with tf.device("CPU:0"):
+            return call, tf.constant(call.number, tf.int64)
 
 
 def _nothing(frame: Frame) -> None:

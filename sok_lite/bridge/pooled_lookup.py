@@ -3,7 +3,7 @@
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sok_lite.bridge.lookup_gradient import OF_CONTEXT, note_gradient
 from sok_lite.bridge.lookup_inputs import BatchOfInputs, Given
 from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.operation import OfGradient, Outputs
+from sok_lite.bridge.tf_private import could_possibly_record
 from sok_lite.bridge.type_spec import live_tables
 from sok_lite.comm import Communicator
 from sok_lite.engine import lookup
@@ -47,11 +48,13 @@ class LookupOfTables(ABC):
       num_weighted: how many tables have weights.
       num_numbers: how many of the inputs are on the host.
       has_keys: whether the gradient of a table has keys.
+      plan: by which native code may look up, and take the gradient; None: Python does it always.
     """
 
     has_keys = True
+    plan: LookupPlan | None = None
 
-    def __init__(self, comm: Communicator, tables: list[TableSpec], what: str) -> None:
+    def __init__(self, comm: Communicator, tables: Sequence[TableSpec], what: str) -> None:
         self.comm, self.tables, self.what = comm, tables, what
         self._references = [table.variable for table in tables]
         self.backend: Backend = self.live_tables()[0].backend
@@ -60,6 +63,7 @@ class LookupOfTables(ABC):
         self._batches = BatchOfInputs(tables, self.backend)
         self.num_numbers = self._batches.num_numbers
         self.num_weighted = sum([table.has_weights for table in tables])
+        self._are_float32 = {table.dtype for table in tables} == {tf.float32}
         self._types = [tf.float32] * len(tables) + [t.key_type for t in tables] * self.has_keys
         self._types += [tf.float32] * self.num_weighted
 
@@ -67,7 +71,7 @@ class LookupOfTables(ABC):
     def gradient(self) -> OfGradient:
         """What the gradient of the operation runs. It has this object, which must not have it: only
         the garbage collector would free them."""
-        how = (self._types, self.backend, GRADIENTS, self.collective)
+        how = (self._types, self.backend, GRADIENTS, self.collective, self.plan)
         return OfGradient(self.what, self.backward, *how)
 
     @abstractmethod
@@ -78,16 +82,24 @@ class LookupOfTables(ABC):
     def backward(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Takes the gradient."""
 
-    def pooled(self, outputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the pooled rows of each table, in its dtype, of the operation's outputs."""
+    def pooled(self, outputs: list[tf.Tensor], batches: Sequence[int | None]) -> list[tf.Tensor]:
+        """Returns the pooled rows of each table, in its dtype.
+
+        Args:
+          outputs: of the operation.
+          batches: static numbers of rows.
+        """
+        rows = outputs[: len(self.tables)]
         if tf.executing_eagerly():
-            note_gradient(outputs, self.gradient)
-        results = []
-        for table, output in zip(self.tables, outputs, strict=False):
-            if not tf.executing_eagerly():
-                output.set_shape([table.batch, table.dim])
-            results.append(output if table.dtype is tf.float32 else tf.cast(output, table.dtype))
-        return results
+            if could_possibly_record():
+                note_gradient(outputs, self.gradient)
+        else:
+            for table, output, batch in zip(self.tables, rows, batches, strict=True):
+                output.set_shape([batch, table.dim])
+        if self._are_float32:
+            return rows
+        pairs = zip(self.tables, rows, strict=True)
+        return [each if t.dtype is tf.float32 else tf.cast(each, t.dtype) for t, each in pairs]
 
     def live_tables(self) -> list[Any]:
         """Returns the engine's tables."""
@@ -132,18 +144,23 @@ class PooledLookup(LookupOfTables):
 
     Args:
       policy: for keys without a row.
+
+    Attributes:
+      dtypes: of the outputs of its operation.
     """
 
     def __init__(
-        self, comm: Communicator, tables: list[TableSpec], policy: MissingKeyPolicy, what: str
+        self, comm: Communicator, tables: Sequence[TableSpec], policy: MissingKeyPolicy, what: str
     ) -> None:
         super().__init__(comm, tables, what)
         self._policy, self._pipeline = policy, pipeline_of_trace()
         self._tag = self.tag_of(tables)
+        weighted = [table.dtype for table in tables if table.has_weights]
+        self.dtypes = [*[tf.float32] * len(tables), *OF_CONTEXT, *weighted]
 
-    @property
-    def plan(self) -> LookupPlan | None:
-        """The lookup as native code does it; None: it cannot, for there may be other ranks."""
+    @cached_property
+    def plan(self) -> LookupPlan | None:  # type: ignore[override]
+        """None where there may be other ranks, or tables that native code cannot look up in."""
         tables = self.live_tables()
         if not self.comm.is_alone or not are_native(tables):
             return None
@@ -159,7 +176,7 @@ class PooledLookup(LookupOfTables):
             for table, spec in zip(tables, self.tables, strict=True)
         ]
         policy = self._policy.planned(self._pipeline)
-        return LookupPlan(self.backend, True, LOOKUPS, policy, tuple(parts))
+        return LookupPlan(self.backend, True, LOOKUPS, GRADIENTS, policy, tuple(parts))
 
     def forward(self, outputs: Outputs, arrays: list[Array]) -> None:
         """Looks up, or goes on where native code has begun to.

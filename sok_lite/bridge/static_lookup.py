@@ -83,12 +83,12 @@ def look_up(comm: Communicator, arguments: Sequence[Argument], what: str) -> lis
         gradient=lookup.gradient,
         collective=lookup.collective,
     )
-    return lookup.pooled(outputs)
+    return lookup.pooled(outputs, [each.batch for each in static])
 
 
 def _read_rows(spec: TableSpec, places: tf.Tensor) -> tf.Tensor:
     variable = alive(spec.variable)
-    refuse_custom_step(variable)
+    refuse_custom_step([variable])
     if not tf.executing_eagerly():
         places.set_shape([None])
         variable.free_with_its_variable()

@@ -73,8 +73,11 @@ VariableSpec: Any = private(_VARIABLES, "VariableSpec")
 UninitializedVariable: Any = private(_VARIABLES, "UninitializedVariable")
 # What TensorFlow makes of a variable in partitions.
 PartitionedVariable: Any = private("tensorflow.python.ops.variables", "PartitionedVariable")
-# Tells gradient tapes that a variable is used.
-variable_accessed: Any = private(_VARIABLES, "variable_accessed")
+# Tell gradient tapes, and what else watches, that a variable is used.
+tape_accessed: Any = private("tensorflow.python.pywrap_tfe", "TFE_Py_TapeVariableAccessed")
+watcher_accessed: Any = private(
+    "tensorflow.python.pywrap_tfe", "TFE_Py_VariableWatcherVariableAccessed"
+)
 # Whether a tape or a forward accumulator could be recording.
 could_possibly_record: Any = private("tensorflow.python.eager.record", "could_possibly_record")
 # Tells tapes of something whose gradient they do not know, and keeps things from them.
@@ -82,6 +85,8 @@ record_operation: Any = private("tensorflow.python.eager.record", "record_operat
 stop_recording: Any = private("tensorflow.python.eager.record", "stop_recording")
 # Whether a graph, or one around it, is compiled by XLA.
 is_for_xla: Any = private("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
+# The class of eager tensors.
+EagerTensor: Any = private("tensorflow.python.framework.ops", "EagerTensor")
 # The graph of a tf.function, of a branch or of a loop. Its `outer_graph` is the one around it.
 FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
 # The default graphs of each thread. `_GetGlobalDefaultGraph` gives the one outside of all that a
@@ -173,8 +178,10 @@ CHILDREN = "_trackable_children"
 # Of what it holds: takes another one, and the name that it is saved by.
 TRACK = "_track_trackable"
 
-# Of an eager tensor: gives its shape as a tuple of ints, in a tenth of the time of `shape`.
+# Of an eager tensor: give its shape as a tuple of ints, in a tenth of the time of `shape`, and the
+# number of its type.
 SHAPE_OF_EAGER = "_shape_tuple"
+DTYPE_OF_EAGER = "_datatype_enum"
 
 # Of a dataset: gives those that it is made of. Of some: the two seeds, how many elements a batch
 # has, the tensors that it was made of, and "false" where a map may leave the order open.

@@ -4,7 +4,7 @@ import functools
 import inspect
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,30 @@ def live_tables(references: "Sequence[weakref.ref[Any]]") -> list[Any]:
       ValueError: a variable is gone.
     """
     return [alive(reference)._table for reference in references]
+
+
+class Kept(dict[Any, Any]):
+    """What is made once for all calls that are alike, by what they are known by. It keeps no table.
+
+    A program has few kinds of calls. Where there are more, all are forgotten.
+    """
+
+    _MOST = 256
+
+    def get_or_make(self, known_by: Any, make: Callable[[], Any]) -> Any:
+        """Returns what is kept of calls; it is made at the first one."""
+        try:
+            return self[known_by]
+        except KeyError:
+            made = make()
+        self.keep(known_by, made)
+        return made
+
+    def keep(self, known_by: Any, made: Any) -> None:
+        """Keeps what was made for calls."""
+        if len(self) >= self._MOST:
+            self.clear()
+        self[known_by] = made
 
 
 class TableSpec(VariableSpec):
@@ -126,6 +150,11 @@ class OfTable:
     def spec_shape(self) -> tf.TensorShape:
         """The shape in its type, which must not change."""
         return self.shape  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def kept(self) -> Kept:
+        """What is kept of eager lookups in it: alone, or with others that come after it."""
+        return Kept()
 
     @functools.cached_property
     def _trace_id(self) -> int:

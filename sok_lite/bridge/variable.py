@@ -224,13 +224,6 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
         """The resources by which TensorFlow has what acts on its table in order."""
         return [self.handle]
 
-    def access(self) -> list[tf.Tensor]:
-        """Records a lookup for tapes, and returns the resources that it has as inputs."""
-        guard.refuse_custom_step(self)
-        for variable in self.resources:
-            tf_private.variable_accessed(variable)
-        return [variable.handle for variable in self.resources]
-
     def is_trained_by(self, optimizer: Any) -> bool:
         """Whether a step of an optimizer, given the variable's gradient, would update its rows."""
         return self.trained_by_patched and held.trains_tables(optimizer)

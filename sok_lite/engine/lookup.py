@@ -29,8 +29,8 @@ from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import copy_apart, group, segment_sums
 from sok_lite.engine.sent_keys import send
+from sok_lite.engine.table.last_gradient import note_gradients
 from sok_lite.engine.table.lookups import WrongSplitsError
-from sok_lite.engine.table.results import KnownRows
 
 
 class BackwardContext(NamedTuple):
@@ -206,9 +206,9 @@ def backward(
     shapes = list(zip(sizes))
     keys = Pieces(distinct.keys, shapes, starts)
     rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
-    row_epochs, num_without_row, lookup_numbers = context.found.tolist()
-    are_complete = [count == 0 for count in num_without_row]
-    known = KnownRows.of(backend, keys, rows, row_epochs, are_complete, lookup_numbers)
-    for number, (table, _, _) in enumerate(parts):
-        table.last_gradient = known, number
+    tables, route = [table for table, _, _ in parts], context.pooling.route
+    # Of several ranks, and on a GPU, native code takes no gradient.
+    is_native = route.comm.size == 1 and backend.name == "cpu"
+    num_items = route.num_received.tolist() if is_native else None
+    note_gradients(backend, tables, keys, rows, context.found, num_items)
     return Gradients(keys, sums, weight_grads)

@@ -30,7 +30,7 @@ from sok_lite.engine.segments import Terms, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.finding import find_and_mark_seen
 from sok_lite.engine.table.index import place_words
-from sok_lite.engine.table.results import KnownRows
+from sok_lite.engine.table.last_gradient import KnownRows
 
 
 class Update(NamedTuple):
@@ -112,8 +112,8 @@ class ResolvedUpdates(NamedTuple):
         return ResolvedUpdates(*chosen(self, numbers))
 
 
-# Stored keys and rows that may be those of an update, and the number of its table there.
-Known: TypeAlias = tuple[KnownRows, int] | None
+# Stored keys and rows that may be those of an update.
+Known: TypeAlias = KnownRows | None
 
 
 def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
@@ -124,7 +124,6 @@ def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
         the step may still fail; otherwise `plan_mark_seen` marks them with the step.
     """
     backend, n = updates.tables[0].backend, len(updates.tables)
-    # Looked at once for each update: another thread may make a gradient of its table meanwhile.
     known = _known(updates, updates.sizes)
     doubtful: list[int] = []
     if False in updates.of_gradients:
@@ -226,22 +225,17 @@ def plan_mark_seen(updates: ResolvedUpdates) -> list[Action]:
 def _are_last(updates: Updates, known: Sequence[Known]) -> list[bool]:
     """Returns of each update whether its stored keys are from the last lookup of its table."""
     return [
-        each is not None and each[0].lookup_numbers[each[1]] == table.clock.now
+        each is not None and each.lookup_number == table.clock.now
         for table, each in zip(updates.tables, known, strict=True)
     ]
 
 
 def _known(updates: Updates, sizes: Sequence[int]) -> list[Known]:
     """Returns of each update the keys of its table's last gradient if they may be the same."""
-    # Nothing is called for each: a step may have a thousand tables.
     return [
-        each
-        if each is not None
-        and each[0].row_epochs[each[1]] == table.row_epoch
-        and each[0].sizes[each[1]] == size
-        else None
+        each if each.size == size and each.row_epoch == table.row_epoch else None
         for table, size in zip(updates.tables, sizes, strict=True)
-        for each in (table.last_gradient,)
+        for each in (table.last_gradient.read(),)
     ]
 
 
@@ -252,7 +246,7 @@ def _have_rows(updates: Updates, known: Sequence[Known]) -> bool:
     if updates.tables[0].backend.name == "cpu":
         return False  # its counts can be read at once
     return False not in updates.of_gradients and False not in [
-        each is not None and each[0].are_complete[each[1]] for each in known
+        each is not None and each.is_complete for each in known
     ]
 
 
@@ -289,10 +283,7 @@ def _recall(
         else address(count) + (8 * np.arange(count.size) if count.size > 1 else 0)
         for count in (num_others, num_without_row)
     ]
-    of_known = [
-        (0, 0) if each is None else (each[0].key_addresses[each[1]], each[0].row_addresses[each[1]])
-        for each in known
-    ]
+    of_known = [(0, 0) if each is None else (each.keys, each.rows) for each in known]
     columns = [
         place_words([table.index for table in tables]),
         0 if lookup_numbers is None else np.array(lookup_numbers, np.int64),
@@ -301,7 +292,7 @@ def _recall(
         *(addresses_of(backend, results, U32), *counts, np.array(sizes, np.int64)),
     ]
     kernels = [(table.backend, "recall_rows") for table in tables]
-    arrays = (updates, known, rows, num_others, num_without_row)
+    arrays = (updates, rows, num_others, num_without_row)
     for launch in joined_column_launches(kernels, sizes, columns, arrays):
         launch()
     return results

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge import job
+from sok_lite.bridge.access import accessed
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.checks import check_cutoff, checked_keys, checked_rows
 from sok_lite.bridge.inference import MissingKeyPolicy, checked_missing, checked_training
@@ -390,7 +391,7 @@ class KvVariable(SavedBySavers, TableVariable, SaveableObject):
 
         keys, rows = operation(
             "sok_value",
-            self.access(),
+            accessed([self]),
             run,
             self.ready_inputs(),
             [self.key_type, self.dtype],

@@ -62,7 +62,7 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
 
 def _target(extra_flags: Sequence[str] = ()) -> Path:
     exports = [path for path in [kernel_folder() / _EXPORTS] if path.is_file()]  # no wheel has it
-    files = [*_sources("cpp"), *_sources("h"), *exports]
+    files = [*_sources("cpp"), *_sources("h"), *kernel_folder().glob("*.h"), *exports]
     return target_of(_NAME, [*FLAGS, *_LINKED, *extra_flags], files)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sok_lite.backend.arguments import WORDS
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, operations
 
@@ -61,7 +62,11 @@ class Policy(NamedTuple):
     is_in_pipeline: int
 
 
-_KERNELS = ("find", "find_and_pool", "rows_read_u16", "rows_read_u32", "rows_read_u64")
+_KERNELS = (
+    *("find", "find_and_pool", "rows_read_u16", "rows_read_u32", "rows_read_u64"),
+    *("combine_items", "segment_sums", "segment_add_pieces"),
+    *(f"combine_weight_grad_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
+)
 _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
 
@@ -69,7 +74,7 @@ class _Driver(ctypes.Structure):
     """What the library of kernels has; as in kernels/ops/plan.h."""
 
     _fields_ = (
-        *[(name, ctypes.c_int64) for name in _NUMBERS],
+        *[(name, ctypes.c_int64) for name in (*_NUMBERS, "seed")],
         *[(name, ctypes.c_int64 * 2) for name in _KERNELS],
     )
 
@@ -80,7 +85,7 @@ _drivers: dict[int, tuple[CpuBackend, _Driver]] = {}
 
 def _driver_of(backend: CpuBackend) -> _Driver:
     if id(backend) not in _drivers:
-        driver = _Driver()
+        driver = _Driver(seed=seed_of_process())
         for name in _KERNELS:
             setattr(driver, name, backend.kernel(name))
         _drivers[id(backend)] = backend, driver
@@ -97,7 +102,7 @@ class LookupPlan(NamedTuple):
       backend: of all tables, a CpuBackend.
       is_pooled: whether rows are pooled, by all of several tables; else those of one table are
         given as they are.
-      work: what counts it.
+      work, gradient_work: what counts it, and its gradient.
       policy: for keys without a row.
       parts: of each table.
     """
@@ -105,6 +110,7 @@ class LookupPlan(NamedTuple):
     backend: Any
     is_pooled: bool
     work: WorkDone
+    gradient_work: WorkDone
     policy: Policy
     parts: tuple[Part, ...]
 
@@ -125,8 +131,8 @@ class PlannedCall(Call):
     def __init__(self, plan: LookupPlan, *args: Any) -> None:
         super().__init__(*args)
         driver = ctypes.addressof(_driver_of(plan.backend))
-        work = ctypes.addressof(plan.work.native)
-        numbers = [driver, int(plan.is_pooled), work, *plan.policy, len(plan.parts)]
+        works = (ctypes.addressof(each.native) for each in (plan.work, plan.gradient_work))
+        numbers = [driver, int(plan.is_pooled), *works, *plan.policy, len(plan.parts)]
         for part in plan.parts:
             numbers += part
         words = WORDS[len(numbers)](*numbers)

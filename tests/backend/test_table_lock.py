@@ -2,21 +2,23 @@
 
 import ctypes
 import os
+import queue
 import shutil
 import signal
 import subprocess
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.table_lock import TableLock, TableLocks
 from tests.backend.test_sanitizers import SANITIZERS, Sanitizer, runtime
-from tests.support.compiled import compile_locks
+from tests.support.locks import SLEEPING, compile_locks
 from tests.support.tripwire import Interrupt
 
-ALONE, SLEEPING = 1 << 31, 1 << 30
+ALONE = 1 << 31
 BACKEND = get_backend("cpu")  # it gives locks their functions
 
 
@@ -32,19 +34,31 @@ def native(tmp_path_factory):
 
 
 class Worker:
-    """A thread that does one thing after another."""
+    """A thread that does one thing after another. Nobody waits for its end: a test may fail while
+    it waits for a lock."""
 
     def __init__(self):
-        self._pool = ThreadPoolExecutor(1)
+        self._jobs = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while (job := self._jobs.get()) is not None:
+            done, function, args = job
+            try:
+                done.set_result(function(*args))
+            except BaseException as error:
+                done.set_exception(error)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._pool.shutdown(wait=False)
+        self._jobs.put(None)
 
     def begin(self, function, *args):
-        return self._pool.submit(function, *args)
+        done = Future()
+        self._jobs.put((done, function, args))
+        return done
 
     def do(self, function, *args):
         return self.begin(function, *args).result(60)
@@ -198,6 +212,24 @@ def test_readers_give_way_to_a_writer_that_waits_but_for_those_that_read_already
         writing.result(60)
         reading.result(60)
     assert order == ["writer", "reader"]
+    assert words(lock) == (0, 0, 0, False)
+
+
+def test_each_of_those_that_wait_has_its_turn(native):
+    lock = TableLock()
+
+    def take_and_give():
+        native.take_alone(lock)
+        native.give_alone(lock)
+
+    with Worker() as holder, Worker() as one, Worker() as two, Worker() as three:
+        holder.do(native.take_alone, lock)
+        waiting = [each.begin(take_and_give) for each in (one, two, three)]
+        wait_until(lambda: lock.waiting == 3 and lock.state == ALONE | SLEEPING)
+        time.sleep(0.05)  # until they sleep
+        holder.do(native.give_alone, lock)
+        for each in waiting:
+            each.result(60)
     assert words(lock) == (0, 0, 0, False)
 
 

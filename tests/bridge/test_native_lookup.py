@@ -1,7 +1,7 @@
 """Lookups by native code and by Python: the same bits, the same errors, the same tables after them.
 
 Two sets of equal tables have the same calls. Those of the first are native where they can be; of
-the second `record.is_plain` is 0, by which native code leaves all to Python.
+the second `record.allows` is 0, by which native code leaves all to Python.
 """
 
 import contextlib
@@ -23,17 +23,18 @@ from sok_lite.backend.table_lock import TableLock
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
+from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
-from tests.support.compiled import compile_locks
+from tests.support.locks import SLEEPING, compile_locks
 from tests.support.table_audit import audit
 from tests.support.table_state import State
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
+ALL = READS | INSERTS
 COMBINERS = ("sum", "mean", "sqrtn")
-SLEEPING = 1 << 30  # of a lock's state: a thread waits
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "int32", "int64")  # rows that are neither pooled nor trained
 FULL = {"init_capacity": 16, "max_capacity": 16, "max_bucket_size": 4}
@@ -99,12 +100,12 @@ class Route:
     def route(self):
         """A block of calls that go this route; outside of it tables say what they are."""
         for each in self.variables:
-            each.table.record.is_plain = int(self.is_native)
+            each.table.record.allows = self.is_native * ALL
         try:
             yield
         finally:
             for each in self.variables:
-                each.table.record.is_plain = 1
+                each.table.record.allows = ALL
 
     def run(self, call, *arguments):
         """Returns what a call gives, as bits, or what it raises."""
@@ -444,13 +445,13 @@ class Program:
         """Returns the lookup as a function: native code has a plan of it on both routes."""
         if (route, number) not in self.functions:
             for each in route.variables:
-                each.table.record.is_plain = 1
+                each.table.record.allows = ALL
             arguments = tf.nest.map_structure(spec_of, (ids, weights), expand_composites=False)
             run = runs(route, self.calls[number])
             function = tf.function(run, input_signature=arguments, autograph=False)
             self.functions[route, number] = function.get_concrete_function()
             for each in route.variables:
-                each.table.record.is_plain = int(route.is_native)
+                each.table.record.allows = route.is_native * ALL
         return self.functions[route, number]
 
     # --------------------------------------------------------------------- what else is done
@@ -763,7 +764,7 @@ def test_errors_are_the_same_by_both_routes(mode, name):
     for _ in range(2):
         # A function is traced when it is called first, then with a plan.
         for each in routes[1].variables:
-            each.table.record.is_plain = 1
+            each.table.record.allows = ALL
         found = [route.run(call) for route, call in zip(routes, functions, strict=True)]
         assert found[0] == found[1]
         assert len(found[0]) == 2 and len(found[0][1]) > 20, "nothing was wrong"

@@ -14,11 +14,10 @@ from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
 from tests.bridge.test_native_lookup import counts_of, give_room, new_variable
 from tests.conftest import QUICK
-from tests.support.at_every_line import AtEveryLine
 from tests.support.own_process import in_child
 from tests.support.table_audit import assert_lock_is_free, audit
 from tests.support.table_state import State
-from tests.support.tripwire import Tripwire
+from tests.support.tripwire import AtEveryLine, Tripwire
 
 pytestmark = pytest.mark.usefixtures("initialised")
 

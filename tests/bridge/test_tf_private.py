@@ -167,8 +167,11 @@ def test_every_private_method_that_is_overridden_is_listed(cls):
     assert private <= {*OVERRIDDEN, *OVERRIDDEN_OF_SPEC}
 
 
-def test_the_shape_of_an_eager_tensor():
-    assert getattr(tf.ones([0, 2, 3]), tf_private.SHAPE_OF_EAGER)() == (0, 2, 3)
+def test_the_shape_and_the_type_of_an_eager_tensor():
+    tensor = tf.ones([0, 2, 3], tf.uint64)
+    assert type(tensor) is tf_private.EagerTensor
+    assert getattr(tensor, tf_private.SHAPE_OF_EAGER)() == (0, 2, 3)
+    assert getattr(tensor, tf_private.DTYPE_OF_EAGER)() == tf.uint64.as_datatype_enum
 
 
 @pytest.mark.parametrize("name", tf_private.CLUSTER_OF_CONTEXT)

@@ -11,7 +11,6 @@ from scripts.bench.common.row_steps import apply_rule
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.message import RowMessage
 from sok_lite.engine.optimizers import SGD, Adam, Ftrl
-from sok_lite.engine.pieces import up_to_line
 from sok_lite.engine.table import make_table
 from tests.support.helpers import on
 from tests.support.pooled import combine, combine_grad, combine_weight_grad, gather_rows
@@ -49,10 +48,10 @@ def pooled(backend, dim, dtype, at):
     grads = placed(backend, drawn(3, n, dim), at("grads"))
     rows = placed(backend, source, at("rows"))
     out = placed(backend, np.zeros((n, dim), np.float32), at("out"))
-    back = placed(backend, np.zeros(up_to_line(UNIQUE * dim), np.float32), at("back"))
+    back = placed(backend, np.zeros((UNIQUE, dim), np.float32), at("back"))
     yield combine(backend, rows, inverse, splits, weights, "mean", out)
     yield combine(backend, rows, inverse, splits, None, "sum")
-    yield combine_grad(backend, grads, inverse, splits, weights, "mean", UNIQUE, lambda _: back)
+    yield combine_grad(backend, grads, inverse, splits, weights, "mean", UNIQUE, [back])
     yield combine_weight_grad(backend, grads, rows, inverse, splits, weights, "mean")
     # One item a row: the copy that most lookups are.
     one = backend.from_host(np.arange(N + 1))

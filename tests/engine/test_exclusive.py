@@ -1,6 +1,9 @@
 """Who may use a table when: threads, and children that are forked while others use it."""
 
 import contextlib
+import ctypes
+import gc
+import os
 import threading
 
 import numpy as np
@@ -9,13 +12,19 @@ import pytest
 from sok_lite.backend import get_backend
 from sok_lite.backend.publish import publish
 from sok_lite.engine.optimizers import SGD
-from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.exclusive import (
+    alone,
+    changing_alone,
+    holding,
+    holding_since,
+    last_change,
+)
 from sok_lite.engine.update_rows import Update
-from tests.support.at_every_line import AtEveryLine
 from tests.support.helpers import new_table
 from tests.support.own_process import in_child, run_limited
 from tests.support.steps import apply_updates
 from tests.support.table_audit import assert_lock_is_free, audit, audit_insides
+from tests.support.tripwire import AtEveryLine, Interrupt, Tripwire
 
 BACKEND = get_backend("cpu")  # a forked child has no GPU
 
@@ -76,6 +85,224 @@ def test_a_child_is_told_of_a_table_that_another_thread_was_using():
         thread.join()
     table.lookup([1])
     assert_lock_is_free(table)
+
+
+def test_a_child_may_go_on_with_the_table_that_its_thread_has():
+    table = new_table(BACKEND)
+    table.lookup([1])
+
+    def go_on():
+        assert table.lock._is_owned()
+        return int(table.lookup([1, 2]).num_without_row), table.record.is_settled
+
+    with table.lock:
+        assert in_child(go_on) == "(0, 1)"
+    assert_lock_is_free(table)
+
+    def fork_and_leave():
+        with table.lock:
+            child = os.fork()
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        is_free = table.lock.state == 0 and table.lookup([3]).num_without_row == 0
+        os._exit(5 if is_free else 6)
+
+    assert fork_and_leave() == 5
+
+
+def test_native_code_may_not_use_a_table_that_a_child_must_not():
+    table = new_table(BACKEND)
+    table.lookup([1])
+    assert in_child(lambda: table.record.is_settled) == "1"
+    child = changing_alone(table, os.fork)
+    if child == 0:
+        os._exit(table.record.is_settled)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert table.record.is_settled
+    taken, done = threading.Event(), threading.Event()
+
+    def keep():
+        with table.lock:
+            taken.set()
+            done.wait()
+
+    def try_it():
+        before = table.record.is_settled
+        with contextlib.suppress(RuntimeError):
+            table.lookup([1])
+        return before, table.record.is_settled, table.lock.state
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    taken.wait()
+    try:
+        assert in_child(try_it) == "(0, 0, 0)"
+    finally:
+        done.set()
+        thread.join()
+
+
+# -------------------------------------------------------------------- the record
+
+
+def test_a_table_is_settled_between_calls_and_not_within(backend):
+    tables = [new_table(backend) for _ in range(3)]
+    seen = []
+
+    def look():
+        seen.append([table.record.is_settled for table in tables])
+
+    look()
+    for table in tables:
+        table.lookup([1])
+    look()
+    holding(tables[:2], look)
+    look()
+    alone(tables[2], look)
+    with pytest.raises(ZeroDivisionError):
+        alone(tables[2], lambda: (look(), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        holding(tables[1:], lambda: (look(), 1 / 0))
+    look()
+    assert seen == [[0] * 3, [1] * 3, [0, 0, 1], [1] * 3, [1, 1, 0], [1, 1, 0], [1, 0, 0], [1] * 3]
+
+
+def test_a_table_with_something_left_to_do_is_not_settled(backend):
+    table = new_table(backend)
+
+    def interrupted_again():
+        raise Interrupt
+
+    def work():
+        table.unfinished = interrupted_again
+        raise ZeroDivisionError
+
+    alone(table, lambda: setattr(table, "unfinished", interrupted_again))
+    assert not table.record.is_settled
+    table.unfinished = None
+    for call in (lambda: alone(table, work), lambda: holding([table], work)):
+        table.lookup([1])
+        assert table.record.is_settled
+        with pytest.raises(Interrupt):
+            call()
+        assert not table.record.is_settled
+        with pytest.raises(Interrupt):
+            table.lookup([1])
+        assert not table.record.is_settled
+        table.unfinished = None
+    table.lookup([1])
+    assert table.record.is_settled
+
+
+def test_a_table_is_settled_wherever_an_exception_comes_only_if_nothing_is_left_to_do(backend):
+    tables = [new_table(backend, name=f"t{i}") for i in range(2)]
+    first = last_change(tables)
+
+    def call(number):
+        keys = np.arange(8 * number, 8 * number + 8)
+        tables[0].lookup(keys)
+        holding(tables, lambda: None)
+
+    counting = Tripwire(opcodes=True)
+    counting.run(lambda: call(0))
+    step = max(1, counting.count // 200)
+    outcomes = set()
+    for at in range(1, counting.count, step):
+        with contextlib.suppress(Interrupt):
+            Tripwire(at, opcodes=True).run(lambda at=at: call(at))
+        for table in tables:
+            settled = table.record.is_settled
+            outcomes.add(settled)
+            assert settled in (0, 1)
+            assert not settled or table.unfinished is None
+            assert_lock_is_free(table)
+        holding(tables, lambda: None)
+        assert [table.record.is_settled for table in tables] == [1, 1]
+    assert outcomes == {0, 1}
+    assert last_change(tables) != first
+
+
+def test_a_native_call_is_a_change_as_one_of_python_is(backend):
+    tables = [new_table(backend) for _ in range(3)]
+    changes = []
+    seen = []
+
+    def prepare():
+        changes[:] = [last_change(tables)]
+
+    def look():
+        holding_since(tables, changes[0], seen.append)
+
+    holding(tables, prepare)
+    look()
+    holding(tables, prepare)
+    tables[1].record.num_native += 1
+    look()
+    holding(tables, prepare)
+    tables[2].lookup([1])
+    look()
+    holding(tables, prepare)
+    look()
+    assert seen == [True, False, False, True]
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_table_whose_lock_is_taken_stays_until_it_is_given_back(in_a_cycle):
+    """Native code may be in it, which does not keep it."""
+    table = new_table(BACKEND)
+    table.lookup([1])
+    record, lock = table.record, table.lock
+    generation, tables, order = record.generation, [table], []
+
+    class Part:
+        def __del__(self):
+            order.append(("its parts go", record.generation > generation))
+
+    table.part = Part()
+    if in_a_cycle:
+        table.itself = table
+    del table
+    taken, done = threading.Event(), threading.Event()
+
+    def use():
+        with lock:
+            taken.set()
+            done.wait()
+            order.append(("given back", record.generation > generation))
+
+    def drop():
+        tables.clear()
+        gc.collect()
+
+    threads = [threading.Thread(target=each) for each in (use, drop)]
+    threads[0].start()
+    taken.wait()
+    threads[1].start()
+    threads[1].join(0.1)  # for one that does not wait
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert order == [("given back", False), ("its parts go", True)]
+    assert record.is_settled == 0
+    assert record.lock.state == 0
+
+
+def test_a_record_serves_another_table_when_its_own_is_gone():
+    table = new_table(BACKEND)
+    table.lookup([1])
+    record = table.record
+    address, generation = ctypes.addressof(record), record.generation
+    record.num_native = 7
+    del table
+    gc.collect()
+    others = [new_table(BACKEND)]
+    while ctypes.addressof(others[-1].record) != address:  # others may have gone before it
+        others.append(new_table(BACKEND))
+        assert len(others) < 10_000
+    assert record.generation > generation
+    assert (record.num_native, record.is_settled) == (0, 0)
+    others[-1].lookup([1])
+    assert record.is_settled == 1
 
 
 # -------------------------------------------------------------------- calls within calls

@@ -197,8 +197,8 @@ def test_a_row_that_there_is_not_is_told_to_all_ranks(comm):
     ("module", "name", "run"),
     [
         (static_lookup, "_read_rows", lambda call: call),  # in a graph that is TensorFlow's
-        (engine_lookup, "unpack_sent", lambda call: call),
-        (engine_lookup, "unpack_sent", tf.function),
+        (engine_lookup.Sent, "of", lambda call: call),
+        (engine_lookup.Sent, "of", tf.function),
     ],
     ids=["read", "taken, eager", "taken, tf.function"],
 )

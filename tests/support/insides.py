@@ -201,7 +201,7 @@ def _attributes(value):
 
 
 def _ranked(clock):
-    """What a clock says, each time by how many are earlier. How much room it has does not matter."""
+    """What a clock says, each time by how many are earlier. What it has room for does not count."""
     numbers, *of_times = clock.spans
     last = clock.last_time
     times = sorted({last, *of_times[0], *of_times[1]})

@@ -4,6 +4,7 @@
 found. What it has to know of private names is in the few functions at the top.
 """
 
+import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import addressof
@@ -18,7 +19,7 @@ from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.record import COUNTERS
+from sok_lite.engine.table.record import COUNTERS, INSERTS, READS
 
 _ANOTHER = ThreadPoolExecutor(1)  # to start a thread for every audit would take most of its time
 
@@ -118,14 +119,34 @@ def audit_record(table):
         row_format = store.row_dtype.number if column is value else 0
         words = [chunks, store.chunk_shift, column.dim, row_format]
         _audit_words(f"column {name!r}", column.record, words)
-    is_near = store.near_rows is None and far_file_of(store) is None
-    is_plain = table.backend.name == "cpu" and is_near and not table.counts_repeats
-    assert record.is_plain == is_plain, f"native code takes the table for {record.is_plain=}"
+    inserts = store.near_rows is None and not table.counts_repeats
+    allows = (READS | inserts * INSERTS) * (table.backend.name == "cpu")
+    assert record.allows == allows, f"native code takes the table for {record.allows=}"
     assert addressof(table.clock) == addressof(record.clock), "the table has another clock"
     assert addressof(table.counters) == addressof(record.counters), "it has other counters"
     counts = {name: getattr(record.counters, name) for name in COUNTERS}
     assert min(counts.values()) >= 0, f"things happened less than never: {counts}"
     assert record.row_epoch >= 0 and table.row_epoch == record.row_epoch
+
+
+def _audit_last_gradient(table):
+    """Raises AssertionError if an update would take another row for that of a key."""
+    last, record = table.last_gradient, table.record.gradient
+    if record.room:
+        where = [array.ctypes.data for array in last._room]
+        assert [record.room_keys, record.room_rows] == where, "native code writes elsewhere"
+        assert {array.size for array in last._room} == {record.room}
+    known = last.read()
+    assert known.size >= -1 and known.is_complete in (0, 1)
+    if table.backend.name != "cpu" or known.size <= 0 or known.row_epoch != table.row_epoch:
+        return
+    kinds = (known.keys, ctypes.c_int64), (known.rows, ctypes.c_uint32)
+    keys, rows = (np.array((kind * known.size).from_address(at)) for at, kind in kinds)
+    assert np.unique(keys).size == keys.size, "a key of the last gradient comes twice"
+    has_row = rows != NO_ROW
+    assert has_row.all() or not known.is_complete
+    found = found_in(table.index, keys)
+    assert (rows == found)[has_row].all(), "the last gradient has rows that are not the keys'"
 
 
 def _audit_words(what, record, expected):
@@ -228,6 +249,7 @@ def audit_insides(table):
         _audit_rows(table, held)
         _audit_columns(table.store)
         audit_record(table)
+        _audit_last_gradient(table)
         _audit_free_states(table)
         _audit_tiers(table, held)
         _audit_seen(table, held)

@@ -6,21 +6,21 @@ from tests.support.benchmarks import run
 
 # Calls of a lookup and of a step, beside those of each table, by Python and TensorFlow. Python
 # 3.11 calls a function for each comprehension.
-LIMITS = {("3.11", "2.21"): (260, 675)}
+LIMITS = {("3.11", "2.21"): (0, 440)}
 
 
 def test_a_table_more_costs_few_calls():
     """docs/measurements.md says how many calls; they hold for the versions that it names."""
     pytest.importorskip("tensorflow")
     works = "--tables 1 26 --works lookup step".split()
-    found = {each["work"]: each for each in run("tools.count_calls", *works)[0]}
-    assert found["lookup"]["each_table"] <= 14
-    assert found["step"]["each_table"] <= 30
+    found = {each["work"]: each for each in run("tools.count_calls", *works, are_positive=False)[0]}
+    assert found["lookup"]["each_table"] == 0
+    assert found["step"]["each_table"] <= 18
     versions = [found["step"][name].split(".")[:2] for name in ("python", "tensorflow")]
     pair = tuple(map(".".join, versions))
     if pair not in LIMITS:
         pytest.skip(f"nobody has said how many calls Python {pair[0]} makes beside {pair[1]}")
     lookup, step = LIMITS[pair]
     for tables in (1, 26):
-        assert found["lookup"][f"tables_{tables}"] <= lookup + 14 * tables
-        assert found["step"][f"tables_{tables}"] <= step + 30 * tables
+        assert found["lookup"][f"tables_{tables}"] <= lookup
+        assert found["step"][f"tables_{tables}"] <= step + 18 * tables

@@ -11,7 +11,7 @@ Keras 3 and tf_keras may both be there, or neither: this module imports none.
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,9 +52,9 @@ def watch() -> bool:
     return is_new
 
 
-def refuse_custom_step(variable: Any) -> None:
-    """Raises in a lookup that Keras' own training step makes, if it would not train the table."""
-    training.refuse_custom_step(variable, watch())
+def refuse_custom_step(variables: Sequence[Any]) -> None:
+    """Raises in a lookup that Keras' own training step makes, if it would not train the tables."""
+    training.refuse_custom_step(variables, watch())
 
 
 def refuse_clone() -> None:

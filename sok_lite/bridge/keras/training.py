@@ -8,6 +8,7 @@ its weights, where its optimizer trains it.
 
 import inspect
 import threading
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -38,8 +39,8 @@ def watch_steps(model: Any) -> None:
         hooks.around(model, f"make_{made}_function", _making, made)
 
 
-def refuse_custom_step(variable: Any, is_new: bool) -> None:
-    """Raises in a lookup that Keras' own training step makes, if it would not train the table.
+def refuse_custom_step(variables: Sequence[Any], is_new: bool) -> None:
+    """Raises in a lookup that Keras' own training step makes, if it would not train the tables.
 
     Args:
       is_new: whether a Keras is first seen here: it may be within the step already.
@@ -48,10 +49,12 @@ def refuse_custom_step(variable: Any, is_new: bool) -> None:
     if is_new and model is None:
         frame = caller_among(_step_codes)
         model = None if frame is None else frame.f_locals.get("self")
-    if model is None or not variable.trainable:
+    if model is None:
         return
-    if package_of(model) in variable.left_out_by and not _is_known_to(model, variable):
-        _refuse_training([variable])
+    for variable in variables:
+        is_left_out = variable.trainable and package_of(model) in variable.left_out_by
+        if is_left_out and not _is_known_to(model, variable):
+            _refuse_training([variable])
 
 
 def left_out_of(variables: list[Any]) -> str | None:

@@ -20,6 +20,7 @@ def tensors_of(arguments: Sequence[Argument]) -> list[tf.Tensor]:
 def combined(
     served: Any,
     tables: Sequence[TableSpec],
+    batches: Sequence[int | None],
     policy: MissingKeyPolicy,
     of_all_ranks: bool,
     *tensors: tf.Tensor,
@@ -29,12 +30,13 @@ def combined(
     Args:
       served: the `ServedTables`.
       tables, policy: of the lookup.
+      batches: static numbers of rows.
       of_all_ranks: whether it is one in the tables of several ranks.
       tensors: what `tensors_of` gave.
     """
     stream = iter(tensors)
     outputs = []
-    for spec in tables:
+    for spec, num_rows in zip(tables, batches, strict=True):
         keys = tf.reshape(next(stream), [-1])
         if spec.width is not None:
             batch = tf.size(keys, tf.int64)
@@ -57,5 +59,5 @@ def combined(
         result = tf.cast(rows, tf.float32)
         if spec.width != 1 or weights is not None:  # else each id is a row by itself
             result = combined_segments(result, weights, segments, batch, spec.combiner)
-        outputs.append(tf.ensure_shape(tf.cast(result, spec.dtype), [spec.batch, spec.dim]))
+        outputs.append(tf.ensure_shape(tf.cast(result, spec.dtype), [num_rows, spec.dim]))
     return outputs

@@ -86,8 +86,8 @@ class Column:
             pointers[start:end] = self._backend.from_host(np.concatenate(addresses).view(np.uint64))
         memory = [*self._memory, *memory]
         return [
-            *plan_set(self, pointers=pointers, num_chunks=end, _memory=memory),
             *plan_set(self.record, chunks=self._backend.address(pointers) if end else 0),
+            *plan_set(self, pointers=pointers, num_chunks=end, _memory=memory),
         ]
 
     def give_back(self, rows: range) -> None:

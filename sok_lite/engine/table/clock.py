@@ -91,7 +91,8 @@ class Clock(ClockRecord):
 
     def _begin(self) -> None:
         self.span_time = -math.inf
-        publish(self._plan_spans(_Spans.of(Spans([], [], []))))
+        self._room = _Spans.of(Spans([], [], []))  # of the spans before the current one
+        publish(self._plan_spans(self._room))
 
     @property
     def is_full(self) -> bool:

@@ -125,6 +125,12 @@ def changing_alone(item: Exclusive, function: Callable[[], R]) -> R:
     return function()
 
 
+def unless_in_use(item: Exclusive, function: Callable[[], None]) -> None:
+    """Calls a function under an item's lock; not if this thread is in a call of the item, which may
+    be reading what the function changes."""
+    with item.lock: return None if _is_in_call(item) else function()  # fmt: skip # noqa: E701
+
+
 def holding(items: Iterable[Exclusive], function: Callable[[], R], goes_on: bool = False) -> R:
     """Calls a function that is one change of several items.
 
@@ -205,6 +211,11 @@ def _is_handed_over(item: Exclusive) -> bool:
     return bool(item.record.is_settled == _HANDED_OVER)
 
 
+def _is_in_call(item: Exclusive) -> bool:
+    """Whether this thread, which has the lock, is in a call of an item."""
+    return item._call.locked() or item._change.locked() or _is_handed_over(item)
+
+
 def _changed(
     token: threading.Lock, item: Any, method: Callable[..., R], args: Any, kwargs: Any
 ) -> R:
@@ -213,7 +224,7 @@ def _changed(
 
 
 def _called(item: Any, method: Callable[..., R], args: Any, kwargs: Any) -> R:
-    if item._call.locked() or item._change.locked() or _is_handed_over(item):
+    if _is_in_call(item):
         return method(item, *args, **kwargs)
     token = threading.Lock()
     with token: return _outermost(token, item, method, args, kwargs)  # fmt: skip # noqa: E701

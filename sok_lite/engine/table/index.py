@@ -7,6 +7,7 @@ with: good until the next growth. Numbers run through the segments, and those tw
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from ctypes import sizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from sok_lite.engine.table.segmented import Segmented
 # The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.plan_age`).
 LAST_LOOKUP_NUMBER = 0xFFFFFFFF
 
-_RECORD_WORDS, _PLACE_WORDS = len(IndexRecord._fields_), len(IndexRecord.PLACE)
+_RECORD_WORDS, _PLACE_WORDS = sizeof(IndexRecord) // 8, len(IndexRecord.PLACE)
 
 # Slots that a walk over the whole index looks at together: 16 MB.
 CHUNK_SLOTS = 1 << 20

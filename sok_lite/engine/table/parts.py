@@ -19,8 +19,9 @@ from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped
 from sok_lite.engine.table.exclusive import Exclusive, exclusive
 from sok_lite.engine.table.index import Index
+from sok_lite.engine.table.last_gradient import LastGradient
+from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.table.removal_log import RemovalLog
-from sok_lite.engine.table.results import KnownRows
 from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
 from sok_lite.engine.texts import TextStore
 
@@ -85,9 +86,7 @@ class TableParts(Exclusive, ABC):
       rounds_gradients: whether gradients travel to other ranks as bfloat16.
       dumps: the files that have all rows as of some lookup, for incremental dumps; see
         engine/table/dumped.py.
-      last_gradient: the keys of the last gradient, most likely those of the update that follows,
-        among those of the tables of its lookup, and the number of this table there; None: there was
-        none.
+      last_gradient: the keys of the last gradient, most likely those of the update that follows.
       texts: of the keys that this rank has looked up; None: nobody asked to keep any.
     """
 
@@ -142,17 +141,18 @@ class TableParts(Exclusive, ABC):
         self.removals: RemovalLog | None = None
         self.rounds_gradients = rounds_gradients
         self.dumps: tuple[Dumped, ...] = ()
-        self.last_gradient: tuple[KnownRows, int] | None = None
+        self.last_gradient = LastGradient(self.record)
         self.counters = self.record.counters
 
     def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
         """Prepares to have other keys and other rows, which native code finds from then on."""
-        is_near = store.near_rows is None and not store.has_far_file
-        is_plain = self.backend.name == "cpu" and is_near and not self.counts_repeats
+        allows = READS * (self.backend.name == "cpu")
+        if allows and store.near_rows is None and not self.counts_repeats:
+            allows |= INSERTS
         where = {"index": addressof(index.record), "store": addressof(store.record)}
         return [
+            *plan_set(self.record, allows=allows, **where),
             *plan_set(self, index=index, store=store),
-            *plan_set(self.record, is_plain=int(is_plain), **where),
         ]
 
     # By code of C's: a step may have a thousand tables.
@@ -343,5 +343,4 @@ class TableParts(Exclusive, ABC):
 
     def plan_renew(self) -> list[Action]:
         """Prepares what follows whenever row numbers handed out before may be stale."""
-        renewed = plan_set(self.record, row_epoch=self.record.row_epoch + 1)
-        return [*renewed, *plan_set(self, last_gradient=None)]
+        return plan_set(self.record, row_epoch=self.record.row_epoch + 1)

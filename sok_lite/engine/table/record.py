@@ -83,6 +83,29 @@ class CountersRecord(Structure):
         return {name: getattr(self, name) for name in COUNTERS}
 
 
+class GradientRecord(Structure):
+    """The keys of the last gradient and their row numbers: see last_gradient.py.
+
+    Attributes:
+      keys, rows, size, row_epoch, is_complete, lookup_number: as of `KnownRows` there.
+      room_keys, room_rows: addresses of memory that native code may write keys and rows to.
+      room: for how many.
+    """
+
+    size: int
+    room: int
+    _fields_ = (
+        *[(name, c_void_p) for name in ("keys", "rows")],
+        *[(name, c_int64) for name in ("size", "row_epoch", "is_complete", "lookup_number")],
+        *[(name, c_void_p) for name in ("room_keys", "room_rows")],
+        ("room", c_int64),
+    )
+
+
+# What native code may do with a table.
+READS, INSERTS = 1, 2
+
+
 class TableRecord(Structure):
     """All of it.
 
@@ -90,7 +113,8 @@ class TableRecord(Structure):
       generation: changes when the table is gone: then the record serves another one.
       is_settled: 1: native code may use the table; 0: a call of Python's has not come to its end;
         2: native code has begun a lookup, under the lock, that this thread goes on with.
-      is_plain: 0 where the table does in every call what native code cannot.
+      allows: what native code may do: READS, and INSERTS for lookups that would insert, where the
+        table does in none of them what native code cannot.
       row_epoch: changes whenever row numbers handed out before may be stale.
       num_native: calls of native code that have changed the table.
       index, store: addresses of an IndexRecord and a StoreRecord, which live as long as the table
@@ -100,20 +124,22 @@ class TableRecord(Structure):
     lock: TableLock
     generation: int
     is_settled: int
-    is_plain: int
+    allows: int
     row_epoch: int
     num_native: int
     index: int | None
     store: int | None
     clock: ClockRecord
     counters: CountersRecord
+    gradient: GradientRecord
     _fields_ = (
         ("lock", TableLock),
-        *[(name, c_int64) for name in ("generation", "is_settled", "is_plain", "row_epoch")],
+        *[(name, c_int64) for name in ("generation", "is_settled", "allows", "row_epoch")],
         ("num_native", c_int64),
         *[(name, c_void_p) for name in ("index", "store")],
         ("clock", ClockRecord),
         ("counters", CountersRecord),
+        ("gradient", GradientRecord),
     )
 
 
@@ -143,10 +169,11 @@ def retire(record: TableRecord) -> None:
 
 
 def _clear(record: TableRecord) -> None:
-    record.is_settled = record.is_plain = record.row_epoch = record.num_native = 0
+    record.is_settled = record.allows = record.row_epoch = record.num_native = 0
     record.index = record.store = None
     record.clock = ClockRecord(span_time=-math.inf)
     record.counters = CountersRecord()
+    record.gradient = GradientRecord(size=-1)
 
 
 def free_locks_in_child() -> None:

@@ -1,14 +1,10 @@
 """Results and arguments of a table's methods that are more than one array."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-
-from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import I64, U32
-from sok_lite.engine.pieces import addresses_of, shapes_of
+from sok_lite.backend import Array
 from sok_lite.engine.rows.store import RowStore
 
 
@@ -24,53 +20,6 @@ class Lookup(NamedTuple):
     values: Array
     rows: Array
     num_without_row: int
-
-
-class KnownRows(NamedTuple):
-    """Distinct keys of several tables whose row numbers are known. A table has its number in them.
-
-    Attributes:
-      keys: of each (u,) int64, not to be written any more.
-      rows: of each (u,) uint32, their row numbers, or NO_ROW.
-      row_epochs: of each, when it gave the row numbers.
-      are_complete: of each, whether all of its keys had one, which is known; if not, some may have
-        had none.
-      lookup_numbers: of each, number of the lookup that looked them up and has noted when they
-        were last seen; 0: it has not.
-      sizes: of each, u.
-      key_addresses, row_addresses: of each, where its keys and rows lie.
-    """
-
-    keys: Sequence[Array]
-    rows: Sequence[Array]
-    row_epochs: list[int]
-    are_complete: list[bool]
-    lookup_numbers: list[int]
-    sizes: list[int]
-    key_addresses: list[int]
-    row_addresses: list[int]
-
-    @staticmethod
-    def of(
-        backend: Backend,
-        keys: Sequence[Array],
-        rows: Sequence[Array],
-        row_epochs: list[int],
-        are_complete: list[bool] | None = None,
-        lookup_numbers: list[int] | None = None,
-    ) -> "KnownRows":
-        """Returns them; None stands for False, and for 0, of each."""
-        sizes = [size for (size,) in shapes_of(keys)]
-        return KnownRows(
-            keys,
-            rows,
-            row_epochs,
-            [False] * len(sizes) if are_complete is None else are_complete,
-            [0] * len(sizes) if lookup_numbers is None else lookup_numbers,
-            sizes,
-            np.asarray(addresses_of(backend, keys, I64)).tolist(),
-            np.asarray(addresses_of(backend, rows, U32)).tolist(),
-        )
 
 
 class Entries(NamedTuple):

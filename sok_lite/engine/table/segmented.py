@@ -92,8 +92,8 @@ class Segmented(ABC):
         side, address = self.side if side is None else side, self.backend.address
         where = {"directory": address(directory.table), "side": address(side)}
         return [
-            *plan_set(self, directory=directory, side=side),
             *plan_set(self.record, hashing=directory.hashing, **where),
+            *plan_set(self, directory=directory, side=side),
         ]
 
     @abstractmethod

@@ -1,0 +1,53 @@
+// Launches of kernels, as native code makes them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "ops/plan.h"
+
+namespace sok {
+
+template <class T>
+int64_t Word(T* address) {
+  return reinterpret_cast<int64_t>(address);
+}
+
+// A launch: the members of SokLaunch (cpu_runtime.cpp).
+class Launch {
+ public:
+  explicit Launch(const Kernel& kernel) : kernel_(kernel) {}
+
+  void Add(int64_t num_items, std::initializer_list<int64_t> words) {
+    begin_.push_back(begin_.back() + num_items);
+    words_.insert(words_.end(), words);
+  }
+
+  // Adds words to the last part.
+  void More(const int64_t* begin, const int64_t* end) { words_.insert(words_.end(), begin, end); }
+
+  void Run(const Driver& driver) const {
+    const int64_t total = begin_.back(), grain = driver.grain;
+    if (total == 0) return;
+    const int64_t workers = std::clamp<int64_t>(total / grain, 1, driver.num_threads);
+    const int64_t pieces = std::clamp<int64_t>(total / workers / grain, 1, driver.pieces);
+    const int64_t launch[] = {Word(kernel_.run),
+                              Word(begin_.data()),
+                              Word(words_.data()),
+                              static_cast<int64_t>(begin_.size()) - 1,
+                              kernel_.num_arguments,
+                              workers,
+                              pieces,
+                              grain < 64 ? 0 : grain,
+                              driver.may_spin};
+    driver.launch(launch);
+  }
+
+ private:
+  const Kernel& kernel_;
+  std::vector<int64_t> begin_{0}, words_;
+};
+
+}  // namespace sok

@@ -1,0 +1,35 @@
+"""How a lookup tells TensorFlow which tables it looks into."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_lite.bridge.keras import guard
+from sok_lite.bridge.serving.mode import is_exporting, stand_in
+from sok_lite.bridge.tf_private import tape_accessed, watcher_accessed
+
+
+def accessed(variables: Sequence[Any]) -> list[tf.Tensor]:
+    """Records a lookup in variables for tapes, and returns the resources that it has as inputs.
+
+    Args:
+      variables: TableVariables.
+
+    Raises:
+      NotImplementedError: Keras' own training step makes the lookup, and would not train them.
+    """
+    guard.refuse_custom_step(variables)
+    resources = [resource for variable in variables for resource in variable.resources]
+    # What TensorFlow's `variable_accessed` does. That asks of each variable which graph this is,
+    # and which strategy: of several replicas none has a table.
+    graph: Any = tf.compat.v1.get_default_graph()
+    if hasattr(graph, "watch_variable"):
+        for resource in resources:
+            graph.watch_variable(resource)
+    for resource in resources:
+        if resource.trainable:
+            tape_accessed(resource)
+            watcher_accessed(resource)
+    handles = [resource._true_handle for resource in resources]
+    return [stand_in(each) for each in handles] if is_exporting() else handles

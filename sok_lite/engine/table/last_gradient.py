@@ -1,0 +1,122 @@
+"""The keys of a table's last gradient and their row numbers.
+
+They are most likely those of the update that follows, which spares its search so. Where they lie is
+in the table's record. Native code writes them to memory that there is room in, and notes them;
+Python notes where they lie already.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sok_lite.backend import Backend
+from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.engine.pieces import Pieces
+from sok_lite.engine.table.exclusive import unless_in_use
+from sok_lite.engine.table.record import GradientRecord, TableRecord
+
+_FEWEST = 1024  # keys that there is room for, once there is any
+
+
+class KnownRows(NamedTuple):
+    """Distinct keys whose row numbers are known.
+
+    Attributes:
+      keys: address of (size,) int64.
+      rows: address of (size,) uint32, their row numbers, or NO_ROW.
+      size: how many they are; -1: nothing is known.
+      row_epoch: when the table gave the row numbers.
+      is_complete: whether all of the keys had one, which is known; if not, some may have had none.
+      lookup_number: of the lookup that looked them up and has noted when they were last seen; 0: it
+        has not.
+    """
+
+    keys: int
+    rows: int
+    size: int
+    row_epoch: int
+    is_complete: int
+    lookup_number: int
+
+
+_WORDS, _ROOM = struct.Struct("=6q"), struct.Struct("=3q")
+_FIRST = TableRecord.gradient.offset
+_FIRST_OF_ROOM = _FIRST + GradientRecord.room_keys.offset
+
+
+class LastGradient:
+    """What is known of the last gradient of a table. Whoever calls a method has the table's lock.
+
+    Args:
+      record: of the table.
+    """
+
+    __slots__ = ("_kept", "_record", "_room")
+
+    def __init__(self, record: TableRecord) -> None:
+        self._record = record
+        self._kept: Any = None  # whose memory is noted
+        self._room: Any = None  # whose memory there is room in
+
+    def read(self) -> KnownRows:
+        """Returns what is known: the memory stays as long as the table's lock is held."""
+        return KnownRows._make(_WORDS.unpack_from(self._record, _FIRST))
+
+    def plan_note(self, known: KnownRows, arrays: Any) -> list[Action]:
+        """Prepares to note keys.
+
+        Args:
+          arrays: whose memory they are in.
+        """
+        note = partial(_WORDS.pack_into, self._record, _FIRST, *known)
+        return [note, *plan_set(self, _kept=arrays)]
+
+    def plan_room(self, size: int) -> list[Action]:
+        """Prepares to make room for native code to write so many keys; none if there is."""
+        if size <= self._record.gradient.room:
+            return []
+        room = max(_FEWEST, 1 << (size - 1).bit_length())
+        arrays = np.empty(room, np.int64), np.empty(room, np.uint32)
+        words = (*(array.ctypes.data for array in arrays), room)
+        # What was noted may lie in the memory that there was before.
+        return [
+            partial(_WORDS.pack_into, self._record, _FIRST, *_NOTHING),
+            partial(_ROOM.pack_into, self._record, _FIRST_OF_ROOM, *words),
+            *plan_set(self, _room=arrays),
+        ]
+
+
+_NOTHING = KnownRows(0, 0, -1, 0, 0, 0)
+
+
+def note_gradients(
+    backend: Backend,
+    tables: Sequence[Any],
+    keys: Pieces,
+    rows: Pieces,
+    found: np.ndarray,
+    num_items: Sequence[int] | None = None,
+) -> None:
+    """Notes the gradients of tables; where a table comes several times, the last one.
+
+    Args:
+      keys: of each table (u,) int64, distinct, not to be written any more.
+      rows: of each (u,) uint32, their row numbers, or NO_ROW.
+      found: (3, num_tables) int64 on the host, see `BackwardContext`.
+      num_items: for how many keys of each table native code is to have room; None: for none.
+    """
+    where = [keys.addresses(backend).tolist(), rows.addresses(backend).tolist()]
+    sizes = [size for (size,) in keys.shapes]
+    row_epochs, num_without_row, lookup_numbers = found.tolist()
+    are_complete = [int(count == 0) for count in num_without_row]
+    columns = zip(*where, sizes, row_epochs, are_complete, lookup_numbers, strict=True)
+    for i, (table, known) in enumerate(zip(tables, map(KnownRows._make, columns), strict=True)):
+        room = 0 if num_items is None else num_items[i]
+        unless_in_use(table, _noting(table.last_gradient, known, (keys, rows), room))
+
+
+def _noting(last: LastGradient, known: KnownRows, arrays: Any, room: int) -> Callable[[], None]:
+    return lambda: publish([*last.plan_room(room), *last.plan_note(known, arrays)])

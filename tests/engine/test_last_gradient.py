@@ -1,0 +1,101 @@
+"""What a table knows of its last gradient."""
+
+import contextlib
+import ctypes
+from functools import partial
+
+import numpy as np
+import pytest
+
+from sok_lite.backend import get_backend
+from sok_lite.engine.pieces import Pieces
+from sok_lite.engine.table.exclusive import alone
+from sok_lite.engine.table.last_gradient import note_gradients
+from tests.support.helpers import new_table
+from tests.support.table_audit import audit
+from tests.support.tripwire import Interrupt, Tripwire
+
+
+def noted(table):
+    """Returns (keys, rows, what else is known)."""
+    known = table.last_gradient.read()
+    kinds = (known.keys, ctypes.c_int64), (known.rows, ctypes.c_uint32)
+    keys, rows = ((kind * known.size).from_address(at)[:] if at else [] for at, kind in kinds)
+    return keys, rows, known[2:]
+
+
+def note(tables, keys, num_items=None, is_complete=True):
+    """Notes a gradient of keys of each table, which have their rows."""
+    backend = tables[0].backend
+    rows = [table.find_or_insert(its) for table, its in zip(tables, keys, strict=True)]
+    told = [[table.row_epoch for table in tables], [int(not is_complete)] * len(tables)]
+    told.append([table.clock.now for table in tables])
+    pieces = (Pieces.of(np.concatenate(each), [its.shape for its in each]) for each in (keys, rows))
+    return partial(note_gradients, backend, tables, *pieces, np.array(told), num_items), rows
+
+
+def test_nothing_is_known_before_the_first():
+    table = new_table(get_backend("cpu"))
+    assert noted(table) == ([], [], (-1, 0, 0, 0))
+    audit(table)
+
+
+def test_keys_and_rows_are_those_that_were_noted():
+    tables = [new_table(get_backend("cpu"), name=name) for name in "ab"]
+    keys = [np.arange(5), np.arange(100, 103)]
+    noting, rows = note(tables, keys)
+    noting()
+    for table, its_keys, its_rows in zip(tables, keys, rows, strict=True):
+        epoch, now = table.row_epoch, table.clock.now
+        expected = its_keys.tolist(), its_rows.tolist(), (its_keys.size, epoch, 1, now)
+        assert noted(table) == expected
+        assert table.record.gradient.room == 0
+        audit(table)
+
+
+def test_of_a_table_that_comes_twice_the_last_one_is_known():
+    table = new_table(get_backend("cpu"))
+    noting, rows = note([table] * 2, [np.arange(5), np.arange(3, 9)], is_complete=False)
+    noting()
+    known = (6, table.row_epoch, 0, table.clock.now)
+    assert noted(table) == ([*range(3, 9)], rows[1].tolist(), known)
+
+
+def test_room_is_made_where_there_is_too_little_and_stays():
+    table = new_table(get_backend("cpu"))
+    rooms = []
+    for size in (1, 1024, 1025, 5000, 3):
+        note([table], [np.arange(10)], [size])[0]()
+        rooms.append(table.record.gradient.room)
+        audit(table)
+    assert rooms == [1024, 1024, 2048, 8192, 8192]
+
+
+def test_within_a_call_of_the_table_nothing_is_noted():
+    table = new_table(get_backend("cpu"))
+    note([table], [np.arange(5)])[0]()
+    known, noting = noted(table), note([table], [np.arange(9)], [5000])[0]
+    alone(table, noting)
+    assert noted(table) == known
+    assert table.record.gradient.room == 0
+    noting()
+    assert noted(table)[0] == [*range(9)]
+
+
+@pytest.mark.parametrize("opcodes", [False, True])
+def test_an_exception_anywhere_leaves_the_one_or_the_other(opcodes):
+    for at in range(1, 10_000):
+        table = new_table(get_backend("cpu"))
+        note([table], [np.arange(5)], [10])[0]()
+        before = noted(table)
+        noting, rows = note([table], [np.arange(9)], [5000])
+        after = [*range(9)], rows[0].tolist(), (9, table.row_epoch, 1, table.clock.now)
+        wire = Tripwire(at, opcodes=opcodes)
+        with contextlib.suppress(Interrupt):
+            wire.run(noting)
+        assert noted(table) in (before, after), wire.place
+        audit(table)
+        if wire.place is None:
+            break
+    assert at > 10
+    assert noted(table) == after
