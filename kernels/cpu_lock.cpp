@@ -65,8 +65,8 @@ void sok_locks_take(const SokTableLocks* all) {
   }
 }
 
-// Called when the table of a record is gone, before its memory is: no call is in it afterwards, and
-// none begins. A signal must not end this.
+// Called when the table of a record is going, before its memory is: no native call is in it
+// afterwards, and none begins. Finalizers may still use it by Python. A signal must not end this.
 void sok_lock_retire(SokTableRecord* record, Object) {
   SokTableLock* lock = &record->lock;
   if (!sok_lock_try_alone(lock)) {
@@ -75,7 +75,7 @@ void sok_lock_retire(SokTableRecord* record, Object) {
     python.restore_thread(thread);
   }
   ++record->generation;
-  record->is_settled = 0;
+  record->is_settled = record->allows = 0;
   sok_lock_give_alone(lock);
 }
 

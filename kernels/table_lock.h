@@ -91,17 +91,25 @@ inline bool sok_lock_try_alone(SokTableLock* lock, uint32_t taken = kLockAlone) 
   return true;
 }
 
+// Counts this thread no more among those that wait until they can have it alone.
+inline void sok_lock_wait_no_more(SokTableLock* lock) {
+  __atomic_fetch_sub(&lock->waiting, 1, __ATOMIC_SEQ_CST);
+  // Readers that gave way to it need do so no more. Another state stops those about to sleep.
+  if (__atomic_fetch_and(&lock->state, ~kLockSleeping, __ATOMIC_SEQ_CST) != 0)
+    sok_lock_wake(lock, INT_MAX, kLockWriters | kLockReaders);
+}
+
 // Waits until nobody has it, and takes it alone. Another thread must have it.
 //
-// is_given_up  called after a signal has come while it slept. True: it is not taken.
+// is_given_up  called after a signal has come while it slept, and may itself read or take it. True:
+//              it is not taken.
 //
 // Returns whether it is taken.
 template <class IsGivenUp>
 bool sok_lock_wait_alone(SokTableLock* lock, IsGivenUp is_given_up) {
   __atomic_fetch_add(&lock->waiting, 1, __ATOMIC_SEQ_CST);
   uint32_t taken = kLockAlone;
-  bool is_taken;
-  for (int looks = 0; !(is_taken = sok_lock_try_alone(lock, taken));) {
+  for (int looks = 0; !sok_lock_try_alone(lock, taken);) {
     if (looks < kLockLooks) {
       ++looks;
       sok_lock_pause();
@@ -112,13 +120,13 @@ bool sok_lock_wait_alone(SokTableLock* lock, IsGivenUp is_given_up) {
       continue;
     const bool is_interrupted = sok_lock_sleep(lock, state | kLockSleeping, kLockWriters) != 0;
     taken = kLockAlone | kLockSleeping;  // it may be the only one that was woken, of several
-    if (is_interrupted && is_given_up()) break;
+    if (!is_interrupted) continue;
+    sok_lock_wait_no_more(lock);  // what reads in a handler would wait for its own thread
+    if (is_given_up()) return false;
+    __atomic_fetch_add(&lock->waiting, 1, __ATOMIC_SEQ_CST);
   }
   __atomic_fetch_sub(&lock->waiting, 1, __ATOMIC_SEQ_CST);
-  // Readers that gave way to it need do so no more. Another state stops those about to sleep.
-  if (!is_taken && (__atomic_fetch_and(&lock->state, ~kLockSleeping, __ATOMIC_SEQ_CST)) != 0)
-    sok_lock_wake(lock, INT_MAX, kLockWriters | kLockReaders);
-  return is_taken;
+  return true;
 }
 
 // Takes it alone, and waits until it can.

@@ -87,6 +87,8 @@ class Inputs {
     const Array* keys = Next();
     if (!keys || !ReadKeys(part, *keys, its)) return false;
     if (part.rows == Rows::kEven) {
+      // A graph may have been told of another length than its ids have: set_shape only promises.
+      if (its->num_keys % part.row_length != 0) return false;
       its->num_rows = its->num_keys / part.row_length;
     } else if (plan_.is_pooled && !ReadSplits(part.rows, &its->splits, &its->num_rows)) {
       return false;

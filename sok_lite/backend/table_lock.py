@@ -21,7 +21,7 @@ class TableLock(ctypes.Structure):
       waiting: threads that wait until they can have it alone.
       owner, depth: of the thread that has it alone: which it is, and how often it has taken it.
       is_own: returns whether this thread has it alone.
-      retire: takes anything; called once the table of the lock's record is gone, and before its
+      retire: takes anything; called once the table of the lock's record is going, and before its
         memory is. No native call is in the table afterwards, and none begins.
       after_fork: called in a forked child. Gives the lock of any other thread back, and returns
         whether none has had it alone.

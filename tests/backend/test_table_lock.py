@@ -267,13 +267,26 @@ def signals():
     signal.signal(signal.SIGALRM, before)
 
 
+def watch(lock):
+    """Returns an event: a thread has been seen to wait for a lock. While a handler of its signals
+    runs it does not."""
+    seen = threading.Event()
+
+    def look():
+        wait_until(lambda: lock.waiting == 1)
+        seen.set()
+
+    threading.Thread(target=look, daemon=True).start()
+    return seen
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_a_signal_ends_waiting(native, signals, several):
     locks = sorted((TableLock() for _ in range(3)), key=ctypes.addressof)
     last = locks[2]
 
     def interrupt():
-        if last.waiting == 1:
+        if waits.is_set():
             raise Interrupt
 
     def wait():
@@ -282,6 +295,7 @@ def test_a_signal_ends_waiting(native, signals, several):
 
     with Worker() as holder:
         holder.do(native.take_shared, last)
+        waits = watch(last)
         signals(interrupt)
         with pytest.raises(Interrupt):
             wait()
@@ -297,12 +311,13 @@ def test_a_signal_whose_handler_does_not_raise_ends_nothing(native, signals):
     lock, count, holder = TableLock(), [0], Worker()
 
     def handle():
-        count[0] += lock.waiting == 1
+        count[0] += waits.is_set()
         if count[0] == 3:
             holder.begin(native.give_alone, lock)
 
     with holder:
         holder.do(native.take_alone, lock)
+        waits = watch(lock)
         signals(handle)
         with lock:
             assert count[0] >= 3
@@ -315,18 +330,39 @@ def test_readers_need_not_give_way_to_who_has_given_up(native, signals):
         holder.do(native.take_shared, lock)
 
         def interrupt():
-            if lock.waiting == 1 and late_ones:
+            if late_ones:
                 raise Interrupt
-            if lock.waiting == 1:
+            if waits.is_set():
                 late_ones.append(late.begin(native.take_shared, lock))
 
-        late_ones = []
+        late_ones, waits = [], watch(lock)
         signals(interrupt)
         with pytest.raises(Interrupt):
             lock.acquire()
         late_ones[0].result(60)
         late.do(native.give_shared, lock)
         holder.do(native.give_shared, lock)
+    assert words(lock) == (0, 0, 0, False)
+
+
+def test_a_handler_may_read_what_its_thread_waits_for(native, signals):
+    lock, read = TableLock(), []
+
+    def handle():
+        if read or not waits.is_set():
+            return
+        read.append(False)
+        holder.begin(native.give_alone, lock)
+        native.take_shared(lock)
+        native.give_shared(lock)
+        read[0] = True
+
+    with Worker() as holder:
+        holder.do(native.take_alone, lock)
+        waits = watch(lock)
+        signals(handle)
+        with lock:
+            assert read == [True]
     assert words(lock) == (0, 0, 0, False)
 
 

@@ -305,6 +305,36 @@ def test_a_record_serves_another_table_when_its_own_is_gone():
     assert record.is_settled == 1
 
 
+def test_a_finalizer_of_what_holds_a_table_finds_it_whole():
+    class Model:
+        def __init__(self, table):
+            self.table, self.itself = table, self
+
+        def __del__(self):
+            others.append(new_table(BACKEND))  # it gets a record of a table that is gone
+            others[0].lookup([5])
+            self.table.lookup([1, 2])
+            found.append((self.table.clock.now, self.table.size, self.table.counters.found))
+            kept.append(self.table)
+
+    others, found, kept = [], [], []
+    model = Model(new_table(BACKEND))
+    model.table.lookup([1])
+    model.table.lookup([1])
+    record = model.table.record
+    del model
+    gc.collect()
+    assert found == [(3, 2, 2)]
+    assert record.allows == 0, "native code is done with it"
+    assert record is not others[0].record and others[0].clock.now == 1
+    address = ctypes.addressof(record)
+    kept.clear()
+    while ctypes.addressof(others[-1].record) != address:
+        others.append(new_table(BACKEND))
+        assert len(others) < 10_000
+    assert others[-1].clock.now == 0
+
+
 # -------------------------------------------------------------------- calls within calls
 
 

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
+
 from sok_lite.backend import Backend
 from sok_lite.backend.table_lock import TableLock, TableLocks
 from sok_lite.engine.table.record import TableRecord, free_locks_in_child, new_record, retire
@@ -51,10 +53,13 @@ class Exclusive:
         self._call = self._change = _FREE
         self.unfinished: Callable[[], None] | None = None
         self._unusable: str | None = None
-        gone = functools.partial(_forget, id(self), self.record)
-        references = [weakref.ref(self, gone)]
+        # The garbage collector clears references to what it frees before finalizers run, which may
+        # still use a table. It knows nothing of an array, which goes with the attributes.
+        self._until_gone = np.empty(0)
+        gone = weakref.ref(self._until_gone, functools.partial(_forget, id(self), self.record))
+        references: list[weakref.ref[Any]] = [weakref.ref(self), gone]
         if isinstance(self.lock, TableLock):
-            # C code, which no exception ends, and called first: the youngest reference is.
+            # C code, which no exception ends, and called while nothing of the table is gone.
             references.append(weakref.ref(self, self.lock.retire))
         _all[id(self)] = references
 
@@ -275,7 +280,8 @@ def _nested(locks: Sequence[Any], function: Callable[[], R]) -> R:
 # A child has a copy of its parent's memory as it is at that moment, and of its threads only the one
 # that forked. What another thread was using may be half changed, and its lock would never be free.
 
-_all: dict[int, "list[weakref.ref[Exclusive]]"] = {}
+# Of each item that there is: a reference to it, and others that tell of its end.
+_all: dict[int, list[weakref.ref[Any]]] = {}
 
 
 def _forget(number: int, record: TableRecord, _: object) -> None:
