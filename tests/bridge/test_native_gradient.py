@@ -403,3 +403,22 @@ def test_several_threads_take_gradients_of_one_table():
         assert list(pool.map(lambda ids: bits(gradient(ids)), all_ids)) == wanted
     assert num_entries() == entries
     audit(variable.table)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (2, 4)])
+def test_rows_that_are_not_as_long_as_a_graph_was_told(shape):
+    variable = new_variable()
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.int64)])
+    def step(ids):
+        ids.set_shape([None, 3])
+        with tf.GradientTape() as tape:
+            (rows,) = sok.lookup_sparse([variable], [ids], combiners=["mean"])
+            loss = tf.reduce_sum(rows)
+        return tape.gradient(loss, variable)
+
+    ids = np.arange(8).reshape(shape)
+    for _ in range(2):  # now all keys are there, and there is room
+        native = step(ids)
+    with by_python([variable]):
+        assert bits([step(ids)]) == bits([native])
