@@ -161,10 +161,12 @@ class Inputs {
     if (next_number_ >= end_of_numbers_) return false;
     const Array& number = arrays_[next_number_++];
     if (number.type != kInt64 || number.size != 1 || places.type != kInt64) return false;
+    // Where a graph does not know the rank, it may be another one.
+    if (places.dims.size() != 2 || places.dims[1] != 2) return false;
     *num_rows = *static_cast<const int64_t*>(number.data);
     if (*num_rows < 0) return false;
     const auto* at = static_cast<const int64_t*>(places.data);
-    const int64_t n = places.size / 2;
+    const int64_t n = places.dims[0];
     std::vector<int64_t>& to = NewNumbers(*num_rows + 1);
     int64_t row = 0;  // up to which splits are written
     for (int64_t i = 0; i < n; ++i) {

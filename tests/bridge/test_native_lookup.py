@@ -778,3 +778,24 @@ def test_errors_are_the_same_by_both_routes(mode, name):
         ]
         assert found[0] == found[1]
     assert_equal(*routes)
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+def test_sparse_ids_of_a_rank_that_the_graph_does_not_know(num_dims):
+    native, python = both(lambda: [new_variable()])
+    indices = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 1], [1, 1, 0]])[:, :num_dims]
+    ids = tf.SparseTensor(indices, [1, 2, 3, 1], [2] * num_dims)
+    results = []
+    for route in (native, python):
+        (variable,) = route.variables
+        variable.table.lookup([1, 2, 3])
+
+        @tf.function(input_signature=[tf.SparseTensorSpec(None, tf.int64)])
+        def call(ids, variable=variable):
+            return sok.lookup_sparse([variable], [ids], combiners=["sum"])
+
+        results.append(route.run(call, ids))
+    assert results[0] == results[1]
+    ((_, shape, _),) = results[0]
+    assert shape == (2, 3)
+    assert_equal(native, python)
