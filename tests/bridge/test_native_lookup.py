@@ -784,7 +784,7 @@ def test_errors_are_the_same_by_both_routes(mode, name):
 def test_sparse_ids_of_a_rank_that_the_graph_does_not_know(num_dims):
     native, python = both(lambda: [new_variable()])
     indices = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 1], [1, 1, 0]])[:, :num_dims]
-    ids = tf.SparseTensor(indices, [1, 2, 3, 1], [2] * num_dims)
+    ids = tf.SparseTensor(indices, tf.constant([1, 2, 3, 1], tf.int64), [2] * num_dims)
     results = []
     for route in (native, python):
         (variable,) = route.variables
