@@ -3,8 +3,9 @@
 // One thread has it alone, and may take it again; or several have it that only read, each as often
 // as it likes. A thread that reads must not ask for it alone before it has given it back.
 //
-// Who takes the locks of several tables does so in the order of their records' addresses. Who waits
-// for one must have let go of Python's interpreter lock: the thread that has the table may need it.
+// Python takes the locks of several tables in the order of their records' addresses; native code
+// waits for one only while it has none. Who waits must have let go of Python's interpreter lock:
+// the thread that has the table may need it.
 //
 // A thread that cannot have it looks again for a few microseconds, then sleeps on the state.
 // Threads that want it alone go first: as long as one waits, nobody begins to read.
@@ -143,6 +144,18 @@ inline void sok_lock_give_alone(SokTableLock* lock) {
 
 // What this thread reads by way of this library, once for each time that it has taken it.
 inline thread_local std::vector<const SokTableLock*> sok_lock_reading;
+
+// Takes it as one of several if nobody has it alone or waits for that. False: somebody does.
+inline bool sok_lock_try_shared(SokTableLock* lock) {
+  auto& reading = sok_lock_reading;
+  reading.push_back(lock);  // first: it may fail
+  uint32_t state = __atomic_load_n(&lock->state, __ATOMIC_RELAXED);
+  while (!(state & kLockAlone) && __atomic_load_n(&lock->waiting, __ATOMIC_SEQ_CST) == 0) {
+    if (sok_lock_change(lock, &state, state + 1)) return true;
+  }
+  reading.pop_back();
+  return false;
+}
 
 // Takes it as one of several, and waits until it can: at once where this thread reads already.
 inline void sok_lock_take_shared(SokTableLock* lock) {

@@ -279,15 +279,29 @@ class Lookup {
 bool Held::Take(const Plan& plan, bool shared, int64_t wanted) {
   is_shared_ = shared;
   held_.reserve(plan.by_place.size());
-  bool is_usable = true;
   for (SokTableRecord* table : plan.by_place) {
     // Its own thread's: a call of Python's is under way, in which this is a finalizer's, say.
-    if (sok_lock_is_own(&table->lock)) {
-      is_usable = false;
-      break;
+    if (sok_lock_is_own(&table->lock)) return false;
+  }
+  // It waits for a lock only while it has none. The thread that has that one may be freeing another
+  // of these tables, for which nobody asks but this, and waits until no native call has it.
+  for (SokTableRecord* awaited = plan.by_place.front(); awaited;) {
+    shared ? sok_lock_take_shared(&awaited->lock) : sok_lock_take_alone(&awaited->lock);
+    held_.push_back(awaited);
+    SokTableRecord* first = awaited;
+    awaited = nullptr;
+    for (SokTableRecord* table : plan.by_place) {
+      if (table == first) continue;
+      if (!(shared ? sok_lock_try_shared(&table->lock) : sok_lock_try_alone(&table->lock))) {
+        awaited = table;
+        break;
+      }
+      held_.push_back(table);
     }
-    shared ? sok_lock_take_shared(&table->lock) : sok_lock_take_alone(&table->lock);
-    held_.push_back(table);
+    if (awaited) Release();
+  }
+  bool is_usable = true;
+  for (const SokTableRecord* table : held_) {
     if (table->is_settled != kSettled || !(table->allows & wanted)) is_usable = false;
   }
   for (const Part& part : plan.parts) {

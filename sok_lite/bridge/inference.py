@@ -3,13 +3,15 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend.publish import publish
 from sok_lite.bridge.tf_private import graphs_around
-from sok_lite.native.plans import Policy, set_mode
+from sok_lite.native.plans import Policy, plan_mode
 
 _MISSING = ("initial", "zeros")
 # As native code has them.
@@ -104,7 +106,6 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
       >>> rows.numpy().tolist(), len(items)
       ([[0.0, 0.0]], 0)
     """
-    global _open
     if tf.inside_function():
         raise RuntimeError(
             "inference_mode() within a tf.function would be open while it is traced and closed "
@@ -113,18 +114,18 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
     checked_missing(missing)
     entry = (object(), missing)
     with _changing:
-        _open = (*_open, entry)
-        _tell_native()
+        _set_open((*_open, entry))
     try:
         yield
     finally:
         with _changing:
-            _open = tuple(other for other in _open if other is not entry)
-            _tell_native()
+            _set_open(tuple(other for other in _open if other is not entry))
 
 
-def _tell_native() -> None:
-    set_mode(2 + _NUMBERS[_open[-1][1]] if _open else 0)
+def _set_open(entries: tuple[tuple[object, str | None], ...]) -> None:
+    """Says which blocks are open, to Python and to native code: no interrupt comes in between."""
+    mode = 2 + _NUMBERS[entries[-1][1]] if entries else 0
+    publish([plan_mode(mode), partial(globals().__setitem__, "_open", entries)])
 
 
 def pipeline_of_trace() -> str | None:

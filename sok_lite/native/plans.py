@@ -6,10 +6,12 @@ never freed, and by their generation whether they still are the same tables'.
 
 import ctypes
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from sok_lite.backend.arguments import WORDS
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.backend.publish import Action
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, operations
@@ -148,14 +150,14 @@ class PlannedCall(Call):
         operations().library.sok_ops_forget(ctypes.c_int64(self.number))
 
 
-def set_mode(mode: int) -> None:
-    """Tells native code what blocks of `inference_mode` say.
+def plan_mode(mode: int) -> Action:
+    """Prepares to tell native code what blocks of `inference_mode` say.
 
     Args:
       mode: 0: none is open; 1: one is; 2 and 3: one is, by which a missing key gives "initial" or
         "zeros".
     """
-    operations().library.sok_ops_set_mode(ctypes.c_int64(mode))
+    return partial(operations().library.sok_ops_set_mode, ctypes.c_int64(mode))
 
 
 def num_entries() -> int:

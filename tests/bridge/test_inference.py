@@ -1,5 +1,6 @@
 """Lookups that change nothing: sok.inference_mode and training=False, at once, traced, in TF1."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge import inference
 from sok_lite.bridge.inference import AS_USUAL, MissingKeyPolicy
+from tests.support.tripwire import Tripwire
 
 v1 = tf.compat.v1
 
@@ -115,6 +118,31 @@ def test_an_exception_inside_closes_it():
         raise RuntimeError("stop")
     embedding_lookup(table, [6])
     assert table.table.size == 3
+
+
+def test_an_interrupt_leaves_native_code_in_the_same_mode():
+    table = sok.DynamicVariable(2)
+    keys = tf.constant([1, 2])
+    tf.nn.embedding_lookup(table, keys)
+    opened = set()
+
+    def block():
+        with sok.inference_mode(missing="zeros"):
+            pass
+
+    for at in range(1, 1000):
+        wire = Tripwire(at, KeyboardInterrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            wire.run(block)
+        before = table.table.clock.now
+        tf.nn.embedding_lookup(table, keys)  # by native code
+        inserts, _ = AS_USUAL.now()
+        assert table.table.clock.now == before + inserts, wire.place
+        opened.add(not inserts)
+        inference._set_open(())
+        if wire.place is None:
+            break
+    assert at > 20 and False in opened
 
 
 def test_threads_open_and_close_it_in_any_order():

@@ -255,6 +255,40 @@ def test_a_function_whose_table_is_gone_leaves_the_next_one_alone(name):
     audit(new.table)
 
 
+def test_a_table_may_go_in_a_thread_that_has_another_of_the_same_lookup():
+    """Freeing it waits for native calls: none may have it while it waits for that other."""
+    variables = sorted(
+        [new_variable(), new_variable()], key=lambda each: ctypes.addressof(each.table.record)
+    )
+    rows = tf.function(lambda keys: sok.lookup_sparse(variables, [keys] * 2, combiners="sum"))
+    keys = tf.constant([1, 2, 3])
+    rows(keys)
+    function = rows.get_concrete_function(keys)
+    lock = variables[1].table.lock
+    cycle = [variables[0]]
+    cycle.append(cycle)
+    del variables[0], cycle  # only the garbage collector frees it
+    is_held = threading.Event()
+
+    def free():
+        with lock:
+            is_held.set()
+            while not lock.waiting:
+                pass
+            gc.collect()
+
+    def look_up():
+        is_held.wait()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="whose variable was deleted"):
+            function(keys)
+
+    gc.disable()
+    try:
+        in_threads(free, look_up)
+    finally:
+        gc.enable()
+
+
 def test_children_forked_while_native_threads_look_up_have_the_table_or_are_told():
     variable = new_variable(dim=8)
     table = variable.table
