@@ -9,19 +9,15 @@
 #include "ops/gradient.h"
 
 #include <algorithm>
-#include <chrono>
+#include <array>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <memory>
 
 #include "ops/launch.h"
 
 namespace sok {
 namespace {
-
-// The row number of a key without a row: SOK_NO_ROW (platform.cuh).
-constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 
 // What a lookup leaves before the rows of weighted items: OF_CONTEXT of
 // sok_lite/bridge/lookup_gradient.py.
@@ -362,23 +358,15 @@ class GradientOfCall {
 
   bool Allocate() {
     for (size_t i = 0; i < items_.size(); ++i) {
-      if (!AllocateOne(kFloat, {items_[i].num_keys, plan_.parts[i].dim})) return false;
+      if (!outputs_->Add(kFloat, {items_[i].num_keys, plan_.parts[i].dim})) return false;
     }
     for (size_t i = 0; i < items_.size(); ++i) {
-      if (!AllocateOne(plan_.parts[i].key_type, {items_[i].num_keys})) return false;
+      if (!outputs_->Add(plan_.parts[i].key_type, {items_[i].num_keys})) return false;
     }
     for (const Given& its : given_) {
-      if (its.weights && !AllocateOne(kFloat, {its.num_keys})) return false;
+      if (its.weights && !outputs_->Add(kFloat, {its.num_keys})) return false;
     }
     return true;
-  }
-
-  bool AllocateOne(int64_t type, const std::vector<int64_t>& dims) {
-    const int64_t number = static_cast<int64_t>(out_.size());
-    int64_t size = 1;
-    for (const int64_t dim : dims) size *= dim;
-    out_.push_back(outputs_->Allocate(number, type, dims));
-    return out_.back() || size == 0;
   }
 
   bool SumAll() {
@@ -397,26 +385,26 @@ class GradientOfCall {
     for (size_t i = 0; i < count; ++i) {
       const Items& items = items_[i];
       const int64_t n = items.its.num_keys;
-      results[i] = {&items, reinterpret_cast<sok::Run>(driver.segment_sums.run), out_[count + i],
-                    plan_.parts[i].key_type == kInt32};
-      const int64_t words[] = {Word(arrays_[i].data),
-                               plan_.parts[i].dim,
-                               Word(items.index),
-                               Word(items.factors),
-                               Word(items.offsets),
-                               Word(items.order),
-                               Word(items.labels),
-                               0,
-                               items.num_keys,
-                               0,
-                               n,
-                               Word(pieces[i]),
-                               Word(out_[i])};
+      results[i] = {&items, reinterpret_cast<sok::Run>(driver.segment_sums.run),
+                    (*outputs_)[count + i], plan_.parts[i].key_type == kInt32};
+      const std::array<int64_t, 13> words{Word(arrays_[i].data),
+                                          plan_.parts[i].dim,
+                                          Word(items.index),
+                                          Word(items.factors),
+                                          Word(items.offsets),
+                                          Word(items.order),
+                                          Word(items.labels),
+                                          0,
+                                          items.num_keys,
+                                          0,
+                                          n,
+                                          Word(pieces[i]),
+                                          Word((*outputs_)[i])};
       sums.Add(n, {Word(&results[i])});
-      sums.More(std::begin(words), std::end(words));
+      sums.More(words);
       if (!pieces[i]) continue;
       adding.Add(n, {});
-      adding.More(std::begin(words), std::end(words));
+      adding.More(words);
     }
     sums.Run(driver);
     adding.Run(driver);
@@ -448,9 +436,10 @@ class GradientOfCall {
     const Part& part = plan_.parts[i];
     Launch launch(*WeightGradientOf(part));
     const int64_t* splits = items.its.splits ? items.its.splits : items.splits;
-    launch.Add(items.its.num_rows, {Word(arrays_[i].data), Word(sources_[number]), part.dim, 0, 0,
-                                    Word(splits), Word(items.its.weights), part.combiner,
-                                    Word(out_[2 * items_.size() + number]), items.its.num_rows});
+    launch.Add(items.its.num_rows,
+               {Word(arrays_[i].data), Word(sources_[number]), part.dim, 0, 0, Word(splits),
+                Word(items.its.weights), part.combiner,
+                Word((*outputs_)[2 * items_.size() + number]), items.its.num_rows});
     launch.Run(*plan_.driver);
   }
 
@@ -462,7 +451,6 @@ class GradientOfCall {
   std::vector<Given> given_;
   std::vector<Items> items_;
   std::vector<const void*> sources_;  // of each table with weights
-  std::vector<void*> out_;
   const int64_t* told_ = nullptr;
   Scratch scratch_;
 };
@@ -470,17 +458,7 @@ class GradientOfCall {
 }  // namespace
 
 bool Gradient(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
-  try {
-    if (!GradientOfCall(plan, inputs, outputs).Run()) return false;
-  } catch (const std::exception&) {  // there is no memory: Python says so
-    return false;
-  }
-  const std::chrono::nanoseconds took = Clock::now() - begin;
-  __atomic_fetch_add(&plan.gradient_work[0], 1, __ATOMIC_RELAXED);
-  __atomic_fetch_add(&plan.gradient_work[1], took.count(), __ATOMIC_RELAXED);
-  return true;
+  return Counted(plan.gradient_work, [&] { return GradientOfCall(plan, inputs, outputs).Run(); });
 }
 
 }  // namespace sok

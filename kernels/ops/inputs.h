@@ -43,6 +43,9 @@ inline int64_t BytesOf(int64_t type) {
   }
 }
 
+// The row number of a key without a row: SOK_NO_ROW (platform.cuh).
+constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
 // An input of an operation.
 struct Array {
   const void* data;
@@ -195,4 +198,5 @@ class Inputs {
   std::vector<std::vector<int64_t>> made_;  // moved when it grows, what they have is not
   int64_t next_, end_of_numbers_, end_ = 0, next_number_ = 0;
 };
+
 }  // namespace sok

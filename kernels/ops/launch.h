@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <vector>
 
 #include "ops/plan.h"
@@ -26,7 +27,10 @@ class Launch {
   }
 
   // Adds words to the last part.
-  void More(const int64_t* begin, const int64_t* end) { words_.insert(words_.end(), begin, end); }
+  template <class Words>
+  void More(const Words& words) {
+    words_.insert(words_.end(), std::begin(words), std::end(words));
+  }
 
   void Run(const Driver& driver) const {
     const int64_t total = begin_.back(), grain = driver.grain;

@@ -5,9 +5,8 @@
 // it goes on with what was found, in this thread and under the locks that this has taken.
 #include "ops/lookup.h"
 
-#include <chrono>
+#include <array>
 #include <cstring>
-#include <exception>
 
 #include "ops/launch.h"
 #include "table_clock.h"
@@ -16,14 +15,8 @@
 namespace sok {
 namespace {
 
-// The row number of a key without a row: SOK_NO_ROW (platform.cuh).
-constexpr uint32_t kNoRow = 0xFFFFFFFFu;
-
 // Of a record.
 constexpr int64_t kSettled = 1, kHandedOver = 2;
-
-// Counters of a search.
-constexpr int64_t kMissing = 0, kWrongSplits = 2;
 
 // What a lookup is to do with keys that have no row.
 struct Now {
@@ -87,10 +80,7 @@ class Lookup {
     std::vector<int64_t> missing(plan_.tables.size());
     const int64_t wanted = now.inserts ? kSokInserts : kSokReads;
     if (!held_->Take(plan_, !now.inserts, wanted)) return false;
-    if (now.inserts && !Tick(plan_.tables)) {
-      held_->Release();
-      return false;
-    }
+    if (now.inserts && !Tick(plan_.tables)) return false;
     (plan_.is_pooled ? FindAndPool(now.inserts) : Find(now.inserts)).Run(*plan_.driver);
     int64_t num_wrong = 0, num_missing = 0;
     for (size_t t = 0; t < missing.size(); ++t) {
@@ -101,7 +91,7 @@ class Lookup {
     const bool is_found = num_wrong == 0 && (num_missing == 0 || (!now.inserts && now.gives_zeros));
     // What is told is allocated now: Python goes on where that fails.
     if (!is_found || (plan_.is_pooled && !Tell(now.inserts, missing))) {
-      now.inserts ? held_->HandOver() : held_->Release();
+      if (now.inserts) held_->HandOver();
       return false;
     }
     if (plan_.is_pooled) {
@@ -122,32 +112,24 @@ class Lookup {
       dims.push_back(plan_.parts[0].dim);
       held_->rows.resize(given_[0].num_keys);
       rows_ = held_->rows.data();
-      return AllocateOne(plan_.parts[0].row_type, dims);
+      return outputs_->Add(plan_.parts[0].row_type, dims);
     }
     int64_t num_keys = 0;
     for (size_t i = 0; i < given_.size(); ++i) {
       num_keys += given_[i].num_keys;
-      if (!AllocateOne(kFloat, {given_[i].num_rows, plan_.parts[i].dim})) return false;
+      if (!outputs_->Add(kFloat, {given_[i].num_rows, plan_.parts[i].dim})) return false;
     }
-    if (!AllocateOne(kInt64, {(num_keys + 1) / 2})) return false;
-    rows_ = static_cast<uint32_t*>(out_.back());
+    if (!outputs_->Add(kInt64, {(num_keys + 1) / 2})) return false;
+    rows_ = static_cast<uint32_t*>(outputs_->last());
     for (int i = 0; i < 3; ++i) {  // what several ranks leave
-      if (!AllocateOne(kInt64, {0})) return false;
+      if (!outputs_->Add(kInt64, {0})) return false;
     }
     for (size_t i = 0; i < given_.size(); ++i) {
       const Part& part = plan_.parts[i];
       if (!given_[i].weights) continue;
-      if (!AllocateOne(part.row_type, {given_[i].num_keys, part.dim})) return false;
+      if (!outputs_->Add(part.row_type, {given_[i].num_keys, part.dim})) return false;
     }
     return true;
-  }
-
-  bool AllocateOne(int64_t type, const std::vector<int64_t>& dims) {
-    const int64_t number = static_cast<int64_t>(out_.size());
-    int64_t size = 1;
-    for (const int64_t dim : dims) size *= dim;
-    out_.push_back(outputs_->Allocate(number, type, dims));
-    return out_.back() || size == 0;
   }
 
   Launch FindAndPool(bool inserts) const {
@@ -156,34 +138,12 @@ class Lookup {
     for (size_t i = 0; i < given_.size(); ++i) {
       const Part& part = plan_.parts[i];
       const Given& its = given_[i];
-      const SokTableRecord& table = *part.record;
-      const SokIndexRecord& index = *table.index;
-      const SokColumnRecord& value = *table.store->value;
-      launch.Add(its.num_rows, {index.directory,
-                                index.hashing,
-                                index.side,
-                                index.is_scored,
-                                index.bucket,
-                                index.empty_key,
-                                index.reclaim_key,
-                                inserts ? table.clock.now : 0,
-                                index.strategy,
-                                index.epoch,
-                                0,
-                                0,
-                                Word(its.keys),
-                                value.chunks,
-                                value.shift,
-                                value.dim,
-                                value.format,
-                                Word(rows),
-                                Word(its.splits),
-                                Word(its.weights),
-                                part.combiner,
-                                Word(out_[i]),
-                                CountersOf(part),
-                                its.num_keys,
-                                its.num_rows});
+      const SokColumnRecord& value = *part.record->store->value;
+      launch.Add(its.num_rows, {});
+      launch.More(SearchOf(*part.record, inserts));
+      launch.More(std::array{Word(its.keys), value.chunks, value.shift, value.dim, value.format,
+                             Word(rows), Word(its.splits), Word(its.weights), part.combiner,
+                             Word((*outputs_)[i]), CountersOf(part), its.num_keys, its.num_rows});
       rows += its.num_keys;
     }
     return launch;
@@ -191,33 +151,31 @@ class Lookup {
 
   Launch Find(bool inserts) const {
     const Part& part = plan_.parts[0];
-    const SokTableRecord& table = *part.record;
-    const SokIndexRecord& index = *table.index;
-    const SokColumnRecord& value = *table.store->value;
-    const int64_t row_bytes = part.dim * BytesOf(part.row_type);
+    const SokColumnRecord& value = *part.record->store->value;
+    const int64_t row_bytes = part.dim * BytesOf(part.row_type), num_keys = given_[0].num_keys;
     Launch launch(plan_.driver->find);
-    launch.Add(given_[0].num_keys, {index.directory,
-                                    index.hashing,
-                                    index.side,
-                                    index.is_scored,
-                                    index.bucket,
-                                    index.empty_key,
-                                    index.reclaim_key,
-                                    inserts ? table.clock.now : 0,
-                                    index.strategy,
-                                    index.epoch,
-                                    0,
-                                    0,
-                                    0,
-                                    value.chunks,
-                                    value.shift,
-                                    row_bytes,
-                                    Word(given_[0].keys),
-                                    Word(rows_),
-                                    Word(out_[0]),
-                                    CountersOf(part),
-                                    given_[0].num_keys});
+    launch.Add(num_keys, {});
+    launch.More(SearchOf(*part.record, inserts));
+    launch.More(std::array{int64_t{0}, value.chunks, value.shift, row_bytes, Word(given_[0].keys),
+                           Word(rows_), Word((*outputs_)[0]), CountersOf(part), num_keys});
     return launch;
+  }
+
+  // Where a search looks, and how what it finds is scored. No filter of admission is asked.
+  static std::array<int64_t, 12> SearchOf(const SokTableRecord& table, bool inserts) {
+    const SokIndexRecord& index = *table.index;
+    return {index.directory,
+            index.hashing,
+            index.side,
+            index.is_scored,
+            index.bucket,
+            index.empty_key,
+            index.reclaim_key,
+            inserts ? table.clock.now : 0,
+            index.strategy,
+            index.epoch,
+            0,
+            0};
   }
 
   // Gives zeros where a key of a local lookup has no row.
@@ -225,7 +183,7 @@ class Lookup {
     const int64_t row_bytes = plan_.parts[0].dim * BytesOf(plan_.parts[0].row_type);
     for (int64_t i = 0; i < given_[0].num_keys; ++i) {
       if (rows_[i] != kNoRow) continue;
-      std::memset(static_cast<char*>(out_[0]) + i * row_bytes, 0, row_bytes);
+      std::memset(static_cast<char*>((*outputs_)[0]) + i * row_bytes, 0, row_bytes);
     }
   }
 
@@ -243,7 +201,7 @@ class Lookup {
       const SokColumnRecord& value = *part.record->store->value;
       Launch launch(plan_.driver->rows_read[BytesOf(part.row_type) / 4]);  // of 2, 4 and 8 bytes
       launch.Add(given_[i].num_keys, {value.chunks, value.shift, value.dim, Word(rows),
-                                      Word(out_[number++]), given_[i].num_keys});
+                                      Word((*outputs_)[number++]), given_[i].num_keys});
       launch.Run(*plan_.driver);
     }
   }
@@ -252,8 +210,8 @@ class Lookup {
   bool Tell(bool inserts, const std::vector<int64_t>& missing) {
     const size_t count = given_.size();
     const int64_t num_numbers = 3 * static_cast<int64_t>(count) + 1;
-    if (!AllocateOne(kInt64, {num_numbers})) return false;
-    auto* told = static_cast<int64_t*>(out_.back());
+    if (!outputs_->Add(kInt64, {num_numbers})) return false;
+    auto* told = static_cast<int64_t*>(outputs_->last());
     for (size_t i = 0; i < count; ++i) {
       const Part& part = plan_.parts[i];
       told[i] = part.record->row_epoch;
@@ -270,7 +228,6 @@ class Lookup {
   Held* held_;
   Inputs inputs_;
   std::vector<Given> given_;
-  std::vector<void*> out_;
   uint32_t* rows_ = nullptr;
 };
 
@@ -278,19 +235,19 @@ class Lookup {
 
 bool Held::Take(const Plan& plan, bool shared, int64_t wanted) {
   is_shared_ = shared;
-  held_.reserve(plan.by_place.size());
-  for (SokTableRecord* table : plan.by_place) {
+  held_.reserve(plan.tables.size());
+  for (SokTableRecord* table : plan.tables) {
     // Its own thread's: a call of Python's is under way, in which this is a finalizer's, say.
     if (sok_lock_is_own(&table->lock)) return false;
   }
   // It waits for a lock only while it has none. The thread that has that one may be freeing another
   // of these tables, for which nobody asks but this, and waits until no native call has it.
-  for (SokTableRecord* awaited = plan.by_place.front(); awaited;) {
+  for (SokTableRecord* awaited = plan.tables.front(); awaited;) {
     shared ? sok_lock_take_shared(&awaited->lock) : sok_lock_take_alone(&awaited->lock);
     held_.push_back(awaited);
     SokTableRecord* first = awaited;
     awaited = nullptr;
-    for (SokTableRecord* table : plan.by_place) {
+    for (SokTableRecord* table : plan.tables) {
       if (table == first) continue;
       if (!(shared ? sok_lock_try_shared(&table->lock) : sok_lock_try_alone(&table->lock))) {
         awaited = table;
@@ -326,20 +283,11 @@ void Held::Release() {
 }
 
 bool LookUp(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs, Held* held) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
-  try {
-    if (!Lookup(plan, inputs, outputs, held).Run()) return false;
-    const std::chrono::nanoseconds took = Clock::now() - begin;
-    __atomic_fetch_add(&plan.work[0], 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&plan.work[1], took.count(), __ATOMIC_RELAXED);
-    return true;
-  } catch (const std::exception&) {
-    // There is no memory, or a number is beyond any. Nothing has changed: what is allocated later
-    // is no more than a few words.
-    held->Release();
-    return false;
-  }
+  const bool is_done =
+      Counted(plan.work, [&] { return Lookup(plan, inputs, outputs, held).Run(); });
+  // Nothing has changed, unless it has begun: what is allocated later is no more than a few words.
+  if (!is_done && !held->has_begun) held->Release();
+  return is_done;
 }
 
 }  // namespace sok

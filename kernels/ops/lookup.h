@@ -12,11 +12,23 @@ namespace sok {
 // The outputs of an operation.
 class Outputs {
  public:
-  // Returns the memory of an output; null: there is none.
-  virtual void* Allocate(int64_t number, int64_t type, const std::vector<int64_t>& dims) = 0;
+  // Gets memory for the next output. Returns whether there is some.
+  bool Add(int64_t type, const std::vector<int64_t>& dims) {
+    int64_t size = 1;
+    for (const int64_t dim : dims) size *= dim;
+    memory_.push_back(Allocate(static_cast<int64_t>(memory_.size()), type, dims));
+    return memory_.back() || size == 0;
+  }
+  void* operator[](size_t number) const { return memory_[number]; }
+  void* last() const { return memory_.back(); }
 
  protected:
   ~Outputs() = default;
+  // Returns the memory of an output; null: there is none.
+  virtual void* Allocate(int64_t number, int64_t type, const std::vector<int64_t>& dims) = 0;
+
+ private:
+  std::vector<void*> memory_;
 };
 
 // The locks of a lookup's tables, and what it has found: Python goes on with both.
@@ -45,8 +57,8 @@ class Held {
   bool is_shared_ = false;
 };
 
-// How many counters a table has in a search; sok_lite/engine/table/counters.py says which.
-constexpr int64_t kCounters = 12;
+// How many counters a table has in a search, and which: sok_lite/engine/table/counters.py.
+constexpr int64_t kCounters = 12, kMissing = 0, kWrongSplits = 2;
 
 // Looks up. Returns whether all is done; if not, Python has to: all of it, or what is left of it
 // where `held->has_begun`.

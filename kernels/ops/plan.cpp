@@ -60,8 +60,6 @@ __attribute__((visibility("default"))) int sok_ops_plan(int64_t call, const int6
     plan->parts.push_back({record, of[1], of[2], of[3], of[4], of[5], static_cast<Rows>(of[6]),
                            of[7], static_cast<Rows>(of[8]), table});
   }
-  plan->by_place = plan->tables;
-  std::sort(plan->by_place.begin(), plan->by_place.end());
   const std::unique_lock<std::shared_mutex> lock(mutex);
   plans[call] = std::move(plan);
   return 1;

@@ -5,7 +5,9 @@
 // records, which are never freed, and by their generation whether they are still the same tables'.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -65,9 +67,25 @@ struct Plan {
   // How often it was done without Python, and how many nanoseconds that took; of its gradient too.
   int64_t *work, *gradient_work;
   std::vector<Part> parts;
-  std::vector<SokTableRecord*> tables;    // all different, in the order of the parts
-  std::vector<SokTableRecord*> by_place;  // the same, as locks are taken
+  std::vector<SokTableRecord*> tables;  // all different, in the order of the parts
 };
+
+// Runs what native code does of a call, and counts it in `work`. Returns whether it is done; where
+// there is no memory, or a number is beyond any, it is not.
+template <class Run>
+bool Counted(int64_t* work, Run run) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  try {
+    if (!run()) return false;
+  } catch (const std::exception&) {
+    return false;
+  }
+  const std::chrono::nanoseconds took = Clock::now() - begin;
+  __atomic_fetch_add(&work[0], 1, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&work[1], took.count(), __ATOMIC_RELAXED);
+  return true;
+}
 
 // Returns the plan of a call; null: there is none.
 std::shared_ptr<const Plan> PlanOf(int64_t call);

@@ -16,6 +16,7 @@ from sok_lite.backend import get_backend
 from sok_lite.backend.table_lock import TableLock, TableLocks
 from tests.backend.test_sanitizers import SANITIZERS, Sanitizer, runtime
 from tests.support.locks import SLEEPING, compile_locks
+from tests.support.own_process import in_child
 from tests.support.tripwire import Interrupt
 
 ALONE = 1 << 31
@@ -369,23 +370,6 @@ def test_a_handler_may_read_what_its_thread_waits_for(native, signals):
 # -------------------------------------------------------------------- fork
 
 
-def answer_of_child(work):
-    readable, writable = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            text = repr(work())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writable, text.encode())
-        os._exit(0)
-    os.close(writable)
-    with os.fdopen(readable) as stream:
-        text = stream.read()
-    os.waitpid(child, 0)
-    return text
-
-
 def test_a_child_has_the_locks_of_its_own_thread_alone(native):
     own, written, read, free = (TableLock() for _ in range(4))
     locks = (own, written, read, free)
@@ -398,9 +382,7 @@ def test_a_child_has_the_locks_of_its_own_thread_alone(native):
     with Worker() as writer, Worker() as reader, own:
         writer.do(native.take_alone, written)
         reader.do(native.take_shared, read)
-        assert answer_of_child(look) == repr(
-            ([1, 0, 1, 1], True, [(ALONE, 0, 1, True), none, none, none])
-        )
+        assert in_child(look) == repr(([1, 0, 1, 1], True, [(ALONE, 0, 1, True), none, none, none]))
         writer.do(native.give_alone, written)
         reader.do(native.give_shared, read)
     assert [words(lock) for lock in locks] == [none] * 4

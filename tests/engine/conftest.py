@@ -6,10 +6,29 @@ import tempfile
 import pytest
 
 from sok_lite.comm import run_ranks
+from sok_lite.engine.table import clock as clock_module
 from tests.support.fault_bench import FULL, Bench
 from tests.support.meeting_transport import run_ranks_by_transport
 
 _IN_MEMORY = "/dev/shm"
+
+
+class Time:
+    """Stands in for the module `time`: it goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def time(self):
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch):
+    """The time of clock.py."""
+    stub = Time()
+    monkeypatch.setattr(clock_module, "time", stub)
+    return stub
 
 
 @pytest.fixture(params=["by the host", "by a transport"])

@@ -12,24 +12,6 @@ from tests.conftest import QUICK
 from tests.support.helpers import new_table
 
 
-class Time:
-    """Stands in for the module `time`: it goes on when it is told to."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def time(self):
-        return self.now
-
-
-@pytest.fixture
-def time(monkeypatch):
-    """The time of clock.py."""
-    stub = Time()
-    monkeypatch.setattr(clock_module, "time", stub)
-    return stub
-
-
 def tick(clock):
     """Begins a lookup and returns its number."""
     publish(clock.plan_tick())

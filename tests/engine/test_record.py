@@ -15,6 +15,7 @@ from sok_lite.engine.rows.access import store_words
 from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table import record as records
 from sok_lite.engine.table.clock import Clock
+from sok_lite.engine.table.counters import Count
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, place_words
 from sok_lite.engine.table.record import INSERTS, READS, TableRecord, new_record, retire
 from tests.support.helpers import new_table
@@ -36,22 +37,6 @@ TYPES = {
     "double": ctypes.c_double,
     **STRUCTS,
 }
-
-
-class Time:
-    """Stands in for the module `time` of clock.py."""
-
-    now = 1000.0
-
-    def time(self):
-        return self.now
-
-
-@pytest.fixture
-def time(monkeypatch):
-    stub = Time()
-    monkeypatch.setattr(clock_module, "time", stub)
-    return stub
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +69,13 @@ def test_both_languages_have_the_same_sizes(library):
     library.sok_record_bytes(sizes)
     kinds = ("SokTableRecord", "SokIndexRecord", "SokStoreRecord", "SokColumnRecord")
     assert list(sizes) == [ctypes.sizeof(STRUCTS[kind]) for kind in kinds]
+
+
+def test_both_languages_have_the_same_counters_of_a_search():
+    text = (kernel_folder() / "ops" / "lookup.h").read_text()
+    names = {"kCounters": len(Count), "kMissing": Count.MISSING, "kWrongSplits": Count.WRONG_SPLITS}
+    told = ", ".join(f"{name} = {number:d}" for name, number in names.items())
+    assert f"constexpr int64_t {told};" in text
 
 
 def test_a_record_is_used_again_under_another_generation():
