@@ -86,12 +86,14 @@ _drivers: dict[int, tuple[CpuBackend, _Driver]] = {}
 
 
 def _driver_of(backend: CpuBackend) -> _Driver:
-    if id(backend) not in _drivers:
+    known = _drivers.get(id(backend))
+    if known is None:
         driver = _Driver(seed=seed_of_process())
         for name in _KERNELS:
             setattr(driver, name, backend.kernel(name))
-        _drivers[id(backend)] = backend, driver
-    driver = _drivers[id(backend)][1]
+        # Another thread may have made one meanwhile, which plans have the address of.
+        known = _drivers.setdefault(id(backend), (backend, driver))
+    _, driver = known
     for name, number in zip(_NUMBERS, backend.launching(), strict=True):
         setattr(driver, name, number)
     return driver
