@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 #include <unordered_map>
 
@@ -16,10 +17,13 @@ std::shared_mutex mutex;
 std::unordered_map<int64_t, std::shared_ptr<const Plan>> plans;
 std::atomic<int64_t> mode{0};
 
-// A forked child frees the calls of its parent: no other thread may be in the map then.
+// A forked child frees the calls of its parent: no other thread may be in the map then. It has a
+// new lock, for one of this kind knows who has it by the thread's number, which is another in the
+// child.
 struct AtFork {
   AtFork() {
-    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, [] { mutex.unlock(); });
+    pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
+                   [] { new (&mutex) std::shared_mutex; });
   }
 } at_fork;
 

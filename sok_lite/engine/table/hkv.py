@@ -106,11 +106,13 @@ class HkvTable(EmbeddingTable):
             max_load_factor=self.options.max_load_factor,
             strategy=self.options.evict_strategy,
         )
-        if self.options.enter_threshold > 1:
+        threshold = self.options.enter_threshold
+        # Set where there are none, too: an attribute that is new would take memory when a restore
+        # publishes it.
+        self.pending = None
+        if threshold > 1:
             counted = f"{name} (pending counts)"
-            self.pending = PendingCounts(
-                backend, self.key_dtype, counted, self.options.enter_threshold
-            )
+            self.pending = PendingCounts(backend, self.key_dtype, counted, threshold)
         self.counts_repeats = self.options.count_repeats
         publish(self.plan_parts(index, self.store))
         self._has_warned = False
