@@ -64,7 +64,7 @@ def test_a_new_key_gets_in_at_load_1(backend, strategy, slots, bucket):
     watch = watched(backend, strategy, slots, max_bucket_size=bucket)
     fill(watch)
     assert watch.table.load_factor == 1.0
-    for key in range(100_000, 100_000 + sized(backend, 33, 5)):
+    for key in range(100_000, 100_000 + sized(backend, 9, 3)):
         watch.lookup([key])
         assert backend.to_host(watch.table.contains([key])).all()
         assert watch.table.size == slots
