@@ -31,15 +31,16 @@ class Sanitizer(NamedTuple):
     env: dict[str, str]
 
 
-COMMON = ["-O1", "-g", "-DSOK_START_TOGETHER"]
+# Lines, and no names of variables, whose place takes the compiler as long as all else.
+COMMON = ["-g1", "-DSOK_START_TOGETHER"]
 SANITIZERS = {
     "thread": Sanitizer(
-        [*COMMON, "-fsanitize=thread"],
+        ["-O1", *COMMON, "-fsanitize=thread"],
         ["libtsan.so"],
         {"TSAN_OPTIONS": "halt_on_error=0 exitcode=66"},
     ),
     "memory": Sanitizer(
-        [*COMMON, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+        ["-O0", *COMMON, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
         ["libasan.so", "libubsan.so"],
         # Python itself keeps memory to its end.
         {
@@ -96,7 +97,7 @@ def test_no_fault_in_the_operations_of_tensorflow():
     pytest.importorskip("tensorflow")
     sanitizer = SANITIZERS["memory"]
     compiler()
-    operations = library.compile_library(["-O1", "-g", *sanitizer.flags[-2:]])
+    operations = library.compile_library(["-O1", "-g1", *sanitizer.flags[-2:]])
     done = run_job("operations", build.find_library(), sanitizer, OPERATIONS=str(operations))
     assert_faultless(done)
 
@@ -300,7 +301,7 @@ def test_a_race_in_the_eviction_protocol_is_found(changes, tmp_path, what_stays)
 def test_a_wrong_eviction_protocol_is_found_by_its_facts(changes, tmp_path, what_stays):
     """Without a sanitizer: the facts must tell, or a table that they use fails: it counts more keys
     than there are, or has a row number that no kernel survives."""
-    library = eviction_library(tmp_path, changes, COMMON, what_stays)
+    library = eviction_library(tmp_path, changes, ["-O1", *COMMON], what_stays)
     for _ in range(5):  # threads may happen to keep out of each other's way
         done = run_job("evictions", library, Sanitizer([], [], {}))
         if done.returncode:

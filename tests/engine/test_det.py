@@ -263,7 +263,7 @@ class TableAgainstDict(RuleBasedStateMachine):
 
 
 TestTableAgainstDict = TableAgainstDict.TestCase
-TestTableAgainstDict.settings = settings(max_examples=30 if QUICK else 200, stateful_step_count=25)
+TestTableAgainstDict.settings = settings(max_examples=30 if QUICK else 120, stateful_step_count=25)
 
 
 class SimtTableAgainstDict(TableAgainstDict):

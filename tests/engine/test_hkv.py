@@ -569,7 +569,7 @@ class HkvAgainstDict(RuleBasedStateMachine):
 
 
 TestHkvAgainstDict = HkvAgainstDict.TestCase
-TestHkvAgainstDict.settings = settings(max_examples=25 if QUICK else 200, stateful_step_count=25)
+TestHkvAgainstDict.settings = settings(max_examples=25 if QUICK else 120, stateful_step_count=25)
 
 
 class SimtHkvAgainstDict(HkvAgainstDict):

@@ -60,10 +60,10 @@ def test_the_digests_are_those_of_a_soak_without_kills(killed):
 
 
 @needs_ranks
-@pytest.mark.full_only("half a minute for each record")
-@pytest.mark.parametrize("seed", sorted(SEEDS - {SEED}))
-def test_the_beginning_of_a_record_comes_out_again(seed):
-    """The whole: `python -m tests.fuzz.soak --check`, a quarter of an hour."""
+@pytest.mark.full_only("half a minute")
+def test_the_beginning_of_another_record_comes_out_again():
+    """All of all records: `python -m tests.fuzz.soak --check`, a quarter of an hour."""
+    seed = min(SEEDS - {SEED})
     by_round, _ = soak(seed, ROUNDS)
     assert first_difference(record_of_seed(seed), by_round) is None
 

@@ -40,16 +40,22 @@ stream.load_stream_of()
 """
 
 
+def oldest():
+    """The packages of the environment with the oldest release, which may not be there."""
+    return ROOT / f".venv-oldest/lib/python3.{sys.version_info.minor}/site-packages"
+
+
 @pytest.mark.full_only("installs four releases of TensorFlow, one after another: minutes")
 @pytest.mark.parametrize("release", RELEASES)
 def test_lookups_gradients_and_updates(release, tmp_path):
     if sys.version_info >= (3, 13):
         pytest.skip("not every release has a wheel for this Python")
     tf = pytest.importorskip("tensorflow")
-    if tf.__version__.startswith(f"{release}."):
-        folder = str(Path(tf.__file__).parents[1])
-    else:
-        folder = str(tmp_path / "packages")
+    folder = str(tmp_path / "packages")
+    for path in (Path(tf.__file__).parents[1], oldest()):
+        if next(path.glob(f"tensorflow*-{release}.*.dist-info"), None):
+            folder = str(path)
+    if not Path(folder).exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--target", folder]
         subprocess.run([*pip, f"tensorflow-cpu=={release}.*"], check=True, timeout=900)
     # Without this environment's packages, and with those of the folder.

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import communication
-from tests.support.own_process import run_program
+from tests.support.own_process import run_program, run_with_tensorflow
 
 MODULES = {
     "communication": ["CommToolBase", "HorovodTool", "rank", "alltoall"],
@@ -46,11 +46,11 @@ def test_other_names_are_an_attribute_too(name, member):
 
 @pytest.mark.full_only("a process for each module")
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_is_imported_first(name):
+def test_a_module_is_imported_first(name, tmp_path):
     code = (
         f"import sok_lite.{name} as m, sok_lite as sok; assert sok.{name} is m; sok.lookup_sparse"
     )
-    run_program(code)
+    run_with_tensorflow(code, tmp_path)
 
 
 def test_group_lookup_is_a_lookup_of_each(mode):

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.own_process import run_with_tensorflow
+
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 240
 FENCE = re.compile(r"^```(.*)\n((?s:.*?))^```$", re.MULTILINE)
@@ -48,15 +50,13 @@ def blocks_of(text):
 
 
 def run(command, program, tmp_path):
-    """Runs a program in an empty folder; returns what it printed, or fails with its errors."""
+    """Runs a program by a launcher's command in an empty folder; returns what it printed."""
     path = tmp_path / "program.py"
     path.write_text(program)
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
     done = subprocess.run(
         [*command, sys.executable, str(path)],
         cwd=tmp_path,
-        env=env,
+        env=os.environ | _environment(),
         capture_output=True,
         text=True,
         timeout=TIME_LIMIT_S,
@@ -72,4 +72,10 @@ def printed_by(blocks, tmp_path):
         # compile: an error names the line of the page
         code = "\n" * (block.line - 1) + block.code
         parts.append(f"exec(compile({code!r}, 'page', 'exec'))\nprint({_END_OF_BLOCK!r})\n")
-    return run([], "".join(parts), tmp_path).split(_END_OF_BLOCK + "\n")[: len(blocks)]
+    printed = run_with_tensorflow("".join(parts), tmp_path, TIME_LIMIT_S, **_environment())
+    return printed.split(_END_OF_BLOCK + "\n")[: len(blocks)]
+
+
+def _environment():
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": path}
