@@ -167,7 +167,8 @@ def _run_compiler(command: list[str]) -> None:
 
 
 def _target_of_kernels(flags: Sequence[str]) -> Path:
-    headers = [*kernel_folder().rglob("*.cuh"), *kernel_folder().glob("*.h")]
+    patterns = ("**/*.cuh", "*.h", "update/*.h")
+    headers = [path for pattern in patterns for path in kernel_folder().glob(pattern)]
     return target_of("libsok_lite_cpu", flags, [*_sources(), *headers])
 
 

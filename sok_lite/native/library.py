@@ -17,7 +17,10 @@ from sok_lite.backend.sources import kernel_folder
 ABI = 3
 # A library of this name is linked, an empty one: that of TensorFlow is there when it is loaded.
 NEEDED = "libtensorflow_framework.so.2"
-FLAGS = "-std=c++17 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror".split()
+# -ffp-contract=off: the numbers of a rule are to be the bits that Python gets of the CPU kernels.
+FLAGS = (
+    "-std=c++17 -O2 -fPIC -shared -fvisibility=hidden -ffp-contract=off -Wall -Wextra -Werror"
+).split()
 _LINKED = ["-static-libstdc++", "-static-libgcc"]
 _EXPORTS = "cpu_exports.map"
 _NAME = "libsok_lite_ops"
@@ -62,7 +65,8 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
 
 def _target(extra_flags: Sequence[str] = ()) -> Path:
     exports = [path for path in [kernel_folder() / _EXPORTS] if path.is_file()]  # no wheel has it
-    files = [*_sources("cpp"), *_sources("h"), *kernel_folder().glob("*.h"), *exports]
+    shared = [path for place in ("*.h", "update/*.h") for path in kernel_folder().glob(place)]
+    files = [*_sources("cpp"), *_sources("h"), *shared, *exports]
     return target_of(_NAME, [*FLAGS, *_LINKED, *extra_flags], files)
 
 

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Positive, Scalars, UpdateRule, UpToOne
+from sok_lite.engine.optimizers.rule import Positive, UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,3 @@ class Adadelta(UpdateRule):
     kernel: ClassVar[str] = "update_adadelta"
     columns: ClassVar[tuple[str, ...]] = ("accumulator", "delta_accumulator")
     lazy: ClassVar[str] = "fading of both"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return learning_rate, self.decay_at(learning_rate), self.rho, 1 - self.rho, self.epsilon

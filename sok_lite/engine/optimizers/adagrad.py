@@ -8,7 +8,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,3 @@ class Adagrad(UpdateRule):
     @property
     def states(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator}
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        decay = self.decay_at(learning_rate)
-        return learning_rate, decay, self.epsilon, int(self.epsilon_inside_root)

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from sok_lite.engine.optimizers.rule import NotNegative, Positive, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,3 @@ class AdagradDA(UpdateRule):
             "gradient_accumulator": 0.0,
             "gradient_squared_accumulator": self.initial_accumulator,
         }
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        l1, l2 = self.l1 * self.global_step, self.l2 * self.global_step
-        return learning_rate, self.decay_at(learning_rate), l1, l2

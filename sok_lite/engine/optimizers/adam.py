@@ -7,19 +7,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, Scalars, UpdateRule
-
-
-def corrections(beta_1: float, beta_2: float, step: int) -> tuple[np.float32, np.float32]:
-    """Returns 1 - beta_1^step and sqrt(1 - beta_2^step)."""
-    # In float32 steps as TensorFlow has them: 1 - 0.999 has 5 digits there, and those reach the
-    # rows. Only the power is taken in float64, where 1 ulp of it does not show in 1 - power.
-    one = np.float32(1)
-    power_1 = np.float32(float(np.float32(beta_1)) ** step)
-    power_2 = np.float32(float(np.float32(beta_2)) ** step)
-    return one - power_1, np.sqrt(one - power_2)
+from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +40,6 @@ class Adam(UpdateRule):
         if self.amsgrad:
             states["vhat"] = 0.0
         return states
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        correction_1, correction_2 = corrections(self.beta_1, self.beta_2, step)
-        alpha = np.float32(learning_rate) * correction_2 / correction_1
-        epsilon = self.epsilon * float(correction_2) if self.adaptive_epsilon else self.epsilon
-        return (
-            float(alpha),
-            self.decay_at(learning_rate),
-            1 - self.beta_1,
-            1 - self.beta_2,
-            epsilon,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

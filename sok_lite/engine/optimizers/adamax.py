@@ -6,9 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from sok_lite.engine.optimizers.rule import BelowOne, Positive, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +28,3 @@ class Adamax(UpdateRule):
     columns: ClassVar[tuple[str, ...]] = ("m", "v")
     counts_steps: ClassVar[bool] = True
     lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        # In float32 as TensorFlow has it; see Adam.
-        power = np.float32(float(np.float32(self.beta_1)) ** step)
-        rate = float(np.float32(learning_rate) / (np.float32(1) - power))
-        return rate, self.decay_at(learning_rate), 1 - self.beta_1, self.beta_2, self.epsilon

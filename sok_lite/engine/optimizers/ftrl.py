@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +33,11 @@ class Ftrl(UpdateRule):
     kernel: ClassVar[str] = "update_ftrl"
     columns: ClassVar[tuple[str, ...]] = ("accumulator", "linear")
     lazy: ClassVar[str] = "value to 0; l2 shrinkage"
+    refused_rate: ClassVar[str] = (
+        "divides by its learning rate, which must be > 0. "
+        "Received: learning_rate={}. Start a warm-up above 0."
+    )
 
     @property
     def states(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator, "linear": 0.0}
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        if learning_rate <= 0:
-            raise ValueError(
-                "Ftrl divides by its learning rate, which must be > 0. "
-                f"Received: learning_rate={learning_rate}. Start a warm-up above 0."
-            )
-        return (
-            learning_rate,
-            self.decay_at(learning_rate),
-            -self.learning_rate_power,
-            self.l1,
-            self.l2 + self.beta / (2 * learning_rate),
-            self.l2_shrinkage,
-        )

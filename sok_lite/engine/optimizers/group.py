@@ -26,8 +26,9 @@ A row at 0 keeps its states and is updated like any other.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +45,7 @@ class GroupRule(UpdateRule):
     l2: NotNegative = 0.0
     l21: NotNegative = 0.0
 
-    def penalties_at(self, learning_rate: float) -> Scalars:
-        """Returns the penalties of a step, as its kernel takes them.
-
-        Raises:
-          ValueError: there are some and the learning rate is negative.
-        """
-        if learning_rate < 0 and (self.l1 or self.l2 or self.l21):
-            raise ValueError(
-                f"{type(self).__name__} multiplies its penalties by its learning rate, which must "
-                f"be >= 0. Received: learning_rate={learning_rate}."
-            )
-        return learning_rate * self.l1, learning_rate * self.l2, learning_rate * self.l21
+    refused_rate: ClassVar[str] = (
+        "multiplies its penalties by its learning rate, which must be >= 0. "
+        "Received: learning_rate={}."
+    )

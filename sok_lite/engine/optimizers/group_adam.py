@@ -6,9 +6,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.adam import corrections
 from sok_lite.engine.optimizers.group import GroupRule
-from sok_lite.engine.optimizers.rule import BelowOne, Positive, Scalars
+from sok_lite.engine.optimizers.rule import BelowOne, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +31,3 @@ class GroupAdam(GroupRule):
     columns: ClassVar[tuple[str, ...]] = ("linear", "m", "v")
     lazy: ClassVar[str] = "steps by `m`; fading; penalties"
     counts_steps: ClassVar[bool] = True
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        correction_1, correction_2 = corrections(self.beta_1, self.beta_2, step)
-        return (
-            learning_rate * float(correction_2) / float(correction_1),
-            self.decay_at(learning_rate),
-            1 - self.beta_1,
-            1 - self.beta_2,
-            self.epsilon,
-            *self.penalties_at(learning_rate),
-        )

@@ -6,9 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.adam import corrections
 from sok_lite.engine.optimizers.group_adam import GroupAdam
-from sok_lite.engine.optimizers.rule import Scalars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +22,3 @@ class GroupLamb(GroupAdam):
     """
 
     kernel: ClassVar[str] = "update_group_lamb"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        correction_1, correction_2 = corrections(self.beta_1, self.beta_2, step)
-        _, *rest = super().scalars(learning_rate, step)
-        return learning_rate, float(correction_2) / float(correction_1), *rest

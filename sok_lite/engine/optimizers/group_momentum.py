@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sok_lite.engine.optimizers.group import GroupRule
-from sok_lite.engine.optimizers.rule import Scalars, UpToOne
+from sok_lite.engine.optimizers.rule import UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,3 @@ class GroupMomentum(GroupRule):
     kernel: ClassVar[str] = "update_group_momentum"
     columns: ClassVar[tuple[str, ...]] = ("linear", "momentum")
     lazy: ClassVar[str] = "steps by momentum, which fades; penalties"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return (
-            learning_rate,
-            self.decay_at(learning_rate),
-            self.momentum,
-            int(self.nesterov),
-            *self.penalties_at(learning_rate),
-        )

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule, UpToOne
+from sok_lite.engine.optimizers.rule import UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,3 @@ class Lion(UpdateRule):
     kernel: ClassVar[str] = "update_lion"
     columns: ClassVar[tuple[str, ...]] = ("m",)
     lazy: ClassVar[str] = "steps by `m`, which fades"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        decay = self.decay_at(learning_rate)
-        return learning_rate, decay, self.beta_1, 1 - self.beta_1, self.beta_2, 1 - self.beta_2

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule, UpToOne
+from sok_lite.engine.optimizers.rule import UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,3 @@ class Momentum(UpdateRule):
     kernel: ClassVar[str] = "update_momentum"
     columns: ClassVar[tuple[str, ...]] = ("momentum",)
     lazy: ClassVar[str] = "steps by momentum, which fades"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        decay = self.decay_at(learning_rate)
-        return learning_rate, decay, self.momentum, int(self.nesterov), int(self.lr_in_state)

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import NotNegative, Positive, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,3 @@ class ProximalAdagrad(UpdateRule):
     @property
     def states(self) -> dict[str, float]:
         return {"accumulator": self.initial_accumulator}
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return learning_rate, self.decay_at(learning_rate), self.l1, self.l2

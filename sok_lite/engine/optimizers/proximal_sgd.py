@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import NotNegative, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import NotNegative, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,3 @@ class ProximalSGD(UpdateRule):
 
     kernel: ClassVar[str] = "update_proximal_sgd"
     lazy: ClassVar[str] = "l1 and l2"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return learning_rate, self.decay_at(learning_rate), self.l1, self.l2

@@ -3,11 +3,10 @@
 * `sok_lite.kv_variable.training.RectifiedAdamOptimizer`: `RectifiedAdam(...)`
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from sok_lite.engine.optimizers.rule import BelowOne, Positive, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,28 +46,3 @@ class RectifiedAdam(UpdateRule):
     @property
     def states(self) -> dict[str, float]:
         return dict.fromkeys(self.columns if self.amsgrad else self.columns[:2], 0.0)
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        correction_1, correction_2 = 1 - self.beta_1**step, math.sqrt(1 - self.beta_2**step)
-        rectifier = self._rectifier(step)
-        of_root, divisor = (0.0, 1.0) if rectifier is None else (1.0, self.epsilon * correction_2)
-        factor = 1.0 if rectifier is None else rectifier * correction_2
-        return (
-            learning_rate * factor / correction_1,
-            self.decay_at(learning_rate),
-            1 - self.beta_1,
-            1 - self.beta_2,
-            *((self.beta_1, 1 - self.beta_1) if self.nesterov else (1.0, 0.0)),
-            of_root,
-            divisor,
-        )
-
-    def _rectifier(self, step: int) -> float | None:
-        """Returns r; None: too little is known of `v`."""
-        power = self.beta_2**step
-        longest = 2 / (1 - self.beta_2) - 1
-        length = longest - 2 * step * power / (1 - power)
-        if length < self.sma_threshold:
-            return None
-        known = (length - 4) * (length - 2) * longest
-        return math.sqrt(known / ((longest - 4) * (longest - 2) * length))

@@ -8,7 +8,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import NotNegative, Positive, Scalars, UpdateRule, UpToOne
+from sok_lite.engine.optimizers.rule import NotNegative, Positive, UpdateRule, UpToOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,3 @@ class RMSprop(UpdateRule):
         if self.momentum:
             states["momentum"] = 0.0
         return states
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return (
-            learning_rate,
-            self.decay_at(learning_rate),
-            self.rho,
-            1 - self.rho,
-            self.epsilon,
-            self.momentum,
-            int(self.epsilon_inside_root),
-        )

@@ -1,20 +1,28 @@
 """The base of all update rules, and a rule in one step.
 
+What a step's kernel is called with is reckoned by kernels/update/scalars.h, for native code too.
+
 Only the touched rows change, states included ("lazy"): a row that has no gradient in a step keeps
 its momentum as it is.
 """
 
+import ctypes
 import math
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
+from sok_lite.backend.build import find_library
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.rows.state_owner import Kinds
 
 Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats where f32
 _MOST = float(np.finfo(np.float32).max)
+_ScalarsOut = ctypes.c_double * 9  # kMostScalars
 
 # The numbers of a rule: what a number must be, in the words of the error, and whether it is so.
 NotNegative: TypeAlias = Annotated[float, ">= 0", lambda x: x >= 0]
@@ -46,6 +54,8 @@ class UpdateRule:
     # What a dense optimizer does to a row without a gradient, and the rule does not; weight decay
     # aside. Every rule says it, since docs/optimizers.md does: "nothing", or a few words.
     lazy: ClassVar[str]
+    # What is said of a learning rate with which the rule has no step: {} stands for the rate.
+    refused_rate: ClassVar[str]
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -88,8 +98,32 @@ class UpdateRule:
         Args:
           learning_rate: of this step, after any schedule.
           step: 1 for the first update (an optimizer's `iterations + 1`).
+
+        Raises:
+          ValueError: the rule has no step with this learning rate.
         """
-        raise NotImplementedError
+        rule, _, function = _native(self.kernel)
+        scalars, integers = _ScalarsOut(), ctypes.c_int64()
+        count = function(rule, self._fields, learning_rate, step, scalars, ctypes.byref(integers))
+        if count == 0:
+            rate = self.refused_rate.format(learning_rate)
+            raise ValueError(f"{type(self).__name__} {rate}")
+        found, are_integers = scalars[:count], integers.value
+        if are_integers:
+            return (*[int(x) if are_integers >> i & 1 else x for i, x in enumerate(found)],)
+        return tuple(found)
+
+    @cached_property
+    def _fields(self) -> bytes:
+        """As native code takes them."""
+        numbers = [float(getattr(self, field.name)) for field in fields(self)]
+        _, expected, _ = _native(self.kernel)
+        if len(numbers) != expected:
+            raise NotImplementedError(
+                f"{type(self).__name__} must have the fields of its kernel's rule in "
+                f"kernels/update/scalars.h, {expected}. Received: {len(numbers)} fields."
+            )
+        return struct.pack(f"{len(numbers)}d", *numbers)
 
     def require(self, holds: bool, name: str, expected: str) -> None:
         """Raises ValueError where a number is not as expected."""
@@ -99,9 +133,26 @@ class UpdateRule:
                 f"Received: {name}={getattr(self, name)!r}."
             )
 
-    def decay_at(self, learning_rate: float) -> float:
-        """Returns the part of a row that decays in a step."""
-        return learning_rate * self.weight_decay
+
+@cache
+def _native(kernel: str) -> tuple[int, int, Callable[..., int]]:
+    """Returns the number of a kernel's rule in kernels/update/scalars.h, how many fields it has,
+    and what reckons its scalars."""
+    # It keeps Python's lock, which others may be long in giving back.
+    library = ctypes.PyDLL(str(find_library()))
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    number_of, scalars = library.sok_rule_number, library.sok_rule_scalars
+    number_of.argtypes, number_of.restype = [ctypes.c_char_p, pointer], number
+    scalars.argtypes = [number, pointer, ctypes.c_double, number, pointer, pointer]
+    scalars.restype = number
+    num_fields = number()
+    rule = number_of(kernel.encode(), ctypes.byref(num_fields))
+    if rule < 0:
+        raise NotImplementedError(
+            "A rule must have a kernel that kernels/update/scalars.h knows. Received: "
+            f"kernel={kernel!r}. Add its formula there."
+        )
+    return rule, num_fields.value, scalars
 
 
 class RuleStep(NamedTuple):
@@ -143,7 +194,7 @@ def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> Rul
     learning_rate = as_float(learning_rate)
     check_step(learning_rate, number)
     scalars = rule.scalars(learning_rate, int(number))
-    if [each for each in scalars if _MOST < each < math.inf or -math.inf < each < -_MOST]:
+    if [each for each in scalars if not -_MOST <= each <= _MOST]:  # a NaN is none either
         raise ValueError(
             f"What {type(rule).__name__} multiplies by must fit float32. Received: learning_rate="
             f"{learning_rate}, which gives {scalars} with its other numbers."

@@ -6,9 +6,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
-
-from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import BelowOne, NotNegative, Positive, UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +37,3 @@ class ScheduleFreeAdamW(UpdateRule):
     columns: ClassVar[tuple[str, ...]] = ("ahead", "v")
     counts_steps: ClassVar[bool] = True
     lazy: ClassVar[str] = "the way of the mean to `z`; fading of `v`"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        warm = min(step / self.warmup_steps, 1.0) if self.warmup_steps else 1.0
-        beta_2 = np.float32(self.beta_2)  # in float32 as TensorFlow has it; see Adam
-        return (
-            learning_rate * warm,
-            self.decay_at(learning_rate),
-            self.beta_1,
-            float(np.float32(1) - beta_2),
-            self.epsilon,
-            float(np.float32(1) - np.float32(float(beta_2) ** step)),
-            1 / step,
-        )

@@ -7,7 +7,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sok_lite.engine.optimizers.rule import Scalars, UpdateRule
+from sok_lite.engine.optimizers.rule import UpdateRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,3 @@ class SGD(UpdateRule):
 
     kernel: ClassVar[str] = "update_sgd"
     lazy: ClassVar[str] = "nothing"
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return learning_rate, self.decay_at(learning_rate)

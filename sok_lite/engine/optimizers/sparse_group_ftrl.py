@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sok_lite.engine.optimizers.ftrl import Ftrl
-from sok_lite.engine.optimizers.rule import NotNegative, Scalars
+from sok_lite.engine.optimizers.rule import NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,3 @@ class SparseGroupFtrl(Ftrl):
 
     kernel: ClassVar[str] = "update_sparse_group_ftrl"
     columns: ClassVar[tuple[str, ...]] = ("linear", "accumulator")
-
-    def scalars(self, learning_rate: float, step: int) -> Scalars:
-        return *super().scalars(learning_rate, step), self.l21

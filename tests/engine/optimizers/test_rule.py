@@ -19,6 +19,7 @@ from sok_lite.engine.optimizers import (
     Adamax,
     AdamW,
     Ftrl,
+    GroupAdam,
     Lion,
     Momentum,
     Nadam,
@@ -296,12 +297,16 @@ def test_bad_arguments_are_refused_before_anything_changes(backend):
     table, rows = new_table(backend, np.ones((2, 3), np.float32))
     numbers = backend.from_host(rows)
     grads = backend.from_host(np.ones((2, 3), np.float32))
+    most = 1 - 1e-9  # in float32 it is 1, and 1 - beta_1^t is 0
     for error, arguments, message in [
         (TypeError, ("adam", numbers, grads, 0.1, 1), "such as SGD[(][)]. Received: str"),
         (ValueError, (SGD(), numbers, grads, float("nan"), 1), "`learning_rate` must be finite"),
         (ValueError, (SGD(), numbers, grads, 0.1, 0), "`step` must be >= 1"),
         (ValueError, (Ftrl(), numbers, grads, 0.0, 1), "Start a warm-up above 0"),
         (ValueError, (SGD(), numbers, grads, 1e39, 1), "must fit float32. .* learning_rate=1e.39"),
+        (ValueError, (Adam(), numbers, grads, 1e39, 1), "must fit float32. .* learning_rate=1e.39"),
+        (ValueError, (Adam(beta_1=most), numbers, grads, 0.1, 1), r"fit float32. .*\(inf,"),
+        (ValueError, (GroupAdam(beta_1=most), numbers, grads, 0.0, 1), r"float32. .*\(nan,"),
     ]:
         with pytest.raises(error, match=message):
             apply_rule(table, *arguments)
