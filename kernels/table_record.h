@@ -31,6 +31,8 @@ struct SokColumnRecord {
 // The columns of a store.
 struct SokStoreRecord {
   const SokColumnRecord* value;
+  // Which states there are, and whose: a number that no store has had before; 0: it is not known.
+  int64_t states;
 };
 
 // The time of a table: sok_lite/engine/table/clock.py says what spans are, and table_clock.h how it

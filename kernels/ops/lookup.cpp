@@ -233,21 +233,21 @@ class Lookup {
 
 }  // namespace
 
-bool Held::Take(const Plan& plan, bool shared, int64_t wanted) {
+bool Held::TakeAll(const std::vector<SokTableRecord*>& tables, bool shared, int64_t wanted) {
   is_shared_ = shared;
-  held_.reserve(plan.tables.size());
-  for (SokTableRecord* table : plan.tables) {
+  held_.reserve(tables.size());
+  for (SokTableRecord* table : tables) {
     // Its own thread's: a call of Python's is under way, in which this is a finalizer's, say.
     if (sok_lock_is_own(&table->lock)) return false;
   }
   // It waits for a lock only while it has none. The thread that has that one may be freeing another
   // of these tables, for which nobody asks but this, and waits until no native call has it.
-  for (SokTableRecord* awaited = plan.tables.front(); awaited;) {
+  for (SokTableRecord* awaited = tables.front(); awaited;) {
     shared ? sok_lock_take_shared(&awaited->lock) : sok_lock_take_alone(&awaited->lock);
     held_.push_back(awaited);
     SokTableRecord* first = awaited;
     awaited = nullptr;
-    for (SokTableRecord* table : plan.tables) {
+    for (SokTableRecord* table : tables) {
       if (table == first) continue;
       if (!(shared ? sok_lock_try_shared(&table->lock) : sok_lock_try_alone(&table->lock))) {
         awaited = table;
@@ -260,9 +260,6 @@ bool Held::Take(const Plan& plan, bool shared, int64_t wanted) {
   bool is_usable = true;
   for (const SokTableRecord* table : held_) {
     if (table->is_settled != kSettled || !(table->allows & wanted)) is_usable = false;
-  }
-  for (const Part& part : plan.parts) {
-    if (part.record->generation != part.generation) is_usable = false;
   }
   if (!is_usable) Release();
   return is_usable;

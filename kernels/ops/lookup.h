@@ -39,9 +39,18 @@ class Held {
   Held& operator=(const Held&) = delete;
   ~Held() { Release(); }
 
-  // Takes the locks of tables. Returns whether native code may do what is wanted with all of them,
-  // kSokReads or kSokInserts; else it has none.
-  bool Take(const Plan& plan, bool shared, int64_t wanted);
+  // Takes the locks of a plan's tables. Returns whether native code may do what is wanted with all
+  // of them, kSokReads or kSokInserts; else it has none.
+  template <class AnyPlan>
+  bool Take(const AnyPlan& plan, bool shared, int64_t wanted) {
+    if (!TakeAll(plan.tables, shared, wanted)) return false;
+    for (const auto& part : plan.parts) {
+      if (part.record->generation == part.generation) continue;
+      Release();
+      return false;
+    }
+    return true;
+  }
   // Lets Python go on with a lookup that has begun, and nobody else of this thread.
   void HandOver();
   void Release();
@@ -53,6 +62,8 @@ class Held {
   bool has_begun = false;
 
  private:
+  bool TakeAll(const std::vector<SokTableRecord*>& tables, bool shared, int64_t wanted);
+
   std::vector<SokTableRecord*> held_;
   bool is_shared_ = false;
 };

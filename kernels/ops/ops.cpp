@@ -12,6 +12,7 @@
 #include "ops/gradient.h"
 #include "ops/python.h"
 #include "ops/tf_c_api.h"
+#include "ops/update.h"
 
 namespace {
 
@@ -23,6 +24,7 @@ constexpr int64_t kAbi = 3;
 using Native = bool (*)(Frame* frame, int64_t call);
 bool LookUp(Frame* frame, int64_t call);
 bool Gradient(Frame* frame, int64_t call);
+bool Update(Frame* frame, int64_t call);
 
 // A type of operation.
 struct Type {
@@ -49,7 +51,7 @@ constexpr Type kTypes[] = {
     // with them.
     {"SokStaticPlaces", false, false, true, true},
     {"SokStaticLookup", false, false, true, true},
-    {"SokUpdate", true, false, true, false},
+    {"SokUpdate", true, false, true, false, Update},
     {"SokMethod", true, false, true, false},
     // All rows of a table, with a gradient.
     {"SokValue", true, false, true, false},
@@ -178,6 +180,11 @@ bool Gradient(Frame* frame, int64_t call) {
   return plan && sok::Gradient(*plan, InputsOf(frame), &outputs);
 }
 
+bool Update(Frame* frame, int64_t call) {
+  const std::shared_ptr<const sok::UpdatePlan> plan = sok::UpdatePlanOf(call);
+  return plan && sok::Update(*plan, InputsOf(frame));
+}
+
 void Compute(void* kernel, TF_OpKernelContext* context) {
   const auto* self = static_cast<const Kernel*>(kernel);
   auto* frame = new Frame(context);
@@ -217,6 +224,7 @@ void RegisterKernel(const Type& type, const char* name, bool in_order, bool is_o
       is_on_gpu                 ? (type.is_gradient ? Create<true, true> : Create<true, false>)
       : type.native == LookUp   ? Create<false, false, LookUp>
       : type.native == Gradient ? Create<false, true, Gradient>
+      : type.native == Update   ? Create<false, false, Update>
       : type.is_gradient        ? Create<false, true>
                                 : Create<false, false>;
   TF_KernelBuilder* kernel =

@@ -5,16 +5,22 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <shared_mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace sok {
 namespace {
 
+template <class T>
+using ByCall = std::unordered_map<int64_t, std::shared_ptr<const T>>;
+
 std::shared_mutex mutex;
-std::unordered_map<int64_t, std::shared_ptr<const Plan>> plans;
+ByCall<Plan> plans;
+ByCall<UpdatePlan> update_plans;
 std::atomic<int64_t> mode{0};
 
 // A forked child frees the calls of its parent: no other thread may be in the map then. It has a
@@ -29,13 +35,54 @@ struct AtFork {
 
 constexpr int64_t kWordsOfPlan = 10, kWordsOfPart = 9;
 
+template <class T>
+std::shared_ptr<const T> Found(const ByCall<T>& all, int64_t call) {
+  const std::shared_lock<std::shared_mutex> lock(mutex);
+  const auto found = all.find(call);
+  return found == all.end() ? nullptr : found->second;
+}
+
+template <class T>
+void Set(ByCall<T>* all, int64_t call, std::shared_ptr<const T> plan) {
+  const std::unique_lock<std::shared_mutex> lock(mutex);
+  (*all)[call].swap(plan);
+}
+
+template <class T>
+void Forget(ByCall<T>* all, int64_t call) {
+  std::shared_ptr<const T> last;  // freed without the lock
+  const std::unique_lock<std::shared_mutex> lock(mutex);
+  const auto found = all->find(call);
+  if (found == all->end()) return;
+  last = std::move(found->second);
+  all->erase(found);
+}
+
+// The words that Python gives.
+class Words {
+ public:
+  explicit Words(const int64_t* words) : next_(words) {}
+  int64_t Next() { return *next_++; }
+  template <class T>
+  T* Address() {
+    return reinterpret_cast<T*>(Next());
+  }
+  std::vector<double> Doubles(int64_t count) {
+    std::vector<double> all(count);
+    if (count) std::memcpy(all.data(), next_, count * sizeof(double));
+    next_ += count;
+    return all;
+  }
+
+ private:
+  const int64_t* next_;
+};
+
 }  // namespace
 
-std::shared_ptr<const Plan> PlanOf(int64_t call) {
-  const std::shared_lock<std::shared_mutex> lock(mutex);
-  const auto found = plans.find(call);
-  return found == plans.end() ? nullptr : found->second;
-}
+std::shared_ptr<const Plan> PlanOf(int64_t call) { return Found(plans, call); }
+
+std::shared_ptr<const UpdatePlan> UpdatePlanOf(int64_t call) { return Found(update_plans, call); }
 
 int64_t Mode() { return mode.load(std::memory_order_relaxed); }
 
@@ -64,18 +111,51 @@ __attribute__((visibility("default"))) int sok_ops_plan(int64_t call, const int6
     plan->parts.push_back({record, of[1], of[2], of[3], of[4], of[5], static_cast<Rows>(of[6]),
                            of[7], static_cast<Rows>(of[8]), table});
   }
-  const std::unique_lock<std::shared_mutex> lock(mutex);
-  plans[call] = std::move(plan);
+  Set<Plan>(&plans, call, std::move(plan));
   return 1;
 }
 
+// Notes the plan of an update, in place of the one before: the words of `UpdatePlan`, each list
+// after how long it is, and then of each part those of `UpdatePart`.
+__attribute__((visibility("default"))) void sok_ops_plan_update(int64_t call,
+                                                                const int64_t* numbers) {
+  using namespace sok;
+  Words words(numbers);
+  auto plan = std::make_shared<UpdatePlan>();
+  plan->driver = words.Address<const Driver>();
+  plan->work = words.Address<int64_t>();
+  plan->num_nonfinite = words.Address<int64_t>();
+  plan->rule = words.Next();
+  const int64_t num_settings = words.Next();
+  for (int64_t i = 0; i < num_settings; ++i) plan->settings.push_back(words.Next());
+  const int64_t num_fields = words.Next();
+  plan->undecayed = words.Doubles(num_fields);
+  plan->decayed = words.Doubles(num_fields);
+  const int64_t num_states = words.Next(), num_parts = words.Next();
+  for (int64_t i = 0; i < num_parts; ++i) {
+    UpdatePart part{};
+    part.record = words.Address<SokTableRecord>();
+    part.generation = words.Next();
+    part.states_number = words.Next();
+    part.key_type = words.Next();
+    part.dim = words.Next();
+    part.decays = words.Next() != 0;
+    part.is_stochastic = words.Next() != 0;
+    part.seed = words.Next();
+    part.kernel.run = words.Address<void>();
+    part.kernel.num_arguments = words.Next();
+    for (int64_t k = 0; k < num_states; ++k) {
+      part.states.push_back(words.Address<const SokColumnRecord>());
+    }
+    plan->tables.push_back(part.record);
+    plan->parts.push_back(std::move(part));
+  }
+  Set<UpdatePlan>(&update_plans, call, std::move(plan));
+}
+
 __attribute__((visibility("default"))) void sok_ops_forget(int64_t call) {
-  std::shared_ptr<const sok::Plan> last;  // freed without the lock
-  const std::unique_lock<std::shared_mutex> lock(sok::mutex);
-  const auto found = sok::plans.find(call);
-  if (found == sok::plans.end()) return;
-  last = std::move(found->second);
-  sok::plans.erase(found);
+  sok::Forget(&sok::plans, call);
+  sok::Forget(&sok::update_plans, call);
 }
 
 __attribute__((visibility("default"))) void sok_ops_set_mode(int64_t mode) {

@@ -1,7 +1,8 @@
-// A lookup as it is known before it runs: which tables, and how their batches are given.
+// A lookup as it is known before it runs: which tables, and how their batches are given. An update
+// as it is known by the one before it.
 //
-// Python makes a plan of each lookup that native code may do by itself (sok_lite/native/plans.py),
-// by the number of its call. A graph that has the call may outlive the tables: a plan knows their
+// Python makes a plan of each call that native code may do by itself (sok_lite/native/plans.py), by
+// the number of the call. A graph that has the call may outlive the tables: a plan knows their
 // records, which are never freed, and by their generation whether they are still the same tables'.
 #pragma once
 
@@ -70,6 +71,31 @@ struct Plan {
   std::vector<SokTableRecord*> tables;  // all different, in the order of the parts
 };
 
+// The step of one table.
+struct UpdatePart {
+  SokTableRecord* record;
+  int64_t generation;
+  int64_t states_number;  // of the store's record
+  int64_t key_type;       // TensorFlow's number
+  int64_t dim;
+  bool decays, is_stochastic;
+  int64_t seed;  // of random bits
+  Kernel kernel;
+  std::vector<const SokColumnRecord*> states;  // as the kernel takes them; null: it has no such
+};
+
+// An update as it is known once Python has done it: native code does the next of the same settings.
+struct UpdatePlan {
+  const Driver* driver;
+  int64_t* work;
+  int64_t* num_nonfinite;
+  int64_t rule;                            // its number in update/scalars.h
+  std::vector<int64_t> settings;           // float64 bits of what the optimizer's numbers were
+  std::vector<double> undecayed, decayed;  // fields of the rule, without weight decay and with it
+  std::vector<UpdatePart> parts;
+  std::vector<SokTableRecord*> tables;  // of the parts, all different
+};
+
 // Runs what native code does of a call, and counts it in `work`. Returns whether it is done; where
 // there is no memory, or a number is beyond any, it is not.
 template <class Run>
@@ -89,6 +115,7 @@ bool Counted(int64_t* work, Run run) {
 
 // Returns the plan of a call; null: there is none.
 std::shared_ptr<const Plan> PlanOf(int64_t call);
+std::shared_ptr<const UpdatePlan> UpdatePlanOf(int64_t call);
 
 // What blocks of `inference_mode` say: 0: none is open; else 1, or 2 and what a missing key gives.
 int64_t Mode();

@@ -38,7 +38,7 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pieces import Scattered, Shape
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, Frame, array_dtype, operations, raised
-from sok_lite.native.plans import LookupPlan, PlannedCall
+from sok_lite.native.plans import LookupPlan, NativeCall, PlannedCall
 
 # An attribute of tables' handles: the name of the table.
 NAME_OF_HANDLE = "_sok_lite_name"
@@ -112,12 +112,12 @@ class Outputs:
       backend: whose memory they are in.
 
     Attributes:
-      begun: as of the frame.
+      begun, call: as of the frame.
     """
 
     def __init__(self, frame: Frame, dtypes: Sequence[tf.DType], backend: Backend) -> None:
         self._frame, self._dtypes, self._backend = frame, dtypes, backend
-        self.begun = frame.begun
+        self.begun, self.call = frame.begun, frame.call
         # What an operation on the host has of a GPU: it is copied at the end.
         self._is_copied = backend.name != "cpu" and not frame.is_on_gpu
         self._memory = "GPU memory" if frame.is_on_gpu else "memory"
@@ -248,6 +248,7 @@ def operation(
     waits: bool = True,
     is_ordered: bool = True,
     plan: LookupPlan | None = None,
+    is_planned_later: bool = False,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
 
@@ -269,7 +270,9 @@ def operation(
         for the operation of the same name that waits for its turn too: "SokLookupInOrder".
       waits: False: nothing that kernels write is an output; see `on_device`.
       is_ordered: False: a graph may run it at any time, or never, for it changes nothing.
-      plan: by which native code may do it; None: Python does it always.
+      plan: by which native code may do it; None: it has none yet.
+      is_planned_later: whether `run` may make a plan, by the call's number that `Outputs` has, in a
+        graph. Without a plan Python does it always.
 
     Returns:
       A list of tensors; without outputs None, and in a graph the operation.
@@ -293,7 +296,10 @@ def operation(
     if collective is not None and is_late:
         name, asks = f"{name}_in_order", in_turn(collective, what, called)
     how = (asks, False, of_gradient, gradient)
-    call = Call(*how) if plan is None or is_late else PlannedCall(plan, *how)
+    if plan is None or is_late:
+        call = NativeCall(*how) if is_planned_later else Call(*how)
+    else:
+        call = PlannedCall(plan, *how)
     _keep(call)
     with tf.device("CPU:0"):
         number = tf.constant(call.number, tf.int64)

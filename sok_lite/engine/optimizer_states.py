@@ -44,8 +44,17 @@ def acquire_states(
     Raises:
       MemoryError: there is none for the states of a table. Other tables may have theirs already.
     """
-    # In most steps each table has the states of this optimizer and no others. Then nothing is
-    # called for each: a step may have a thousand tables.
+    usual = usual_states(tables, kinds, optimizers)
+    return _acquire(tables, kinds, optimizers) if usual is None else usual
+
+
+def usual_states(
+    tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizers: Sequence[Any]
+) -> list[States] | None:
+    """Returns the states that steps work on, where each table has those of its optimizer alone.
+
+    So it is in most steps. Nothing is called for each table: a step may have a thousand.
+    """
     usual = [
         sole.states
         for table, its_kinds, optimizer in zip(tables, kinds, optimizers, strict=True)
@@ -59,9 +68,7 @@ def acquire_states(
             and sole.owner.reference() is optimizer
         )
     ]
-    if len(usual) == len(tables):
-        return usual
-    return _acquire(tables, kinds, optimizers)
+    return usual if len(usual) == len(tables) else None
 
 
 def _acquire(

@@ -276,6 +276,11 @@ _calls: weakref.WeakValueDictionary[int, Call] = weakref.WeakValueDictionary()
 raised: dict[int, BaseException] = {}
 
 
+def call_of(number: int) -> Call | None:
+    """Returns a call by its number; None where there is no such call any more."""
+    return _calls.get(number)
+
+
 def source_of(number: int) -> Any:
     """Returns the source of a call by its number; None where there is no such call any more."""
     call = _calls.get(number)

@@ -1,10 +1,12 @@
-"""Plans of lookups that native code does by itself: without Python, where all keys are there.
+"""Plans of what native code does by itself: lookups and updates, where all keys are there.
 
 kernels/ops/plan.h says what a plan is. It holds no table: it knows the tables' records, which are
 never freed, and by their generation whether they still are the same tables'.
 """
 
 import ctypes
+import struct
+from ctypes import addressof
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.work_done import WorkDone
-from sok_lite.native.callbacks import Call, operations
+from sok_lite.native.callbacks import Call, call_of, operations
 
 
 class Rows(IntEnum):
@@ -119,8 +121,98 @@ class LookupPlan(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class PlannedCall(Call):
-    """A call that native code may do, as long as this is there.
+class UpdatePart(NamedTuple):
+    """One table of an update, as the words of a plan.
+
+    Attributes:
+      record, generation: the address of the table's record, and what says whose it is.
+      states_number: of the record of its store.
+      key_type: TensorFlow's number, of the keys.
+      dim: of the rows.
+      decays: whether weight decay acts on it.
+      is_stochastic, seed: whether rows are rounded by random bits, and the seed of these.
+      kernel, num_arguments: the address of the rule's kernel for its rows, and how many it takes.
+      states: as the kernel takes them, addresses of the columns' records; 0 for what is not there.
+    """
+
+    record: int
+    generation: int
+    states_number: int
+    key_type: int
+    dim: int
+    decays: bool
+    is_stochastic: bool
+    seed: int
+    kernel: int
+    num_arguments: int
+    states: tuple[int, ...]
+
+
+class UpdatePlan(NamedTuple):
+    """An update that native code may do as Python did the one before it.
+
+    Attributes:
+      backend: of all tables, a CpuBackend.
+      work: what counts it.
+      num_nonfinite: the address of (1,) int64, never freed, to which non-finite rows are added.
+      rule: its number.
+      settings: the optimizer's numbers in that update, but for the learning rate; float64.
+      undecayed, decayed: the fields of the rule of tables without weight decay, and with it.
+      parts: of each table, all different.
+    """
+
+    backend: Any
+    work: WorkDone
+    num_nonfinite: int
+    rule: int
+    settings: bytes
+    undecayed: bytes
+    decayed: bytes
+    parts: tuple[UpdatePart, ...]
+
+
+def plan_update(number: int, plan: UpdatePlan) -> None:
+    """Lets native code do the next update of an operation.
+
+    Args:
+      number: of its call, a `NativeCall`. Where that is gone nothing is done.
+    """
+    call = call_of(number)
+    if call is None:
+        return
+    driver, work = addressof(_driver_of(plan.backend)), addressof(plan.work.native)
+    numbers: list[int] = [driver, work, plan.num_nonfinite, plan.rule]
+    settings, undecayed, decayed = map(_words, (plan.settings, plan.undecayed, plan.decayed))
+    numbers += [len(settings), *settings, len(decayed), *undecayed, *decayed]
+    numbers += [len(plan.parts[0].states), len(plan.parts)]
+    for *fields, states in plan.parts:
+        numbers += [*map(int, fields), *states]
+    words = WORDS[len(numbers)](*numbers)
+    operations().library.sok_ops_plan_update(ctypes.c_int64(call.number), words)
+
+
+def forget_plan(number: int) -> None:
+    """Has a call no plan any more."""
+    operations().library.sok_ops_forget(ctypes.c_int64(number))
+
+
+def _words(floats: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"{len(floats) // 8}q", floats)
+
+
+class NativeCall(Call):
+    """A call that native code may do once it has a plan, as long as this is there."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if operations is None or not hasattr(self, "number"):
+            return  # Python is ending, or it was interrupted before it had begun
+        forget_plan(self.number)
+
+
+class PlannedCall(NativeCall):
+    """A lookup that native code may do from the start.
 
     Args:
       plan: of the lookup.
@@ -134,8 +226,8 @@ class PlannedCall(Call):
 
     def __init__(self, plan: LookupPlan, *args: Any) -> None:
         super().__init__(*args)
-        driver = ctypes.addressof(_driver_of(plan.backend))
-        works = (ctypes.addressof(each.native) for each in (plan.work, plan.gradient_work))
+        driver = addressof(_driver_of(plan.backend))
+        works = (addressof(each.native) for each in (plan.work, plan.gradient_work))
         numbers = [driver, int(plan.is_pooled), *works, *plan.policy, len(plan.parts)]
         for part in plan.parts:
             numbers += part
@@ -145,11 +237,6 @@ class PlannedCall(Call):
                 "sok_lite's kernels must be of the version of its operations. Received: kernels "
                 "that take other arguments. Install sok_lite again: its files are of two versions."
             )
-
-    def __del__(self) -> None:
-        if operations is None or not hasattr(self, "number"):
-            return  # Python is ending, or it was interrupted before it had begun
-        operations().library.sok_ops_forget(ctypes.c_int64(self.number))
 
 
 def plan_mode(mode: int) -> Action:

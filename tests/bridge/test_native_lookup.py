@@ -6,7 +6,6 @@ the second `record.allows` is 0, by which native code leaves all to Python.
 
 import contextlib
 import ctypes
-import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,143 +16,27 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.backend import get_backend
 from sok_lite.backend.publish import publish
 from sok_lite.backend.table_lock import TableLock
-from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.initializer_spec import make_initializer
-from sok_lite.engine.table import make_table
-from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
+from tests.bridge.routes import (
+    ALL,
+    FLOATS,
+    INTEGERS,
+    KINDS,
+    assert_equal,
+    audit_both,
+    both,
+    new_variable,
+)
 from tests.conftest import QUICK
 from tests.support.locks import SLEEPING, compile_locks
 from tests.support.table_audit import audit
-from tests.support.table_state import State
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
-ALL = READS | INSERTS
 COMBINERS = ("sum", "mean", "sqrtn")
-FLOATS = ("float32", "float16", "bfloat16", "float64")
-INTEGERS = ("int8", "int32", "int64")  # rows that are neither pooled nor trained
-FULL = {"init_capacity": 16, "max_capacity": 16, "max_bucket_size": 4}
-
-
-class Kind(NamedTuple):
-    """A kind of table, and the arguments that make it."""
-
-    var_type: str
-    options: dict[str, Any]
-
-
-KINDS = {
-    "hbm": Kind("hbm", {}),
-    "kLru": Kind("hybrid", {"init_capacity": 16}),
-    "kLfu": Kind("hybrid", {"evict_strategy": "kLfu", "enter_threshold": 2}),
-    "kLfu of all": Kind("hybrid", {"evict_strategy": "kLfu"}),
-    "kEpochLru": Kind("hybrid", {"evict_strategy": "kEpochLru", "filter_ratio": 0.5}),
-    "kEpochLfu": Kind("hybrid", {"evict_strategy": "kEpochLfu"}),
-    "kCustomized": Kind("hybrid", {"evict_strategy": "kCustomized"}),
-    "full kLru": Kind("hybrid", {"on_refused": "ignore", **FULL}),
-    "full kLfu": Kind("hybrid", {"on_refused": "ignore", "evict_strategy": "kLfu", **FULL}),
-    "full kEpochLfu": Kind(
-        "hybrid", {"on_refused": "error", "evict_strategy": "kEpochLfu", **FULL}
-    ),
-    "full kCustomized": Kind(
-        "hybrid", {"on_refused": "error", "evict_strategy": "kCustomized", **FULL}
-    ),
-}
-
-
-def new_variable(kind="hbm", name="table", dim=3, key_type="int64", dtype="float32"):
-    """Returns a variable whose new rows depend on its name and the key alone."""
-    var_type, options = KINDS[kind]
-    first = "uniform" if dtype in FLOATS else 7
-    table = make_table(
-        var_type,
-        get_backend("cpu"),
-        dim,
-        initializer=make_initializer(first, dim, None, var_type),
-        key_type=key_type,
-        dtype=dtype,
-        name=name,
-        **options,
-    )
-    return TableVariable(table, name=name, trainable=dtype in FLOATS)
-
-
-class Route:
-    """Tables, and the calls that they have.
-
-    Args:
-      is_native: whether native code may use the tables.
-      make: makes the tables.
-    """
-
-    def __init__(self, is_native, make):
-        self.is_native, self.variables = is_native, make()
-        self.optimizers = [tf.keras.optimizers.SGD(0.5), tf.keras.optimizers.Adam(0.1)]
-        self.optimizers = [sok.OptimizerWrapper(each) for each in self.optimizers]
-
-    @contextlib.contextmanager
-    def route(self):
-        """A block of calls that go this route; outside of it tables say what they are."""
-        for each in self.variables:
-            each.table.record.allows = self.is_native * ALL
-        try:
-            yield
-        finally:
-            for each in self.variables:
-                each.table.record.allows = ALL
-
-    def run(self, call, *arguments):
-        """Returns what a call gives, as bits, or what it raises."""
-        try:
-            with self.route():
-                return tf.nest.map_structure(bits, call(*arguments))
-        except Exception as error:
-            return type(error).__name__, said_in(error)
-
-    def state(self):
-        """Returns all that tables are and have done."""
-        return [(State.of(each.table), counts_of(each.table)) for each in self.variables]
-
-
-def counts_of(table):
-    return table.record.counters.by_name(), table.clock.now, table.record.row_epoch
-
-
-def said_in(error):
-    """Returns what an exception says, without where: of a graph's, what Python's said."""
-    found = re.search(r"\b[A-Z]\w*(?:Error|Interrupt): .*", str(error))
-    return str(error) if found is None else found[0]
-
-
-def bits(value):
-    """Returns the type and the bytes of a tensor; anything else as it is."""
-    if not tf.is_tensor(value):
-        return value
-    array = value.numpy()
-    return array.dtype.name, array.shape, array.tobytes()
-
-
-def both(make):
-    """Returns two routes of equal tables."""
-    return Route(True, make), Route(False, make)
-
-
-def assert_equal(native, python):
-    for one, other in zip(native.state(), python.state(), strict=True):
-        for name, mine, theirs in zip(State._fields, one[0], other[0], strict=True):
-            assert mine == theirs, name
-        assert one[1] == other[1]
-
-
-def audit_both(native, python):
-    for route in (native, python):
-        for variable in route.variables:
-            audit(variable.table)
 
 
 # ------------------------------------------------------------------------------- drawn calls

@@ -114,6 +114,9 @@ def audit_record(table):
     assert record.store == addressof(store.record), "native code sees another store"
     value = store.column("value")
     assert store.record.value == addressof(value.record), "native code sees another column"
+    if store.record.states:
+        known, store.known_groups = store.known_groups, None
+        assert known == store.state_groups, "native code takes the states for what they were"
     for name, column in store.columns.items():
         chunks = store.backend.address(column.pointers) if column.num_chunks else 0
         row_format = store.row_dtype.number if column is value else 0

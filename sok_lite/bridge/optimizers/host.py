@@ -1,5 +1,6 @@
 """The host half of an optimizer's step: from the arrays of all gradients to the engine's step."""
 
+import struct
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,10 +13,12 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64
+from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.native_update import UpdateByRule, plan_of
 from sok_lite.bridge.optimizers.accumulation import accumulation_of
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.row_gradient import are_distinct
@@ -28,6 +31,7 @@ from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.update import UpdateStep, step_of
 from sok_lite.engine.update_rows import Updates
 from sok_lite.engine.work_done import UPDATES
+from sok_lite.native.plans import forget_plan, plan_update
 
 
 def checked_gradient(
@@ -53,6 +57,9 @@ def checked_gradient(
     return keys, rows
 
 
+_words: dict[int, Array] = {}  # of `NonFiniteRows.word`
+
+
 class NonFiniteRows:
     """Counts gradient rows with a NaN or an infinity where kernels run, until somebody asks."""
 
@@ -69,11 +76,22 @@ class NonFiniteRows:
     def __reduce__(self) -> Any:
         return NonFiniteRows, (self.count,)  # a copy counts by itself
 
+    def word(self, backend: CpuBackend) -> int:
+        """Returns the address of what kernels add to, which is never freed: native code may have it
+        when the optimizer is gone."""
+        count = self.count_on(backend)
+        _words[count.ctypes.data] = count
+        return int(count.ctypes.data)
+
     @property
     def count(self) -> int:
         """Rows counted so far, on all backends. It waits for the kernels."""
         counts = list(self._counts.items())
         return self._before + sum(on_device(backend, int, count[0]) for backend, count in counts)
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._before += count - self.count
 
 
 class StepHost:
@@ -170,6 +188,14 @@ class StepHost:
         updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates.optimizers[0]).add(updates, self._options(0.0, number))
 
+    def plan_next(self, call: int, told: Sequence[Any]) -> None:
+        """Lets native code take the next step of the same settings, where it can.
+
+        Args:
+          call: the number of the operation's call, which has taken a step.
+          told: what that step was told, as `take` has it.
+        """
+
     def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
         """Returns the step of so many batches whose last one has a step by itself."""
         return AccumulatedStep(step, accumulation_of(step.updates.optimizers[0]), batches)
@@ -225,6 +251,9 @@ class RuleHost(StepHost):
         self._rule = partial(settings.rule, **settings.flags)
         # Of the last step: most steps have the same numbers.
         self._last: tuple[list[float], tuple[UpdateRule, UpdateRule]] | None = None
+        # By what native code knows its last step.
+        self._planned: tuple[bytes, list[int]] | None = None
+        self._until_gone: weakref.ref[Any] | None = None
 
     def step(
         self, numbers: Sequence[float], number: int, arrays: Sequence[Array], batches: int = 1
@@ -237,6 +266,33 @@ class RuleHost(StepHost):
         if batches > 1:
             return self._of_batches(UpdateStep(updates, options), batches)
         return step_of(updates, options)
+
+    def plan_next(self, call: int, told: Sequence[Any]) -> None:
+        """Lets native code take the next step of the same settings; see StepHost."""
+        owner, backend = self._owner(), self._backend
+        if owner is None or self._on_nonfinite != "allow" or not isinstance(backend, CpuBackend):
+            return
+        values, tables = told[3:], live_tables(self._variables)
+        settings = struct.pack(f"{len(values)}d", *values)
+        if self._planned == (settings, [table.store.record.states for table in tables]):
+            return  # the plan is there, or there is none
+        update = UpdateByRule(
+            tables,
+            [alive(each).key_type.as_datatype_enum for each in self._variables],
+            *self._rules(values),
+            self._decays,
+            self._stochastic_rounding,
+            None if self._optimizer is None else alive(self._optimizer),
+            settings,
+            owner.nonfinite.word(backend),
+        )
+        plan = plan_of(update)
+        if plan is not None:
+            plan_update(call, plan)
+        if update.optimizer is not None:
+            # Python refuses to take steps of one that is gone.
+            self._until_gone = weakref.ref(update.optimizer, lambda _: forget_plan(call))
+        self._planned = settings, [table.store.record.states for table in tables]
 
     def _rules(self, values: list[float]) -> tuple[UpdateRule, UpdateRule]:
         """Returns the rule of tables on which weight decay acts, and that of others."""

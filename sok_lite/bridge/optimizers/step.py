@@ -73,7 +73,7 @@ class RowOptimizer(tf.Module):
 
     @num_nonfinite.setter
     def num_nonfinite(self, count: int) -> None:
-        self.nonfinite = NonFiniteRows(count)
+        self.nonfinite.count = count
 
     def _count_step(self, step: tf.Tensor) -> Any:
         """Counts a step, now or as an operation of a graph."""
@@ -199,6 +199,7 @@ class RowOptimizer(tf.Module):
             backend=backend,
             what=what,
             waits=host.runs_tensorflow,
+            is_planned_later=True,
         )
         numbers = [learning_rate, *settings.numbers.values()]
         if not tf.executing_eagerly():
@@ -229,8 +230,11 @@ class RowOptimizer(tf.Module):
 tf.no_gradient("SokUpdate")
 
 
-def _run_in_graph(host: StepHost, batches: int, _: Outputs, arrays: list[Array]) -> None:
-    """Is what the operation of a graph calls; the last array is what `_on_host` gave."""
+def _run_in_graph(host: StepHost, batches: int, outputs: Outputs, arrays: list[Array]) -> None:
+    """Is what the operation of a graph calls; the last array is what `_on_host` gave.
+
+    Native code may do the next step of these settings.
+    """
     *gradients, bits = arrays
     told = bits.view(np.float64).tolist()
     if not told[1] and batches == 1:
@@ -238,6 +242,8 @@ def _run_in_graph(host: StepHost, batches: int, _: Outputs, arrays: list[Array])
     # TensorFlow's thread may be building a graph.
     with eager_mode() if host.runs_tensorflow else nullcontext():
         host.take(told, gradients, batches)
+    if batches == 1:
+        host.plan_next(outputs.call, told)
 
 
 def _on_host(numbers: Sequence[Any]) -> tf.Tensor:

@@ -31,6 +31,20 @@ BelowOne: TypeAlias = Annotated[float, "in [0, 1)", lambda x: 0 <= x < 1]
 UpToOne: TypeAlias = Annotated[float, "in [0, 1]", lambda x: 0 <= x <= 1]
 
 
+class NativeRule(NamedTuple):
+    """A rule as native code has it.
+
+    Attributes:
+      number: its place in kernels/update/scalars.h.
+      fields: its numbers, float64.
+      scalars: reckons the numbers of a step.
+    """
+
+    number: int
+    fields: bytes
+    scalars: Callable[..., int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class UpdateRule:
     """The hyper-parameters of an optimizer, and what its kernel is called with.
@@ -102,9 +116,10 @@ class UpdateRule:
         Raises:
           ValueError: the rule has no step with this learning rate.
         """
-        rule, _, function = _native(self.kernel)
+        native = self.native
         scalars, integers = _ScalarsOut(), ctypes.c_int64()
-        count = function(rule, self._fields, learning_rate, step, scalars, ctypes.byref(integers))
+        of_step = (learning_rate, step, scalars, ctypes.byref(integers))
+        count = native.scalars(native.number, native.fields, *of_step)
         if count == 0:
             rate = self.refused_rate.format(learning_rate)
             raise ValueError(f"{type(self).__name__} {rate}")
@@ -114,16 +129,16 @@ class UpdateRule:
         return tuple(found)
 
     @cached_property
-    def _fields(self) -> bytes:
-        """As native code takes them."""
+    def native(self) -> NativeRule:
+        """The rule as native code has it."""
         numbers = [float(getattr(self, field.name)) for field in fields(self)]
-        _, expected, _ = _native(self.kernel)
+        number, expected, function = _native(self.kernel)
         if len(numbers) != expected:
             raise NotImplementedError(
                 f"{type(self).__name__} must have the fields of its kernel's rule in "
                 f"kernels/update/scalars.h, {expected}. Received: {len(numbers)} fields."
             )
-        return struct.pack(f"{len(numbers)}d", *numbers)
+        return NativeRule(number, struct.pack(f"{len(numbers)}d", *numbers), function)
 
     def require(self, holds: bool, name: str, expected: str) -> None:
         """Raises ValueError where a number is not as expected."""

@@ -29,7 +29,10 @@ class StoreRecord(Structure):
     Attributes:
       value: the address of the ColumnRecord of the value rows, which lives as long as the store has
         that column.
+      states: a number that stands for the states there are, with their owners, and that no store
+        has had before; 0: somebody has to look.
     """
 
     value: int | None
-    _fields_ = (("value", c_void_p),)
+    states: int
+    _fields_ = (("value", c_void_p), ("states", c_int64))

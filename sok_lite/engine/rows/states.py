@@ -43,7 +43,7 @@ def add_states(store: "RowStore", kinds: Kinds, owner: StateOwner | None) -> lis
 def plan_give(store: "RowStore", columns: Iterable[Column], owner: StateOwner) -> list[Action]:
     """Prepares to make an owner the owner of free states."""
     setting = [action for column in columns for action in plan_set(column, owner=owner)]
-    return [*setting, *plan_set(store, known_groups=None)]
+    return [*setting, *store.plan_states()]
 
 
 def copy_states(store: "RowStore", states: States, columns: Iterable[Column]) -> None:
@@ -59,8 +59,7 @@ def plan_rename(store: "RowStore", column: Column, state: str) -> list[Action]:
     """Prepares to rename a state."""
     name = unused_name(store, state)
     columns = {name if each is column else key: each for key, each in store.columns.items()}
-    renamed = plan_set(store, columns=columns, known_groups=None)
-    return [*plan_set(column, name=name, state=state), *renamed]
+    return [*plan_set(column, name=name, state=state), *store.plan_states(columns)]
 
 
 def drop_states(store: "RowStore", columns: Sequence[Column]) -> None:
@@ -69,6 +68,6 @@ def drop_states(store: "RowStore", columns: Sequence[Column]) -> None:
     left = {name: column for name, column in store.columns.items() if name not in gone}
     if store.num_far_rows:
         store.backend.synchronize()  # kernels that still use pinned memory
-    publish(plan_set(store, columns=left, known_groups=None))
+    publish(store.plan_states(left))
     for column in columns:
         column.discard()

@@ -34,6 +34,7 @@ from sok_lite.engine.rows.slabs import Chunks, Slabs
 from sok_lite.engine.rows.state_owner import SoleStates, StateGroups, StateOwner
 from sok_lite.engine.rows.states import add_states
 
+_serial = itertools.count(1)  # of what states stores have had
 NO_ROW = 0xFFFFFFFF  # the row number of a key that has no row; SOK_NO_ROW in kernels/platform.cuh
 
 
@@ -131,7 +132,17 @@ class RowStore(RowAccess):
     def _plan_columns(self, columns: dict[str, Column]) -> list[Action]:
         """Prepares to have other columns, among them one of values."""
         where = plan_set(self.record, value=addressof(columns["value"].record))
-        return [*where, *plan_set(self, columns=columns, known_groups=None)]
+        return [*where, *self.plan_states(columns)]
+
+    def plan_states(self, columns: dict[str, Column] | None = None) -> list[Action]:
+        """Prepares to have other states, or others' states.
+
+        Args:
+          columns: all that there are then; None: those that there are.
+        """
+        columns = self.columns if columns is None else columns
+        setting = plan_set(self, columns=columns, known_groups=None)
+        return [*plan_set(self.record, states=0), *setting]
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -167,6 +178,14 @@ class RowStore(RowAccess):
             groups = dict(made)
             self.sole_states, self.known_groups = SoleStates.of(groups), groups
         return groups
+
+    def number_states(self) -> None:
+        """Gives the states that there are a number in the record, by which native code knows them.
+
+        Their first change takes it away.
+        """
+        if self.record.states == 0 and self.state_groups is not None:
+            self.record.states = next(_serial)
 
     @property
     def states_with_values(self) -> list[str]:

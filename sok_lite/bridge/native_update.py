@@ -1,0 +1,96 @@
+"""Which updates native code may do by itself, where all keys are those of the last gradients."""
+
+from collections.abc import Sequence
+from ctypes import addressof
+from typing import Any, NamedTuple
+
+from sok_lite.bridge.native_lookup import are_native
+from sok_lite.engine.optimizer_states import usual_states
+from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.rows.state_owner import States
+from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.work_done import UPDATES
+from sok_lite.native.plans import UpdatePart, UpdatePlan
+
+
+class UpdateByRule(NamedTuple):
+    """An update that Python has done.
+
+    Attributes:
+      tables: the engine's, each of which has a gradient.
+      key_types: of each, TensorFlow's number.
+      decayed, undecayed: the rule of tables on which weight decay acts, and of others.
+      decays: on which of them it does.
+      is_stochastic: whether rows of 16 bits are rounded by random bits.
+      optimizer: whose states the rows have; None: they are free.
+      settings: the optimizer's numbers but for the learning rate, as float64.
+      num_nonfinite: the address of what counts gradient rows with a NaN or an infinity.
+    """
+
+    tables: Sequence[Any]
+    key_types: Sequence[int]
+    decayed: UpdateRule
+    undecayed: UpdateRule
+    decays: Sequence[bool]
+    is_stochastic: bool
+    optimizer: Any
+    settings: bytes
+    num_nonfinite: int
+
+
+def plan_of(update: UpdateByRule) -> UpdatePlan | None:
+    """Returns the plan of the next update of the same settings.
+
+    Returns:
+      None where a table comes several times, has states of several optimizers, or does more in an
+      update than the rule.
+    """
+    tables = update.tables
+    if len(set(tables)) < len(tables) or not are_native(tables):
+        return None
+    if any(table.step_type is not None or table.sees_updates for table in tables):
+        return None
+    return holding(tables, lambda: _plan_of(update))
+
+
+def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
+    tables, initial = update.tables, update.decayed.states.items()
+    for table in tables:
+        table.store.number_states()
+    kinds = [{name: (table.dim, value) for name, value in initial} for table in tables]
+    states = usual_states(tables, kinds, [update.optimizer] * len(tables))
+    if states is None:
+        return None
+    number, decayed, _ = update.decayed.native
+    return UpdatePlan(
+        tables[0].backend,
+        UPDATES,
+        update.num_nonfinite,
+        number,
+        update.settings,
+        update.undecayed.native.fields,
+        decayed,
+        tuple(_part_of(update, i, its) for i, its in enumerate(states)),
+    )
+
+
+def _part_of(update: UpdateByRule, number: int, states: States) -> UpdatePart:
+    table, rule = update.tables[number], update.decayed
+    row_dtype, record, of_rule = table.row_dtype, table.record, rule.states
+    is_stochastic = update.is_stochastic and row_dtype.is_half
+    form = "_stochastic" if is_stochastic else ""
+    kernel, num_arguments = table.backend.kernel(f"{rule.kernel}{form}_{row_dtype.suffix}")
+    columns = [states[name].record if name in of_rule else None for name in rule.columns]
+    return UpdatePart(
+        addressof(record),
+        record.generation,
+        table.store.record.states,
+        update.key_types[number],
+        table.dim,
+        update.decays[number],
+        is_stochastic,
+        (table.table_seed & 0xFFFFFFFFFFFFFFFF) - ((table.table_seed >> 63 & 1) << 64),
+        kernel,
+        num_arguments,
+        tuple(0 if column is None else addressof(column) for column in columns),
+    )

@@ -1,0 +1,369 @@
+"""Steps of optimizers in functions by native code and by Python: the same bits.
+
+Native code leaves all to Python where `record.allows` is 0.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.engine.work_done import UPDATES
+from sok_lite.native.plans import num_entries
+from tests.bridge.routes import FLOATS, FULL, KINDS, Route, assert_equal, audit_both, new_variable
+from tests.conftest import QUICK
+from tests.support.optimizer_cases import CASES, Case
+
+tf_keras = pytest.importorskip("tf_keras")
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+KEY_TYPES = ("int64", "int32", "uint64")
+IDS = [[[3, 1], [3, 9]], [[1, 1], [9, 3]], [[9, 9], [3, 3]], [[1, 3], [9, 1]]]
+
+
+def new_tables(dtypes=FLOATS, kinds=("hbm", "kLfu of all"), dims=(3, 8)):
+    """Returns variables of all types of rows, kinds and lengths of rows, in turns."""
+    parts = zip(dtypes, itertools.cycle(kinds), itertools.cycle(dims), itertools.cycle(KEY_TYPES))
+    return [
+        new_variable(kind, f"t{i}", dim, key_type, dtype)
+        for i, (dtype, kind, dim, key_type) in enumerate(parts)
+    ]
+
+
+class Trained(Route):
+    """Tables that a function trains, all in one call.
+
+    Args:
+      optimizer: a wrapper of its own.
+      arguments: of `apply_gradients`.
+      make, is_native: as of Route.
+    """
+
+    def __init__(self, is_native, make, optimizer, **arguments):
+        super().__init__(is_native, make)
+        self.optimizer = optimizer
+        self.function = tf.function(self.step, autograph=False)
+        self.arguments = arguments
+        self.num_native = 0  # steps that native code took
+
+    def step(self, ids, factor):
+        ids = [tf.cast(ids, variable.key_type) for variable in self.variables]
+        combiners = ["sum"] * len(ids)
+        with tf.GradientTape() as tape:
+            rows = sok.lookup_sparse(self.variables, ids, combiners=combiners)
+            loss = tf.add_n(
+                [factor * tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in rows]
+            )
+        gradients = tape.gradient(loss, self.variables)
+        self.apply(list(zip(gradients, self.variables, strict=True)))
+        return loss
+
+    def apply(self, pairs):
+        self.optimizer.apply_gradients(pairs, **self.arguments)
+
+    def train(self, ids, factor=1.0):
+        """Takes a step; returns the loss, and how often Python was entered."""
+        before, entries = UPDATES.native[0], num_entries()
+        with self.route():
+            loss = self.function(tf.constant(ids), tf.constant(factor))
+        self.num_native += UPDATES.native[0] - before
+        return float(loss), num_entries() - entries
+
+
+def two_routes(make_optimizer, make=new_tables, kind=Trained):
+    """Returns two routes of equal tables and optimizers, each with an optimizer of its own."""
+    made = []
+    for is_native in (True, False):
+        of_route = make_optimizer()
+        optimizer, arguments = of_route if isinstance(of_route, tuple) else (of_route, {})
+        made.append(kind(is_native, make, optimizer, **arguments))
+    return made
+
+
+def train_both(routes, ids, factor=1.0):
+    """Takes a step by both routes; returns whether native code took it by the first."""
+    native, python = routes
+    before = native.num_native
+    losses = [route.train(ids, factor)[0] for route in routes]
+    assert losses[0] == losses[1] or np.isnan(losses[0])
+    assert python.num_native == 0
+    return native.num_native > before
+
+
+def end(routes):
+    assert_equal(*routes)
+    audit_both(*routes)
+    native, python = routes
+    assert native.optimizer.num_nonfinite == python.optimizer.num_nonfinite
+
+
+def case(name, family="Keras 3"):
+    return next(each for each in CASES if (each.family, each.name) == (family, name))
+
+
+# One of each formula; other optimizers enter the same.
+_FORMULAS: dict[str, Case] = {
+    str((each.twin, sorted(each.hyper.items()))): each for each in reversed(CASES)
+}
+
+
+@pytest.mark.parametrize(
+    "stochastic_rounding", [False, pytest.param(True, marks=pytest.mark.full_only("doubles them"))]
+)
+@pytest.mark.parametrize("each", _FORMULAS.values(), ids=str)
+def test_every_rule_takes_the_same_steps_by_both_routes(each, stochastic_rounding):
+    def make_optimizer():
+        made = each.make()
+        options = {"stochastic_rounding": stochastic_rounding}
+        return sok.OptimizerWrapper(made.optimizer, **options), made.arguments
+
+    routes = two_routes(make_optimizer)
+    took = [train_both(routes, ids, 0.1 * i) for i, ids in enumerate(IDS)]
+    assert took == [False, True, True, True]
+    end(routes)
+
+
+def test_a_step_of_known_keys_does_not_enter_python():
+    native, _ = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
+    entries = [native.train(ids)[1] for ids in IDS]
+    assert entries[0] > 0
+    assert entries[1:] == [0, 0, 0]
+    assert native.optimizer.iterations.numpy() == len(IDS)
+
+
+def test_new_keys_are_python_s_and_the_step_that_follows_is_not():
+    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
+    for ids in IDS:
+        train_both(routes, ids)
+    batches = [[[number, 5], [1, 1]] for number in (11, 11, 12)]
+    assert [routes[0].train(ids)[1] for ids in batches] == [1, 0, 1]  # Python inserts
+    for ids in batches:
+        routes[1].train(ids)
+    end(routes)
+
+
+def test_numbers_that_change_are_checked_by_python():
+    def make_optimizer():
+        made = tf_keras.optimizers.legacy.Adam(0.1, beta_1=0.9)
+        return sok.OptimizerWrapper(made)
+
+    routes = two_routes(make_optimizer)
+    took = []
+    for number, ids in enumerate([*IDS, *IDS]):
+        for route in routes:
+            route.optimizer.optimizer.learning_rate = 0.1 / (number + 1)  # a variable by now
+            if number == 4:
+                route.optimizer.optimizer.beta_1 = 0.5
+        took.append(train_both(routes, ids))
+    assert took == [False, True, True, True, False, True, True, True]
+    for route in routes:
+        route.optimizer.optimizer.beta_1 = 2.0
+        with pytest.raises(tf.errors.InvalidArgumentError, match="beta_1"):
+            route.train(IDS[0])
+        route.optimizer.optimizer.beta_1 = 0.5
+        route.optimizer.optimizer.learning_rate = float("nan")
+        with pytest.raises(tf.errors.InvalidArgumentError, match="learning_rate"):
+            route.train(IDS[0])
+        route.optimizer.optimizer.learning_rate = 1e38  # Adam's factor is no float32
+        route.optimizer.optimizer.beta_1 = 0.9999999
+        with pytest.raises(tf.errors.InvalidArgumentError, match="fit float32"):
+            route.train(IDS[0])
+    end(routes)
+
+
+def test_rows_that_are_no_numbers_are_counted():
+    routes = two_routes(lambda: sok.OptimizerWrapper(case("SGD").make().optimizer))
+    for factor in (1.0, 1.0, float("nan"), 1.0):
+        train_both(routes, [[1, 2], [3, 4]], factor)
+    count = routes[0].optimizer.num_nonfinite
+    assert count == 2 * 4 * len(FLOATS)  # the rows are none either from then on
+    for route in routes:
+        route.optimizer.num_nonfinite = 3
+    assert train_both(routes, [[1, 2], [1, 5]])
+    assert routes[0].optimizer.num_nonfinite == 3 + 3 * len(FLOATS)
+    end(routes)
+
+
+def test_errors_are_asked_for_of_python():
+    def make_optimizer():
+        return sok.OptimizerWrapper(case("SGD").make().optimizer, on_nonfinite="error")
+
+    routes = two_routes(make_optimizer)
+    assert not any(train_both(routes, ids) for ids in IDS)
+    for route in routes:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="have a NaN or an infinity"):
+            route.train(IDS[0], float("inf"))
+    end(routes)
+
+
+class TwoLookups(Trained):
+    """A lookup between a gradient and its step."""
+
+    def apply(self, pairs):
+        with tf.control_dependencies([grad.values for grad, _ in pairs]):
+            some = [tf.cast([[7]], each.key_type) for each in self.variables]
+            rows = sok.lookup_sparse(self.variables, some, combiners=["sum"] * len(some))
+        with tf.control_dependencies(rows):
+            super().apply(pairs)
+
+
+class Twice(Trained):
+    """Every table comes twice in a step."""
+
+    def apply(self, pairs):
+        super().apply([*pairs, *pairs])
+
+
+class Clipped(Trained):
+    """Gradients are changed before the step."""
+
+    def apply(self, pairs):
+        super().apply([(self.halved(grad), variable) for grad, variable in pairs])
+
+    @staticmethod
+    def halved(grad):
+        return tf.IndexedSlices(grad.values / 2, grad.indices, grad.dense_shape)
+
+
+class OtherKeys(Trained):
+    """The keys are not those of the gradient, but as many."""
+
+    def apply(self, pairs):
+        super().apply([(self.moved(grad), variable) for grad, variable in pairs])
+
+    @staticmethod
+    def moved(grad):
+        keys = tf.reverse(grad.indices, [0])
+        return tf.IndexedSlices(grad.values, keys, grad.dense_shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_native"), [(TwoLookups, False), (Twice, False), (Clipped, True)]
+)
+def test_what_happens_between_a_gradient_and_its_step(kind, is_native):
+    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer), kind=kind)
+    took = [train_both(routes, ids) for ids in IDS]
+    assert took == [False, *[is_native] * 3]
+    end(routes)
+
+
+def test_keys_that_are_not_those_of_the_gradient_are_python_s():
+    def make_optimizer():
+        return sok.OptimizerWrapper(case("Adam").make().optimizer)
+
+    routes = two_routes(make_optimizer, kind=OtherKeys)
+    took = [train_both(routes, ids) for ids in (*IDS, [[3, 3], [3, 3]])]
+    assert took == [False, False, False, False, True]  # of one key the reverse is the same
+    end(routes)
+
+
+def test_states_of_others_are_python_s():
+    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
+    others = [sok.OptimizerWrapper(case("Adagrad").make().optimizer) for _ in routes]
+    assert [train_both(routes, ids) for ids in IDS[:3]] == [False, True, True]
+    for route, other in zip(routes, others, strict=True):
+        with route.route():
+            keys = [tf.constant([1, 2], each.key_type) for each in route.variables]
+            pairs = [
+                (tf.IndexedSlices(tf.ones((2, each.dimension)), its), each)
+                for its, each in zip(keys, route.variables, strict=True)
+            ]
+            other.apply_gradients(pairs)
+    # The tables have states of two optimizers.
+    assert not any(train_both(routes, ids) for ids in IDS)
+    end(routes)
+
+
+def test_tables_that_were_cleared_or_restored_begin_with_python(tmp_path):
+    routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
+    for ids in IDS:
+        train_both(routes, ids)
+    saved = [
+        tf.train.Checkpoint(tables=route.variables, optimizer=route.optimizer) for route in routes
+    ]
+    paths = [each.write(str(tmp_path / str(number))) for number, each in enumerate(saved)]
+    for ids in IDS:
+        train_both(routes, ids)
+    for each, path in zip(saved, paths, strict=True):
+        each.restore(path)
+    took = [train_both(routes, ids) for ids in IDS]
+    assert not took[0] and took[-1]
+    for route in routes:
+        for each in route.variables:
+            each.table.clear()
+    took = [train_both(routes, ids) for ids in IDS]
+    assert not took[0] and took[-1]
+    end(routes)
+
+
+def test_the_steps_of_an_optimizer_that_is_gone_are_refused():
+    routes = two_routes(lambda: sok.OptimizerWrapper(case("SGD").make().optimizer))
+    for ids in IDS:
+        train_both(routes, ids)
+    functions = [
+        route.function.get_concrete_function(tf.constant(IDS[0]), tf.constant(1.0))
+        for route in routes
+    ]
+    for route in routes:
+        del route.optimizer
+    for route, function in zip(routes, functions, strict=True):
+        with route.route(), pytest.raises(tf.errors.InvalidArgumentError, match="was deleted"):
+            function(tf.constant(IDS[1]), tf.constant(1.0))
+    assert_equal(*routes)
+
+
+class Scaled(Trained):
+    """A dense variable is trained too, whose gradient tells whether a step is taken."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.dense = tf.Variable(1.0)
+        self.optimizer.optimizer.build([self.dense])
+
+    def apply(self, pairs):
+        of_dense = tf.add_n([tf.reduce_sum(grad.values) for grad, _ in pairs])
+        super().apply([*pairs, (of_dense, self.dense)])
+
+
+def test_skipped_steps_of_a_scaled_loss_move_no_rows():
+    def make_optimizer():
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+        return sok.OptimizerWrapper(scaled)
+
+    routes = two_routes(make_optimizer, kind=Scaled)
+    took = [train_both(routes, IDS[0], factor) for factor in (1.0, 1.0, float("inf"), 1.0)]
+    assert took == [False, True, False, True]
+    assert [int(route.optimizer.iterations) for route in routes] == [3, 3]
+    end(routes)
+
+
+@pytest.mark.filterwarnings("ignore:Table 't. had no room")
+@pytest.mark.parametrize("seed", range(4 if QUICK else 24))
+def test_drawn_programs_have_the_same_bits_by_both_routes(seed):
+    """Steps among erased keys, keys that are refused or evicted, and keys of other calls."""
+    rng = np.random.default_rng(seed)
+    each = list(_FORMULAS.values())[int(rng.integers(len(_FORMULAS)))]
+    kinds = [*KINDS][int(rng.integers(len(KINDS)))], "hbm"
+    most = 12 if FULL.items() <= KINDS[kinds[0]].options.items() else 60
+
+    def make_optimizer():
+        made = each.make()
+        rounding = bool(seed % 2)
+        return sok.OptimizerWrapper(made.optimizer, stochastic_rounding=rounding), made.arguments
+
+    routes = two_routes(make_optimizer, lambda: new_tables(kinds=kinds))
+    took = 0
+    for _ in range(12):
+        keys = rng.integers(0, rng.choice([4, most]), (8, 2))
+        took += train_both(routes, keys, float(rng.random()))
+        table, some = int(rng.integers(len(FLOATS))), np.unique(rng.integers(0, most, 3))
+        for route in routes if rng.random() < 0.3 else ():
+            variable = route.variables[table]
+            variable.table.erase(some.astype(variable.key_type.as_numpy_dtype))
+        assert_equal(*routes)
+    assert took > 0
+    end(routes)
