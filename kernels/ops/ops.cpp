@@ -180,9 +180,16 @@ bool Gradient(Frame* frame, int64_t call) {
   return plan && sok::Gradient(*plan, InputsOf(frame), &outputs);
 }
 
+// An eager update tells whether native code has done it, or would.
 bool Update(Frame* frame, int64_t call) {
   const std::shared_ptr<const sok::UpdatePlan> plan = sok::UpdatePlanOf(call);
-  return plan && sok::Update(*plan, InputsOf(frame));
+  if (!plan) return false;
+  OutputsOf outputs(frame);
+  const bool tells = !frame->outputs.empty();
+  if (tells && !outputs.Add(sok::kInt64, {1})) return false;
+  const bool is_done = sok::Update(*plan, InputsOf(frame));
+  if (tells) *static_cast<int64_t*>(outputs.last()) = is_done;
+  return is_done;
 }
 
 void Compute(void* kernel, TF_OpKernelContext* context) {

@@ -125,9 +125,12 @@ __attribute__((visibility("default"))) void sok_ops_plan_update(int64_t call,
   plan->driver = words.Address<const Driver>();
   plan->work = words.Address<int64_t>();
   plan->num_nonfinite = words.Address<int64_t>();
+  plan->taken = words.Address<int64_t>();
   plan->rule = words.Next();
   const int64_t num_settings = words.Next();
   for (int64_t i = 0; i < num_settings; ++i) plan->settings.push_back(words.Next());
+  plan->counting_setting = words.Next();
+  plan->counting_field = words.Next();
   const int64_t num_fields = words.Next();
   plan->undecayed = words.Doubles(num_fields);
   plan->decayed = words.Doubles(num_fields);

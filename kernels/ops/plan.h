@@ -89,8 +89,12 @@ struct UpdatePlan {
   const Driver* driver;
   int64_t* work;
   int64_t* num_nonfinite;
-  int64_t rule;                            // its number in update/scalars.h
-  std::vector<int64_t> settings;           // float64 bits of what the optimizer's numbers were
+  int64_t* taken;                 // gets the number of a step with its rows; or null
+  int64_t rule;                   // its number in update/scalars.h
+  std::vector<int64_t> settings;  // float64 bits of what the optimizer's numbers were
+  // Which of the settings counts steps, and which field of the rule it is; -1: none does. The
+  // others must be as they were.
+  int64_t counting_setting, counting_field;
   std::vector<double> undecayed, decayed;  // fields of the rule, without weight decay and with it
   std::vector<UpdatePart> parts;
   std::vector<SokTableRecord*> tables;  // of the parts, all different

@@ -16,7 +16,7 @@
 namespace sok {
 namespace {
 
-// Numbers before the optimizer's own: of the step, whether rows move, the learning rate.
+// Numbers before the optimizer's own: of the step, what is to be done, the learning rate.
 constexpr size_t kOfStep = 3;
 
 // Returns a number of a step as a kernel takes it, which has an i64 or an f32.
@@ -48,13 +48,13 @@ class Numbers {
   std::vector<int64_t> words_;
 };
 
-// Whether rows are to move, as it is told.
-bool Moves(const std::vector<Array>& inputs) {
+// What is to be done, as it is told.
+int64_t DoingOf(const std::vector<Array>& inputs) {
   const Array& told = inputs.back();
-  if (told.type != kInt64 || told.size < static_cast<int64_t>(kOfStep)) return true;
+  if (told.type != kInt64 || told.size < static_cast<int64_t>(kOfStep)) return kStep;
   double of_step[kOfStep];
   std::memcpy(of_step, told.data, sizeof of_step);
-  return of_step[1] != 0;
+  return static_cast<int64_t>(of_step[1]);
 }
 
 // Whether the keys of an input are these.
@@ -72,8 +72,8 @@ bool AreKeys(const Array& keys, const int64_t* expected) {
 // One step of one or more tables.
 class UpdateOfCall {
  public:
-  UpdateOfCall(const UpdatePlan& plan, const std::vector<Array>& arrays)
-      : plan_(plan), arrays_(arrays) {}
+  UpdateOfCall(const UpdatePlan& plan, const std::vector<Array>& arrays, int64_t doing)
+      : plan_(plan), arrays_(arrays), doing_(doing) {}
 
   bool Run() {
     if (!Read()) return false;
@@ -89,7 +89,9 @@ class UpdateOfCall {
       launch.Add(arrays_[i].size, {});
       launch.More(words);
     }
+    if (doing_ == kCheck) return true;
     for (SokTableRecord* table : plan_.tables) ++table->num_native;
+    if (plan_.taken) *plan_.taken = step_;
     for (const auto& [run, launch] : launches) launch.Run(*plan_.driver);
     return true;
   }
@@ -107,20 +109,28 @@ class UpdateOfCall {
     double of_step[kOfStep];
     std::memcpy(of_step, told.data, sizeof of_step);
     const auto* settings = static_cast<const int64_t*>(told.data) + kOfStep;
+    std::vector<double> undecayed = plan_.undecayed, decayed = plan_.decayed;
     for (size_t i = 0; i < num_settings; ++i) {
-      if (settings[i] != plan_.settings[i]) return false;
+      if (static_cast<int64_t>(i) == plan_.counting_setting) {
+        double count;
+        std::memcpy(&count, settings + i, sizeof count);
+        if (!(count >= 1)) return false;
+        undecayed[plan_.counting_field] = decayed[plan_.counting_field] = count;
+      } else if (settings[i] != plan_.settings[i]) {
+        return false;
+      }
     }
     const double rate = of_step[2];
     if (!(of_step[0] >= 1) || !std::isfinite(rate)) return false;
-    const auto step = static_cast<int64_t>(of_step[0]);
+    step_ = static_cast<int64_t>(of_step[0]);
     for (size_t i = 0; i < count; ++i) {
       const Array &keys = arrays_[i], &rows = arrays_[count + i];
       const std::vector<int64_t> dims{keys.size, plan_.parts[i].dim};
       if (keys.type != plan_.parts[i].key_type || keys.dims.size() != 1) return false;
       if (rows.type != kFloat || rows.dims != dims) return false;
     }
-    return undecayed_.Read(plan_.rule, plan_.undecayed, rate, step) &&
-           decayed_.Read(plan_.rule, plan_.decayed, rate, step);
+    return undecayed_.Read(plan_.rule, undecayed, rate, step_) &&
+           decayed_.Read(plan_.rule, decayed, rate, step_);
   }
 
   // Returns whether the keys are known, all have rows, and the states are those of the plan.
@@ -157,14 +167,19 @@ class UpdateOfCall {
 
   const UpdatePlan& plan_;
   const std::vector<Array>& arrays_;
+  int64_t doing_, step_ = 0;
   Numbers undecayed_, decayed_;
 };
 
 }  // namespace
 
 bool Update(const UpdatePlan& plan, const std::vector<Array>& inputs) {
-  if (!Moves(inputs)) return true;
-  return Counted(plan.work, [&] { return UpdateOfCall(plan, inputs).Run(); });
+  const int64_t doing = DoingOf(inputs);
+  if (doing == kNothing) return true;
+  if (doing == kWhole) return false;
+  int64_t no_work[2] = {0, 0};  // a check is none
+  return Counted(doing == kCheck ? no_work : plan.work,
+                 [&] { return UpdateOfCall(plan, inputs, doing).Run(); });
 }
 
 }  // namespace sok

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import addressof
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from sok_lite.bridge.native_lookup import are_native
@@ -23,8 +24,9 @@ class UpdateByRule(NamedTuple):
       decays: on which of them it does.
       is_stochastic: whether rows of 16 bits are rounded by random bits.
       optimizer: whose states the rows have; None: they are free.
-      settings: the optimizer's numbers but for the learning rate, as float64.
+      names, settings: of the optimizer's numbers but for the learning rate, and these as float64.
       num_nonfinite: the address of what counts gradient rows with a NaN or an infinity.
+      taken: the address of what gets the number of a step; 0: nothing does.
     """
 
     tables: Sequence[Any]
@@ -34,8 +36,10 @@ class UpdateByRule(NamedTuple):
     decays: Sequence[bool]
     is_stochastic: bool
     optimizer: Any
+    names: Sequence[str]
     settings: bytes
     num_nonfinite: int
+    taken: int
 
 
 def plan_of(update: UpdateByRule) -> UpdatePlan | None:
@@ -66,12 +70,23 @@ def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
         tables[0].backend,
         UPDATES,
         update.num_nonfinite,
+        update.taken,
         number,
         update.settings,
+        _counting(update),
         update.undecayed.native.fields,
         decayed,
         tuple(_part_of(update, i, its) for i, its in enumerate(states)),
     )
+
+
+def _counting(update: UpdateByRule) -> tuple[int, int]:
+    """Returns which of the settings counts steps, and which field of the rule that is."""
+    counter = update.decayed.counter
+    if counter is None:
+        return -1, -1
+    names = [field.name for field in fields(update.decayed)]
+    return update.names.index(counter), names.index(counter)
 
 
 def _part_of(update: UpdateByRule, number: int, states: States) -> UpdatePart:

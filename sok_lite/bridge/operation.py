@@ -403,7 +403,7 @@ class EagerOperation:
       As of `operation`.
     """
 
-    __slots__ = ("_called", "_free", "_make", "_plan", "_what")
+    __slots__ = ("_called", "_free", "_is_planned_later", "_make", "_plan", "_what")
 
     def __init__(
         self,
@@ -417,12 +417,15 @@ class EagerOperation:
         num_told: int = 0,
         waits: bool = True,
         plan: LookupPlan | None = None,
+        is_planned_later: bool = False,
     ) -> None:
         self._what, self._plan = what, plan
+        self._is_planned_later = is_planned_later
         attributes = _attributes(dtypes, facts, num_told)
         self._make = partial(getattr(operations().module, name), names=[], **attributes)
         self._called = _called(run, dtypes, backend, work, waits)
-        self._free: _Free = _free if plan is None else []  # else native code knows the call's plan
+        # Native code knows a call's plan: no other operation is to have it.
+        self._free: _Free = [] if plan is not None or is_planned_later else _free
 
     def __call__(
         self,
@@ -469,8 +472,11 @@ class EagerOperation:
         return made if made is None else [*made.outputs, *made.told]
 
     def _new_call(self) -> tuple[Call, tf.Tensor]:
-        run, plan = self._called, self._plan
-        call = Call(run, True) if plan is None else PlannedCall(plan, run, True)
+        of_call = (self._called, True)
+        if self._plan is not None:
+            call: Call = PlannedCall(self._plan, *of_call)
+        else:
+            call = NativeCall(*of_call) if self._is_planned_later else Call(*of_call)
         with tf.device("CPU:0"):
             return call, tf.constant(call.number, tf.int64)
 

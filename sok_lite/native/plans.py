@@ -155,8 +155,11 @@ class UpdatePlan(NamedTuple):
       backend: of all tables, a CpuBackend.
       work: what counts it.
       num_nonfinite: the address of (1,) int64, never freed, to which non-finite rows are added.
+      taken: the address of an int64, never freed either, that gets the number of a step with its
+        rows; 0: there is none.
       rule: its number.
       settings: the optimizer's numbers in that update, but for the learning rate; float64.
+      counting: which of them counts steps, and which field of the rule it is; (-1, -1): none does.
       undecayed, decayed: the fields of the rule of tables without weight decay, and with it.
       parts: of each table, all different.
     """
@@ -164,8 +167,10 @@ class UpdatePlan(NamedTuple):
     backend: Any
     work: WorkDone
     num_nonfinite: int
+    taken: int
     rule: int
     settings: bytes
+    counting: tuple[int, int]
     undecayed: bytes
     decayed: bytes
     parts: tuple[UpdatePart, ...]
@@ -181,9 +186,10 @@ def plan_update(number: int, plan: UpdatePlan) -> None:
     if call is None:
         return
     driver, work = addressof(_driver_of(plan.backend)), addressof(plan.work.native)
-    numbers: list[int] = [driver, work, plan.num_nonfinite, plan.rule]
+    numbers: list[int] = [driver, work, plan.num_nonfinite, plan.taken, plan.rule]
     settings, undecayed, decayed = map(_words, (plan.settings, plan.undecayed, plan.decayed))
-    numbers += [len(settings), *settings, len(decayed), *undecayed, *decayed]
+    numbers += [len(settings), *settings, *plan.counting]
+    numbers += [len(decayed), *undecayed, *decayed]
     numbers += [len(plan.parts[0].states), len(plan.parts)]
     for *fields, states in plan.parts:
         numbers += [*map(int, fields), *states]

@@ -16,6 +16,7 @@ from sok_lite.native.plans import num_entries
 from tests.bridge.routes import FLOATS, FULL, KINDS, Route, assert_equal, audit_both, new_variable
 from tests.conftest import QUICK
 from tests.support.optimizer_cases import CASES, Case
+from tests.support.table_state import State
 
 tf_keras = pytest.importorskip("tf_keras")
 
@@ -46,9 +47,12 @@ class Trained(Route):
     def __init__(self, is_native, make, optimizer, **arguments):
         super().__init__(is_native, make)
         self.optimizer = optimizer
-        self.function = tf.function(self.step, autograph=False)
+        self.function = self.compiled(self.step)
         self.arguments = arguments
         self.num_native = 0  # steps that native code took
+
+    def compiled(self, step):
+        return tf.function(step, autograph=False)
 
     def step(self, ids, factor):
         ids = [tf.cast(ids, variable.key_type) for variable in self.variables]
@@ -72,6 +76,33 @@ class Trained(Route):
             loss = self.function(tf.constant(ids), tf.constant(factor))
         self.num_native += UPDATES.native[0] - before
         return float(loss), num_entries() - entries
+
+
+class Eager(Trained):
+    """All that in eager mode."""
+
+    def compiled(self, step):
+        return step
+
+
+class WithDense(Trained):
+    """A dense variable is trained in the same call."""
+
+    error = None
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.dense = tf.Variable(1.0)
+        if hasattr(self.optimizer.optimizer, "build"):
+            self.optimizer.optimizer.build([self.dense])
+
+    def apply(self, pairs):
+        of_dense = tf.add_n([tf.reduce_sum(grad.values) for grad, _ in pairs])
+        super().apply([*pairs, (of_dense, self.dense)])
+
+
+class EagerWithDense(Eager, WithDense):
+    """Both."""
 
 
 def two_routes(make_optimizer, make=new_tables, kind=Trained):
@@ -111,24 +142,35 @@ _FORMULAS: dict[str, Case] = {
 }
 
 
+_MORE = [(Trained, True), (EagerWithDense, True)]
+
+
 @pytest.mark.parametrize(
-    "stochastic_rounding", [False, pytest.param(True, marks=pytest.mark.full_only("doubles them"))]
+    ("kind", "stochastic_rounding"),
+    [
+        (Trained, False),
+        *(pytest.param(*more, marks=pytest.mark.full_only("as many more")) for more in _MORE),
+    ],
 )
 @pytest.mark.parametrize("each", _FORMULAS.values(), ids=str)
-def test_every_rule_takes_the_same_steps_by_both_routes(each, stochastic_rounding):
+def test_every_rule_takes_the_same_steps_by_both_routes(each, kind, stochastic_rounding):
     def make_optimizer():
         made = each.make()
         options = {"stochastic_rounding": stochastic_rounding}
         return sok.OptimizerWrapper(made.optimizer, **options), made.arguments
 
-    routes = two_routes(make_optimizer)
+    routes = two_routes(make_optimizer, kind=kind)
     took = [train_both(routes, ids, 0.1 * i) for i, ids in enumerate(IDS)]
     assert took == [False, True, True, True]
     end(routes)
 
 
-def test_a_step_of_known_keys_does_not_enter_python():
-    native, _ = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
+@pytest.mark.parametrize("kind", [Trained, WithDense, Eager, EagerWithDense])
+def test_a_step_of_known_keys_does_not_enter_python(kind):
+    def make_optimizer():
+        return sok.OptimizerWrapper(case("Adam").make().optimizer)
+
+    native, _ = two_routes(make_optimizer, kind=kind)
     entries = [native.train(ids)[1] for ids in IDS]
     assert entries[0] > 0
     assert entries[1:] == [0, 0, 0]
@@ -229,6 +271,18 @@ class Clipped(Trained):
         return tf.IndexedSlices(grad.values / 2, grad.indices, grad.dense_shape)
 
 
+class EagerTwoLookups(Eager, TwoLookups):
+    """A lookup between a gradient and its step, in eager mode."""
+
+
+class EagerTwice(Eager, Twice, WithDense):
+    """Every table comes twice in a step, a dense variable once."""
+
+
+class EagerClipped(Eager, Clipped, WithDense):
+    """Gradients are changed before the step, in eager mode."""
+
+
 class OtherKeys(Trained):
     """The keys are not those of the gradient, but as many."""
 
@@ -242,7 +296,11 @@ class OtherKeys(Trained):
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_native"), [(TwoLookups, False), (Twice, False), (Clipped, True)]
+    ("kind", "is_native"),
+    [
+        *[(TwoLookups, False), (Twice, False), (Clipped, True)],
+        *[(EagerTwoLookups, False), (EagerTwice, False), (EagerClipped, True)],
+    ],
 )
 def test_what_happens_between_a_gradient_and_its_step(kind, is_native):
     routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer), kind=kind)
@@ -316,28 +374,37 @@ def test_the_steps_of_an_optimizer_that_is_gone_are_refused():
     assert_equal(*routes)
 
 
-class Scaled(Trained):
-    """A dense variable is trained too, whose gradient tells whether a step is taken."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.dense = tf.Variable(1.0)
-        self.optimizer.optimizer.build([self.dense])
-
-    def apply(self, pairs):
-        of_dense = tf.add_n([tf.reduce_sum(grad.values) for grad, _ in pairs])
-        super().apply([*pairs, (of_dense, self.dense)])
-
-
-def test_skipped_steps_of_a_scaled_loss_move_no_rows():
+@pytest.mark.parametrize("kind", [WithDense, EagerWithDense])
+def test_skipped_steps_of_a_scaled_loss_move_no_rows(kind):
     def make_optimizer():
         scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
         return sok.OptimizerWrapper(scaled)
 
-    routes = two_routes(make_optimizer, kind=Scaled)
+    routes = two_routes(make_optimizer, kind=kind)
     took = [train_both(routes, IDS[0], factor) for factor in (1.0, 1.0, float("inf"), 1.0)]
     assert took == [False, True, False, True]
     assert [int(route.optimizer.iterations) for route in routes] == [3, 3]
+    end(routes)
+
+
+def test_a_dense_step_that_fails_leaves_rows_that_native_code_would_move():
+    def make_optimizer():
+        return sok.OptimizerWrapper(case("Adam").make().optimizer)
+
+    routes = two_routes(make_optimizer, kind=EagerWithDense)
+    for ids in IDS:
+        train_both(routes, ids)
+    native = routes[0]
+    num_native, before = native.num_native, [State.of(each.table).rows for each in native.variables]
+    for route in routes:
+        dense, route.dense = route.dense, tf.Variable([1.0, 2.0])  # it was not built for this one
+        with pytest.raises(ValueError):
+            route.train(IDS[0])
+        route.dense = dense
+    assert [State.of(each.table).rows for each in native.variables] == before
+    assert native.num_native == num_native
+    assert [int(route.optimizer.iterations) for route in routes] == [len(IDS)] * 2
+    assert train_both(routes, IDS[0])
     end(routes)
 
 
@@ -347,7 +414,8 @@ def test_drawn_programs_have_the_same_bits_by_both_routes(seed):
     """Steps among erased keys, keys that are refused or evicted, and keys of other calls."""
     rng = np.random.default_rng(seed)
     each = list(_FORMULAS.values())[int(rng.integers(len(_FORMULAS)))]
-    kinds = [*KINDS][int(rng.integers(len(KINDS)))], "hbm"
+    some = [name for name, kind in KINDS.items() if kind.options.get("on_refused") != "error"]
+    kinds = some[int(rng.integers(len(some)))], "hbm"
     most = 12 if FULL.items() <= KINDS[kinds[0]].options.items() else 60
 
     def make_optimizer():
@@ -355,7 +423,8 @@ def test_drawn_programs_have_the_same_bits_by_both_routes(seed):
         rounding = bool(seed % 2)
         return sok.OptimizerWrapper(made.optimizer, stochastic_rounding=rounding), made.arguments
 
-    routes = two_routes(make_optimizer, lambda: new_tables(kinds=kinds))
+    kind = (Trained, EagerWithDense)[seed // 2 % 2]
+    routes = two_routes(make_optimizer, lambda: new_tables(kinds=kinds), kind)
     took = 0
     for _ in range(12):
         keys = rng.integers(0, rng.choice([4, most]), (8, 2))

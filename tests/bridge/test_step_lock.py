@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.engine.work_done import UPDATES
 from tests.support.helpers import run_threads
 from tests.support.own_optimizers import OfKeras3
 from tests.support.table_state import State
@@ -327,22 +328,33 @@ def test_a_step_that_an_engine_refuses_leaves_rows_and_states(mode):
     )
 
 
-def test_an_interrupted_step_is_taken_whole_or_not_at_all():
+def gradient_of(table):
+    """Returns a gradient that native code takes the step of."""
+    with tf.GradientTape() as tape:
+        (rows,) = sok.lookup_sparse([table], [tf.constant(KEYS)[:, None]], combiners=["sum"])
+    return tape.gradient(rows, table)
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_an_interrupted_step_is_taken_whole_or_not_at_all(is_native):
     """At any instruction between the program and the kernels: rows, states and the count agree."""
 
     def new():
         table = sok.DynamicVariable(DIM, initializer="ones")
         tf.nn.embedding_lookup(table, KEYS)
         ours = sok.OptimizerWrapper(k3.Adam(0.1))
-        return table, ours, lambda: ours.apply_gradients([(slices(), table)])
+        gradient = gradient_of(table) if is_native else slices()
+        return table, ours, lambda: ours.apply_gradients([(gradient, table)])
 
     twin, _, twin_step = new()
     expected = [State.of(twin.table).rows]
     table, ours, step = new()
     step(), twin_step()
     expected.append(State.of(twin.table).rows)
-    counted = Tripwire(opcodes=True)
+    counted, before = Tripwire(opcodes=True), UPDATES.native[0]
     counted.run(step)
+    on_cpu = table.table.backend.name == "cpu"
+    assert UPDATES.native[0] - before == (is_native and on_cpu)
     for at in range(1, counted.count + 1, max(1, counted.count // 150)):
         wire = Tripwire(at, KeyboardInterrupt, opcodes=True)
         with contextlib.suppress(KeyboardInterrupt):

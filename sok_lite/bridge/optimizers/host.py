@@ -1,5 +1,6 @@
 """The host half of an optimizer's step: from the arrays of all gradients to the engine's step."""
 
+import ctypes
 import struct
 import time
 import weakref
@@ -57,7 +58,24 @@ def checked_gradient(
     return keys, rows
 
 
-_words: dict[int, Array] = {}  # of `NonFiniteRows.word`
+# What an update is to do: nothing, for rows do not move; take the step of rows; say whether native
+# code would; take a step that is not of rows alone. As in kernels/ops/update.h.
+NOTHING, STEP, CHECK, WHOLE = range(4)
+
+# What native code writes to, by its address. It is never freed: an update may be under way when the
+# optimizer is gone.
+_written: dict[int, Any] = {}
+
+
+class TakenStep(ctypes.Structure):
+    """The step that rows have taken and the optimizer's counter may not know of.
+
+    Attributes:
+      step: its number; 0: the counter knows of all.
+    """
+
+    step: int
+    _fields_ = (("step", ctypes.c_int64),)
 
 
 class NonFiniteRows:
@@ -77,10 +95,9 @@ class NonFiniteRows:
         return NonFiniteRows, (self.count,)  # a copy counts by itself
 
     def word(self, backend: CpuBackend) -> int:
-        """Returns the address of what kernels add to, which is never freed: native code may have it
-        when the optimizer is gone."""
+        """Returns the address of what kernels add to, which is never freed."""
         count = self.count_on(backend)
-        _words[count.ctypes.data] = count
+        _written[count.ctypes.data] = count
         return int(count.ctypes.data)
 
     @property
@@ -107,9 +124,10 @@ class StepHost:
     Attributes:
       runs_tensorflow: whether the step runs operations of TensorFlow, which then read what kernels
         write.
+      has_plan: whether native code may take the next step.
     """
 
-    runs_tensorflow = False
+    runs_tensorflow = has_plan = False
 
     def __init__(
         self,
@@ -144,15 +162,15 @@ class StepHost:
         """Takes a step of rows and of dense variables; returns that of the latter.
 
         Args:
-          told: number of the step, whether rows move, learning rate, hyper-parameters.
+          told: number of the step, what is to be done, learning rate, hyper-parameters.
           arrays: of the backend, the keys of each gradient, and then the rows of each.
           batches: of how many calls rows move by the mean of their gradients, in the last.
           dense_step: updates the dense variables when that of rows cannot fail any more.
           extra_actions: to be published together with the change of the rows.
         """
         begun = time.perf_counter()
-        number, moves, *numbers = told
-        if moves:
+        number, doing, *numbers = told
+        if doing != NOTHING:
             rows_step = self.step(numbers, int(number), arrays, batches)
         else:
             rows_step = self.adding(int(number), arrays)
@@ -188,12 +206,13 @@ class StepHost:
         updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates.optimizers[0]).add(updates, self._options(0.0, number))
 
-    def plan_next(self, call: int, told: Sequence[Any]) -> None:
+    def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
         """Lets native code take the next step of the same settings, where it can.
 
         Args:
           call: the number of the operation's call, which has taken a step.
           told: what that step was told, as `take` has it.
+          taken: what is to get the number of a step.
         """
 
     def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
@@ -252,7 +271,7 @@ class RuleHost(StepHost):
         # Of the last step: most steps have the same numbers.
         self._last: tuple[list[float], tuple[UpdateRule, UpdateRule]] | None = None
         # By what native code knows its last step.
-        self._planned: tuple[bytes, list[int]] | None = None
+        self._planned: list[Any] | None = None
         self._until_gone: weakref.ref[Any] | None = None
 
     def step(
@@ -267,14 +286,15 @@ class RuleHost(StepHost):
             return self._of_batches(UpdateStep(updates, options), batches)
         return step_of(updates, options)
 
-    def plan_next(self, call: int, told: Sequence[Any]) -> None:
+    def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
         """Lets native code take the next step of the same settings; see StepHost."""
         owner, backend = self._owner(), self._backend
         if owner is None or self._on_nonfinite != "allow" or not isinstance(backend, CpuBackend):
             return
-        values, tables = told[3:], live_tables(self._variables)
+        values, tables = list(told[3:]), live_tables(self._variables)
         settings = struct.pack(f"{len(values)}d", *values)
-        if self._planned == (settings, [table.store.record.states for table in tables]):
+        known_by = [call, settings]
+        if self._planned == [*known_by, *(table.store.record.states for table in tables)]:
             return  # the plan is there, or there is none
         update = UpdateByRule(
             tables,
@@ -283,16 +303,21 @@ class RuleHost(StepHost):
             self._decays,
             self._stochastic_rounding,
             None if self._optimizer is None else alive(self._optimizer),
+            self._names,
             settings,
             owner.nonfinite.word(backend),
+            0 if taken is None else ctypes.addressof(taken),
         )
+        if taken is not None:
+            _written[ctypes.addressof(taken)] = taken
         plan = plan_of(update)
         if plan is not None:
             plan_update(call, plan)
+            self.has_plan = True
         if update.optimizer is not None:
             # Python refuses to take steps of one that is gone.
             self._until_gone = weakref.ref(update.optimizer, lambda _: forget_plan(call))
-        self._planned = settings, [table.store.record.states for table in tables]
+        self._planned = [*known_by, *(table.store.record.states for table in tables)]
 
     def _rules(self, values: list[float]) -> tuple[UpdateRule, UpdateRule]:
         """Returns the rule of tables on which weight decay acts, and that of others."""

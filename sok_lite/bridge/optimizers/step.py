@@ -1,30 +1,33 @@
 """A step of an optimizer on tables: all of a call in one operation, and its place in the order."""
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import plan_set
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import graph_of_function
 from sok_lite.bridge.operation import Outputs, operation
+from sok_lite.bridge.optimizers.eager_update import EagerUpdate, EagerUpdates
 from sok_lite.bridge.optimizers.fallback_step import FallbackStepHost
 from sok_lite.bridge.optimizers.family import FallbackStep, Settings
 from sok_lite.bridge.optimizers.host import (
+    NOTHING,
+    STEP,
     NonFiniteRows,
     RuleHost,
     StepHost,
+    TakenStep,
     checked_gradient,
 )
 from sok_lite.bridge.optimizers.step_lock import LockedStep, StepLock, dense_checks, keep_alive
-from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP
+from sok_lite.bridge.row_gradient import OUT_OF_A_LOOP, are_distinct
 from sok_lite.bridge.tf_private import FuncGraph, eager_mode
 from sok_lite.bridge.variable import TableVariable
 
@@ -64,7 +67,8 @@ class RowOptimizer(tf.Module):
             )
         self._lock = StepLock()
         # The step that rows have taken and `iterations` may not know of; 0: it knows of all.
-        self._taken = SimpleNamespace(step=0)
+        self._taken = TakenStep()
+        self._eager_updates = EagerUpdates()
 
     @property
     def num_nonfinite(self) -> int:
@@ -184,29 +188,28 @@ class RowOptimizer(tf.Module):
         Returns:
           The operation in a graph, and what `dense_step` returns.
         """
-        backend = pairs[0][1].table.backend
         variables = [variable for _, variable in pairs]
-        what = f"The update of {', '.join(repr(variable.name) for variable in variables)}"
+        backend = variables[0].table.backend
         keys, rows = zip(*itertools.starmap(checked_gradient, pairs), strict=True)
-        kind: type[StepHost] = RuleHost if isinstance(settings, Settings) else FallbackStepHost
-        host = kind(settings, self, optimizer, variables, keys)
-        update = partial(
-            operation,
-            "sok_update",
-            [part.handle for variable in variables for part in variable.resources],
-            inputs=[*keys, *rows],
-            dtypes=[],
-            backend=backend,
-            what=what,
-            waits=host.runs_tensorflow,
-            is_planned_later=True,
-        )
+        handles = [part.handle for variable in variables for part in variable.resources]
         numbers = [learning_rate, *settings.numbers.values()]
         if not tf.executing_eagerly():
             if optimizer is not None:
                 keep_alive(optimizer)
+            host = self._host(settings, optimizer, variables, keys)
             told = [_on_host([step, True if go is None else go, *numbers])]
-            updated = update(run=partial(_run_in_graph, host, batches), numbers=told)
+            updated = operation(
+                "sok_update",
+                handles,
+                partial(_run_in_graph, host, batches),
+                [*keys, *rows],
+                [],
+                backend,
+                _name_of(variables),
+                waits=host.runs_tensorflow,
+                numbers=told,
+                is_planned_later=True,
+            )
             with tf.control_dependencies([updated]):
                 return updated, None if dense_step is None else dense_step()
         moves = go is None or bool(go)
@@ -216,15 +219,50 @@ class RowOptimizer(tf.Module):
             float(each if hasattr(each, "__float__") else tf.convert_to_tensor(each))
             for each in numbers
         ]
-        number, done = int(step), list[Any]()
-        taken = plan_set(self._taken, step=number if moves else 0)
 
-        def run(_: Outputs, arrays: list[Array]) -> None:
-            told = [number, moves, *plain]
-            done.append(host.take(told, arrays, batches, dense_step, taken))
+        def make() -> EagerUpdate:
+            host = self._host(settings, optimizer, variables, keys)
+            return EagerUpdate(host, self._taken, backend, _name_of(variables))
 
-        update(run=run)
-        return None, done[0]
+        if isinstance(settings, Settings):
+            known_by = (batches > 1, *self._known_by(settings, optimizer, variables, keys))
+            update = self._eager_updates.get_or_make(known_by, make)
+        else:
+            update = make()
+        told = [int(step), STEP if moves else NOTHING, *plain]
+        return None, update.take(handles, [*keys, *rows], told, batches, dense_step)
+
+    def _host(
+        self,
+        settings: Settings | FallbackStep,
+        optimizer: Any,
+        variables: Sequence[TableVariable],
+        keys: Sequence[tf.Tensor],
+    ) -> StepHost:
+        """Returns the host half of an update; the arguments are those of `_update`."""
+        kind: type[StepHost] = RuleHost if isinstance(settings, Settings) else FallbackStepHost
+        return kind(settings, self, optimizer, variables, keys)
+
+    def _known_by(
+        self,
+        settings: Settings,
+        optimizer: Any,
+        variables: Sequence[TableVariable],
+        keys: Sequence[tf.Tensor],
+    ) -> tuple[Any, ...]:
+        """Returns what the host halves of updates have in common that are alike, to be hashed."""
+        return (
+            *(settings.rule, *settings.flags.items(), *settings.numbers),
+            *(self.on_nonfinite, self.stochastic_rounding, optimizer is None),
+            # The host has these references, so that no other has their place.
+            *(id(weakref.ref(each)) for each in (*variables, optimizer) if each is not None),
+            *map(settings.decays, variables),
+            *((each.dtype, are_distinct(each)) for each in keys),
+        )
+
+
+def _name_of(variables: Sequence[TableVariable]) -> str:
+    return f"The update of {', '.join(repr(variable.name) for variable in variables)}"
 
 
 tf.no_gradient("SokUpdate")

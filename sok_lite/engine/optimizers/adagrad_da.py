@@ -30,6 +30,7 @@ class AdagradDA(UpdateRule):
 
     kernel: ClassVar[str] = "update_adagrad_da"
     columns: ClassVar[tuple[str, ...]] = ("gradient_accumulator", "gradient_squared_accumulator")
+    counter: ClassVar[str | None] = "global_step"
     lazy: ClassVar[str] = "value to 0; l1, l2"
 
     def __post_init__(self) -> None:

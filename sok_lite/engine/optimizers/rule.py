@@ -65,6 +65,8 @@ class UpdateRule:
     columns: ClassVar[tuple[str, ...]] = ()
     # Whether a step depends on its number: the states are then worth nothing without the count.
     counts_steps: ClassVar[bool] = False
+    # The field that is no setting, but counts the steps of a program; None: there is none.
+    counter: ClassVar[str | None] = None
     # What a dense optimizer does to a row without a gradient, and the rule does not; weight decay
     # aside. Every rule says it, since docs/optimizers.md does: "nothing", or a few words.
     lazy: ClassVar[str]

@@ -1,0 +1,127 @@
+"""An optimizer's update of rows in eager mode, which is kept for the next one that is alike.
+
+Whichever part of a step fails, rows or dense variables, the other has not begun. So Python prepares
+the step of the rows, does the dense step, and then changes the rows by what nothing refuses any
+more. Native code is first asked whether it would take the step of the rows.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.backend import Array, Backend
+from sok_lite.backend.publish import plan_set
+from sok_lite.bridge.operation import EagerOperation, Outputs
+from sok_lite.bridge.optimizers.host import CHECK, NOTHING, STEP, WHOLE, StepHost, TakenStep
+from sok_lite.bridge.type_spec import Kept
+
+
+class _Now(SimpleNamespace):
+    """The step that is taken now.
+
+    Attributes:
+      batches, dense_step: as of `StepHost.take`.
+      done: what the dense step returned.
+    """
+
+    batches: int = 1
+    dense_step: Callable[[], Any] | None = None
+    done: Any = None
+
+
+class EagerUpdate:
+    """An update of the same tables by the same settings. One thread at a time takes its steps.
+
+    Args:
+      host: of the update.
+      taken: gets the number of a step with its rows.
+      backend: of the tables.
+      what: names the operation in errors and in TensorFlow's profiler.
+    """
+
+    def __init__(self, host: StepHost, taken: TakenStep, backend: Backend, what: str) -> None:
+        self._host, self._now = host, _Now()
+        # The operation has calls of Python, which have this: it must not have the operation.
+        run = partial(_run, host, taken, self._now)
+        self._operation = EagerOperation(
+            *("sok_update", run, [], backend, what),
+            num_told=1,
+            waits=host.runs_tensorflow,
+            is_planned_later=True,
+        )
+
+    def take(
+        self,
+        handles: Sequence[tf.Tensor],
+        inputs: Sequence[tf.Tensor],
+        told: Sequence[float],
+        batches: int,
+        dense_step: Callable[[], Any] | None,
+    ) -> Any:
+        """Takes a step of rows and of dense variables; returns that of the latter.
+
+        Args:
+          handles: of the tables.
+          inputs: the keys of each gradient, and then the rows of each.
+          told, batches, dense_step: as of `StepHost.take`.
+        """
+        number, doing, *others = told
+        arguments = (handles, inputs)
+        if dense_step is not None and doing == STEP:
+            if self._host.has_plan and self._runs(*arguments, [number, CHECK, *others]):
+                done = dense_step()
+                self._runs(*arguments, told)
+                return done
+            told = [number, WHOLE, *others]
+        now = self._now
+        now.batches, now.dense_step = batches, dense_step
+        try:
+            self._runs(*arguments, told)
+            return now.done
+        finally:
+            now.batches, now.dense_step, now.done = 1, None, None
+
+    def _runs(
+        self, handles: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], told: Sequence[float]
+    ) -> bool:
+        """Runs the operation; returns whether native code has done it, or would."""
+        with tf.device("CPU:0"):
+            bits = tf.constant(np.array(told, np.float64).view(np.int64))
+        (is_native,) = self._operation(handles, inputs, [bits])
+        return bool(is_native.numpy()[0])
+
+
+class EagerUpdates:
+    """The updates of an optimizer that are kept. It is no dict, whose contents TensorFlow's modules
+    would look through."""
+
+    def __init__(self) -> None:
+        self._kept = Kept()
+
+    def __deepcopy__(self, memo: Any) -> "EagerUpdates":
+        return EagerUpdates()
+
+    def get_or_make(self, known_by: Any, make: Callable[[], EagerUpdate]) -> EagerUpdate:
+        """Returns the update that is known by something; it is made where it is not there."""
+        update: EagerUpdate = self._kept.get_or_make(known_by, make)
+        return update
+
+
+def _run(
+    host: StepHost, taken: TakenStep, now: _Now, outputs: Outputs, arrays: list[Array]
+) -> None:
+    """Is what the operation calls where native code does not do it."""
+    *gradients, bits = arrays
+    told = bits.view(np.float64).tolist()
+    number, doing = int(told[0]), int(told[1])
+    outputs.tell(0, np.zeros(1, np.int64))
+    if doing == CHECK:
+        return
+    actions = plan_set(taken, step=0 if doing == NOTHING else number)
+    now.done = host.take(told, gradients, now.batches, now.dense_step, actions)
+    if now.batches == 1:
+        host.plan_next(outputs.call, told, taken)
