@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.engine.work_done import LOOKUPS
+from sok_lite.engine.work_done import LOOKUPS, UPDATES
 from sok_lite.native.plans import num_entries
-from tests.bridge.test_native_lookup import counts_of, give_room, new_variable
+from tests.bridge.routes import counts_of, new_variable
+from tests.bridge.test_native_lookup import give_room
 from tests.conftest import QUICK
 from tests.support.own_process import in_child
 from tests.support.table_audit import assert_lock_is_free, audit
@@ -42,6 +43,45 @@ def in_threads(*works):
         assert not each.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("kind", ["hbm", "kLfu of all"])
+def test_steps_of_several_threads_add_up(kind, is_eager):
+    """Each takes 1 off a row for each time that its key comes, whoever takes the step."""
+    variables = [new_variable(kind, f"t{i}") for i in range(2)]
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(1.0))
+    keys = tf.range(20, dtype=tf.int64)
+    first = [tf.nn.embedding_lookup(each, keys).numpy() for each in variables]
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            rows = sok.lookup_sparse(variables, [ids, ids], combiners=["sum", "sum"])
+            loss = tf.add_n([tf.reduce_sum(each) for each in rows])
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    if not is_eager:
+        spec = [tf.TensorSpec([None, 1], tf.int64)]
+        step = tf.function(step, input_signature=spec, autograph=False)
+    rounds = 30 if QUICK else 300
+    counts, before = np.zeros((3, 20), np.int64), UPDATES.native[0]
+
+    def train(number):
+        rng = np.random.default_rng(number)
+        for _ in range(rounds):
+            ids = rng.integers(0, 20, rng.integers(1, 9))
+            step(tf.constant(ids[:, None]))
+            np.add.at(counts[number], ids, 1)
+
+    in_threads(*(lambda number=number: train(number) for number in range(3)))
+    train(0)  # alone: every step but the first few is native code's
+    assert UPDATES.native[0] - before > rounds // 2
+    assert int(optimizer.iterations) == 4 * rounds
+    for each, rows in zip(variables, first, strict=True):
+        expected = rows - counts.sum(axis=0)[:, None]
+        np.testing.assert_allclose(tf.nn.embedding_lookup(each, keys), expected, atol=1e-3)
+        audit(each.table)
 
 
 @pytest.mark.parametrize("kind", ["hbm", "kLfu of all", "kEpochLfu"])

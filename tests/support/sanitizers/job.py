@@ -274,11 +274,23 @@ def operations():
     import tensorflow as tf
 
     import sok_lite as sok
+    from sok_lite.engine.work_done import UPDATES
     from sok_lite.native import callbacks, library
 
     library.find_library = lambda: Path(os.environ["OPERATIONS"])
     table = sok.DynamicVariable(4, "ones", name="table")
+    trained = [sok.DynamicVariable(dim, name=f"trained of {dim}") for dim in (3, 8)]
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1), stochastic_rounding=True)
     kept = []
+
+    def train(ids):
+        with tf.GradientTape() as tape:
+            rows = sok.lookup_sparse(trained, [ids, ids], combiners=["sum", "mean"])
+            loss = tf.add_n([tf.reduce_sum(each**2) for each in rows])
+        optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
+
+    of_any_size = [tf.TensorSpec([None, 1], tf.int64)]
+    compiled = tf.function(train, input_signature=of_any_size, autograph=False)
 
     @tf.function
     def step(ids, times):
@@ -303,6 +315,7 @@ def operations():
             ids = tf.constant(rng.integers(0, 500, rng.integers(0, 300)))
             np.testing.assert_array_equal(tf.nn.embedding_lookup(table, ids), 1)
             step(ids, tf.constant(turn % 3))
+            (train if turn % 3 else compiled)(ids[:, None])
             with pytest.raises(ValueError, match="no"):
                 _run(ids, fail)
             _run(ids, keep)
@@ -320,6 +333,8 @@ def operations():
             raise callbacks.raised.pop(call.number) from None
 
     run_threads(work, THREADS)
+    work(0)  # alone, so that native code takes steps
+    assert UPDATES.native[0] > 0
     run_ranks(2, _in_order)
 
 
