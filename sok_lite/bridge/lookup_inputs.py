@@ -10,8 +10,7 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.lookup_arguments import Argument, RowBounds, TableSpec
 from sok_lite.bridge.type_spec import alive
-from sok_lite.engine.batch import Batch, row_splits_of
-from sok_lite.engine.layout import Layout
+from sok_lite.engine.batch import Batch, Layout, row_splits_of
 
 
 def inputs_of(arguments: Sequence[Argument]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

@@ -65,7 +65,7 @@ def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
     states = usual_states(tables, kinds, [update.optimizer] * len(tables))
     if states is None:
         return None
-    number, decayed, _ = update.decayed.native
+    number, decayed = update.decayed.native
     return UpdatePlan(
         tables[0].backend,
         UPDATES,

@@ -5,9 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.engine import lookup
-from sok_lite.engine.batch import Batch
+from sok_lite.engine.batch import Batch, Layout
 from sok_lite.engine.failure import shared_failure
-from sok_lite.engine.layout import Layout
 from sok_lite.engine.pooling import normalise_combiner
 
 

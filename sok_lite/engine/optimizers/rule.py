@@ -37,12 +37,10 @@ class NativeRule(NamedTuple):
     Attributes:
       number: its place in kernels/update/scalars.h.
       fields: its numbers, float64.
-      scalars: reckons the numbers of a step.
     """
 
     number: int
     fields: bytes
-    scalars: Callable[..., int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +116,10 @@ class UpdateRule:
         Raises:
           ValueError: the rule has no step with this learning rate.
         """
-        native = self.native
+        _, _, function = _native(self.kernel)
         scalars, integers = _ScalarsOut(), ctypes.c_int64()
         of_step = (learning_rate, step, scalars, ctypes.byref(integers))
-        count = native.scalars(native.number, native.fields, *of_step)
+        count = function(*self.native, *of_step)
         if count == 0:
             rate = self.refused_rate.format(learning_rate)
             raise ValueError(f"{type(self).__name__} {rate}")
@@ -134,13 +132,13 @@ class UpdateRule:
     def native(self) -> NativeRule:
         """The rule as native code has it."""
         numbers = [float(getattr(self, field.name)) for field in fields(self)]
-        number, expected, function = _native(self.kernel)
+        number, expected, _ = _native(self.kernel)
         if len(numbers) != expected:
             raise NotImplementedError(
                 f"{type(self).__name__} must have the fields of its kernel's rule in "
                 f"kernels/update/scalars.h, {expected}. Received: {len(numbers)} fields."
             )
-        return NativeRule(number, struct.pack(f"{len(numbers)}d", *numbers), function)
+        return NativeRule(number, struct.pack(f"{len(numbers)}d", *numbers))
 
     def require(self, holds: bool, name: str, expected: str) -> None:
         """Raises ValueError where a number is not as expected."""
