@@ -20,7 +20,9 @@ from sok_lite.backend.publish import publish
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
-from tests.bridge.routes import (
+from tests.conftest import QUICK
+from tests.support.locks import SLEEPING, compile_locks
+from tests.support.routes import (
     ALL,
     FLOATS,
     INTEGERS,
@@ -30,8 +32,6 @@ from tests.bridge.routes import (
     both,
     new_variable,
 )
-from tests.conftest import QUICK
-from tests.support.locks import SLEEPING, compile_locks
 from tests.support.table_audit import audit
 
 pytestmark = pytest.mark.usefixtures("initialised")

@@ -12,10 +12,10 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.engine.work_done import LOOKUPS, UPDATES
 from sok_lite.native.plans import num_entries
-from tests.bridge.routes import counts_of, new_variable
 from tests.bridge.test_native_lookup import give_room
 from tests.conftest import QUICK
 from tests.support.own_process import in_child
+from tests.support.routes import counts_of, new_variable
 from tests.support.table_audit import assert_lock_is_free, audit
 from tests.support.table_state import State
 from tests.support.tripwire import AtEveryLine, Tripwire

@@ -13,9 +13,9 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.engine.work_done import UPDATES
 from sok_lite.native.plans import num_entries
-from tests.bridge.routes import FLOATS, FULL, KINDS, Route, assert_equal, audit_both, new_variable
 from tests.conftest import QUICK
 from tests.support.optimizer_cases import CASES, Case
+from tests.support.routes import FLOATS, FULL, KINDS, Route, assert_equal, audit_both, new_variable
 from tests.support.table_state import State
 
 tf_keras = pytest.importorskip("tf_keras")

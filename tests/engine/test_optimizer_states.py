@@ -1,5 +1,6 @@
 """Several optimizers on one table: each has its states, and leaves none behind."""
 
+import dataclasses
 import gc
 
 import numpy as np
@@ -33,8 +34,7 @@ class Optimizer:
         """Takes a step of the reference."""
         self.step += 1
         update = getattr(reference_updates, type(self.rule).__name__.lower())
-        names = [name for name in vars(self.rule) if name != "kernel"]
-        hyper = {name: getattr(self.rule, name) for name in names}
+        hyper = dataclasses.asdict(self.rule)
         update(rows, self.states, grads.astype(np.float64), 0.1, self.step, **hyper)
 
 
