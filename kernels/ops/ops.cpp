@@ -19,7 +19,7 @@ namespace {
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 3;
+constexpr int64_t kAbi = 4;
 
 using Native = bool (*)(Frame* frame, int64_t call);
 bool LookUp(Frame* frame, int64_t call);
@@ -133,7 +133,7 @@ void Enter(const Kernel* self, Frame* frame, int64_t call) {
   sok::EnterPython(frame, call);
 }
 
-// The outputs of a lookup, as native code gets their memory.
+// The outputs of an operation, as native code gets their memory.
 class OutputsOf final : public sok::Outputs {
  public:
   explicit OutputsOf(Frame* frame) : frame_(frame) {}

@@ -17,7 +17,7 @@ namespace sok {
 namespace {
 
 // Numbers before the optimizer's own: of the step, what is to be done, the learning rate.
-constexpr size_t kOfStep = 3;
+constexpr int64_t kOfStep = 3;
 
 // Returns a number of a step as a kernel takes it, which has an i64 or an f32.
 int64_t WordOf(double value, bool is_integer) {
@@ -48,14 +48,23 @@ class Numbers {
   std::vector<int64_t> words_;
 };
 
-// What is to be done, as it is told.
-int64_t DoingOf(const std::vector<Array>& inputs) {
-  const Array& told = inputs.back();
-  if (told.type != kInt64 || told.size < static_cast<int64_t>(kOfStep)) return kStep;
-  double of_step[kOfStep];
-  std::memcpy(of_step, told.data, sizeof of_step);
-  return static_cast<int64_t>(of_step[1]);
-}
+// What an update is told beside keys and rows; `size` is 0 where it is not as it must be.
+struct Told {
+  double step = 0, doing = kStep, rate = 0;
+  const int64_t* settings = nullptr;
+  size_t size = 0;
+
+  explicit Told(const Array& bits) {
+    if (bits.type != kInt64 || bits.size < kOfStep) return;
+    double of_step[kOfStep];
+    std::memcpy(of_step, bits.data, sizeof of_step);
+    step = of_step[0];
+    doing = of_step[1];
+    rate = of_step[2];
+    settings = static_cast<const int64_t*>(bits.data) + kOfStep;
+    size = static_cast<size_t>(bits.size);
+  }
+};
 
 // Whether the keys of an input are these.
 bool AreKeys(const Array& keys, const int64_t* expected) {
@@ -72,8 +81,8 @@ bool AreKeys(const Array& keys, const int64_t* expected) {
 // One step of one or more tables.
 class UpdateOfCall {
  public:
-  UpdateOfCall(const UpdatePlan& plan, const std::vector<Array>& arrays, int64_t doing)
-      : plan_(plan), arrays_(arrays), doing_(doing) {}
+  UpdateOfCall(const UpdatePlan& plan, const std::vector<Array>& arrays, const Told& told)
+      : plan_(plan), arrays_(arrays), told_(told) {}
 
   bool Run() {
     if (!Read()) return false;
@@ -89,7 +98,7 @@ class UpdateOfCall {
       launch.Add(arrays_[i].size, {});
       launch.More(words);
     }
-    if (doing_ == kCheck) return true;
+    if (told_.doing == kCheck) return true;
     for (SokTableRecord* table : plan_.tables) ++table->num_native;
     if (plan_.taken) *plan_.taken = step_;
     for (const auto& [run, launch] : launches) launch.Run(*plan_.driver);
@@ -101,14 +110,9 @@ class UpdateOfCall {
   bool Read() {
     const size_t count = plan_.parts.size();
     if (arrays_.size() != 2 * count + 1) return false;
-    const Array& told = arrays_.back();
     const size_t num_settings = plan_.settings.size();
-    if (told.type != kInt64 || told.size != static_cast<int64_t>(kOfStep + num_settings)) {
-      return false;
-    }
-    double of_step[kOfStep];
-    std::memcpy(of_step, told.data, sizeof of_step);
-    const auto* settings = static_cast<const int64_t*>(told.data) + kOfStep;
+    if (told_.size != kOfStep + num_settings) return false;
+    const int64_t* settings = told_.settings;
     std::vector<double> undecayed = plan_.undecayed, decayed = plan_.decayed;
     for (size_t i = 0; i < num_settings; ++i) {
       if (static_cast<int64_t>(i) == plan_.counting_setting) {
@@ -120,17 +124,16 @@ class UpdateOfCall {
         return false;
       }
     }
-    const double rate = of_step[2];
-    if (!(of_step[0] >= 1) || !std::isfinite(rate)) return false;
-    step_ = static_cast<int64_t>(of_step[0]);
+    if (!(told_.step >= 1) || !std::isfinite(told_.rate)) return false;
+    step_ = static_cast<int64_t>(told_.step);
     for (size_t i = 0; i < count; ++i) {
       const Array &keys = arrays_[i], &rows = arrays_[count + i];
       const std::vector<int64_t> dims{keys.size, plan_.parts[i].dim};
       if (keys.type != plan_.parts[i].key_type || keys.dims.size() != 1) return false;
       if (rows.type != kFloat || rows.dims != dims) return false;
     }
-    return undecayed_.Read(plan_.rule, undecayed, rate, step_) &&
-           decayed_.Read(plan_.rule, decayed, rate, step_);
+    return undecayed_.Read(plan_.rule, undecayed, told_.rate, step_) &&
+           decayed_.Read(plan_.rule, decayed, told_.rate, step_);
   }
 
   // Returns whether the keys are known, all have rows, and the states are those of the plan.
@@ -167,19 +170,20 @@ class UpdateOfCall {
 
   const UpdatePlan& plan_;
   const std::vector<Array>& arrays_;
-  int64_t doing_, step_ = 0;
+  const Told& told_;
+  int64_t step_ = 0;
   Numbers undecayed_, decayed_;
 };
 
 }  // namespace
 
 bool Update(const UpdatePlan& plan, const std::vector<Array>& inputs) {
-  const int64_t doing = DoingOf(inputs);
-  if (doing == kNothing) return true;
-  if (doing == kWhole) return false;
+  const Told told(inputs.back());
+  if (told.doing == kNothing) return true;
+  if (told.doing == kWhole) return false;
   int64_t no_work[2] = {0, 0};  // a check is none
-  return Counted(doing == kCheck ? no_work : plan.work,
-                 [&] { return UpdateOfCall(plan, inputs, doing).Run(); });
+  return Counted(told.doing == kCheck ? no_work : plan.work,
+                 [&] { return UpdateOfCall(plan, inputs, told).Run(); });
 }
 
 }  // namespace sok

@@ -43,7 +43,8 @@ def find_library() -> Path:
     if named:
         path = Path(named).absolute()  # a bare name would be looked for elsewhere
         try:
-            _ = ctypes.CDLL(str(path)).sok_launch
+            library = ctypes.CDLL(str(path))
+            _ = library.sok_launch, library.sok_rule_scalars
         except (OSError, AttributeError) as error:
             raise ValueError(
                 "SOK_LITE_CPU_LIBRARY must be the path of a CPU kernel library. Received: "
@@ -51,6 +52,24 @@ def find_library() -> Path:
             ) from error
         return path
     return shipped_library() or compile_library(_of_this_processor())
+
+
+def find_rules() -> Path:
+    """Returns a library with the formulas of update rules, which a GPU's steps need too.
+
+    It is that of the CPU kernels where that is there, and else a small one.
+
+    Raises:
+      ValueError, RuntimeError: as `find_library`.
+    """
+    if built_library() is not None:
+        return find_library()
+    source = kernel_folder() / "cpu_rules.cpp"
+    files = [source, kernel_folder() / "update" / "scalars.h"]
+    flags = _flags([])
+    return compile_sources(
+        target_of("libsok_lite_rules", flags, files), flags, [source], "formulas of update rules"
+    )
 
 
 def built_library() -> Path | None:
@@ -131,7 +150,7 @@ def _compile(
             "Install sok_lite from a wheel, or install g++ (Debian/Ubuntu: apt-get install g++)."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    if needs is None:
+    if needs is None and len(sources) > 1:
         _log.warning("Compiling the %s, which takes a minute or two, once: %s", what, target)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = [Path(scratch) / f"{number}.o" for number in range(len(sources))]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from sok_lite.bridge.native_lookup import are_native
 from sok_lite.engine.optimizer_states import usual_states
 from sok_lite.engine.optimizers import UpdateRule
+from sok_lite.engine.row_initializer import as_i64
 from sok_lite.engine.rows.state_owner import States
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.work_done import UPDATES
@@ -65,17 +66,17 @@ def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
     states = usual_states(tables, kinds, [update.optimizer] * len(tables))
     if states is None:
         return None
-    number, decayed = update.decayed.native
+    rule = update.decayed.native
     return UpdatePlan(
         tables[0].backend,
         UPDATES,
         update.num_nonfinite,
         update.taken,
-        number,
+        rule.number,
         update.settings,
         _counting(update),
-        update.undecayed.native.fields,
-        decayed,
+        update.undecayed.native.values,
+        rule.values,
         tuple(_part_of(update, i, its) for i, its in enumerate(states)),
     )
 
@@ -104,7 +105,7 @@ def _part_of(update: UpdateByRule, number: int, states: States) -> UpdatePart:
         table.dim,
         update.decays[number],
         is_stochastic,
-        (table.table_seed & 0xFFFFFFFFFFFFFFFF) - ((table.table_seed >> 63 & 1) << 64),
+        as_i64(table.table_seed),
         kernel,
         num_arguments,
         tuple(0 if column is None else addressof(column) for column in columns),

@@ -271,8 +271,8 @@ def operation(
       waits: False: nothing that kernels write is an output; see `on_device`.
       is_ordered: False: a graph may run it at any time, or never, for it changes nothing.
       plan: by which native code may do it; None: it has none yet.
-      is_planned_later: whether `run` may make a plan, by the call's number that `Outputs` has, in a
-        graph. Without a plan Python does it always.
+      is_planned_later: whether `run` may make a plan of the call in a graph, by the number that
+        `Outputs` has. In eager mode the call ends with this.
 
     Returns:
       A list of tensors; without outputs None, and in a graph the operation.

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge.optimizers import host
 from sok_lite.engine.work_done import UPDATES
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
@@ -385,6 +386,24 @@ def test_skipped_steps_of_a_scaled_loss_move_no_rows(kind):
     took = [train_both(routes, IDS[0], factor) for factor in (1.0, 1.0, float("inf"), 1.0)]
     assert took == [False, True, False, True]
     assert [int(route.optimizer.iterations) for route in routes] == [3, 3]
+    end(routes)
+
+
+@pytest.mark.parametrize("kind", [WithDense, EagerWithDense])
+def test_a_plan_that_fails_is_no_failure_of_the_step(kind, monkeypatch):
+    def make_optimizer():
+        return sok.OptimizerWrapper(case("Adam").make().optimizer)
+
+    def fail(_):
+        raise MemoryError("none is left")
+
+    routes = two_routes(make_optimizer, kind=kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "plan_of", fail)
+        assert not any(train_both(routes, ids) for ids in IDS)
+    assert [int(route.optimizer.iterations) for route in routes] == [len(IDS)] * 2
+    took = [train_both(routes, ids) for ids in IDS]
+    assert took == [False, True, True, True]
     end(routes)
 
 

@@ -19,6 +19,8 @@ from sok_lite.bridge.operation import EagerOperation, Outputs
 from sok_lite.bridge.optimizers.host import CHECK, NOTHING, STEP, WHOLE, StepHost, TakenStep
 from sok_lite.bridge.type_spec import Kept
 
+_ASKED_AGAIN = 16  # steps after native code has refused one
+
 
 class _Now(SimpleNamespace):
     """The step that is taken now.
@@ -28,9 +30,9 @@ class _Now(SimpleNamespace):
       done: what the dense step returned.
     """
 
-    batches: int = 1
-    dense_step: Callable[[], Any] | None = None
-    done: Any = None
+    batches: int
+    dense_step: Callable[[], Any] | None
+    done: Any
 
 
 class EagerUpdate:
@@ -44,7 +46,8 @@ class EagerUpdate:
     """
 
     def __init__(self, host: StepHost, taken: TakenStep, backend: Backend, what: str) -> None:
-        self._host, self._now = host, _Now()
+        self._host, self._now = host, _Now(batches=1, dense_step=None, done=None)
+        self._num_refused = 0
         # The operation has calls of Python, which have this: it must not have the operation.
         run = partial(_run, host, taken, self._now)
         self._operation = EagerOperation(
@@ -72,18 +75,26 @@ class EagerUpdate:
         number, doing, *others = told
         arguments = (handles, inputs)
         if dense_step is not None and doing == STEP:
-            if self._host.has_plan and self._runs(*arguments, [number, CHECK, *others]):
+            if self._asks() and self._runs(*arguments, [number, CHECK, *others]):
+                self._num_refused = 0
                 done = dense_step()
                 self._runs(*arguments, told)
                 return done
             told = [number, WHOLE, *others]
-        now = self._now
-        now.batches, now.dense_step = batches, dense_step
+        now, before = self._now, vars(self._now).copy()  # of a step that this one is within
+        now.batches, now.dense_step, now.done = batches, dense_step, None
         try:
             self._runs(*arguments, told)
             return now.done
         finally:
-            now.batches, now.dense_step, now.done = 1, None, None
+            vars(now).update(before)
+
+    def _asks(self) -> bool:
+        """Whether to ask native code: where it has refused, not in the next steps."""
+        if not self._host.has_plan:
+            return False
+        self._num_refused += 1
+        return self._num_refused % _ASKED_AGAIN == 1
 
     def _runs(
         self, handles: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], told: Sequence[float]

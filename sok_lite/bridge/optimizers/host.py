@@ -1,5 +1,6 @@
 """The host half of an optimizer's step: from the arrays of all gradients to the engine's step."""
 
+import contextlib
 import ctypes
 import struct
 import time
@@ -288,10 +289,15 @@ class RuleHost(StepHost):
 
     def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
         """Lets native code take the next step of the same settings; see StepHost."""
+        # The step is taken: what fails now must not say that it has failed.
+        with contextlib.suppress(Exception):
+            self._plan_next(call, list(told[3:]), taken)
+
+    def _plan_next(self, call: int, values: list[float], taken: TakenStep | None) -> None:
         owner, backend = self._owner(), self._backend
         if owner is None or self._on_nonfinite != "allow" or not isinstance(backend, CpuBackend):
             return
-        values, tables = list(told[3:]), live_tables(self._variables)
+        tables = live_tables(self._variables)
         settings = struct.pack(f"{len(values)}d", *values)
         known_by = [call, settings]
         if self._planned == [*known_by, *(table.store.record.states for table in tables)]:
@@ -312,17 +318,19 @@ class RuleHost(StepHost):
             _written[ctypes.addressof(taken)] = taken
         plan = plan_of(update)
         if plan is not None:
+            if update.optimizer is not None:
+                # Python refuses to take steps of one that is gone.
+                self._until_gone = weakref.ref(update.optimizer, lambda _: forget_plan(call))
             plan_update(call, plan)
             self.has_plan = True
-        if update.optimizer is not None:
-            # Python refuses to take steps of one that is gone.
-            self._until_gone = weakref.ref(update.optimizer, lambda _: forget_plan(call))
         self._planned = [*known_by, *(table.store.record.states for table in tables)]
 
     def _rules(self, values: list[float]) -> tuple[UpdateRule, UpdateRule]:
         """Returns the rule of tables on which weight decay acts, and that of others."""
-        if self._last is None or values != self._last[0]:
-            rule = self._rule(**dict(zip(self._names, values, strict=True)))
-            undecayed = replace(rule, weight_decay=0.0) if rule.weight_decay else rule
-            self._last = values, (rule, undecayed)
-        return self._last[1]
+        last = self._last  # another thread may have other numbers
+        if last is not None and values == last[0]:
+            return last[1]
+        rule = self._rule(**dict(zip(self._names, values, strict=True)))
+        rules = rule, replace(rule, weight_decay=0.0) if rule.weight_decay else rule
+        self._last = values, rules
+        return rules

@@ -225,7 +225,14 @@ class RowOptimizer(tf.Module):
             return EagerUpdate(host, self._taken, backend, _name_of(variables))
 
         if isinstance(settings, Settings):
-            known_by = (batches > 1, *self._known_by(settings, optimizer, variables, keys))
+            # Kept until the host has them, so that none gets the place of another.
+            references = [weakref.ref(each) for each in (*variables, optimizer) if each is not None]
+            known_by = (
+                *(batches > 1, optimizer is None, *map(id, references)),
+                *(settings.rule, *settings.flags.items(), *settings.numbers),
+                *(self.on_nonfinite, self.stochastic_rounding, *map(settings.decays, variables)),
+                *((each.dtype, are_distinct(each)) for each in keys),
+            )
             update = self._eager_updates.get_or_make(known_by, make)
         else:
             update = make()
@@ -242,23 +249,6 @@ class RowOptimizer(tf.Module):
         """Returns the host half of an update; the arguments are those of `_update`."""
         kind: type[StepHost] = RuleHost if isinstance(settings, Settings) else FallbackStepHost
         return kind(settings, self, optimizer, variables, keys)
-
-    def _known_by(
-        self,
-        settings: Settings,
-        optimizer: Any,
-        variables: Sequence[TableVariable],
-        keys: Sequence[tf.Tensor],
-    ) -> tuple[Any, ...]:
-        """Returns what the host halves of updates have in common that are alike, to be hashed."""
-        return (
-            *(settings.rule, *settings.flags.items(), *settings.numbers),
-            *(self.on_nonfinite, self.stochastic_rounding, optimizer is None),
-            # The host has these references, so that no other has their place.
-            *(id(weakref.ref(each)) for each in (*variables, optimizer) if each is not None),
-            *map(settings.decays, variables),
-            *((each.dtype, are_distinct(each)) for each in keys),
-        )
 
 
 def _name_of(variables: Sequence[TableVariable]) -> str:

@@ -12,11 +12,11 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import Annotated, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from sok_lite.backend.build import find_library
+from sok_lite.backend.build import find_rules
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.rows.state_owner import Kinds
 
@@ -36,11 +36,11 @@ class NativeRule(NamedTuple):
 
     Attributes:
       number: its place in kernels/update/scalars.h.
-      fields: its numbers, float64.
+      values: of its fields, float64.
     """
 
     number: int
-    fields: bytes
+    values: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +140,9 @@ class UpdateRule:
             )
         return NativeRule(number, struct.pack(f"{len(numbers)}d", *numbers))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: each for name, each in vars(self).items() if name != "native"}
+
     def require(self, holds: bool, name: str, expected: str) -> None:
         """Raises ValueError where a number is not as expected."""
         if not holds:
@@ -154,7 +157,7 @@ def _native(kernel: str) -> tuple[int, int, Callable[..., int]]:
     """Returns the number of a kernel's rule in kernels/update/scalars.h, how many fields it has,
     and what reckons its scalars."""
     # It keeps Python's lock, which others may be long in giving back.
-    library = ctypes.PyDLL(str(find_library()))
+    library = ctypes.PyDLL(str(find_rules()))
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     number_of, scalars = library.sok_rule_number, library.sok_rule_scalars
     number_of.argtypes, number_of.restype = [ctypes.c_char_p, pointer], number

@@ -184,7 +184,8 @@ class RowStore(RowAccess):
 
         Their first change takes it away.
         """
-        if self.record.states == 0 and self.state_groups is not None:
+        if self.record.states == 0:
+            _ = self.state_groups  # made now, so that it tells of every change from here on
             self.record.states = next(_serial)
 
     @property
