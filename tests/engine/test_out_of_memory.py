@@ -27,7 +27,7 @@ def test_any_allocation_of_the_backend_may_fail(backend, new_bench, name, kind):
     if is_simulated(backend) and kind not in CASES[name].of_each_index:
         pytest.skip("the allocations that differ are those of other kinds too")
     # Most allocations of other kinds of tables are those of these as well.
-    step = 1 if kind in CASES[name].of_each_index else 3
+    step = 1 if kind in CASES[name].of_each_index else 6
     every_shortage(
         new_bench(kind), name, lambda at, for_good: Shortage(backend, at, for_good), step
     )
