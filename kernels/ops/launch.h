@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -53,5 +54,11 @@ class Launch {
   const Kernel& kernel_;
   std::vector<int64_t> begin_{0}, words_;
 };
+
+// Where an index is, as searches take it.
+inline std::array<int64_t, 7> PlaceOf(const SokIndexRecord& index) {
+  return {index.directory, index.hashing,   index.side,       index.is_scored,
+          index.bucket,    index.empty_key, index.reclaim_key};
+}
 
 }  // namespace sok

@@ -140,7 +140,8 @@ class Lookup {
       const Given& its = given_[i];
       const SokColumnRecord& value = *part.record->store->value;
       launch.Add(its.num_rows, {});
-      launch.More(SearchOf(*part.record, inserts));
+      launch.More(PlaceOf(*part.record->index));
+      launch.More(ScoresOf(*part.record, inserts));
       launch.More(std::array{Word(its.keys), value.chunks, value.shift, value.dim, value.format,
                              Word(rows), Word(its.splits), Word(its.weights), part.combiner,
                              Word((*outputs_)[i]), CountersOf(part), its.num_keys, its.num_rows});
@@ -155,27 +156,17 @@ class Lookup {
     const int64_t row_bytes = part.dim * BytesOf(part.row_type), num_keys = given_[0].num_keys;
     Launch launch(plan_.driver->find);
     launch.Add(num_keys, {});
-    launch.More(SearchOf(*part.record, inserts));
+    launch.More(PlaceOf(*part.record->index));
+    launch.More(ScoresOf(*part.record, inserts));
     launch.More(std::array{int64_t{0}, value.chunks, value.shift, row_bytes, Word(given_[0].keys),
                            Word(rows_), Word((*outputs_)[0]), CountersOf(part), num_keys});
     return launch;
   }
 
-  // Where a search looks, and how what it finds is scored. No filter of admission is asked.
-  static std::array<int64_t, 12> SearchOf(const SokTableRecord& table, bool inserts) {
+  // How what a search finds is scored. No filter of admission is asked.
+  static std::array<int64_t, 5> ScoresOf(const SokTableRecord& table, bool inserts) {
     const SokIndexRecord& index = *table.index;
-    return {index.directory,
-            index.hashing,
-            index.side,
-            index.is_scored,
-            index.bucket,
-            index.empty_key,
-            index.reclaim_key,
-            inserts ? table.clock.now : 0,
-            index.strategy,
-            index.epoch,
-            0,
-            0};
+    return {inserts ? table.clock.now : 0, index.strategy, index.epoch, 0, 0};
   }
 
   // Gives zeros where a key of a local lookup has no row.

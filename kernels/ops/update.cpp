@@ -1,15 +1,18 @@
 // The step of an optimizer on rows of known keys, without Python.
 //
-// The keys are those of the last gradient of each table, whose row numbers its record has. Each has
-// a row, and was seen by the last lookup: there is nothing to insert and nothing to mark. What else
-// a step depends on was so in the step before, which Python took.
+// Mostly the keys are those of the last gradient of a table, which the last lookup has seen: its
+// record has their row numbers. Others are searched for, and then count as seen by the last lookup;
+// the gradients of a key that repeats are summed. Where a key has no row Python does the whole.
+// What else a step depends on was so in the step before, which Python took.
 #include "ops/update.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
 
+#include "ops/items.h"
 #include "ops/launch.h"
 #include "update/scalars.h"
 
@@ -18,6 +21,9 @@ namespace {
 
 // Numbers before the optimizer's own: of the step, what is to be done, the learning rate.
 constexpr int64_t kOfStep = 3;
+
+// The strategy by which a search leaves scores: HKV_CUSTOMIZED (hkv/hkv.cuh).
+constexpr int64_t kKeepsScores = 4;
 
 // Returns a number of a step as a kernel takes it, which has an i64 or an f32.
 int64_t WordOf(double value, bool is_integer) {
@@ -78,6 +84,25 @@ bool AreKeys(const Array& keys, const int64_t* expected) {
   return true;
 }
 
+// The rows of one table in a step, each once.
+struct Moved {
+  const int64_t* keys;
+  const uint32_t* rows;
+  const float* grads;  // (num_rows, dim)
+  int64_t num_rows;
+};
+
+// Keys of a table that are not those of its last gradient, and may repeat.
+struct Sought {
+  size_t part;
+  std::vector<int64_t> converted;  // of 32 bits
+  std::vector<uint32_t> rows;
+  int64_t counts[2] = {0, 0};
+  Items items;
+  std::vector<float> sums;
+  float* pieces = nullptr;
+};
+
 // One step of one or more tables.
 class UpdateOfCall {
  public:
@@ -87,7 +112,9 @@ class UpdateOfCall {
   bool Run() {
     if (!Read()) return false;
     Held held;
-    if (!held.Take(plan_, false, kSokReads) || !AreKnown()) return false;
+    if (!held.Take(plan_, false, kSokReads) || !AreUsual() || !Find()) return false;
+    if (told_.doing == kCheck) return true;
+    Group();
     // A kernel at a time: most calls have one.
     std::map<void*, Launch> launches;
     for (size_t i = 0; i < plan_.parts.size(); ++i) {
@@ -95,10 +122,9 @@ class UpdateOfCall {
       const std::vector<int64_t> words = WordsOf(i);
       if (static_cast<int64_t>(words.size()) != part.kernel.num_arguments) return false;
       Launch& launch = launches.try_emplace(part.kernel.run, part.kernel).first->second;
-      launch.Add(arrays_[i].size, {});
+      launch.Add(moved_[i].num_rows, {});
       launch.More(words);
     }
-    if (told_.doing == kCheck) return true;
     for (SokTableRecord* table : plan_.tables) ++table->num_native;
     if (plan_.taken) *plan_.taken = step_;
     for (const auto& [run, launch] : launches) launch.Run(*plan_.driver);
@@ -136,35 +162,128 @@ class UpdateOfCall {
            decayed_.Read(plan_.rule, decayed, told_.rate, step_);
   }
 
-  // Returns whether the keys are known, all have rows, and the states are those of the plan.
-  bool AreKnown() const {
-    for (size_t i = 0; i < plan_.parts.size(); ++i) {
-      const SokTableRecord& table = *plan_.parts[i].record;
-      const SokGradientRecord& last = table.gradient;
-      if (table.store->states != plan_.parts[i].states_number) return false;
-      if (last.size != arrays_[i].size || !last.is_complete) return false;
-      if (last.row_epoch != table.row_epoch || last.lookup_number != table.clock.now) return false;
-      if (last.lookup_number == 0 || !AreKeys(arrays_[i], last.keys)) return false;
+  // Returns whether the tables have the states of the plan.
+  bool AreUsual() const {
+    for (const UpdatePart& part : plan_.parts) {
+      if (part.record->store->states != part.states_number) return false;
     }
     return true;
+  }
+
+  // Finds the rows of all keys, and marks those as seen that the last lookup may not have. Returns
+  // whether each has one.
+  bool Find() {
+    const size_t count = plan_.parts.size();
+    moved_.resize(count);
+    sought_.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      const SokTableRecord& table = *plan_.parts[i].record;
+      const SokGradientRecord& last = table.gradient;
+      const auto* grads = static_cast<const float*>(arrays_[count + i].data);
+      const bool is_last = last.size == arrays_[i].size && last.is_complete &&
+                           last.row_epoch == table.row_epoch && last.lookup_number > 0 &&
+                           last.lookup_number == table.clock.now;
+      if (is_last && AreKeys(arrays_[i], last.keys)) {
+        moved_[i] = {last.keys, last.rows, grads, last.size};
+      } else if (!Seek(i)) {
+        return false;
+      }
+    }
+    if (sought_.empty()) return true;
+    const Driver& driver = *plan_.driver;
+    Launch launch(driver.find);
+    for (Sought& each : sought_) {
+      const SokTableRecord& table = *plan_.parts[each.part].record;
+      launch.Add(each.items.its.num_keys, {});
+      launch.More(PlaceOf(*table.index));
+      // No lookup: scores stay as they are.
+      launch.More(std::array<int64_t, 14>{table.clock.now, kKeepsScores, 0, 0, 0, 0, 0, 0, 0,
+                                          Word(each.items.its.keys), Word(each.rows.data()), 0,
+                                          Word(each.counts), each.items.its.num_keys});
+    }
+    launch.Run(driver);
+    for (const Sought& each : sought_) {
+      if (each.counts[0]) return false;
+    }
+    return true;
+  }
+
+  // Prepares to search for the keys of a table. Returns whether there are no more than may be.
+  bool Seek(size_t number) {
+    const Array& keys = arrays_[number];
+    if (keys.size > kMostItems) return false;
+    sought_.emplace_back();
+    Sought& sought = sought_.back();
+    sought.part = number;
+    Given& its = sought.items.its;
+    its.num_keys = its.num_rows = keys.size;
+    its.keys = static_cast<const int64_t*>(keys.data);
+    if (keys.type == kInt32) {
+      const auto* from = static_cast<const int32_t*>(keys.data);
+      sought.converted.assign(from, from + keys.size);
+      its.keys = sought.converted.data();
+    }
+    sought.rows.resize(keys.size);
+    sought.items.rows = sought.rows.data();
+    sought.items.row_length = 1;
+    sought.items.seed = static_cast<uint64_t>(plan_.driver->seed);
+    sought.items.factor = Mixed(sought.items.seed) | 1;
+    return true;
+  }
+
+  // Sums the gradients of keys that repeat.
+  void Group() {
+    if (sought_.empty()) return;
+    const Driver& driver = *plan_.driver;
+    for (Sought& each : sought_) each.items.Want(&scratch_);
+    scratch_.Get();
+    const Kernel kernel{reinterpret_cast<void*>(&sok::Group), 1};
+    Launch grouping(kernel), summing(driver.segment_sums), adding(driver.segment_add_pieces);
+    for (Sought& each : sought_) grouping.Add(each.items.its.num_keys, {Word(&each.items)});
+    grouping.Run(driver);
+    for (Sought& each : sought_) {
+      const Items& items = each.items;
+      const int64_t dim = plan_.parts[each.part].dim;
+      if (items.most_items > kPiece) {
+        piece_scratch_.Want(&each.pieces, items.its.num_keys / kPiece * dim);
+      }
+    }
+    piece_scratch_.Get();
+    for (Sought& each : sought_) {
+      const Items& items = each.items;
+      const int64_t dim = plan_.parts[each.part].dim, n = items.its.num_keys;
+      const Array& grads = arrays_[plan_.parts.size() + each.part];
+      Moved& moved = moved_[each.part];
+      moved = {items.keys, items.rows_of_keys, static_cast<const float*>(grads.data),
+               items.num_keys};
+      if (items.num_keys == n) continue;
+      each.sums.resize(items.num_keys * dim);
+      moved.grads = each.sums.data();
+      const std::array<int64_t, 13> words =
+          WordsOfSums(items, grads.data, dim, each.pieces, moved.grads);
+      summing.Add(n, {});
+      summing.More(words);
+      if (!each.pieces) continue;
+      adding.Add(n, {});
+      adding.More(words);
+    }
+    summing.Run(driver);
+    adding.Run(driver);
   }
 
   // Returns the arguments of a table's kernel, as update/frame.cuh has them.
   std::vector<int64_t> WordsOf(size_t number) const {
     const UpdatePart& part = plan_.parts[number];
-    const SokTableRecord& table = *part.record;
-    const SokColumnRecord& values = *table.store->value;
+    const Moved& moved = moved_[number];
+    const SokColumnRecord& values = *part.record->store->value;
     std::vector<int64_t> words{values.chunks};
     for (const SokColumnRecord* state : part.states) words.push_back(state ? state->chunks : 0);
-    const int64_t num_rows = arrays_[number].size;
-    words.insert(
-        words.end(),
-        {values.shift, values.dim, Word(table.gradient.rows),
-         Word(arrays_[plan_.parts.size() + number].data), Word(plan_.num_nonfinite),
-         part.is_stochastic ? Word(table.gradient.keys) : 0, part.is_stochastic ? part.seed : 0});
+    words.insert(words.end(), {values.shift, values.dim, Word(moved.rows), Word(moved.grads),
+                               Word(plan_.num_nonfinite), part.is_stochastic ? Word(moved.keys) : 0,
+                               part.is_stochastic ? part.seed : 0});
     const std::vector<int64_t>& numbers = (part.decays ? decayed_ : undecayed_).words();
     words.insert(words.end(), numbers.begin(), numbers.end());
-    words.push_back(num_rows);
+    words.push_back(moved.num_rows);
     return words;
   }
 
@@ -173,6 +292,9 @@ class UpdateOfCall {
   const Told& told_;
   int64_t step_ = 0;
   Numbers undecayed_, decayed_;
+  std::vector<Moved> moved_;    // of each table
+  std::vector<Sought> sought_;  // not moved in memory: launches have addresses of its members
+  Scratch scratch_, piece_scratch_;
 };
 
 }  // namespace

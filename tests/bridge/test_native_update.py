@@ -106,6 +106,25 @@ class EagerWithDense(Eager, WithDense):
     """Both."""
 
 
+class Local(Trained):
+    """Gradients have the ids of the batch, which repeat."""
+
+    def step(self, ids, factor):
+        keys = [tf.cast(ids, variable.key_type) for variable in self.variables]
+        pairs = zip(self.variables, keys, strict=True)
+        with tf.GradientTape() as tape:
+            rows = [tf.nn.embedding_lookup(*each) for each in pairs]
+            rows = [tf.reduce_sum(tf.cast(each, tf.float32), 1) for each in rows]
+            loss = tf.add_n([factor * tf.reduce_sum(tf.square(each)) for each in rows])
+        gradients = tape.gradient(loss, self.variables)
+        self.apply(list(zip(gradients, self.variables, strict=True)))
+        return loss
+
+
+class EagerLocal(Eager, Local, WithDense):
+    """All that in eager mode, with a dense variable."""
+
+
 def two_routes(make_optimizer, make=new_tables, kind=Trained):
     """Returns two routes of equal tables and optimizers, each with an optimizer of its own."""
     made = []
@@ -164,7 +183,7 @@ def test_every_rule_takes_the_same_steps_by_both_routes(each, kind, stochastic_r
     end(routes)
 
 
-@pytest.mark.parametrize("kind", [Trained, WithDense, Eager, EagerWithDense])
+@pytest.mark.parametrize("kind", [Trained, WithDense, Eager, EagerWithDense, Local, EagerLocal])
 def test_a_step_of_known_keys_does_not_enter_python(kind):
     def make_optimizer():
         return sok.OptimizerWrapper(case("Adam").make().optimizer)
@@ -297,24 +316,14 @@ class OtherKeys(Trained):
 @pytest.mark.parametrize(
     ("kind", "is_native"),
     [
-        *[(TwoLookups, False), (Twice, False), (Clipped, True)],
-        *[(EagerTwoLookups, False), (EagerTwice, False), (EagerClipped, True)],
+        *[(Local, True), (TwoLookups, True), (OtherKeys, True), (Twice, False), (Clipped, True)],
+        *[(EagerLocal, True), (EagerTwoLookups, True), (EagerTwice, False), (EagerClipped, True)],
     ],
 )
 def test_what_happens_between_a_gradient_and_its_step(kind, is_native):
     routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer), kind=kind)
     took = [train_both(routes, ids) for ids in IDS]
     assert took == [False, *[is_native] * 3]
-    end(routes)
-
-
-def test_keys_that_are_not_those_of_the_gradient_are_python_s():
-    def make_optimizer():
-        return sok.OptimizerWrapper(case("Adam").make().optimizer)
-
-    routes = two_routes(make_optimizer, kind=OtherKeys)
-    took = [train_both(routes, ids) for ids in (*IDS, [[3, 3], [3, 3]])]
-    assert took == [False, False, False, False, True]  # of one key the reverse is the same
     end(routes)
 
 
@@ -426,7 +435,7 @@ def test_a_dense_step_that_fails_leaves_rows_that_native_code_would_move():
 
 
 @pytest.mark.filterwarnings("ignore:Table 't. had no room")
-@pytest.mark.parametrize("seed", range(4 if QUICK else 12))
+@pytest.mark.parametrize("seed", range(6 if QUICK else 16))
 def test_drawn_programs_have_the_same_bits_by_both_routes(seed):
     """Steps among erased keys, keys that are refused or evicted, and keys of other calls."""
     rng = np.random.default_rng(seed)
@@ -440,7 +449,7 @@ def test_drawn_programs_have_the_same_bits_by_both_routes(seed):
         rounding = bool(seed % 2)
         return sok.OptimizerWrapper(made.optimizer, stochastic_rounding=rounding), made.arguments
 
-    kind = (Trained, EagerWithDense)[seed // 2 % 2]
+    kind = (Trained, EagerWithDense, Local, EagerLocal)[seed // 2 % 4]
     routes = two_routes(make_optimizer, lambda: new_tables(kinds=kinds), kind)
     took = 0
     for _ in range(12):
@@ -451,5 +460,5 @@ def test_drawn_programs_have_the_same_bits_by_both_routes(seed):
             variable = route.variables[table]
             variable.table.erase(some.astype(variable.key_type.as_numpy_dtype))
         assert_equal(*routes)
-    assert took > 0
+    assert took > 0 or kinds[0] not in ("hbm", "kLru")  # others may leave a key without a row
     end(routes)
