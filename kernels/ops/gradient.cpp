@@ -20,10 +20,6 @@ namespace {
 // sok_lite/bridge/lookup_gradient.py.
 constexpr int64_t kOfContext = 4;
 
-// A table of more items that has most of a call's is for Python: its kernels group the items of one
-// table by several threads.
-constexpr int64_t kLong = int64_t{1} << 17;
-
 // Sums the gradients of keys, and gives the keys.
 struct Result {
   const Items* items;
@@ -77,18 +73,10 @@ class GradientOfCall {
     inputs_ = std::move(inputs);
     reader_ = std::make_unique<Inputs>(plan_, inputs_, 0, static_cast<int64_t>(inputs_.size()));
     if (!reader_->Read(&given_)) return false;
-    if (IsOneTooLong()) return false;
+    std::vector<int64_t> sizes;
+    for (const Given& its : given_) sizes.push_back(its.num_keys);
+    if (IsOneTooLong(sizes, plan_.driver->num_threads)) return false;
     return ReadRows(arrays_[context]) && AreGradients() && ReadSources(sources);
-  }
-
-  // Whether one thread would group one table while most of the others have nothing to do.
-  bool IsOneTooLong() const {
-    int64_t all = 0, longest = 0;
-    for (const Given& its : given_) {
-      all += its.num_keys;
-      longest = std::max(longest, its.num_keys);
-    }
-    return longest > kLong && longest / 2 > all / plan_.driver->num_threads;
   }
 
   bool ReadRows(const Array& rows) {

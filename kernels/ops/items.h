@@ -206,6 +206,20 @@ inline void Group(const Share* share, const int64_t* words) {
   if (share->from == 0) reinterpret_cast<Items*>(words[0])->Group();
 }
 
+// Whether one thread would group one table while most of the others have nothing to do: Python's
+// kernels group the items of one table by several threads.
+//
+// sizes  items of each table
+inline bool IsOneTooLong(const std::vector<int64_t>& sizes, int64_t num_threads) {
+  constexpr int64_t kLong = int64_t{1} << 17;
+  int64_t all = 0, longest = 0;
+  for (const int64_t size : sizes) {
+    all += size;
+    longest = std::max(longest, size);
+  }
+  return longest > kLong && longest / 2 > all / num_threads;
+}
+
 // The arguments of `segment_sums` and of `segment_add_pieces` for the sums of a table.
 //
 // grads   (rows of the batch, dim)

@@ -191,6 +191,9 @@ class UpdateOfCall {
     }
     if (sought_.empty()) return true;
     const Driver& driver = *plan_.driver;
+    std::vector<int64_t> sizes;
+    for (const Sought& each : sought_) sizes.push_back(each.items.its.num_keys);
+    if (IsOneTooLong(sizes, driver.num_threads)) return false;
     Launch launch(driver.find);
     for (Sought& each : sought_) {
       const SokTableRecord& table = *plan_.parts[each.part].record;
