@@ -401,7 +401,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_process_that_waits_for_a_rank_that_never_comes(name):
     program = """
-        import threading
+        import contextlib, threading
         import tensorflow as tf
         from sok_lite.bridge import collective_order
         from sok_lite.bridge.collective_order import CollectiveCall
@@ -421,7 +421,9 @@ def test_a_process_that_waits_for_a_rank_that_never_comes(name):
 
         collective_order.CollectiveOrder.submit = note
         def run(session):
-            results.append(session.run(total))
+            # It fails where the process ends, and could not say so: Python has no streams by then.
+            with contextlib.suppress(tf.errors.OpError):
+                results.append(session.run(total))
         thread = threading.Thread(target=run, args=(session,), daemon=True)
         start = thread.start
     """
