@@ -116,13 +116,15 @@ __attribute__((visibility("default"))) int sok_ops_plan(int64_t call, const int6
 }
 
 // Notes the plan of an update, in place of the one before: the words of `UpdatePlan`, each list
-// after how long it is, and then of each part those of `UpdatePart`.
+// after how long it is, and then of each part those of `UpdatePart`. There is none where the
+// kernels are of another version.
 __attribute__((visibility("default"))) void sok_ops_plan_update(int64_t call,
                                                                 const int64_t* numbers) {
   using namespace sok;
   Words words(numbers);
   auto plan = std::make_shared<UpdatePlan>();
   plan->driver = words.Address<const Driver>();
+  if (!plan->driver->fits()) return;
   plan->work = words.Address<int64_t>();
   plan->num_nonfinite = words.Address<int64_t>();
   plan->taken = words.Address<int64_t>();

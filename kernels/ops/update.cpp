@@ -1,4 +1,4 @@
-// The step of an optimizer on rows of known keys, without Python.
+// The step of an optimizer on rows of keys that all have one, without Python.
 //
 // Mostly the keys are those of the last gradient of a table, which the last lookup has seen: its
 // record has their row numbers. Others are searched for, and then count as seen by the last lookup;
@@ -197,10 +197,11 @@ class UpdateOfCall {
     Launch launch(driver.find);
     for (Sought& each : sought_) {
       const SokTableRecord& table = *plan_.parts[each.part].record;
+      const int64_t stamp = told_.doing == kCheck ? 0 : table.clock.now;  // a check marks nothing
       launch.Add(each.items.its.num_keys, {});
       launch.More(PlaceOf(*table.index));
       // No lookup: scores stay as they are.
-      launch.More(std::array<int64_t, 14>{table.clock.now, kKeepsScores, 0, 0, 0, 0, 0, 0, 0,
+      launch.More(std::array<int64_t, 14>{stamp, kKeepsScores, 0, 0, 0, 0, 0, 0, 0,
                                           Word(each.items.its.keys), Word(each.rows.data()), 0,
                                           Word(each.counts), each.items.its.num_keys});
     }

@@ -1,4 +1,4 @@
-// The step of an optimizer on rows of known keys, without Python.
+// The step of an optimizer on rows of keys that all have one, without Python.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-"""Which updates native code may do by itself, where all keys are those of the last gradients."""
+"""Which updates native code may do by itself, where all keys have rows."""
 
 from collections.abc import Sequence
 from ctypes import addressof

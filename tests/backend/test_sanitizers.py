@@ -102,6 +102,22 @@ def test_no_fault_in_the_operations_of_tensorflow():
     assert_faultless(done)
 
 
+@pytest.mark.full_only("compiles the kernels with a sanitizer: minutes")
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_no_fault_in_native_calls(kind, tmp_path):
+    """Without TensorFlow: all that runs in them is compiled with the sanitizer."""
+    sanitizer, target = SANITIZERS[kind], tmp_path / "native_calls.so"
+    folder = sources.kernel_folder()
+    names = ("lookup", "gradient", "update", "plan")
+    files = [folder / "ops" / f"{name}.cpp" for name in names]
+    own = ROOT / "tests" / "support" / "sanitizers" / "native_calls.cpp"
+    flags = ["-std=c++17", "-fPIC", "-shared", "-pthread", "-I", str(folder), *sanitizer.flags]
+    words = [compiler(), *flags, *map(str, [*files, own]), "-o", str(target)]
+    subprocess.run(words, check=True)
+    library = build.compile_library(sanitizer.flags)
+    assert_faultless(run_job("native", library, sanitizer, NATIVE=str(target)))
+
+
 def assert_faultless(done):
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.endswith("done\n")

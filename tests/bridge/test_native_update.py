@@ -271,6 +271,14 @@ class TwoLookups(Trained):
             super().apply(pairs)
 
 
+class Mixed(Trained):
+    """The first table has other keys than its gradient, the others those of theirs."""
+
+    def apply(self, pairs):
+        (grad, first), *others = pairs
+        super().apply([(OtherKeys.moved(grad), first), *others])
+
+
 class Twice(Trained):
     """Every table comes twice in a step."""
 
@@ -316,7 +324,8 @@ class OtherKeys(Trained):
 @pytest.mark.parametrize(
     ("kind", "is_native"),
     [
-        *[(Local, True), (TwoLookups, True), (OtherKeys, True), (Twice, False), (Clipped, True)],
+        *[(Local, True), (TwoLookups, True), (OtherKeys, True), (Mixed, True)],
+        *[(Twice, False), (Clipped, True)],
         *[(EagerLocal, True), (EagerTwoLookups, True), (EagerTwice, False), (EagerClipped, True)],
     ],
 )
@@ -324,6 +333,44 @@ def test_what_happens_between_a_gradient_and_its_step(kind, is_native):
     routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer), kind=kind)
     took = [train_both(routes, ids) for ids in IDS]
     assert took == [False, *[is_native] * 3]
+    end(routes)
+
+
+@pytest.mark.parametrize("kind", [Local, EagerLocal])
+def test_gradients_of_keys_that_repeat_often_are_summed(kind):
+    def make_optimizer():
+        return sok.OptimizerWrapper(case("Adagrad").make().optimizer)
+
+    routes = two_routes(make_optimizer, kind=kind)
+    keys = np.random.default_rng(0).integers(0, [[2], [3]] * 60, (120, 5))
+    assert [train_both(routes, keys, 0.01) for _ in range(3)] == [False, True, True]
+    end(routes)
+
+
+def test_a_dense_step_that_fails_leaves_keys_as_they_were_seen():
+    def make_optimizer():
+        return sok.OptimizerWrapper(case("Adam").make().optimizer)
+
+    def make():
+        return new_tables(kinds=("kLru",))
+
+    routes = two_routes(make_optimizer, make, EagerLocal)
+    for _ in range(2):
+        train_both(routes, IDS[0])
+    for route in routes:
+        with route.route(), tf.GradientTape() as tape:
+            keys = [tf.cast(IDS[0], each.key_type) for each in route.variables]
+            rows = [
+                tf.nn.embedding_lookup(*each) for each in zip(route.variables, keys, strict=True)
+            ]
+        gradients = tape.gradient(rows, route.variables)
+        route.train([[8, 8], [8, 8]])  # a later lookup has not seen these keys
+        dense, route.dense = route.dense, tf.Variable([1.0, 2.0])
+        before = [State.of(each.table) for each in route.variables]
+        with route.route(), pytest.raises(ValueError):
+            route.apply(list(zip(gradients, route.variables, strict=True)))
+        assert [State.of(each.table) for each in route.variables] == before
+        route.dense = dense
     end(routes)
 
 

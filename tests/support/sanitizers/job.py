@@ -2,15 +2,17 @@
 
 Usage: python -m tests.support.sanitizers.job JOB
 
-Jobs: engine, tables, evictions, pool, operations, faulty_count, faulty_end, faulty_shift.
+Jobs: engine, tables, evictions, pool, operations, native, faulty_count, faulty_end, faulty_shift.
 """
 
+import ctypes
 import functools
 import gc
 import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from scripts.bench.common.row_steps import apply_rule
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
+from sok_lite.backend.publish import publish
 from sok_lite.comm import SingleCommunicator
 from sok_lite.comm.threads import run_ranks
 from sok_lite.engine import optimizers
@@ -35,6 +38,7 @@ from tests.support.pooled import combine, combine_grad
 from tests.support.reference import DictTable
 
 THREADS = 4
+FLOAT, INT64 = 1, 9  # TensorFlow's numbers of types
 RULES = [getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"]
 
 
@@ -378,6 +382,104 @@ def _in_order(comm):
     order.close()
 
 
+def native():
+    """Native calls of known keys from several threads, with methods of Python's beside, by the
+    library that NATIVE names. Steps add up."""
+    from sok_lite.engine.work_done import GRADIENTS, LOOKUPS, UPDATES
+    from sok_lite.native import plans
+
+    library = ctypes.CDLL(os.environ["NATIVE"])
+    plans.operations = lambda: SimpleNamespace(library=library)
+    backend, dims, num_keys, batch = new_backend(), (3, 8), 200, 40
+    kinds = [("hbm", {}), ("hybrid", {"evict_strategy": "kLfu"})]
+    tables = [
+        make_table(kind, backend, dim, initializer=make_initializer("ones", dim), **options)
+        for (kind, options), dim in zip(kinds, dims, strict=True)
+    ]
+    for table in tables:
+        table.lookup(np.arange(num_keys))
+        table.store.number_states()
+        publish(table.last_gradient.plan_room(batch))
+    records = [(ctypes.addressof(each.record), each.record.generation) for each in tables]
+    rule = optimizers.SGD()
+    kernel = backend.kernel("update_sgd_f32")
+    parts = [
+        plans.Part(*its, INT64, FLOAT, dim, rows=plans.Rows.EVEN, row_length=1)
+        for its, dim in zip(records, dims, strict=True)
+    ]
+    moved = [
+        plans.UpdatePart(*its, table.store.record.states, INT64, dim, False, False, 0, *kernel, ())
+        for its, table, dim in zip(records, tables, dims, strict=True)
+    ]
+    policy = plans.Policy(1, -1, 0, 0, 0)
+    lookup = plans.LookupPlan(backend, True, LOOKUPS, GRADIENTS, policy, tuple(parts))
+    call = plans.PlannedCall(lookup, None, False)
+    nonfinite = np.zeros(1, np.int64)
+    fields = rule.native.values
+    update = plans.UpdatePlan(
+        *(backend, UPDATES, nonfinite.ctypes.data, 0, rule.native.number),
+        *(b"", (-1, -1), fields, fields, tuple(moved)),
+    )
+    plans.plan_update(call.number, update)
+
+    def do(what, arrays):
+        """Returns whether native code has done a call, and its outputs as (address, length)."""
+        words = []
+        for address, kind, shape in arrays:
+            words += [address, kind, len(shape), *shape]
+        words = (ctypes.c_int64 * len(words))(*words)
+        outputs, memory = (ctypes.c_int64 * 40)(), ctypes.c_void_p()
+        number = ctypes.c_int64(call.number)
+        is_done = library.sok_calls_do(
+            *(ctypes.c_int64(what), number, words, ctypes.c_int64(len(arrays))),
+            *(outputs, ctypes.byref(memory)),
+        )
+        kept.append(memory)
+        return bool(is_done), list(zip(outputs[::2], outputs[1::2], strict=True))
+
+    kept, counts = [], np.zeros((THREADS, num_keys), np.int64)
+    refused = np.zeros(THREADS, np.int64)
+
+    def work(number):
+        rng = np.random.default_rng(number)
+        grads = [np.ones((batch, dim), np.float32) for dim in dims]
+        step = np.array([1.0, 1.0, 1.0]).view(np.int64)
+        for turn in range(150):
+            keys = rng.integers(0, num_keys, batch)
+            its = [(keys.ctypes.data, INT64, (batch,))] * 2
+            done, outputs = do(0, its)
+            if not done:
+                refused[number] += 1  # a method of Python's is under way
+                continue
+            rows, told = outputs[2], outputs[6]
+            given = [(each.ctypes.data, FLOAT, each.shape) for each in grads]
+            rows, told = ((at, INT64, (n,)) for at, n in (rows, told))
+            done, outputs = do(1, [*given, *its, rows, *[(0, INT64, (0,))] * 3, told])
+            if not done:
+                refused[number] += 1
+                continue
+            sums = [(at, FLOAT, (n, dim)) for (at, n), dim in zip(outputs, dims, strict=False)]
+            distinct = [(at, INT64, (n,)) for at, n in outputs[2:4]]
+            if turn % 3 == 0:  # the ids of the batch, which repeat, in place of the gradient's keys
+                sums, distinct = given, its
+            done, _ = do(2, [*distinct, *sums, (step.ctypes.data, INT64, (3,))])
+            refused[number] += not done
+            np.add.at(counts[number], keys, done)
+            if turn % 10 == number:
+                for table in tables:
+                    table.lookup(np.arange(number * 50, number * 50 + 20))
+                    table.contains(keys)
+
+    run_threads(work, THREADS)
+    for memory in kept:
+        library.sok_calls_free(memory)
+    for table in tables:
+        rows, *_ = table.lookup(np.arange(num_keys))
+        np.testing.assert_array_equal(rows[:, 0], 1 - counts.sum(axis=0))
+    assert LOOKUPS.native[0] > 0 and GRADIENTS.native[0] > 0 and UPDATES.native[0] > 0
+    assert refused.sum() < 100 * THREADS
+
+
 def faulty(kernel):
     n = {"faulty_count": 100_000, "faulty_end": 100, "faulty_shift": 2}[kernel]
     new_backend().launch(kernel, n, np.zeros(n, np.int64), n)
@@ -386,6 +488,6 @@ def faulty(kernel):
 if __name__ == "__main__":
     job = sys.argv[1]
     jobs = {"engine": engine, "tables": tables, "evictions": evictions, "pool": pool}
-    jobs["operations"] = operations
+    jobs |= {"operations": operations, "native": native}
     jobs.get(job, lambda: faulty(job))()
     print("done")
