@@ -175,9 +175,8 @@ class RowOptimizer(tf.Module):
     ) -> tuple[Any, Any]:
         """Updates the rows of all pairs in one operation, and the dense variables.
 
-        Whichever part fails, the other has not begun: in eager mode the operation prepares the step
-        of the rows, does the dense step, and then changes the rows by what nothing refuses any
-        more. In a graph, where that would be two operations, the rows go first.
+        Whichever part fails, the other has not begun: `EagerUpdate` says how. In a graph, where
+        that would be two operations, the rows go first.
 
         Args:
           optimizer: whose states the rows have.
