@@ -6,7 +6,6 @@
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
 
-#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -92,8 +91,7 @@ class GradientOfCall {
       items.rows = next;
       items.row_length = plan_.parts[i].row_length;
       items.combiner = plan_.parts[i].combiner;
-      items.seed = static_cast<uint64_t>(plan_.driver->seed);
-      items.factor = Mixed(items.seed) | 1;
+      items.SetSeed(*plan_.driver);
       items.combine_items = reinterpret_cast<sok::Run>(plan_.driver->combine_items.run);
     }
     return true;

@@ -89,6 +89,11 @@ struct Items {
   uint32_t* slots = nullptr;
   int64_t num_slots = 0;
 
+  void SetSeed(const Driver& driver) {
+    seed = static_cast<uint64_t>(driver.seed);
+    factor = Mixed(seed) | 1;
+  }
+
   bool HasFactors() const {
     const bool is_sum = combiner == 0;
     return its.weights || (!is_sum && !IsOneEach());

@@ -230,8 +230,7 @@ class UpdateOfCall {
     sought.rows.resize(keys.size);
     sought.items.rows = sought.rows.data();
     sought.items.row_length = 1;
-    sought.items.seed = static_cast<uint64_t>(plan_.driver->seed);
-    sought.items.factor = Mixed(sought.items.seed) | 1;
+    sought.items.SetSeed(*plan_.driver);
     return true;
   }
 

@@ -283,7 +283,7 @@ def call_of(number: int) -> Call | None:
 
 def source_of(number: int) -> Any:
     """Returns the source of a call by its number; None where there is no such call any more."""
-    call = _calls.get(number)
+    call = call_of(number)
     return None if call is None else call.source
 
 

@@ -16,11 +16,11 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.backend.publish import publish
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
+from tests.support.helpers import give_room
 from tests.support.locks import SLEEPING, compile_locks
 from tests.support.routes import (
     ALL,
@@ -405,7 +405,7 @@ def test_rows_of_every_type_are_read_without_python(mode, dtype):
         (variable,) = route.variables
         rows = np.arange(10).reshape(2, 5).astype("float32" if dtype in FLOATS else dtype)
         variable.table.insert_or_assign([3, 4], rows)
-        give_room(variable)
+        give_room(variable.table)
         look_up = mode(lambda keys, variable=variable: variable.sparse_read(keys, training=False))
         with sok.inference_mode(missing="zeros"):
             look_up(tf.constant([3]))
@@ -417,12 +417,6 @@ def test_rows_of_every_type_are_read_without_python(mode, dtype):
 
 
 # ------------------------------------------------------------------------------- entries
-
-
-def give_room(variable):
-    """Lets the clock of a table begin spans for half an hour, for which it would need Python."""
-    clock = variable.table.clock
-    publish(clock._plan_spans(clock._spans(), more=2000))
 
 
 def ragged(keys, values=None):
@@ -481,7 +475,7 @@ def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
     variables = [new_variable(kind, f"t{i}", 3, key_type, dtype) for i in range(2)]
     for each in variables:
         each.table.lookup([5, 7, 9, 11])
-        give_room(each)
+        give_room(each.table)
     look_up = mode(lambda keys: LOOKUPS_OF_KEYS[name](variables, keys))
     known, new = (tf.constant(keys, key_type) for keys in ([7, 5, 5, 11], [7, 5, 6, 11]))
     look_up(known)
@@ -513,7 +507,7 @@ def test_a_lookup_ends_while_another_thread_holds_the_interpreter_lock(
 ):
     variable = new_variable()
     variable.table.lookup([5, 7])
-    give_room(variable)
+    give_room(variable.table)
     record, calls = (
         variable.table.record,
         {
@@ -636,7 +630,7 @@ def tables_of_errors():
     ]
     for each in variables:
         each.table.lookup([5, 7, 9])
-        give_room(each)
+        give_room(each.table)
     return variables
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.engine.work_done import LOOKUPS, UPDATES
 from sok_lite.native.plans import num_entries
-from tests.bridge.test_native_lookup import give_room
 from tests.conftest import QUICK
+from tests.support.helpers import give_room
 from tests.support.own_process import in_child
 from tests.support.routes import counts_of, new_variable
 from tests.support.table_audit import assert_lock_is_free, audit
@@ -180,7 +180,7 @@ def pair(kind, dim=4):
     made = [new_variable(kind, dim=dim) for _ in range(2)]
     for each in made:
         each.table.lookup(np.arange(10))
-        give_room(each)
+        give_room(each.table)
     return made
 
 
@@ -235,7 +235,7 @@ def test_an_interrupt_in_a_lookup_that_python_goes_on_with(kind, name):
     table, look_up = variable.table, lookups(variable)[name]
     known = np.arange(10)
     table.lookup(known)
-    give_room(variable)
+    give_room(variable.table)
     look_up(tf.constant(known))
     interrupted, step = 0, 23 if QUICK else 1
     for at in range(1, 20_000, step):
@@ -333,7 +333,7 @@ def test_children_forked_while_native_threads_look_up_have_the_table_or_are_told
     variable = new_variable(dim=8)
     table = variable.table
     table.lookup(np.arange(3000))
-    give_room(variable)
+    give_room(variable.table)
     look_up = tf.function(lambda keys: sok.lookup_sparse([variable], [keys], combiners=["sum"]))
     reading = tf.function(
         lambda keys: sok.lookup_sparse([variable], [keys], combiners=["sum"], training=False)

@@ -89,8 +89,6 @@ class Eager(Trained):
 class WithDense(Trained):
     """A dense variable is trained in the same call."""
 
-    error = None
-
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.dense = tf.Variable(1.0)

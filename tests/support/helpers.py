@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sok_lite.backend.gpu_binaries import Nvrtc
+from sok_lite.backend.publish import publish
 from sok_lite.comm import CommunicatorError
 from sok_lite.engine.dtypes import as_words, row_dtype
 from sok_lite.engine.rows.store import NO_ROW
@@ -47,6 +48,13 @@ class KeyInitializer:
 def first_row(dim):
     """The same for the oracle."""
     return lambda key: np.full(dim, key % 1000, np.float32)
+
+
+def give_room(table):
+    """Lets the clock of a table begin spans for half an hour, for which native code would need
+    Python."""
+    clock = table.clock
+    publish(clock._plan_spans(clock._spans(), more=2000))
 
 
 def sized(backend, usual, simulated):
