@@ -15,6 +15,7 @@ enum Type : int64_t {
   kFloat = 1,
   kDouble = 2,
   kInt32 = 3,
+  kUint8 = 4,
   kInt8 = 6,
   kInt64 = 9,
   kBfloat16 = 14,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <iterator>
 #include <vector>
@@ -15,6 +16,15 @@ namespace sok {
 template <class T>
 int64_t Word(T* address) {
   return reinterpret_cast<int64_t>(address);
+}
+
+// Returns a number as a kernel takes it, which has an i64 or an f32.
+inline int64_t WordOf(double value, bool is_integer) {
+  if (is_integer) return static_cast<int64_t>(value);
+  const float rounded = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &rounded, sizeof bits);
+  return bits;
 }
 
 // A launch: the members of SokLaunch (cpu_runtime.cpp).

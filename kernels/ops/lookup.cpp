@@ -33,20 +33,6 @@ Now NowOf(const Policy& policy, int64_t mode) {
   return {inserts, missing != 0};
 }
 
-// Begins a lookup that may insert, in all tables. Returns false, and has changed nothing, where one
-// of their clocks needs Python.
-bool Tick(const std::vector<SokTableRecord*>& tables) {
-  const double at = sok_now();
-  for (const SokTableRecord* table : tables) {
-    if (!sok_can_tick(table->clock, at)) return false;
-  }
-  for (SokTableRecord* table : tables) {
-    sok_tick(table->clock, at);
-    ++table->num_native;
-  }
-  return true;
-}
-
 // Counts the keys of a lookup. Several threads may count, where they only read.
 void Count(const Plan& plan, const std::vector<Given>& given, const std::vector<int64_t>& missing) {
   for (size_t i = 0; i < given.size(); ++i) {
@@ -223,6 +209,18 @@ class Lookup {
 };
 
 }  // namespace
+
+bool Tick(const std::vector<SokTableRecord*>& tables) {
+  const double at = sok_now();
+  for (const SokTableRecord* table : tables) {
+    if (!sok_can_tick(table->clock, at)) return false;
+  }
+  for (SokTableRecord* table : tables) {
+    sok_tick(table->clock, at);
+    ++table->num_native;
+  }
+  return true;
+}
 
 bool Held::TakeAll(const std::vector<SokTableRecord*>& tables, bool shared, int64_t wanted) {
   is_shared_ = shared;

@@ -68,6 +68,10 @@ class Held {
   bool is_shared_ = false;
 };
 
+// Begins a lookup that may insert, in all tables. Returns false, and has changed nothing, where one
+// of their clocks needs Python.
+bool Tick(const std::vector<SokTableRecord*>& tables);
+
 // How many counters a table has in a search, and which: sok_lite/engine/table/counters.py.
 constexpr int64_t kCounters = 12, kMissing = 0, kWrongSplits = 2;
 

@@ -13,18 +13,20 @@
 #include "ops/python.h"
 #include "ops/tf_c_api.h"
 #include "ops/update.h"
+#include "ops/write.h"
 
 namespace {
 
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 4;
+constexpr int64_t kAbi = 5;
 
 using Native = bool (*)(Frame* frame, int64_t call);
 bool LookUp(Frame* frame, int64_t call);
 bool Gradient(Frame* frame, int64_t call);
 bool Update(Frame* frame, int64_t call);
+bool Method(Frame* frame, int64_t call);
 
 // A type of operation.
 struct Type {
@@ -52,7 +54,7 @@ constexpr Type kTypes[] = {
     {"SokStaticPlaces", false, false, true, true},
     {"SokStaticLookup", false, false, true, true},
     {"SokUpdate", true, false, true, false, Update},
-    {"SokMethod", true, false, true, false},
+    {"SokMethod", true, false, true, false, Method},
     // All rows of a table, with a gradient.
     {"SokValue", true, false, true, false},
     {"SokCollective", false, false, true, true},
@@ -192,6 +194,12 @@ bool Update(Frame* frame, int64_t call) {
   return is_done;
 }
 
+// Of the methods of a table, some writes are native.
+bool Method(Frame* frame, int64_t call) {
+  const std::shared_ptr<const sok::WritePlan> plan = sok::WritePlanOf(call);
+  return plan && sok::Write(*plan, InputsOf(frame));
+}
+
 void Compute(void* kernel, TF_OpKernelContext* context) {
   const auto* self = static_cast<const Kernel*>(kernel);
   auto* frame = new Frame(context);
@@ -232,6 +240,7 @@ void RegisterKernel(const Type& type, const char* name, bool in_order, bool is_o
       : type.native == LookUp   ? Create<false, false, LookUp>
       : type.native == Gradient ? Create<false, true, Gradient>
       : type.native == Update   ? Create<false, false, Update>
+      : type.native == Method   ? Create<false, false, Method>
       : type.is_gradient        ? Create<false, true>
                                 : Create<false, false>;
   TF_KernelBuilder* kernel =

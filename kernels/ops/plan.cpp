@@ -21,6 +21,7 @@ using ByCall = std::unordered_map<int64_t, std::shared_ptr<const T>>;
 std::shared_mutex mutex;
 ByCall<Plan> plans;
 ByCall<UpdatePlan> update_plans;
+ByCall<WritePlan> write_plans;
 std::atomic<int64_t> mode{0};
 
 // A forked child frees the calls of its parent: no other thread may be in the map then. It has a
@@ -83,6 +84,8 @@ class Words {
 std::shared_ptr<const Plan> PlanOf(int64_t call) { return Found(plans, call); }
 
 std::shared_ptr<const UpdatePlan> UpdatePlanOf(int64_t call) { return Found(update_plans, call); }
+
+std::shared_ptr<const WritePlan> WritePlanOf(int64_t call) { return Found(write_plans, call); }
 
 int64_t Mode() { return mode.load(std::memory_order_relaxed); }
 
@@ -158,9 +161,35 @@ __attribute__((visibility("default"))) void sok_ops_plan_update(int64_t call,
   Set<UpdatePlan>(&update_plans, call, std::move(plan));
 }
 
+// Notes the plan of a write: the words of `WritePlan` and of its part. Returns as `sok_ops_plan`.
+__attribute__((visibility("default"))) int sok_ops_plan_write(int64_t call,
+                                                              const int64_t* numbers) {
+  using namespace sok;
+  Words words(numbers);
+  auto plan = std::make_shared<WritePlan>();
+  plan->driver = words.Address<const Driver>();
+  if (!plan->driver->fits()) return 0;
+  plan->writing = static_cast<Writing>(words.Next());
+  plan->begins_lookup = words.Next() != 0;
+  plan->has_flags = words.Next() != 0;
+  plan->subtracts = words.Next() != 0;
+  plan->scale = words.Doubles(1)[0];
+  WritePart part{};
+  part.record = words.Address<SokTableRecord>();
+  part.generation = words.Next();
+  part.key_type = words.Next();
+  part.row_type = words.Next();
+  part.dim = words.Next();
+  plan->tables.push_back(part.record);
+  plan->parts.push_back(part);
+  Set<WritePlan>(&write_plans, call, std::move(plan));
+  return 1;
+}
+
 __attribute__((visibility("default"))) void sok_ops_forget(int64_t call) {
   sok::Forget(&sok::plans, call);
   sok::Forget(&sok::update_plans, call);
+  sok::Forget(&sok::write_plans, call);
 }
 
 __attribute__((visibility("default"))) void sok_ops_set_mode(int64_t mode) {

@@ -1,5 +1,5 @@
-// A lookup as it is known before it runs: which tables, and how their batches are given. An update
-// as it is known by the one before it.
+// A lookup as it is known before it runs: which tables, and how their batches are given; a write.
+// An update as it is known by the one before it.
 //
 // Python makes a plan of each call that native code may do by itself (sok_lite/native/plans.py), by
 // the number of the call. A graph that has the call may outlive the tables: a plan knows their
@@ -30,13 +30,16 @@ struct Driver {
   Kernel find, find_and_pool, rows_read[3];  // of words of 2, 4 and 8 bytes
   Kernel combine_items, segment_sums, segment_add_pieces;
   Kernel weight_grad[4];  // of rows in float32, float16, bfloat16 and float64
+  Kernel rows_write[4];   // of words of 1, 2, 4 and 8 bytes
+  Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
     return find.num_arguments == 21 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 6 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
-           weight_grad[0].num_arguments == 10;
+           weight_grad[0].num_arguments == 10 && rows_write[0].num_arguments == 7 &&
+           rows_add[0].num_arguments == 7;
   }
 };
 
@@ -100,17 +103,45 @@ struct UpdatePlan {
   std::vector<SokTableRecord*> tables;  // of the parts, all different
 };
 
-// Runs what native code does of a call, and counts it in `work`. Returns whether it is done; where
-// there is no memory, or a number is beyond any, it is not.
+// What a write does with the rows of its keys.
+enum class Writing : int64_t { kAssigns, kAdds };
+
+struct WritePart {
+  SokTableRecord* record;
+  int64_t generation;
+  int64_t key_type, row_type;  // TensorFlow's numbers of types
+  int64_t dim;
+};
+
+// A write of rows of keys that are all there.
+struct WritePlan {
+  const Driver* driver;
+  Writing writing;
+  bool begins_lookup;            // whether it would insert, so that it counts as a lookup
+  bool has_flags;                // of each key whether it is to be there
+  bool subtracts;                // other rows, before these are added
+  double scale;                  // of what is added
+  std::vector<WritePart> parts;  // one
+  std::vector<SokTableRecord*> tables;
+};
+
+// Runs what native code does of a call. Returns whether it is done; where there is no memory, or a
+// number is beyond any, it is not.
+template <class Run>
+bool Tried(Run run) {
+  try {
+    return run();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+// Does the same, and counts in `work` what is done.
 template <class Run>
 bool Counted(int64_t* work, Run run) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
-  try {
-    if (!run()) return false;
-  } catch (const std::exception&) {
-    return false;
-  }
+  if (!Tried(run)) return false;
   const std::chrono::nanoseconds took = Clock::now() - begin;
   __atomic_fetch_add(&work[0], 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&work[1], took.count(), __ATOMIC_RELAXED);
@@ -120,6 +151,7 @@ bool Counted(int64_t* work, Run run) {
 // Returns the plan of a call; null: there is none.
 std::shared_ptr<const Plan> PlanOf(int64_t call);
 std::shared_ptr<const UpdatePlan> UpdatePlanOf(int64_t call);
+std::shared_ptr<const WritePlan> WritePlanOf(int64_t call);
 
 // What blocks of `inference_mode` say: 0: none is open; else 1, or 2 and what a missing key gives.
 int64_t Mode();

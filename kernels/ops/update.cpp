@@ -12,8 +12,8 @@
 #include <limits>
 #include <map>
 
-#include "ops/items.h"
 #include "ops/launch.h"
+#include "ops/sought.h"
 #include "update/scalars.h"
 
 namespace sok {
@@ -21,18 +21,6 @@ namespace {
 
 // Numbers before the optimizer's own: of the step, what is to be done, the learning rate.
 constexpr int64_t kOfStep = 3;
-
-// The strategy by which a search leaves scores: HKV_CUSTOMIZED (hkv/hkv.cuh).
-constexpr int64_t kKeepsScores = 4;
-
-// Returns a number of a step as a kernel takes it, which has an i64 or an f32.
-int64_t WordOf(double value, bool is_integer) {
-  if (is_integer) return static_cast<int64_t>(value);
-  const float rounded = static_cast<float>(value);
-  uint32_t bits;
-  std::memcpy(&bits, &rounded, sizeof bits);
-  return bits;
-}
 
 // The numbers of a rule in a step, as its kernel takes them: of the step, then its scalars.
 class Numbers {
@@ -86,35 +74,31 @@ bool AreKeys(const Array& keys, const int64_t* expected) {
 
 // The rows of one table in a step, each once.
 struct Moved {
-  const int64_t* keys;
-  const uint32_t* rows;
-  const float* grads;  // (num_rows, dim)
-  int64_t num_rows;
-};
-
-// Keys of a table that are not those of its last gradient, and may repeat.
-struct Sought {
-  size_t part;
-  std::vector<int64_t> converted;  // of 32 bits
-  std::vector<uint32_t> rows;
-  int64_t counts[2] = {0, 0};
-  Items items;
-  std::vector<float> sums;
-  float* pieces = nullptr;
+  const int64_t* keys = nullptr;
+  const uint32_t* rows = nullptr;
+  const float* grads = nullptr;  // (num_rows, dim)
+  int64_t num_rows = -1;         // -1: they are sought
 };
 
 // One step of one or more tables.
 class UpdateOfCall {
  public:
   UpdateOfCall(const UpdatePlan& plan, const std::vector<Array>& arrays, const Told& told)
-      : plan_(plan), arrays_(arrays), told_(told) {}
+      : plan_(plan), arrays_(arrays), told_(told), sought_(*plan.driver, plan.parts.size()) {}
 
   bool Run() {
     if (!Read()) return false;
     Held held;
     if (!held.Take(plan_, false, kSokReads) || !AreUsual() || !Find()) return false;
     if (told_.doing == kCheck) return true;
-    Group();
+    sought_.Group();
+    sought_.SumEach();
+    size_t next = 0;
+    for (Moved& moved : moved_) {
+      if (moved.num_rows >= 0) continue;
+      const Sought& its = sought_.all()[next++];
+      moved = {its.items.keys, its.items.rows_of_keys, its.summed(), its.items.num_keys};
+    }
     // A kernel at a time: most calls have one.
     std::map<void*, Launch> launches;
     for (size_t i = 0; i < plan_.parts.size(); ++i) {
@@ -175,7 +159,6 @@ class UpdateOfCall {
   bool Find() {
     const size_t count = plan_.parts.size();
     moved_.resize(count);
-    sought_.reserve(count);
     for (size_t i = 0; i < count; ++i) {
       const SokTableRecord& table = *plan_.parts[i].record;
       const SokGradientRecord& last = table.gradient;
@@ -185,93 +168,11 @@ class UpdateOfCall {
                            last.lookup_number == table.clock.now;
       if (is_last && AreKeys(arrays_[i], last.keys)) {
         moved_[i] = {last.keys, last.rows, grads, last.size};
-      } else if (!Seek(i)) {
+      } else if (!sought_.Add(table, arrays_[i], grads, plan_.parts[i].dim)) {
         return false;
       }
     }
-    if (sought_.empty()) return true;
-    const Driver& driver = *plan_.driver;
-    std::vector<int64_t> sizes;
-    for (const Sought& each : sought_) sizes.push_back(each.items.its.num_keys);
-    if (IsOneTooLong(sizes, driver.num_threads)) return false;
-    Launch launch(driver.find);
-    for (Sought& each : sought_) {
-      const SokTableRecord& table = *plan_.parts[each.part].record;
-      const int64_t stamp = told_.doing == kCheck ? 0 : table.clock.now;  // a check marks nothing
-      launch.Add(each.items.its.num_keys, {});
-      launch.More(PlaceOf(*table.index));
-      // No lookup: scores stay as they are.
-      launch.More(std::array<int64_t, 14>{stamp, kKeepsScores, 0, 0, 0, 0, 0, 0, 0,
-                                          Word(each.items.its.keys), Word(each.rows.data()), 0,
-                                          Word(each.counts), each.items.its.num_keys});
-    }
-    launch.Run(driver);
-    for (const Sought& each : sought_) {
-      if (each.counts[0]) return false;
-    }
-    return true;
-  }
-
-  // Prepares to search for the keys of a table. Returns whether there are no more than may be.
-  bool Seek(size_t number) {
-    const Array& keys = arrays_[number];
-    if (keys.size > kMostItems) return false;
-    sought_.emplace_back();
-    Sought& sought = sought_.back();
-    sought.part = number;
-    Given& its = sought.items.its;
-    its.num_keys = its.num_rows = keys.size;
-    its.keys = static_cast<const int64_t*>(keys.data);
-    if (keys.type == kInt32) {
-      const auto* from = static_cast<const int32_t*>(keys.data);
-      sought.converted.assign(from, from + keys.size);
-      its.keys = sought.converted.data();
-    }
-    sought.rows.resize(keys.size);
-    sought.items.rows = sought.rows.data();
-    sought.items.row_length = 1;
-    sought.items.SetSeed(*plan_.driver);
-    return true;
-  }
-
-  // Sums the gradients of keys that repeat.
-  void Group() {
-    if (sought_.empty()) return;
-    const Driver& driver = *plan_.driver;
-    for (Sought& each : sought_) each.items.Want(&scratch_);
-    scratch_.Get();
-    const Kernel kernel{reinterpret_cast<void*>(&sok::Group), 1};
-    Launch grouping(kernel), summing(driver.segment_sums), adding(driver.segment_add_pieces);
-    for (Sought& each : sought_) grouping.Add(each.items.its.num_keys, {Word(&each.items)});
-    grouping.Run(driver);
-    for (Sought& each : sought_) {
-      const Items& items = each.items;
-      const int64_t dim = plan_.parts[each.part].dim;
-      if (items.most_items > kPiece) {
-        piece_scratch_.Want(&each.pieces, items.its.num_keys / kPiece * dim);
-      }
-    }
-    piece_scratch_.Get();
-    for (Sought& each : sought_) {
-      const Items& items = each.items;
-      const int64_t dim = plan_.parts[each.part].dim, n = items.its.num_keys;
-      const Array& grads = arrays_[plan_.parts.size() + each.part];
-      Moved& moved = moved_[each.part];
-      moved = {items.keys, items.rows_of_keys, static_cast<const float*>(grads.data),
-               items.num_keys};
-      if (items.num_keys == n) continue;
-      each.sums.resize(items.num_keys * dim);
-      moved.grads = each.sums.data();
-      const std::array<int64_t, 13> words =
-          WordsOfSums(items, grads.data, dim, each.pieces, moved.grads);
-      summing.Add(n, {});
-      summing.More(words);
-      if (!each.pieces) continue;
-      adding.Add(n, {});
-      adding.More(words);
-    }
-    summing.Run(driver);
-    adding.Run(driver);
+    return sought_.Find(told_.doing != kCheck);
   }
 
   // Returns the arguments of a table's kernel, as update/frame.cuh has them.
@@ -295,9 +196,8 @@ class UpdateOfCall {
   const Told& told_;
   int64_t step_ = 0;
   Numbers undecayed_, decayed_;
-  std::vector<Moved> moved_;    // of each table
-  std::vector<Sought> sought_;  // not moved in memory: launches have addresses of its members
-  Scratch scratch_, piece_scratch_;
+  std::vector<Moved> moved_;  // of each table
+  SoughtKeys sought_;         // those of the others
 };
 
 }  // namespace

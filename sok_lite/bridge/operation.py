@@ -38,7 +38,7 @@ from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.pieces import Scattered, Shape
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, Frame, array_dtype, operations, raised
-from sok_lite.native.plans import LookupPlan, NativeCall, PlannedCall
+from sok_lite.native.plans import LookupPlan, NativeCall, PlannedCall, WritePlan
 
 # An attribute of tables' handles: the name of the table.
 NAME_OF_HANDLE = "_sok_lite_name"
@@ -247,7 +247,7 @@ def operation(
     collective: CollectiveCall | None = None,
     waits: bool = True,
     is_ordered: bool = True,
-    plan: LookupPlan | None = None,
+    plan: LookupPlan | WritePlan | None = None,
     is_planned_later: bool = False,
 ) -> Any:
     """Runs an operation, or adds it to the graph.
@@ -416,7 +416,7 @@ class EagerOperation:
         work: WorkDone | None = None,
         num_told: int = 0,
         waits: bool = True,
-        plan: LookupPlan | None = None,
+        plan: LookupPlan | WritePlan | None = None,
         is_planned_later: bool = False,
     ) -> None:
         self._what, self._plan = what, plan

@@ -20,6 +20,7 @@ from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.native.plans import WritePlan
 
 
 class Results:
@@ -66,6 +67,7 @@ def table_call(
     inputs: Sequence[Any] = (),
     dtypes: Sequence[tf.DType] = (),
     shapes: Sequence[Any] = (),
+    plan: WritePlan | None = None,
 ) -> Any:
     """Calls a function of a variable's table and of arrays, at once or from a graph.
 
@@ -75,6 +77,7 @@ def table_call(
       function: takes the engine's table, the outputs, which it writes or gives, and arrays.
       inputs: tensors of numbers.
       dtypes, shapes: of the outputs.
+      plan: by which native code may do it in a graph; None: it may not.
 
     Returns:
       A list of tensors; without any, None in eager mode and the operation in a graph.
@@ -88,7 +91,8 @@ def table_call(
         refuse_replicas(what)
         return on_device(backend, _at_once, run, inputs, dtypes, backend) or None
     plain = _unconverted(run)  # what it calls is of the caller's graph, converted by AutoGraph
-    outputs = operation("sok_method", variable.handles, plain, inputs, dtypes, backend, what)
+    of_call = (variable.handles, plain, inputs, dtypes, backend, what)
+    outputs = operation("sok_method", *of_call, plan=plan)
     return _shaped(outputs, shapes)
 
 
@@ -146,6 +150,7 @@ def array_call(
     inputs: Sequence[Any] = (),
     dtypes: Sequence[tf.DType] = (),
     shapes: Sequence[Any] = (),
+    plan: WritePlan | None = None,
 ) -> Any:
     """Does what `table_call` does, with a function that gives its results.
 
@@ -161,7 +166,7 @@ def array_call(
             for number, result in enumerate(results):
                 outputs.give(number, result)
 
-    return table_call(variable, what, run, inputs, dtypes, shapes)
+    return table_call(variable, what, run, inputs, dtypes, shapes, plan)
 
 
 def method_call(
@@ -171,6 +176,7 @@ def method_call(
     inputs: Sequence[Any] = (),
     dtypes: Sequence[tf.DType] = (),
     shapes: Sequence[Any] = (),
+    plan: WritePlan | None = None,
 ) -> Any:
     """Does what `array_call` does for a method of a variable, once the variable is ready.
 
@@ -183,7 +189,8 @@ def method_call(
         return function(table, *arrays[:count])
 
     what = f"{method} of {variable.name!r}"
-    return array_call(variable, what, run, [*inputs, *variable.ready_inputs()], dtypes, shapes)
+    inputs = [*inputs, *variable.ready_inputs()]
+    return array_call(variable, what, run, inputs, dtypes, shapes, plan)
 
 
 def of_each_key(

@@ -4,7 +4,7 @@ Functions of a variable, which the APIs name as its methods. They act on the par
 one rank may call them alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ import tensorflow as tf
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_rows, checked_scores
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.native_write import adding, assigning
 from sok_lite.bridge.table_call import array_call, to_rows
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_write
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.native.plans import WritePlan
 
 
 def insert_or_assign(
@@ -47,7 +49,8 @@ def insert_or_assign(
         refuse_foreign(table, keys, what)
         table.insert_or_assign(keys, *arrays)
 
-    return _write(variable, what, keys, rows, write, *others)
+    plan = None if others else assigning(variable, keys, rows, begins_lookup=True)
+    return _write(variable, what, [keys, rows, *others], write, plan)
 
 
 def refuse_foreign(table: EmbeddingTable, keys: Array, what: str) -> None:
@@ -67,77 +70,75 @@ def scatter_add(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
     """Adds rows to the rows of keys that are in the table; repeated keys are summed."""
-    return _scatter(
-        variable,
-        "scatter_add",
-        sparse_delta,
-        lambda table, keys, rows: table.accumulate(keys, rows),
-    )
+    return _scatter_add(variable, "scatter_add", sparse_delta, 1.0)
 
 
 def scatter_sub(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
     """Subtracts rows from the rows of keys that are in the table; repeated keys are summed."""
-    return _scatter(
-        variable,
-        "scatter_sub",
-        sparse_delta,
-        lambda table, keys, rows: table.accumulate(keys, rows, scale=-1.0),
-    )
+    return _scatter_add(variable, "scatter_sub", sparse_delta, -1.0)
 
 
 def scatter_update(
     variable: TableVariable, sparse_delta: Any, use_locking: bool = False, name: Any = None
 ) -> Any:
     """Sets the rows of keys that are in the table; of a repeated key the last row counts."""
-    return _scatter(
-        variable, "scatter_update", sparse_delta, lambda table, keys, rows: table.assign(keys, rows)
-    )
+    keys, rows = _keys_and_rows(variable, "scatter_update", sparse_delta)
+    plan = assigning(variable, keys, rows, begins_lookup=False)
+
+    def write(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        table.assign(keys, rows)
+
+    return _write(variable, "scatter_update", [keys, rows], write, plan)
 
 
-def _scatter(
-    variable: TableVariable,
-    what: str,
-    sparse_delta: Any,
-    write: Callable[[EmbeddingTable, Any, Any], None],
-) -> Any:
+def _scatter_add(variable: TableVariable, what: str, sparse_delta: Any, scale: float) -> Any:
+    keys, rows = _keys_and_rows(variable, what, sparse_delta)
+    if variable.table.row_dtype.added_in == np.float32:
+        rows = tf.cast(rows, tf.float32)
+    plan = adding(variable, keys, [rows], begins_lookup=False, scale=scale)
+
+    def write(table: EmbeddingTable, keys: Array, rows: Array) -> None:
+        table.accumulate(keys, rows, scale=scale)
+
+    return _write(variable, what, [keys, rows], write, plan)
+
+
+def _keys_and_rows(
+    variable: TableVariable, what: str, sparse_delta: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
     if not isinstance(sparse_delta, tf.IndexedSlices):
         raise TypeError(
             f"{what} takes a tf.IndexedSlices of keys and rows. "
             f"sparse_delta is not IndexedSlices: {sparse_delta!r}"
         )
     keys = checked_keys(variable, sparse_delta.indices)
-    values = checked_rows(variable, keys, sparse_delta.values, what)
-    if what != "scatter_update" and variable.table.row_dtype.added_in == np.float32:
-        values = tf.cast(values, tf.float32)
-    return _write(variable, what, keys, values, write)
+    return keys, checked_rows(variable, keys, sparse_delta.values, what)
 
 
 def _write(
     variable: TableVariable,
     what: str,
-    keys: tf.Tensor,
-    values: tf.Tensor,
+    inputs: Sequence[tf.Tensor],
     write: Callable[..., None],
-    *others: tf.Tensor,
+    plan: WritePlan | None,
 ) -> Any:
     """Writes rows, now or as an operation of a graph.
 
     Args:
       what: for errors.
-      keys: (n,).
-      values: (n, dimension).
-      write: takes the engine's table and keys, rows and `others` as arrays.
+      inputs: keys (n,), rows (n, dimension), and what else `write` takes.
+      write: takes the engine's table and the inputs as arrays.
+      plan: by which native code may do it.
 
     Returns:
       The variable in eager mode, the operation in a graph.
     """
+    dtype = inputs[1].dtype
 
-    dtype = values.dtype
+    def run(table: EmbeddingTable, keys: Array, rows: Array, *others: Array) -> None:
+        write(table, keys, to_rows(rows, dtype, table), *others)
 
-    def run(table: EmbeddingTable, keys: Array, values: Array, *arrays: Array) -> None:
-        write(table, keys, to_rows(values, dtype, table), *arrays)
-
-    done = array_call(variable, f"{what} on {variable.name!r}", run, [keys, values, *others])
+    done = array_call(variable, f"{what} on {variable.name!r}", run, inputs, plan=plan)
     return variable if tf.executing_eagerly() else done

@@ -18,6 +18,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.bridge import reads, table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.native_write import adding
 from sok_lite.bridge.refusals import is_called_from
 from sok_lite.bridge.saveable import TableSaveable, save_with_graph
 from sok_lite.bridge.table_call import method_call
@@ -254,9 +255,12 @@ class HashTable(TableVariable, SaveableObject):
 
     def _accumulated(self, keys: tf.Tensor, exists: Any, *values: tf.Tensor) -> Any:
         """Does what `accum` does; tables that count steps do more."""
+        if self.value_dtype in (tf.float16, tf.bfloat16):  # a difference of halves is no half
+            values = tuple(tf.cast(each, tf.float32) for each in values)
         flags = tf.cast(tf.reshape(tf.cast(exists, tf.bool), [-1]), tf.uint8)
-        inputs = [tf.reshape(keys, [-1]), flags, *values]
-        return method_call(self, "accum", _accumulate, inputs)
+        keys = tf.reshape(keys, [-1])
+        plan = adding(self, keys, values, begins_lookup=True, has_flags=True)
+        return method_call(self, "accum", _accumulate, [keys, flags, *values], plan=plan)
 
     def remove(self, keys: Any, name: str | None = None) -> Any:
         """Removes keys, with rows and optimizer states; missing ones are left out.
@@ -371,9 +375,6 @@ def _accumulate(
         raise ShapeError(
             f"Old and new values must have one shape. Received: {old.shape} and {new.shape}."
         )
-    if table.row_dtype.is_half:  # a difference of halves is no half
-        new = table.row_dtype.to_float32(xp, new)
-        old = None if old is None else table.row_dtype.to_float32(xp, old)
     if old is None:
         table.accum_or_assign(keys, new, exists)
         return

@@ -1,4 +1,4 @@
-"""Plans of what native code does by itself: lookups and updates, where all keys are there.
+"""Plans of what native code does by itself: lookups, updates and writes, where all keys are there.
 
 kernels/ops/plan.h says what a plan is. It holds no table: it knows the tables' records, which are
 never freed, and by their generation whether they still are the same tables'.
@@ -6,6 +6,7 @@ never freed, and by their generation whether they still are the same tables'.
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from ctypes import addressof
 from enum import IntEnum
 from functools import partial
@@ -70,6 +71,8 @@ _KERNELS = (
     *("find", "find_and_pool", "rows_read_u16", "rows_read_u32", "rows_read_u64"),
     *("combine_items", "segment_sums", "segment_add_pieces"),
     *(f"combine_weight_grad_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
+    *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
+    *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
 )
 _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
@@ -119,6 +122,51 @@ class LookupPlan(NamedTuple):
     gradient_work: WorkDone
     policy: Policy
     parts: tuple[Part, ...]
+
+    def note(self, number: int) -> bool:
+        """Gives it to native code, for the call of a number. Returns whether that takes it."""
+        driver = addressof(_driver_of(self.backend))
+        works = (addressof(each.native) for each in (self.work, self.gradient_work))
+        words = [driver, int(self.is_pooled), *works, *self.policy, len(self.parts)]
+        for part in self.parts:
+            words += part
+        return _noted("sok_ops_plan", number, words)
+
+
+class Writing(IntEnum):
+    """What a write does with the rows of its keys; as in kernels/ops/plan.h."""
+
+    ASSIGNS = 0
+    ADDS = 1
+
+
+class WritePlan(NamedTuple):
+    """A write to rows of one table that native code may do.
+
+    Attributes:
+      backend: of the table, a CpuBackend.
+      writing: what it does.
+      begins_lookup: whether it would insert keys, so that it counts as a lookup.
+      has_flags: whether the keys are followed by flags, of each whether it is to be there.
+      subtracts: whether rows follow that are subtracted from those that are added.
+      scale: what is added is multiplied by it.
+      part: the table; its rows are assigned in `row_type`.
+    """
+
+    backend: Any
+    writing: Writing
+    begins_lookup: bool
+    has_flags: bool
+    subtracts: bool
+    scale: float
+    part: Part
+
+    def note(self, number: int) -> bool:
+        """Gives it to native code, for the call of a number. Returns whether that takes it."""
+        (scale,) = _words(struct.pack("d", self.scale))
+        how = (self.writing, self.begins_lookup, self.has_flags, self.subtracts, scale)
+        words = [addressof(_driver_of(self.backend)), *map(int, how), *self.part[:5]]
+        return _noted("sok_ops_plan_write", number, words)
 
 
 class UpdatePart(NamedTuple):
@@ -197,6 +245,11 @@ def plan_update(number: int, plan: UpdatePlan) -> None:
     operations().library.sok_ops_plan_update(ctypes.c_int64(call.number), words)
 
 
+def _noted(function: str, number: int, words: Sequence[int]) -> bool:
+    note = getattr(operations().library, function)
+    return bool(note(ctypes.c_int64(number), WORDS[len(words)](*words)))
+
+
 def forget_plan(number: int) -> None:
     """Has a call no plan any more."""
     operations().library.sok_ops_forget(ctypes.c_int64(number))
@@ -218,10 +271,10 @@ class NativeCall(Call):
 
 
 class PlannedCall(NativeCall):
-    """A lookup that native code may do from the start.
+    """A lookup or a write that native code may do from the start.
 
     Args:
-      plan: of the lookup.
+      plan: of it.
       The others: as of `Call`.
 
     Raises:
@@ -230,15 +283,9 @@ class PlannedCall(NativeCall):
 
     __slots__ = ()
 
-    def __init__(self, plan: LookupPlan, *args: Any) -> None:
+    def __init__(self, plan: LookupPlan | WritePlan, *args: Any) -> None:
         super().__init__(*args)
-        driver = addressof(_driver_of(plan.backend))
-        works = (addressof(each.native) for each in (plan.work, plan.gradient_work))
-        numbers = [driver, int(plan.is_pooled), *works, *plan.policy, len(plan.parts)]
-        for part in plan.parts:
-            numbers += part
-        words = WORDS[len(numbers)](*numbers)
-        if not operations().library.sok_ops_plan(ctypes.c_int64(self.number), words):
+        if not plan.note(self.number):
             raise RuntimeError(
                 "sok_lite's kernels must be of the version of its operations. Received: kernels "
                 "that take other arguments. Install sok_lite again: its files are of two versions."

@@ -9,6 +9,7 @@ import ctypes
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,10 +28,12 @@ from tests.support.routes import (
     FLOATS,
     INTEGERS,
     KINDS,
+    WRITES,
     assert_equal,
     audit_both,
     both,
     new_variable,
+    writing,
 )
 from tests.support.table_audit import audit
 
@@ -273,7 +276,7 @@ class Program:
         if done < 7:
             self.look_up(int(rng.integers(len(self.calls))))
         else:
-            getattr(self, drawing.one_of(("assign", "erase", "epoch", "scores", "update")))()
+            getattr(self, drawing.one_of(("write", "erase", "epoch", "scores", "update")))()
         assert_equal(*self.routes)
         if number % 10 == 9:
             audit_both(*self.routes)
@@ -325,17 +328,24 @@ class Program:
         return self.both(call)
 
     def traced(self, route, number, ids, weights):
-        """Returns the lookup as a function: native code has a plan of it on both routes."""
-        if (route, number) not in self.functions:
-            for each in route.variables:
-                each.table.record.allows = ALL
+        """Returns the lookup as a function."""
+
+        def make():
             arguments = tf.nest.map_structure(spec_of, (ids, weights), expand_composites=False)
             run = runs(route, self.calls[number])
-            function = tf.function(run, input_signature=arguments, autograph=False)
-            self.functions[route, number] = function.get_concrete_function()
+            return tf.function(run, input_signature=arguments, autograph=False)
+
+        return self.planned(route, (route, number), make)
+
+    def planned(self, route, name, make):
+        """Returns a function, which is made once: native code has a plan of it on both routes."""
+        if name not in self.functions:
+            for each in route.variables:
+                each.table.record.allows = ALL
+            self.functions[name] = make().get_concrete_function()
             for each in route.variables:
                 each.table.record.allows = route.is_native * ALL
-        return self.functions[route, number]
+        return self.functions[name]
 
     # --------------------------------------------------------------------- what else is done
 
@@ -348,12 +358,18 @@ class Program:
         keys = np.array([self.drawing.one_of(known) for _ in range(count)], key_type)
         return table, np.unique(keys)
 
-    def assign(self):
-        table, keys = self.some_of(range(len(self.drawing.kinds)))
-        rows = self.drawing.rng.integers(-9, 9, (keys.size, self.drawing.dims[table]))
-        if self.drawing.dtypes[table] in FLOATS:
-            rows = rows.astype(np.float32)
-        self.both(lambda route: route.variables[table].table.insert_or_assign(keys, rows))
+    def write(self):
+        drawing, name = self.drawing, self.drawing.one_of(list(WRITES))
+        table, keys = self.some_of(range(len(drawing.kinds)))
+        keys = drawing.rng.choice(keys, drawing.rng.integers(1, 80))
+        rows = drawing.rng.integers(-9, 9, (keys.size, drawing.dims[table]))
+        rows = tf.cast(rows, drawing.dtypes[table])
+
+        def call(route):
+            make = partial(writing, route.variables[table], name)
+            self.planned(route, (route, table, name), make)(tf.constant(keys), rows)
+
+        self.both(call)
 
     def erase(self):
         table, keys = self.some_of(range(len(self.drawing.kinds)))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.backend import get_backend
+from sok_lite.bridge import writes
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.initializer_spec import make_initializer
 from sok_lite.engine.table import make_table
@@ -19,6 +20,14 @@ ALL = READS | INSERTS
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "int32", "int64")  # rows that are neither pooled nor trained
 FULL = {"init_capacity": 16, "max_capacity": 16, "max_bucket_size": 4}
+
+# Writes of rows: what each calls, and whether a key that is new gets a row.
+WRITES = {
+    "assign": (lambda variable, *given: writes.insert_or_assign(variable, "assign", *given), True),
+    "scatter_add": (writes.scatter_add, False),
+    "scatter_sub": (writes.scatter_sub, False),
+    "scatter_update": (writes.scatter_update, False),
+}
 
 
 class Kind(NamedTuple):
@@ -62,6 +71,18 @@ def new_variable(kind="hbm", name="table", dim=3, key_type="int64", dtype="float
         **options,
     )
     return TableVariable(table, name=name, trainable=dtype in FLOATS)
+
+
+def writing(variable, name):
+    """Returns a function that writes rows (n, dim) of keys (n,), by one of WRITES."""
+    write, inserts = WRITES[name]
+    specs = [tf.TensorSpec([None], variable.key_type), tf.TensorSpec([None, None], variable.dtype)]
+
+    @tf.function(autograph=False, input_signature=specs)
+    def run(keys, rows):
+        write(variable, *((keys, rows) if inserts else [tf.IndexedSlices(rows, keys)]))
+
+    return run
 
 
 class Route:

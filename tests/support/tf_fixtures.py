@@ -95,6 +95,7 @@ _NOT_ON_GPU = {
     *("test_checkpoint", "test_patched_optimizers"),
     # Native code looks up on the CPU.
     *("test_native_gradient", "test_native_lookup", "test_native_threads", "test_native_update"),
+    "test_native_write",
     # What it asks for is the CPU's backend.
     "test_it_lives_on_the_chosen_backend",
 }

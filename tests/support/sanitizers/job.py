@@ -396,8 +396,10 @@ def native():
         make_table(kind, backend, dim, initializer=make_initializer("ones", dim), **options)
         for (kind, options), dim in zip(kinds, dims, strict=True)
     ]
+    others = num_keys + np.arange(batch) % 3  # of the second table, that are assigned
     for table in tables:
         table.lookup(np.arange(num_keys))
+        table.lookup(others)
         table.store.number_states()
         publish(table.last_gradient.plan_room(batch))
         give_room(table)
@@ -422,8 +424,13 @@ def native():
         *(b"", (-1, -1), fields, fields, tuple(moved)),
     )
     plans.plan_update(call.number, update)
+    written = [
+        plans.WritePlan(backend, writing, True, False, False, 1.0, part)
+        for writing, part in zip((plans.Writing.ADDS, plans.Writing.ASSIGNS), parts, strict=True)
+    ]
+    adding, assigning = (plans.PlannedCall(each, None, False) for each in written)
 
-    def do(what, arrays):
+    def do(what, arrays, call=call):
         """Returns whether native code has done a call, and its outputs as (address, length)."""
         words = []
         for address, kind, shape in arrays:
@@ -438,12 +445,13 @@ def native():
         kept.append(memory)
         return bool(is_done), list(zip(outputs[::2], outputs[1::2], strict=True))
 
-    kept, counts = [], np.zeros((THREADS, num_keys), np.int64)
+    kept, (counts, added) = [], np.zeros((2, THREADS, num_keys), np.int64)
     refused = np.zeros(THREADS, np.int64)
 
     def work(number):
         rng = np.random.default_rng(number)
         grads = [np.ones((batch, dim), np.float32) for dim in dims]
+        assigned = np.full((batch, dims[1]), 2, np.float32)
         step = np.array([1.0, 1.0, 1.0]).view(np.int64)
         for turn in range(150):
             keys = rng.integers(0, num_keys, batch)
@@ -466,6 +474,13 @@ def native():
             done, _ = do(2, [*distinct, *sums, (step.ctypes.data, INT64, (3,))])
             refused[number] += not done
             np.add.at(counts[number], keys, done)
+            done, _ = do(3, [its[0], given[0]], adding)
+            refused[number] += not done
+            np.add.at(added[number], keys, done)
+            new = [(others.ctypes.data, INT64, (batch,))]
+            new.append((assigned.ctypes.data, FLOAT, assigned.shape))
+            done, _ = do(3, new, assigning)
+            refused[number] += not done
             if turn % 10 == number:
                 for table in tables:
                     table.lookup(np.arange(number * 50, number * 50 + 20))
@@ -474,9 +489,11 @@ def native():
     run_threads(work, THREADS)
     for memory in kept:
         library.sok_calls_free(memory)
-    for table in tables:
+    moved_by = [(added - counts).sum(axis=0), -counts.sum(axis=0)]
+    for table, its in zip(tables, moved_by, strict=True):
         rows, *_ = table.lookup(np.arange(num_keys))
-        np.testing.assert_array_equal(rows[:, 0], 1 - counts.sum(axis=0))
+        np.testing.assert_array_equal(rows[:, 0], 1 + its)
+    np.testing.assert_array_equal(tables[1].lookup(others)[0], 2)
     assert LOOKUPS.native[0] > 0 and GRADIENTS.native[0] > 0 and UPDATES.native[0] > 0
     assert not refused.any()
 

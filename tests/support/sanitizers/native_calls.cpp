@@ -1,10 +1,11 @@
-// Native lookups, gradients and updates without TensorFlow, so that all of what runs is compiled
-// with a sanitizer. test_sanitizers.py compiles it with kernels/ops.
+// Native lookups, gradients, updates and writes without TensorFlow, so that all of what runs is
+// compiled with a sanitizer. test_sanitizers.py compiles it with kernels/ops.
 #include <cstdlib>
 #include <vector>
 
 #include "ops/gradient.h"
 #include "ops/update.h"
+#include "ops/write.h"
 
 namespace {
 
@@ -43,7 +44,8 @@ std::vector<sok::Array> ArraysOf(const int64_t* words, int64_t count) {
 
 extern "C" {
 
-// Does a call: 0, a lookup; 1, a gradient; 2, an update. Returns whether native code has done it.
+// Does a call: 0, a lookup; 1, a gradient; 2, an update; 3, a write. Returns whether native code
+// has done it.
 //
 // words    of each array its address, type, number of dimensions and these
 // outputs  (20, 2)  out: their addresses and lengths
@@ -59,8 +61,10 @@ int64_t sok_calls_do(int64_t what, int64_t call, const int64_t* words, int64_t c
     is_done = sok::LookUp(*sok::PlanOf(call), arrays, made, &held);
   } else if (what == 1) {
     is_done = sok::Gradient(*sok::PlanOf(call), arrays, made);
-  } else {
+  } else if (what == 2) {
     is_done = sok::Update(*sok::UpdatePlanOf(call), arrays);
+  } else {
+    is_done = sok::Write(*sok::WritePlanOf(call), arrays);
   }
   for (size_t i = 0; i < made->all.size(); ++i) {
     outputs[2 * i] = reinterpret_cast<int64_t>(made->all[i]);

@@ -1,0 +1,146 @@
+// Keys that a program gives for tables, with rows of numbers: found, each once, and summed.
+//
+// Of an update whose keys are not those of the last gradient, and of a write.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "ops/items.h"
+#include "ops/launch.h"
+
+namespace sok {
+
+// The strategy by which a search leaves scores: HKV_CUSTOMIZED (hkv/hkv.cuh).
+constexpr int64_t kKeepsScores = 4;
+
+// How a search notes the keys that it finds; a stamp of 0 notes nothing.
+struct Note {
+  int64_t stamp, strategy, epoch;
+};
+
+// Keys of one table, which may repeat.
+struct Sought {
+  const SokTableRecord* table;
+  const float* numbers;  // (keys, dim); null: nothing is to be summed
+  int64_t dim;
+  std::vector<int64_t> converted;  // of 32 bits
+  std::vector<uint32_t> rows;
+  int64_t counts[2] = {0, 0};
+  Items items;
+  std::vector<float> sums;
+  float* pieces = nullptr;
+
+  // Of each key the sum of its numbers, once it is `SumEach`.
+  const float* summed() const { return Repeats() ? sums.data() : numbers; }
+  bool Repeats() const { return items.num_keys < items.its.num_keys; }
+};
+
+// Adds a search for keys of a table to a launch of `find`.
+//
+// counts  (2,)  grow by the keys that are missing, and by those found where there are scores
+inline void AddSearch(const SokTableRecord& table, const Note& note, const int64_t* keys,
+                      int64_t num_keys, uint32_t* rows, int64_t* counts, Launch* launch) {
+  launch->Add(num_keys, {});
+  launch->More(PlaceOf(*table.index));
+  launch->More(std::array<int64_t, 14>{note.stamp, note.strategy, note.epoch, 0, 0, 0, 0, 0, 0,
+                                       Word(keys), Word(rows), 0, Word(counts), num_keys});
+}
+
+// Keys of some tables.
+class SoughtKeys {
+ public:
+  // most  how many tables there may be: launches have addresses of what is theirs
+  SoughtKeys(const Driver& driver, size_t most) : driver_(driver) { all_.reserve(most); }
+
+  // Adds the keys of a table, of its type. Returns whether there are no more than may be.
+  bool Add(const SokTableRecord& table, const Array& keys, const float* numbers, int64_t dim) {
+    if (keys.size > kMostItems) return false;
+    all_.emplace_back();
+    Sought& sought = all_.back();
+    sought.table = &table;
+    sought.numbers = numbers;
+    sought.dim = dim;
+    Given& its = sought.items.its;
+    its.num_keys = its.num_rows = keys.size;
+    its.keys = static_cast<const int64_t*>(keys.data);
+    if (keys.type == kInt32) {
+      const auto* from = static_cast<const int32_t*>(keys.data);
+      sought.converted.assign(from, from + keys.size);
+      its.keys = sought.converted.data();
+    }
+    sought.rows.resize(keys.size);
+    sought.items.rows = sought.rows.data();
+    sought.items.row_length = 1;
+    sought.items.SetSeed(driver_);
+    return true;
+  }
+
+  // Finds all keys. Returns whether each has a row.
+  //
+  // marks  whether they count as seen by the last lookup
+  bool Find(bool marks) {
+    if (all_.empty()) return true;
+    std::vector<int64_t> sizes;
+    for (const Sought& each : all_) sizes.push_back(each.items.its.num_keys);
+    if (IsOneTooLong(sizes, driver_.num_threads)) return false;
+    Launch launch(driver_.find);
+    for (Sought& each : all_) {
+      const Given& its = each.items.its;
+      // No lookup: scores stay as they are.
+      const Note note{marks ? each.table->clock.now : 0, kKeepsScores, 0};
+      AddSearch(*each.table, note, its.keys, its.num_keys, each.rows.data(), each.counts, &launch);
+    }
+    launch.Run(driver_);
+    for (const Sought& each : all_) {
+      if (each.counts[0]) return false;
+    }
+    return true;
+  }
+
+  // Lists the different keys of each table, by first occurrence, and the items of each.
+  void Group() {
+    if (all_.empty()) return;
+    for (Sought& each : all_) each.items.Want(&scratch_);
+    scratch_.Get();
+    const Kernel kernel{reinterpret_cast<void*>(&sok::Group), 1};
+    Launch launch(kernel);
+    for (Sought& each : all_) launch.Add(each.items.its.num_keys, {Word(&each.items)});
+    launch.Run(driver_);
+  }
+
+  // Sums the numbers of keys that repeat.
+  void SumEach() {
+    for (Sought& each : all_) {
+      if (each.items.most_items <= kPiece) continue;
+      pieces_.Want(&each.pieces, each.items.its.num_keys / kPiece * each.dim);
+    }
+    pieces_.Get();
+    Launch summing(driver_.segment_sums), adding(driver_.segment_add_pieces);
+    for (Sought& each : all_) {
+      if (!each.Repeats()) continue;
+      each.sums.resize(each.items.num_keys * each.dim);
+      const std::array<int64_t, 13> words =
+          WordsOfSums(each.items, each.numbers, each.dim, each.pieces, each.sums.data());
+      summing.Add(each.items.its.num_keys, {});
+      summing.More(words);
+      if (!each.pieces) continue;
+      adding.Add(each.items.its.num_keys, {});
+      adding.More(words);
+    }
+    summing.Run(driver_);
+    adding.Run(driver_);
+  }
+
+  bool empty() const { return all_.empty(); }
+  Sought& last() { return all_.back(); }
+  const std::vector<Sought>& all() const { return all_; }
+
+ private:
+  const Driver& driver_;
+  std::vector<Sought> all_;
+  Scratch scratch_, pieces_;
+};
+
+}  // namespace sok

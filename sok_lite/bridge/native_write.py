@@ -1,0 +1,70 @@
+"""Which writes of a graph native code may do by itself, where all keys have rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.native_lookup import are_native, part_of
+from sok_lite.native.plans import WritePlan, Writing
+
+
+def assigning(
+    variable: Any, keys: tf.Tensor, rows: tf.Tensor, begins_lookup: bool
+) -> WritePlan | None:
+    """Returns the plan of a write that sets rows.
+
+    Args:
+      keys, rows: what it takes, (n,) and (n, dim).
+      begins_lookup: whether it inserts keys that have no row; else it skips them.
+
+    Returns:
+      None where native code cannot do it.
+    """
+    if rows.dtype.name != variable.table.row_dtype.name:
+        return None
+    return _plan(variable, keys, Writing.ASSIGNS, begins_lookup)
+
+
+def adding(
+    variable: Any,
+    keys: tf.Tensor,
+    rows: Sequence[tf.Tensor],
+    begins_lookup: bool,
+    has_flags: bool = False,
+    scale: float = 1.0,
+) -> WritePlan | None:
+    """Returns the plan of a write that adds to rows.
+
+    Args:
+      keys: (n,), what it takes first.
+      rows: (n, dim) each: what is added, and what is subtracted from that before, if anything.
+      begins_lookup: as of `assigning`.
+      has_flags, scale: as of a WritePlan.
+
+    Returns:
+      None where native code cannot do it.
+    """
+    in_float32 = variable.table.row_dtype.added_in == np.float32
+    if not in_float32 or any(each.dtype != tf.float32 for each in rows):
+        return None
+    how = (begins_lookup, has_flags, len(rows) > 1, scale)
+    return _plan(variable, keys, Writing.ADDS, *how)
+
+
+def _plan(
+    variable: Any,
+    keys: tf.Tensor,
+    writing: Writing,
+    begins_lookup: bool,
+    has_flags: bool = False,
+    subtracts: bool = False,
+    scale: float = 1.0,
+) -> WritePlan | None:
+    table = variable.table
+    if keys.dtype != variable.key_type or not are_native([table]):
+        return None
+    part = part_of(table, keys.dtype)
+    how = (writing, begins_lookup, has_flags, subtracts, scale)
+    return WritePlan(table.backend, *how, part)
