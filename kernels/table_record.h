@@ -79,6 +79,8 @@ struct SokTableRecord {
   int64_t allows;
   int64_t row_epoch;   // changes whenever row numbers handed out before may be stale
   int64_t num_native;  // calls of native code that have changed the table
+  // Whether a lookup that may insert counts a key as often as its batch has it, not once.
+  int64_t counts_repeats;
   const SokIndexRecord* index;
   const SokStoreRecord* store;
   SokClockRecord clock;

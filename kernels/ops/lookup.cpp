@@ -5,10 +5,12 @@
 // it goes on with what was found, in this thread and under the locks that this has taken.
 #include "ops/lookup.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
 #include "ops/launch.h"
+#include "ops/sought.h"
 #include "table_clock.h"
 #include "table_lock.h"
 
@@ -66,8 +68,11 @@ class Lookup {
     std::vector<int64_t> missing(plan_.tables.size());
     const int64_t wanted = now.inserts ? kSokInserts : kSokReads;
     if (!held_->Take(plan_, !now.inserts, wanted)) return false;
-    if (now.inserts && !Tick(plan_.tables)) return false;
-    (plan_.is_pooled ? FindAndPool(now.inserts) : Find(now.inserts)).Run(*plan_.driver);
+    // Repeats are counted once it is known that no key is missing.
+    const bool counts = now.inserts && CountsRepeats();
+    const bool notes = now.inserts && !counts;
+    if (notes && !Tick(plan_.tables)) return false;
+    (plan_.is_pooled ? FindAndPool(notes) : Find(notes)).Run(*plan_.driver);
     int64_t num_wrong = 0, num_missing = 0;
     for (size_t t = 0; t < missing.size(); ++t) {
       missing[t] = counters[t * kCounters + kMissing];
@@ -76,6 +81,7 @@ class Lookup {
     }
     const bool is_found = num_wrong == 0 && (num_missing == 0 || (!now.inserts && now.gives_zeros));
     // What is told is allocated now: Python goes on where that fails.
+    if (counts && !(is_found && NoteRepeats())) return false;
     if (!is_found || (plan_.is_pooled && !Tell(now.inserts, missing))) {
       if (now.inserts) held_->HandOver();
       return false;
@@ -91,6 +97,34 @@ class Lookup {
   }
 
  private:
+  bool CountsRepeats() const {
+    const std::vector<SokTableRecord*>& all = plan_.tables;
+    return std::any_of(all.begin(), all.end(),
+                       [](const SokTableRecord* table) { return table->counts_repeats != 0; });
+  }
+
+  // Begins a lookup, which notes the keys that were found: of tables that count repeats as often as
+  // they come. Returns false, and has changed nothing, where Python has to.
+  bool NoteRepeats() {
+    std::vector<std::vector<std::pair<const Given*, const uint32_t*>>> found(plan_.tables.size());
+    const uint32_t* rows = rows_;
+    for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
+      found[plan_.parts[i].table].push_back({&given_[i], rows});
+    }
+    SoughtKeys keys(*plan_.driver, found.size());
+    for (size_t t = 0; t < found.size(); ++t) {
+      if (!keys.AddFound(*plan_.tables[t], found[t])) return false;
+    }
+    if (!keys.AreShort()) return false;
+    keys.Group();
+    keys.CountRepeats();
+    Launch noting(plan_.driver->find);
+    keys.Mark(true, &noting);
+    if (!Tick(plan_.tables)) return false;
+    noting.Run(*plan_.driver);
+    return true;
+  }
+
   // Allocates all outputs that Python would.
   bool Allocate() {
     if (!plan_.is_pooled) {
@@ -118,7 +152,7 @@ class Lookup {
     return true;
   }
 
-  Launch FindAndPool(bool inserts) const {
+  Launch FindAndPool(bool notes) const {
     Launch launch(plan_.driver->find_and_pool);
     uint32_t* rows = rows_;
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -127,7 +161,7 @@ class Lookup {
       const SokColumnRecord& value = *part.record->store->value;
       launch.Add(its.num_rows, {});
       launch.More(PlaceOf(*part.record->index));
-      launch.More(ScoresOf(*part.record, inserts));
+      launch.More(ScoresOf(*part.record, notes));
       launch.More(std::array{Word(its.keys), value.chunks, value.shift, value.dim, value.format,
                              Word(rows), Word(its.splits), Word(its.weights), part.combiner,
                              Word((*outputs_)[i]), CountersOf(part), its.num_keys, its.num_rows});
@@ -136,23 +170,23 @@ class Lookup {
     return launch;
   }
 
-  Launch Find(bool inserts) const {
+  Launch Find(bool notes) const {
     const Part& part = plan_.parts[0];
     const SokColumnRecord& value = *part.record->store->value;
     const int64_t row_bytes = part.dim * BytesOf(part.row_type), num_keys = given_[0].num_keys;
     Launch launch(plan_.driver->find);
     launch.Add(num_keys, {});
     launch.More(PlaceOf(*part.record->index));
-    launch.More(ScoresOf(*part.record, inserts));
+    launch.More(ScoresOf(*part.record, notes));
     launch.More(std::array{int64_t{0}, value.chunks, value.shift, row_bytes, Word(given_[0].keys),
                            Word(rows_), Word((*outputs_)[0]), CountersOf(part), num_keys});
     return launch;
   }
 
-  // How what a search finds is scored. No filter of admission is asked.
-  static std::array<int64_t, 5> ScoresOf(const SokTableRecord& table, bool inserts) {
+  // How what a search finds is scored, if it is noted. No filter of admission is asked.
+  static std::array<int64_t, 5> ScoresOf(const SokTableRecord& table, bool notes) {
     const SokIndexRecord& index = *table.index;
-    return {inserts ? table.clock.now : 0, index.strategy, index.epoch, 0, 0};
+    return {notes ? table.clock.now : 0, index.strategy, index.epoch, 0, 0};
   }
 
   // Gives zeros where a key of a local lookup has no row.

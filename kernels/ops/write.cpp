@@ -40,7 +40,7 @@ class WriteOfCall {
     if (plan_.writing == Writing::kAdds) keys_.SumEach();
     // All memory is had before anything changes.
     Launch marking(plan_.driver->find), writing(KernelOf());
-    Mark(&marking);
+    keys_.Mark(plan_.begins_lookup, &marking);
     plan_.writing == Writing::kAdds ? Add(&writing) : Assign(&writing);
     if (!plan_.begins_lookup) {
       ++part_.record->num_native;
@@ -95,16 +95,6 @@ class WriteOfCall {
   const Kernel& KernelOf() const {
     if (plan_.writing == Writing::kAdds) return plan_.driver->rows_add[NumberOf(part_.row_type)];
     return plan_.driver->rows_write[__builtin_ctzll(BytesOf(part_.row_type))];
-  }
-
-  // Prepares to note that the keys were seen, each once: by a lookup that begins, or the last one.
-  void Mark(Launch* launch) {
-    const SokTableRecord& table = *part_.record;
-    const SokIndexRecord& index = *table.index;
-    const Note note = plan_.begins_lookup ? Note{table.clock.now + 1, index.strategy, index.epoch}
-                                          : Note{table.clock.now, kKeepsScores, 0};
-    Sought& its = keys_.last();
-    AddSearch(table, note, its.items.keys, its.items.num_keys, its.rows.data(), its.counts, launch);
   }
 
   void Add(Launch* launch) const {

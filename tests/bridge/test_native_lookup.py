@@ -480,7 +480,7 @@ LOOKUPS_OF_KEYS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["hbm", "kLru", "kEpochLfu", "kCustomized"])
+@pytest.mark.parametrize("kind", ["hbm", "kLru", "kEpochLfu", "kLfu of repeats", "kCustomized"])
 @pytest.mark.parametrize("name", LOOKUPS_OF_KEYS)
 def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
     if name == "filtered" and kind == "hbm":

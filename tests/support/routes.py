@@ -42,6 +42,10 @@ KINDS = {
     "kLru": Kind("hybrid", {"init_capacity": 16}),
     "kLfu": Kind("hybrid", {"evict_strategy": "kLfu", "enter_threshold": 2}),
     "kLfu of all": Kind("hybrid", {"evict_strategy": "kLfu"}),
+    "kLfu of repeats": Kind("hybrid", {"evict_strategy": "kLfu", "count_repeats": True}),
+    "kLfu of two repeats": Kind(
+        "hybrid", {"evict_strategy": "kLfu", "count_repeats": True, "enter_threshold": 2}
+    ),
     "kEpochLru": Kind("hybrid", {"evict_strategy": "kEpochLru", "filter_ratio": 0.5}),
     "kEpochLfu": Kind("hybrid", {"evict_strategy": "kEpochLfu"}),
     "kCustomized": Kind("hybrid", {"evict_strategy": "kCustomized"}),

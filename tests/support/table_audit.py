@@ -122,9 +122,10 @@ def audit_record(table):
         row_format = store.row_dtype.number if column is value else 0
         words = [chunks, store.chunk_shift, column.dim, row_format]
         _audit_words(f"column {name!r}", column.record, words)
-    inserts = store.near_rows is None and not table.counts_repeats
+    inserts = store.near_rows is None
     allows = (READS | inserts * INSERTS) * (table.backend.name == "cpu")
     assert record.allows == allows, f"native code takes the table for {record.allows=}"
+    assert record.counts_repeats == table.counts_repeats, "native code counts keys otherwise"
     assert addressof(table.clock) == addressof(record.clock), "the table has another clock"
     assert addressof(table.counters) == addressof(record.counters), "it has other counters"
     counts = {name: getattr(record.counters, name) for name in COUNTERS}

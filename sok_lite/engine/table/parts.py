@@ -147,11 +147,11 @@ class TableParts(Exclusive, ABC):
     def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
         """Prepares to have other keys and other rows, which native code finds from then on."""
         allows = READS * (self.backend.name == "cpu")
-        if allows and store.near_rows is None and not self.counts_repeats:
+        if allows and store.near_rows is None:
             allows |= INSERTS
         where = {"index": addressof(index.record), "store": addressof(store.record)}
         return [
-            *plan_set(self.record, allows=allows, **where),
+            *plan_set(self.record, allows=allows, counts_repeats=self.counts_repeats, **where),
             *plan_set(self, index=index, store=store),
         ]
 

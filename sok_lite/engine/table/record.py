@@ -117,6 +117,7 @@ class TableRecord(Structure):
         table does in none of them what native code cannot.
       row_epoch: changes whenever row numbers handed out before may be stale.
       num_native: calls of native code that have changed the table.
+      counts_repeats: whether a lookup counts a key as often as its batch has it, not once.
       index, store: addresses of an IndexRecord and a StoreRecord, which live as long as the table
         has that index and that store.
     """
@@ -127,6 +128,7 @@ class TableRecord(Structure):
     allows: int
     row_epoch: int
     num_native: int
+    counts_repeats: int
     index: int | None
     store: int | None
     clock: ClockRecord
@@ -135,7 +137,7 @@ class TableRecord(Structure):
     _fields_ = (
         ("lock", TableLock),
         *[(name, c_int64) for name in ("generation", "is_settled", "allows", "row_epoch")],
-        ("num_native", c_int64),
+        *[(name, c_int64) for name in ("num_native", "counts_repeats")],
         *[(name, c_void_p) for name in ("index", "store")],
         ("clock", ClockRecord),
         ("counters", CountersRecord),
@@ -170,6 +172,7 @@ def retire(record: TableRecord) -> None:
 
 def _clear(record: TableRecord) -> None:
     record.is_settled = record.allows = record.row_epoch = record.num_native = 0
+    record.counts_repeats = 0
     record.index = record.store = None
     record.clock = ClockRecord(span_time=-math.inf)
     record.counters = CountersRecord()
