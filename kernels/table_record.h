@@ -28,11 +28,20 @@ struct SokColumnRecord {
   int64_t chunks, shift, dim, format;
 };
 
-// The columns of a store.
+// How often rows in two tiers were accessed: sok_lite/engine/rows/tiers.py; see table_tiers.h.
+struct SokAccessRecord {
+  int64_t counts;  // the address of the counts
+  int64_t room;    // rows that have one
+  int64_t lookups, looked_up, rest;
+};
+
+// The columns of a store, and how many rows it has.
 struct SokStoreRecord {
   const SokColumnRecord* value;
   // Which states there are, and whose: a number that no store has had before; 0: it is not known.
   int64_t states;
+  int64_t num_rows, num_far;
+  SokAccessRecord* accesses;  // null: they are not counted
 };
 
 // The time of a table: sok_lite/engine/table/clock.py says what spans are, and table_clock.h how it

@@ -13,6 +13,7 @@
 #include "ops/sought.h"
 #include "table_clock.h"
 #include "table_lock.h"
+#include "table_tiers.h"
 
 namespace sok {
 namespace {
@@ -69,6 +70,7 @@ class Lookup {
     const int64_t wanted = now.inserts ? kSokInserts : kSokReads;
     if (!held_->Take(plan_, !now.inserts, wanted)) return false;
     // Repeats are counted once it is known that no key is missing.
+    if (now.inserts && !AreTiersReady()) return false;
     const bool counts = now.inserts && CountsRepeats();
     const bool notes = now.inserts && !counts;
     if (notes && !Tick(plan_.tables)) return false;
@@ -92,11 +94,22 @@ class Lookup {
       GiveZeros();
     }
     Count(plan_, given_, missing);
+    for (size_t t = 0; now.inserts && t < missing.size(); ++t) {
+      sok_count_lookup(*plan_.tables[t]->store, counters[t * kCounters + kSeen]);
+    }
     held_->Release();
     return true;
   }
 
  private:
+  // Whether no table has to move rows first, or to make room for counts of accesses.
+  bool AreTiersReady() const {
+    const std::vector<SokTableRecord*>& all = plan_.tables;
+    return std::all_of(all.begin(), all.end(), [](const SokTableRecord* table) {
+      return sok_has_counts(*table->store) && !sok_is_pass_due(*table->store);
+    });
+  }
+
   bool CountsRepeats() const {
     const std::vector<SokTableRecord*>& all = plan_.tables;
     return std::any_of(all.begin(), all.end(),
@@ -122,6 +135,9 @@ class Lookup {
     keys.Mark(true, &noting);
     if (!Tick(plan_.tables)) return false;
     noting.Run(*plan_.driver);
+    for (size_t t = 0; t < found.size(); ++t) {
+      held_->counters[t * kCounters + kSeen] = keys.all()[t].counts[1];
+    }
     return true;
   }
 
@@ -161,7 +177,9 @@ class Lookup {
       const SokColumnRecord& value = *part.record->store->value;
       launch.Add(its.num_rows, {});
       launch.More(PlaceOf(*part.record->index));
-      launch.More(ScoresOf(*part.record, notes));
+      const Note note = NoteOf(*part.record, notes);
+      launch.More(std::array{note.stamp, note.strategy, note.epoch, note.accesses.counts,
+                             note.accesses.is_counting});
       launch.More(std::array{Word(its.keys), value.chunks, value.shift, value.dim, value.format,
                              Word(rows), Word(its.splits), Word(its.weights), part.combiner,
                              Word((*outputs_)[i]), CountersOf(part), its.num_keys, its.num_rows});
@@ -177,16 +195,19 @@ class Lookup {
     Launch launch(plan_.driver->find);
     launch.Add(num_keys, {});
     launch.More(PlaceOf(*part.record->index));
-    launch.More(ScoresOf(*part.record, notes));
-    launch.More(std::array{int64_t{0}, value.chunks, value.shift, row_bytes, Word(given_[0].keys),
-                           Word(rows_), Word((*outputs_)[0]), CountersOf(part), num_keys});
+    const Note note = NoteOf(*part.record, notes);
+    launch.More(std::array{note.stamp, note.strategy, note.epoch, int64_t{0}, note.accesses.counts,
+                           note.accesses.is_counting});
+    launch.More(std::array{value.chunks, value.shift, row_bytes, Word(given_[0].keys), Word(rows_),
+                           Word((*outputs_)[0]), CountersOf(part), num_keys});
     return launch;
   }
 
-  // How what a search finds is scored, if it is noted. No filter of admission is asked.
-  static std::array<int64_t, 5> ScoresOf(const SokTableRecord& table, bool notes) {
+  // How what a search finds is noted, if it is. No filter of admission is asked.
+  static Note NoteOf(const SokTableRecord& table, bool notes) {
     const SokIndexRecord& index = *table.index;
-    return {notes ? table.clock.now : 0, index.strategy, index.epoch, 0, 0};
+    if (!notes) return {0, index.strategy, index.epoch};
+    return {table.clock.now, index.strategy, index.epoch, sok_accesses(*table.store)};
   }
 
   // Gives zeros where a key of a local lookup has no row.

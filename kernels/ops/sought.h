@@ -11,6 +11,7 @@
 
 #include "ops/items.h"
 #include "ops/launch.h"
+#include "table_tiers.h"
 
 namespace sok {
 
@@ -20,6 +21,7 @@ constexpr int64_t kKeepsScores = 4;
 // How a search notes the keys that it finds; a stamp of 0 notes nothing.
 struct Note {
   int64_t stamp, strategy, epoch;
+  SokAccesses accesses{0, 0};
 };
 
 // Keys of one table, which may repeat.
@@ -49,8 +51,9 @@ inline void AddSearch(const SokTableRecord& table, const Note& note, const int64
                       Launch* launch) {
   launch->Add(num_keys, {});
   launch->More(PlaceOf(*table.index));
-  launch->More(std::array<int64_t, 14>{note.stamp, note.strategy, note.epoch, Word(times), 0, 0, 0,
-                                       0, 0, Word(keys), Word(rows), 0, Word(counts), num_keys});
+  launch->More(std::array<int64_t, 14>{note.stamp, note.strategy, note.epoch, Word(times),
+                                       note.accesses.counts, note.accesses.is_counting, 0, 0, 0,
+                                       Word(keys), Word(rows), 0, Word(counts), num_keys});
 }
 
 // Keys of some tables.
@@ -167,7 +170,9 @@ class SoughtKeys {
       const SokTableRecord& table = *each.table;
       const SokIndexRecord& index = *table.index;
       Note note{table.clock.now, kKeepsScores, 0};
-      if (scores) note = {table.clock.now + 1, index.strategy, index.epoch};
+      if (scores) {
+        note = {table.clock.now + 1, index.strategy, index.epoch, sok_accesses(*table.store)};
+      }
       const uint64_t* times = each.times.empty() ? nullptr : each.times.data();
       AddSearch(table, note, items.keys, items.num_keys, times, each.rows.data(), each.counts,
                 launch);

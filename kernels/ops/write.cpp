@@ -35,6 +35,7 @@ class WriteOfCall {
     if (!Read()) return false;
     Held held;
     if (!held.Take(plan_, false, plan_.begins_lookup ? kSokInserts : kSokReads)) return false;
+    if (plan_.begins_lookup && !sok_has_counts(*part_.record->store)) return false;
     if (!keys_.Find(false)) return false;
     keys_.Group();
     if (plan_.writing == Writing::kAdds) keys_.SumEach();

@@ -506,6 +506,34 @@ def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
         audit(each.table)
 
 
+@pytest.mark.parametrize("name", ["ragged", "rows", "weighted"])
+@pytest.mark.parametrize("kind", ["kLru in tiers", "kLfu in tiers", "kLfu of repeats in tiers"])
+def test_python_moves_rows_between_tiers_and_native_code_counts_accesses(mode, name, kind):
+    rng = np.random.default_rng(0)
+    routes = both(lambda: [new_variable(kind, f"t{i}") for i in range(2)])
+    functions = []
+    for route in routes:
+        for each in route.variables:
+            each.table.lookup(np.arange(200))
+            assert each.table.store.num_far_rows > 100
+            give_room(each.table)
+        look_up = partial(LOOKUPS_OF_KEYS[name], route.variables)
+        functions.append(mode(look_up))
+    entries = []
+    for _ in range(40):
+        keys = tf.constant(rng.zipf(1.3, 60) % 200)
+        before = num_entries()
+        results = [
+            route.run(function, keys) for route, function in zip(routes, functions, strict=True)
+        ]
+        assert results[0] == results[1]
+        entries.append(num_entries() - before - 1)
+        assert_equal(*routes)
+    passes = [each.table.tiers.num_passes for each in routes[0].variables]
+    assert max(passes) > 1 and max(passes) <= sum(entries) < 20
+    audit_both(*routes)
+
+
 @pytest.fixture(scope="module")
 def holder(tmp_path_factory):
     """A function of tests/support/locks.cpp that keeps the interpreter lock while it waits."""

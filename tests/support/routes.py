@@ -19,6 +19,7 @@ from tests.support.table_state import State
 ALL = READS | INSERTS
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "int32", "int64")  # rows that are neither pooled nor trained
+FEW_NEAR = 8 * 12 / 2**30  # 8 rows of 3 float32
 FULL = {"init_capacity": 16, "max_capacity": 16, "max_bucket_size": 4}
 
 # Writes of rows: what each calls, and whether a key that is new gets a row.
@@ -49,6 +50,12 @@ KINDS = {
     "kEpochLru": Kind("hybrid", {"evict_strategy": "kEpochLru", "filter_ratio": 0.5}),
     "kEpochLfu": Kind("hybrid", {"evict_strategy": "kEpochLfu"}),
     "kCustomized": Kind("hybrid", {"evict_strategy": "kCustomized"}),
+    "kLru in tiers": Kind("hybrid", {"init_capacity": 16, "max_hbm_for_vectors": FEW_NEAR}),
+    "kLfu in tiers": Kind("hybrid", {"evict_strategy": "kLfu", "max_hbm_for_vectors": FEW_NEAR}),
+    "kLfu of repeats in tiers": Kind(
+        "hybrid",
+        {"evict_strategy": "kLfu", "count_repeats": True, "max_hbm_for_vectors": FEW_NEAR},
+    ),
     "full kLru": Kind("hybrid", {"on_refused": "ignore", **FULL}),
     "full kLfu": Kind("hybrid", {"on_refused": "ignore", "evict_strategy": "kLfu", **FULL}),
     "full kEpochLfu": Kind(
@@ -127,7 +134,14 @@ class Route:
 
 
 def counts_of(table):
-    return table.record.counters.by_name(), table.clock.now, table.record.row_epoch
+    known = (table.record.counters.by_name(), table.clock.now, table.record.row_epoch)
+    return known if table.tiers is None else (*known, *accesses_of(table.tiers))
+
+
+def accesses_of(tiers):
+    """Returns how often rows were accessed, as a store of two tiers knows it."""
+    names = ("room", "lookups", "looked_up", "rest")
+    return tiers._counts.tolist(), *(getattr(tiers.record, name) for name in names)
 
 
 def said_in(error):

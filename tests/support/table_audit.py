@@ -122,8 +122,13 @@ def audit_record(table):
         row_format = store.row_dtype.number if column is value else 0
         words = [chunks, store.chunk_shift, column.dim, row_format]
         _audit_words(f"column {name!r}", column.record, words)
-    inserts = store.near_rows is None
-    allows = (READS | inserts * INSERTS) * (table.backend.name == "cpu")
+    assert store.record.num_rows == store.num_rows, "native code sees other rows"
+    assert store.record.num_far == store.num_far_rows, "native code sees other far rows"
+    if table.tiers is not None:
+        accesses, counts = table.tiers.record, table.tiers._counts
+        assert store.record.accesses == addressof(accesses), "native code counts other accesses"
+        assert (accesses.counts or 0, accesses.room) == (store.backend.address(counts), counts.size)
+    allows = (READS | INSERTS) * (table.backend.name == "cpu")
     assert record.allows == allows, f"native code takes the table for {record.allows=}"
     assert record.counts_repeats == table.counts_repeats, "native code counts keys otherwise"
     assert addressof(table.clock) == addressof(record.clock), "the table has another clock"

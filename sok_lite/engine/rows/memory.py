@@ -54,7 +54,7 @@ def give_back(store: "RowStore") -> None:
             store.clear()
         elif store.backend.gives_back:
             blocks = numbers.empty_blocks(shift, not store.has_far_file)
-            publish(plan_set(store, numbers=numbers.returning(blocks, shift)))
+            publish(store.plan_numbers(numbers.returning(blocks, shift)))
             return_blocks(store.columns.values(), blocks)
 
 
@@ -75,6 +75,6 @@ def regain(store: "RowStore", count: int) -> None:
         [
             # Its pages come with the first touch, full of zeros.
             *(store.plan_fill(name, rows) for name in store.states_with_values for rows in listed),
-            *plan_set(store, numbers=store.numbers.regaining(xp, blocks, listed)),
+            *store.plan_numbers(store.numbers.regaining(xp, blocks, listed)),
         ]
     )

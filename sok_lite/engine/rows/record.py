@@ -23,16 +23,48 @@ class ColumnRecord(Structure):
     _fields_ = tuple((name, c_int64) for name in ("chunks", "shift", "dim", "format"))
 
 
+class AccessRecord(Structure):
+    """How often rows were accessed lately, where a store has two tiers: see tiers.py.
+
+    Attributes:
+      counts: the address of the counts, uint8.
+      room: for how many rows there are any.
+      lookups: those counted since the last pass.
+      looked_up: rows of them.
+      rest: rows that are looked up before counting begins.
+    """
+
+    counts: int | None
+    room: int
+    lookups: int
+    looked_up: int
+    rest: int
+    _fields_ = (
+        ("counts", c_void_p),
+        *[(name, c_int64) for name in ("room", "lookups", "looked_up", "rest")],
+    )
+
+
 class StoreRecord(Structure):
-    """The columns of a store.
+    """The columns of a store, and how many rows it has.
 
     Attributes:
       value: the address of the ColumnRecord of the value rows, which lives as long as the store has
         that column.
       states: a number that stands for the states there are, with their owners, and that no store
         has had before; 0: somebody has to look.
+      num_rows, num_far: rows handed out so far, free ones included, and those of them that are far.
+      accesses: the address of the AccessRecord of the store's rows, which lives as long as the
+        store; None: accesses are not counted.
     """
 
     value: int | None
     states: int
-    _fields_ = (("value", c_void_p), ("states", c_int64))
+    num_rows: int
+    num_far: int
+    accesses: int | None
+    _fields_ = (
+        ("value", c_void_p),
+        *[(name, c_int64) for name in ("states", "num_rows", "num_far")],
+        ("accesses", c_void_p),
+    )

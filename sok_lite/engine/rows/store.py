@@ -226,6 +226,11 @@ class RowStore(RowAccess):
         """How many of them are far."""
         return self.numbers.num_far
 
+    def plan_numbers(self, numbers: RowNumbers) -> list[Action]:
+        """Prepares to hand out other rows."""
+        counts = plan_set(self.record, num_rows=numbers.num_rows, num_far=numbers.num_far)
+        return [*counts, *plan_set(self, numbers=numbers)]
+
     def claim(self, count: int) -> Claim:
         """Chooses `count` rows and allocates memory for them. They stay free until `plan_take`.
 
@@ -246,7 +251,7 @@ class RowStore(RowAccess):
 
     def plan_take(self, claim: Claim, count: int | None = None) -> list[Action]:
         """Prepares to take the first `count` rows of the last claim; None: all."""
-        return plan_set(self, numbers=claim.left(count))
+        return self.plan_numbers(claim.left(count))
 
     def allocate(self, count: int) -> Array:
         """Takes `count` rows: near ones as long as there are any, freed ones before new ones.
@@ -269,8 +274,7 @@ class RowStore(RowAccess):
 
     def plan_exchange_free(self, near: Array, far: Array) -> list[Action]:
         """Prepares to free far rows (m,) in place of what `free_near` returned."""
-        numbers = self.numbers.exchanging(self.backend.xp, int(near.size), far)
-        return plan_set(self, numbers=numbers)
+        return self.plan_numbers(self.numbers.exchanging(self.backend.xp, int(near.size), far))
 
     def reserve(self, count: int) -> None:
         """Makes sure that `count` rows can be taken later without running out of memory.
@@ -313,7 +317,7 @@ class RowStore(RowAccess):
         """Prepares to free rows, distinct and none NO_ROW, and to reset their states."""
         return [
             *(self.plan_fill(name, rows) for name in self.state_names),
-            *plan_set(self, numbers=self.numbers.releasing(self.backend.xp, rows)),
+            *self.plan_numbers(self.numbers.releasing(self.backend.xp, rows)),
         ]
 
     give_back = give_back
@@ -326,7 +330,8 @@ class RowStore(RowAccess):
         numbers = RowNumbers.none(self.backend.xp, self._first_far)
         return [
             *self._plan_columns(columns),
-            *plan_set(self, chunks=Chunks(0, 0), _far_bytes=0, numbers=numbers),
+            *plan_set(self, chunks=Chunks(0, 0), _far_bytes=0),
+            *self.plan_numbers(numbers),
         ]
 
     def clear(self) -> None:

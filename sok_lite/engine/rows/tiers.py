@@ -18,12 +18,14 @@ Nothing here knows an index: `rebalance` returns the keys that have moved, with 
 """
 
 from collections.abc import Callable
+from ctypes import addressof
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.engine.rows.record import AccessRecord
 from sok_lite.engine.rows.store import RowStore
 
 _NOT_HELD = 255  # the count of a row that nobody holds; SOK_NOT_HELD in kernels/rows.cu
@@ -68,6 +70,7 @@ class RowTiers:
     Attributes:
       num_moved: rows that have moved so far.
       num_passes: calls of `rebalance` that looked at all rows.
+      record: what native code reads and adds to in a lookup that moves no row.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -76,21 +79,23 @@ class RowTiers:
         self.num_moved = self.num_passes = 0
         self._counts: Array
         self._keys: Array
-        self._calm_passes = self._lookups = self._looked_up = self._rest = 0
+        self._calm_passes = 0  # in a row, that moved little
+        self.record = AccessRecord()
+        store.record.accesses = addressof(self.record)
         publish(self.plan_clear())
 
     def plan_clear(self) -> list[Action]:
         """Prepares to forget all rows, as the store does."""
         xp = self._backend.xp
-        return plan_set(
-            self,
-            _counts=xp.empty(0, np.uint8),
-            _keys=xp.empty(0, np.int64),
-            _calm_passes=0,  # in a row, that moved little
-            _lookups=0,  # those counted
-            _looked_up=0,  # rows of them
-            _rest=0,  # rows that are looked up before counting begins
-        )
+        return [
+            *self._plan_room(xp.empty(0, np.uint8), xp.empty(0, np.int64)),
+            *plan_set(self, _calm_passes=0),
+            *plan_set(self.record, lookups=0, looked_up=0, rest=0),
+        ]
+
+    def _plan_room(self, counts: Array, keys: Array) -> list[Action]:
+        where = {"counts": self._backend.address(counts), "room": int(counts.size)}
+        return [*plan_set(self.record, **where), *plan_set(self, _counts=counts, _keys=keys)]
 
     @property
     def num_bytes(self) -> int:
@@ -113,7 +118,7 @@ class RowTiers:
         keys = xp.zeros(size, np.int64)
         counts[: self._counts.size] = self._counts
         keys[: self._keys.size] = self._keys
-        publish(plan_set(self, _counts=counts, _keys=keys))
+        publish(self._plan_room(counts, keys))
 
     def plan_assign(self, rows: Array, keys: Array) -> list[Action]:
         """Prepares to note the keys that rows are assigned to, after `reserve`.
@@ -146,7 +151,7 @@ class RowTiers:
     @property
     def is_counting(self) -> bool:
         """Whether a lookup is to count the rows that it finds."""
-        return self._rest <= 0
+        return self.record.rest <= 0
 
     def plan_score_update(self, num_rows: int, new_rows: Array | None = None) -> list[Action]:
         """Prepares to add a lookup to the counts, after it has counted the rows that it found.
@@ -156,14 +161,16 @@ class RowTiers:
           new_rows: (n,) uint32, distinct, of keys that it has inserted; NO_ROW is skipped.
         """
         n = 0 if new_rows is None else int(new_rows.size)
-        if self._rest > 0:
-            return plan_set(self, _rest=self._rest - num_rows - n)
+        record = self.record
+        if record.rest > 0:
+            return plan_set(record, rest=record.rest - num_rows - n)
         if not self._store.num_far_rows:
             return []
         self.reserve(self._store.num_rows)
+        counted = {"lookups": record.lookups + 1, "looked_up": record.looked_up + num_rows + n}
         return [
             self._backend.prepared("rows_count_access", n, self._counts, new_rows, n),
-            *plan_set(self, _lookups=self._lookups + 1, _looked_up=self._looked_up + num_rows + n),
+            *plan_set(record, **counted),
         ]
 
     def plan_release(self, rows: Array) -> list[Action]:
@@ -193,8 +200,8 @@ class RowTiers:
     def is_due(self) -> bool:
         """Whether enough rows were looked up since the last pass for another one."""
         return (
-            self._lookups >= _MIN_LOOKUPS
-            and self._looked_up >= _LOOKED_UP_PER_ROW * self._store.num_rows
+            self.record.lookups >= _MIN_LOOKUPS
+            and self.record.looked_up >= _LOOKED_UP_PER_ROW * self._store.num_rows
         )
 
     def rebalance(self, moving: Callable[[Moved], list[Action]] = lambda moved: []) -> Moved | None:
@@ -214,12 +221,12 @@ class RowTiers:
         self.num_passes += 1
         moved = self._promote(moving) if self._store.near_rows else None
         num_rows = min(self._store.num_rows, self._counts.size)
-        moved_little = moved is None or moved.rows.size < 2 * _LITTLE * self._looked_up
+        looked_up = self.record.looked_up
+        moved_little = moved is None or moved.rows.size < 2 * _LITTLE * looked_up
         calm_passes = min(self._calm_passes + 1, _MOST_REST) if moved_little else 0
         halve = self._backend.prepared("rows_halve_accesses", num_rows, self._counts, num_rows)
-        rest = calm_passes * self._looked_up
-        period = plan_set(self, _calm_passes=calm_passes, _lookups=0, _looked_up=0, _rest=rest)
-        publish([halve, *period])
+        period = plan_set(self.record, lookups=0, looked_up=0, rest=calm_passes * looked_up)
+        publish([halve, *plan_set(self, _calm_passes=calm_passes), *period])
         return moved
 
     # ---------------------------------------------------------------- inside

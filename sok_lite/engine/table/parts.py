@@ -146,9 +146,7 @@ class TableParts(Exclusive, ABC):
 
     def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
         """Prepares to have other keys and other rows, which native code finds from then on."""
-        allows = READS * (self.backend.name == "cpu")
-        if allows and store.near_rows is None:
-            allows |= INSERTS
+        allows = (READS | INSERTS) * (self.backend.name == "cpu")
         where = {"index": addressof(index.record), "store": addressof(store.record)}
         return [
             *plan_set(self.record, allows=allows, counts_repeats=self.counts_repeats, **where),

@@ -560,9 +560,9 @@ def test_a_repeated_key_warms_its_row_once_a_lookup(backend, strategy):
     table = hybrid(backend, 32, evict_strategy=strategy)
     table.find_or_insert(np.arange(200))
     before = backend.to_host(table.tiers._counts[:200]).astype(int)
-    looked_up = table.tiers._looked_up
+    looked_up = table.tiers.record.looked_up
     rows = backend.to_host(table.find_or_insert([7] * 50 + [9] * 3))
     after = backend.to_host(table.tiers._counts[:200]).astype(int)
     assert (after - before).sum() == 2
     assert (after - before)[rows[0]] == (after - before)[rows[-1]] == 1
-    assert table.tiers._looked_up == looked_up + 2
+    assert table.tiers.record.looked_up == looked_up + 2
