@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.publish import plan_set, publish
+from sok_lite.backend.publish import publish
 from sok_lite.engine.rows.column import Column
 
 if TYPE_CHECKING:
