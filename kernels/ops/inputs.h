@@ -38,6 +38,7 @@ inline int64_t BytesOf(int64_t type) {
     case kHalf:
       return 2;
     case kInt8:
+    case kUint8:
       return 1;
     default:
       return 0;

@@ -90,8 +90,9 @@ class Lookup {
     }
     if (plan_.is_pooled) {
       ReadSources();
-    } else if (num_missing) {
-      GiveZeros();
+    } else {
+      if (num_missing) GiveZeros();
+      if (plan_.tells_found) TellFound();
     }
     Count(plan_, given_, missing);
     for (size_t t = 0; now.inserts && t < missing.size(); ++t) {
@@ -148,7 +149,8 @@ class Lookup {
       dims.push_back(plan_.parts[0].dim);
       held_->rows.resize(given_[0].num_keys);
       rows_ = held_->rows.data();
-      return outputs_->Add(plan_.parts[0].row_type, dims);
+      if (!outputs_->Add(plan_.parts[0].row_type, dims)) return false;
+      return !plan_.tells_found || outputs_->Add(kUint8, arrays_[0].dims);
     }
     int64_t num_keys = 0;
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -217,6 +219,12 @@ class Lookup {
       if (rows_[i] != kNoRow) continue;
       std::memset(static_cast<char*>((*outputs_)[0]) + i * row_bytes, 0, row_bytes);
     }
+  }
+
+  // Tells which keys of a local lookup have a row.
+  void TellFound() const {
+    auto* found = static_cast<uint8_t*>(outputs_->last());
+    for (int64_t i = 0; i < given_[0].num_keys; ++i) found[i] = rows_[i] != kNoRow;
   }
 
   int64_t CountersOf(const Part& part) const {

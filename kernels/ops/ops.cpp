@@ -194,8 +194,9 @@ bool Update(Frame* frame, int64_t call) {
   return is_done;
 }
 
-// Of the methods of a table, some writes are native.
+// Of the methods of a table, reads and some writes are native.
 bool Method(Frame* frame, int64_t call) {
+  if (!frame->outputs.empty()) return LookUp(frame, call);
   const std::shared_ptr<const sok::WritePlan> plan = sok::WritePlanOf(call);
   return plan && sok::Write(*plan, InputsOf(frame));
 }

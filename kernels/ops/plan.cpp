@@ -34,8 +34,6 @@ struct AtFork {
   }
 } at_fork;
 
-constexpr int64_t kWordsOfPlan = 10, kWordsOfPart = 9;
-
 template <class T>
 std::shared_ptr<const T> Found(const ByCall<T>& all, int64_t call) {
   const std::shared_lock<std::shared_mutex> lock(mutex);
@@ -95,24 +93,36 @@ extern "C" {
 
 // Notes the plan of a call: the words of `Plan` and `Policy`, then of each part those of `Part`.
 // Returns 0, and there is no plan, where the kernels are of another version.
-__attribute__((visibility("default"))) int sok_ops_plan(int64_t call, const int64_t* words) {
+__attribute__((visibility("default"))) int sok_ops_plan(int64_t call, const int64_t* numbers) {
   using namespace sok;
+  Words words(numbers);
   auto plan = std::make_shared<Plan>();
-  plan->driver = reinterpret_cast<const Driver*>(words[0]);
+  plan->driver = words.Address<const Driver>();
   if (!plan->driver->fits()) return 0;
-  plan->is_pooled = words[1] != 0;
-  plan->work = reinterpret_cast<int64_t*>(words[2]);
-  plan->gradient_work = reinterpret_cast<int64_t*>(words[3]);
-  plan->policy = {words[4], words[5], words[6], words[7], words[8]};
-  const int64_t num_parts = words[9];
+  plan->is_pooled = words.Next() != 0;
+  plan->tells_found = words.Next() != 0;
+  plan->work = words.Address<int64_t>();
+  plan->gradient_work = words.Address<int64_t>();
+  Policy& policy = plan->policy;
+  for (int64_t* number : {&policy.training, &policy.missing, &policy.has_filter,
+                          &policy.reading_only, &policy.is_in_pipeline}) {
+    *number = words.Next();
+  }
+  const int64_t num_parts = words.Next();
   for (int64_t i = 0; i < num_parts; ++i) {
-    const int64_t* of = words + kWordsOfPlan + i * kWordsOfPart;
-    auto* record = reinterpret_cast<SokTableRecord*>(of[0]);
-    const auto known = std::find(plan->tables.begin(), plan->tables.end(), record);
-    const int64_t table = known - plan->tables.begin();
-    if (known == plan->tables.end()) plan->tables.push_back(record);
-    plan->parts.push_back({record, of[1], of[2], of[3], of[4], of[5], static_cast<Rows>(of[6]),
-                           of[7], static_cast<Rows>(of[8]), table});
+    Part part{};
+    part.record = words.Address<SokTableRecord>();
+    for (int64_t* number :
+         {&part.generation, &part.key_type, &part.row_type, &part.dim, &part.combiner}) {
+      *number = words.Next();
+    }
+    part.rows = static_cast<Rows>(words.Next());
+    part.row_length = words.Next();
+    part.weight_rows = static_cast<Rows>(words.Next());
+    const auto known = std::find(plan->tables.begin(), plan->tables.end(), part.record);
+    part.table = known - plan->tables.begin();
+    if (known == plan->tables.end()) plan->tables.push_back(part.record);
+    plan->parts.push_back(part);
   }
   Set<Plan>(&plans, call, std::move(plan));
   return 1;

@@ -68,7 +68,9 @@ struct Plan {
   const Driver* driver;
   Policy policy;
   bool is_pooled;
+  bool tells_found;  // whether each key has a row; of rows that are not pooled
   // How often it was done without Python, and how many nanoseconds that took; of its gradient too.
+  // Null: it is not counted.
   int64_t *work, *gradient_work;
   std::vector<Part> parts;
   std::vector<SokTableRecord*> tables;  // all different, in the order of the parts
@@ -136,12 +138,13 @@ bool Tried(Run run) {
   }
 }
 
-// Does the same, and counts in `work` what is done.
+// Does the same, and counts in `work` what is done; null: it does not.
 template <class Run>
 bool Counted(int64_t* work, Run run) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
   if (!Tried(run)) return false;
+  if (!work) return true;
   const std::chrono::nanoseconds took = Clock::now() - begin;
   __atomic_fetch_add(&work[0], 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&work[1], took.count(), __ATOMIC_RELAXED);

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.inference import MissingKeyPolicy
+from sok_lite.bridge.native_lookup import are_native, part_of
 from sok_lite.bridge.operation import Outputs
 from sok_lite.bridge.serving.mode import looked_up
 from sok_lite.bridge.table_call import Results, table_call
@@ -16,6 +17,10 @@ from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.native.plans import LookupPlan, Policy
+
+# A missing key gives its initial value and gets no row, whatever a block of inference_mode says.
+_AS_IT_IS = Policy(training=0, missing=0, has_filter=0, reading_only=0, is_in_pipeline=0)
 
 
 def read(
@@ -46,7 +51,9 @@ def read(
     what = f"A lookup in {variable.name!r}"
 
     def live(keys: tf.Tensor) -> Sequence[tf.Tensor]:
-        rows, *exists = table_call(variable, what, run, [keys], dtypes[:count], shapes[:count])
+        plan = None if tf.executing_eagerly() else _plan(variable, with_exists)
+        outputs = (dtypes[:count], shapes[:count])
+        rows, *exists = table_call(variable, what, run, [keys], *outputs, plan)
         return [rows, *(tf.cast(each, tf.bool) for each in exists)]
 
     reference = weakref.ref(variable)
@@ -56,3 +63,12 @@ def read(
 
     outputs = looked_up(what, live, plain, [keys])
     return (outputs[0], outputs[1]) if with_exists else outputs[0]
+
+
+def _plan(variable: TableVariable, tells_found: bool) -> LookupPlan | None:
+    """Returns the plan of a read in a graph; None: native code cannot do it."""
+    table = variable.table
+    if not are_native([table]):
+        return None
+    parts = (part_of(table, variable.key_type),)
+    return LookupPlan(table.backend, False, None, None, _AS_IT_IS, parts, tells_found)

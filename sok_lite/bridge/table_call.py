@@ -20,7 +20,7 @@ from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.native.plans import WritePlan
+from sok_lite.native.plans import LookupPlan, WritePlan
 
 
 class Results:
@@ -67,7 +67,7 @@ def table_call(
     inputs: Sequence[Any] = (),
     dtypes: Sequence[tf.DType] = (),
     shapes: Sequence[Any] = (),
-    plan: WritePlan | None = None,
+    plan: LookupPlan | WritePlan | None = None,
 ) -> Any:
     """Calls a function of a variable's table and of arrays, at once or from a graph.
 

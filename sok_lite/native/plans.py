@@ -111,23 +111,27 @@ class LookupPlan(NamedTuple):
       backend: of all tables, a CpuBackend.
       is_pooled: whether rows are pooled, by all of several tables; else those of one table are
         given as they are.
-      work, gradient_work: what counts it, and its gradient.
+      work, gradient_work: what counts it, and its gradient; None: nothing does.
       policy: for keys without a row.
       parts: of each table.
+      tells_found: whether it gives, too, which keys have a row, uint8; not of pooled rows.
     """
 
     backend: Any
     is_pooled: bool
-    work: WorkDone
-    gradient_work: WorkDone
+    work: WorkDone | None
+    gradient_work: WorkDone | None
     policy: Policy
     parts: tuple[Part, ...]
+    tells_found: bool = False
 
     def note(self, number: int) -> bool:
         """Gives it to native code, for the call of a number. Returns whether that takes it."""
         driver = addressof(_driver_of(self.backend))
-        works = (addressof(each.native) for each in (self.work, self.gradient_work))
-        words = [driver, int(self.is_pooled), *works, *self.policy, len(self.parts)]
+        works = (self.work, self.gradient_work)
+        counters = (0 if each is None else addressof(each.native) for each in works)
+        words = [driver, int(self.is_pooled), int(self.tells_found), *counters, *self.policy]
+        words.append(len(self.parts))
         for part in self.parts:
             words += part
         return _noted("sok_ops_plan", number, words)

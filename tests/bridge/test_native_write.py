@@ -1,9 +1,10 @@
-"""Writes of rows in functions by native code and by Python: the same bits."""
+"""Writes of rows in functions, and TFRA's reads, by native code and by Python: the same bits."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_lite as sok
 import sok_lite.dynamic_embedding as de
 from sok_lite.native.plans import num_entries
 from tests.support.routes import (
@@ -163,4 +164,36 @@ def test_accum(kind, dtype):
         entered = write_both(routes, [each[name] for each in functions], *given)
         assert entered == (not is_native) + ("EPOCH" in kind)  # which counts a step of its epoch
         assert_equal(*routes)
+    audit_both(*routes)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float64, tf.int8])
+@pytest.mark.parametrize("kind", ["cuckoo", "LFU"])
+@pytest.mark.parametrize("return_exists", [False, True])
+def test_reads(kind, dtype, return_exists):
+    routes = both(new_table(kind, dtype))
+    for route in routes:
+        route.variables[0].insert(np.arange(6), tf.cast(tf.reshape(tf.range(30), [6, 5]), dtype))
+
+    def function_of(table):
+        specs = [tf.TensorSpec([None, None], tf.int64)]
+
+        @tf.function(autograph=False, input_signature=specs)
+        def run(keys):
+            return table.lookup(keys, return_exists=return_exists)
+
+        return run
+
+    functions = [function_of(route.variables[0]) for route in routes]
+    entries = []
+    for keys in ([[0, 5], [3, 3]], [[0, 9], [-1, 3]], [[], []], [[1]]):
+        before, keys = num_entries(), tf.constant(keys, tf.int64)
+        with sok.inference_mode(missing="zeros"):
+            results = [
+                route.run(function, keys) for route, function in zip(routes, functions, strict=True)
+            ]
+        entries.append(num_entries() - before - 1)
+        assert results[0] == results[1]
+        assert_equal(*routes)
+    assert entries == [0, 1, 0, 0]
     audit_both(*routes)
