@@ -106,15 +106,15 @@ def _settings(examples, steps):
 
 
 TestAllTables = AllTables.TestCase
-TestAllTables.settings = _settings(5 if QUICK else 60, 12 if QUICK else 20)
+TestAllTables.settings = _settings(5 if QUICK else 30, 12 if QUICK else 20)
 TestAllTablesByThreads = AllTablesByThreads.TestCase
-TestAllTablesByThreads.settings = _settings(3 if QUICK else 40, 12 if QUICK else 20)
-TestAllTablesOnSimt = pytest.mark.full_only("17 s on the simulated GPU")(
+TestAllTablesByThreads.settings = _settings(3 if QUICK else 20, 12 if QUICK else 20)
+TestAllTablesOnSimt = pytest.mark.full_only("8 s on the simulated GPU")(
     pytest.mark.skipif(
         simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
     )(AllTablesOnSimt.TestCase)
 )
-TestAllTablesOnSimt.settings = _settings(12, 8)
+TestAllTablesOnSimt.settings = _settings(6, 8)
 
 
 @pytest.mark.parametrize("seed", range(4))

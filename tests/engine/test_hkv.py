@@ -579,4 +579,4 @@ class SimtHkvAgainstDict(HkvAgainstDict):
 TestSimtHkvAgainstDict = pytest.mark.skipif(
     simt.unavailable() is not None, reason=f"no simulated GPU: {simt.unavailable()}"
 )(SimtHkvAgainstDict.TestCase)
-TestSimtHkvAgainstDict.settings = settings(max_examples=4 if QUICK else 20, stateful_step_count=20)
+TestSimtHkvAgainstDict.settings = settings(max_examples=4 if QUICK else 10, stateful_step_count=20)

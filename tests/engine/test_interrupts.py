@@ -72,7 +72,7 @@ def skip_if_the_same_there(backend, name, kind):
 def test_an_exception_at_any_line(new_bench, backend, name, kind):
     skip_if_the_same_there(backend, name, kind)
     bench = new_bench(kind)
-    step = _STEPS.get(name, 1) * sized(bench.backend, 8, 120)
+    step = _STEPS.get(name, 1) * sized(bench.backend, 12, 180)
     if kind not in _AT_EVERY_LINE[name]:
         step *= sized(bench.backend, 4, 2)
     every_place(bench, name, step=step)
@@ -87,7 +87,7 @@ def test_an_exception_at_even_more_places(new_bench, backend, name, kind, places
     if is_simulated(backend) and places == "instructions":
         pytest.skip("they are the same instructions on a CPU")
     is_fine, bench = places == "instructions", new_bench(kind)
-    step = sized(bench.backend, 900, 4000)
+    step = sized(bench.backend, 1300, 6000)
     every_place(bench, name, step=step, everywhere=not is_fine, opcodes=is_fine)
 
 
@@ -101,7 +101,7 @@ PAIRS = ("lookup_mixed", "insert_or_assign", "erase_many", "evict", "promote", "
 def test_a_second_exception_while_the_first_unwinds(new_bench, backend, name, kind):
     skip_if_the_same_there(backend, name, kind)
     bench = new_bench(kind)
-    every_pair(bench, name, step=sized(bench.backend, 90, 300))
+    every_pair(bench, name, step=sized(bench.backend, 140, 450))
 
 
 @pytest.mark.parametrize("kind", ["hbm", "hybrid"])
@@ -114,5 +114,5 @@ def test_signals_at_random_times(kind, seed):
 
         rounds(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     """
-    count = 40 if QUICK else 200
+    count = 40 if QUICK else 120
     assert run_limited(program, kind, count, seed, timeout=500)[:2] == ["interrupted", str(count)]
