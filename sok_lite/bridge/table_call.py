@@ -2,8 +2,9 @@
 
 In eager mode Python is called at once: an operation would take 70 microseconds more, and the order
 is that of the program. In a graph a call is an operation on the handles of its table, by which
-TensorFlow has all that acts on the table in order. What takes or gives texts is no operation of
-ours, whose inputs and outputs are numbers: it is a py_function between two places in that order.
+TensorFlow has all that acts on the table in order; calls of other tables may run beside it. What
+takes or gives texts is no operation of ours, whose inputs and outputs are numbers: it is a
+py_function between two places in that order.
 """
 
 import weakref
@@ -92,7 +93,7 @@ def table_call(
         return on_device(backend, _at_once, run, inputs, dtypes, backend) or None
     plain = _unconverted(run)  # what it calls is of the caller's graph, converted by AutoGraph
     of_call = (variable.handles, plain, inputs, dtypes, backend, what)
-    outputs = operation("sok_method", *of_call, plan=plan)
+    outputs = operation("sok_method", *of_call, plan=plan, is_ordered=False)
     return _shaped(outputs, shapes)
 
 
