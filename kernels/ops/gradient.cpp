@@ -112,7 +112,7 @@ class GradientOfCall {
       const Array& source = arrays_[number++];
       const std::vector<int64_t> dims{given_[&part - plan_.parts.data()].num_keys, part.dim};
       if (source.type != part.row_type || source.dims != dims) return false;
-      if (!WeightGradientOf(part)) return false;
+      if (KernelOf(part.row_type) < 0) return false;
       sources_.push_back(source.data);
     }
     return true;
@@ -197,27 +197,10 @@ class GradientOfCall {
     return true;
   }
 
-  // Returns the kernel of rows of a type; null: there is none.
-  const Kernel* WeightGradientOf(const Part& part) const {
-    const Kernel* kernels = plan_.driver->weight_grad;
-    switch (part.row_type) {
-      case kFloat:
-        return kernels;
-      case kHalf:
-        return kernels + 1;
-      case kBfloat16:
-        return kernels + 2;
-      case kDouble:
-        return kernels + 3;
-      default:
-        return nullptr;
-    }
-  }
-
   void GiveWeightGradient(size_t i, size_t number) const {
     const Items& items = items_[i];
     const Part& part = plan_.parts[i];
-    Launch launch(*WeightGradientOf(part));
+    Launch launch(plan_.driver->weight_grad[KernelOf(part.row_type)]);
     const int64_t* splits = items.its.splits ? items.its.splits : items.splits;
     launch.Add(items.its.num_rows,
                {Word(arrays_[i].data), Word(sources_[number]), part.dim, 0, 0, Word(splits),

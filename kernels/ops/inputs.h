@@ -45,6 +45,23 @@ inline int64_t BytesOf(int64_t type) {
   }
 }
 
+// Which of several kernels, of rows in float32, float16, bfloat16 and float64, is that of a type;
+// -1: none.
+inline int64_t KernelOf(int64_t type) {
+  switch (type) {
+    case kFloat:
+      return 0;
+    case kHalf:
+      return 1;
+    case kBfloat16:
+      return 2;
+    case kDouble:
+      return 3;
+    default:
+      return -1;
+  }
+}
+
 // The row number of a key without a row: SOK_NO_ROW (platform.cuh).
 constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 

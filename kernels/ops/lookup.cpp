@@ -1,4 +1,5 @@
-// A lookup of keys that are all there, without Python: find and pool by one launch for all tables.
+// A lookup without Python, where no key is to be inserted: find and pool by one launch for all
+// tables. What begins a key that is missing and gets no row is drawn.
 //
 // Where something is not as it is in most steps, Python does the whole: a key does not fit, splits
 // are wrong, a table does what native code cannot. Where keys are missing that are to be inserted,
@@ -81,19 +82,21 @@ class Lookup {
       num_missing += missing[t];
       num_wrong += counters[t * kCounters + kWrongSplits];
     }
-    const bool is_found = num_wrong == 0 && (num_missing == 0 || (!now.inserts && now.gives_zeros));
+    const bool is_missing_given = !now.inserts && (now.gives_zeros || CanDraw());
+    const bool is_found = num_wrong == 0 && (num_missing == 0 || is_missing_given);
     // What is told is allocated now: Python goes on where that fails.
     if (counts && !(is_found && NoteRepeats())) return false;
     if (!is_found || (plan_.is_pooled && !Tell(now.inserts, missing))) {
       if (now.inserts) held_->HandOver();
       return false;
     }
-    if (plan_.is_pooled) {
-      ReadSources();
-    } else {
-      if (num_missing) GiveZeros();
-      if (plan_.tells_found) TellFound();
+    if (num_missing && !now.gives_zeros) {
+      GiveInitialValues();
+    } else if (num_missing && !plan_.is_pooled) {
+      GiveZeros();
     }
+    if (plan_.is_pooled) ReadSources();
+    if (plan_.tells_found) TellFound();
     Count(plan_, given_, missing);
     for (size_t t = 0; now.inserts && t < missing.size(); ++t) {
       sok_count_lookup(*plan_.tables[t]->store, counters[t * kCounters + kSeen]);
@@ -212,13 +215,77 @@ class Lookup {
     return {table.clock.now, index.strategy, index.epoch, sok_accesses(*table.store)};
   }
 
-  // Gives zeros where a key of a local lookup has no row.
+  // Gives zeros where a key of a local lookup has no row: pooled, it adds nothing.
   void GiveZeros() const {
     const int64_t row_bytes = plan_.parts[0].dim * BytesOf(plan_.parts[0].row_type);
     for (int64_t i = 0; i < given_[0].num_keys; ++i) {
       if (rows_[i] != kNoRow) continue;
       std::memset(static_cast<char*>((*outputs_)[0]) + i * row_bytes, 0, row_bytes);
     }
+  }
+
+  // Whether native code can draw what missing keys give. The gradients of weights need it of each
+  // item: that is Python's.
+  bool CanDraw() const {
+    for (size_t i = 0; i < given_.size(); ++i) {
+      if (!plan_.parts[i].drawing.kernel.run || given_[i].weights) return false;
+      if (plan_.is_pooled && KernelOf(plan_.parts[i].row_type) < 0) return false;
+    }
+    return true;
+  }
+
+  // Gives what keys without a row begin with, which get none.
+  void GiveInitialValues() const {
+    if (!plan_.is_pooled)
+      return Draw(plan_.parts[0], given_[0].keys, given_[0].num_keys, rows_, (*outputs_)[0]);
+    uint32_t* rows = rows_;
+    for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) PoolAgain(i, rows);
+  }
+
+  // Writes initial values of keys (n,) to (n, dim), but of those that have a row.
+  //
+  // rows  null: none has
+  void Draw(const Part& part, const int64_t* keys, int64_t n, const uint32_t* rows,
+            void* out) const {
+    std::vector<int64_t> words = part.drawing.words;
+    words[0] = Word(out);
+    words[2] = Word(rows);
+    if (part.drawing.takes_keys) words[3] = Word(keys);
+    words.back() = n;
+    Launch launch(part.drawing.kernel);
+    launch.Add(n, {});
+    launch.More(words);
+    launch.Run(*plan_.driver);
+  }
+
+  // Pools anew the rows of a table that have a key without a row.
+  void PoolAgain(size_t i, uint32_t* rows) const {
+    const Part& part = plan_.parts[i];
+    const Given& its = given_[i];
+    std::vector<int32_t> number(its.num_keys, -1);
+    std::vector<int64_t> keys;
+    for (int64_t item = 0; item < its.num_keys; ++item) {
+      if (rows[item] != kNoRow) continue;
+      number[item] = static_cast<int32_t>(keys.size());
+      keys.push_back(its.keys[item]);
+    }
+    if (keys.empty()) return;
+    const int64_t num_missing = static_cast<int64_t>(keys.size());
+    std::vector<char> values(num_missing * part.dim * BytesOf(part.row_type));
+    Draw(part, keys.data(), num_missing, nullptr, values.data());
+    std::vector<int64_t> even;
+    const int64_t* splits = its.splits;
+    if (!splits) {
+      for (int64_t b = 0; b <= its.num_rows; ++b) even.push_back(b * part.row_length);
+      splits = even.data();
+    }
+    const SokColumnRecord& value = *part.record->store->value;
+    int64_t num_without_row = 0;
+    Launch launch(plan_.driver->pool_again[KernelOf(part.row_type)]);
+    launch.Add(its.num_rows, {value.chunks, value.shift, value.dim, Word(number.data()), 0, 0,
+                              Word(values.data()), Word(splits), 0, part.combiner, Word(rows),
+                              Word((*outputs_)[i]), Word(&num_without_row), its.num_rows});
+    launch.Run(*plan_.driver);
   }
 
   // Tells which keys of a local lookup have a row.

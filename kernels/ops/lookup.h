@@ -1,4 +1,4 @@
-// A lookup of keys that are all there, without Python.
+// A lookup without Python, where no key is to be inserted.
 #pragma once
 
 #include <cstdint>

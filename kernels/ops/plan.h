@@ -30,6 +30,7 @@ struct Driver {
   Kernel find, find_and_pool, rows_read[3];  // of words of 2, 4 and 8 bytes
   Kernel combine_items, segment_sums, segment_add_pieces;
   Kernel weight_grad[4];  // of rows in float32, float16, bfloat16 and float64
+  Kernel pool_again[4];   // of the same
   Kernel rows_write[4];   // of words of 1, 2, 4 and 8 bytes
   Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
 
@@ -38,13 +39,21 @@ struct Driver {
     return find.num_arguments == 21 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 6 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
-           weight_grad[0].num_arguments == 10 && rows_write[0].num_arguments == 7 &&
-           rows_add[0].num_arguments == 7;
+           weight_grad[0].num_arguments == 10 && pool_again[0].num_arguments == 14 &&
+           rows_write[0].num_arguments == 7 && rows_add[0].num_arguments == 7;
   }
 };
 
 // How the rows of a batch are given.
 enum class Rows : int64_t { kNone, kEven, kRagged, kSparse, kAsKeys };
+
+// Draws what the rows of keys begin with: a kernel's arguments, of which native code writes those
+// that differ (kernels/initializer.cu: out, rows, and keys where it takes them; n).
+struct Drawing {
+  Kernel kernel;  // null: only Python can
+  bool takes_keys;
+  std::vector<int64_t> words;
+};
 
 // Of one table in a lookup.
 struct Part {
@@ -56,6 +65,7 @@ struct Part {
   int64_t row_length;  // ids of each row, where all have as many
   Rows weight_rows;    // kNone: there are no weights
   int64_t table;       // which of the plan's tables it is
+  Drawing drawing;
 };
 
 // What a lookup does with keys that have no row; sok_lite/bridge/inference.py says what is which.

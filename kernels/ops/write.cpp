@@ -20,11 +20,6 @@ void Subtract(const Share* share, const int64_t* words) {
   for (int64_t i = share->from; i < share->to; ++i) out[i] = a[i] - b[i];
 }
 
-// Which kernel of several has a type of rows; -1: none.
-int64_t NumberOf(int64_t type) {
-  return type == kFloat ? 0 : type == kHalf ? 1 : type == kBfloat16 ? 2 : -1;
-}
-
 // One write.
 class WriteOfCall {
  public:
@@ -40,7 +35,7 @@ class WriteOfCall {
     keys_.Group();
     if (plan_.writing == Writing::kAdds) keys_.SumEach();
     // All memory is had before anything changes.
-    Launch marking(plan_.driver->find), writing(KernelOf());
+    Launch marking(plan_.driver->find), writing(Writer());
     keys_.Mark(plan_.begins_lookup, &marking);
     plan_.writing == Writing::kAdds ? Add(&writing) : Assign(&writing);
     if (!plan_.begins_lookup) {
@@ -75,7 +70,7 @@ class WriteOfCall {
       if (rows->type != part_.row_type) return false;
       return keys_.Add(*part_.record, *keys, nullptr, part_.dim);
     }
-    if (rows->type != kFloat || NumberOf(part_.row_type) < 0) return false;
+    if (rows->type != kFloat || !IsAddedInFloat()) return false;
     if (plan_.subtracts) {
       const Array* old = Next(&next);
       if (!old || old->type != kFloat || old->dims != dims) return false;
@@ -93,8 +88,13 @@ class WriteOfCall {
     return *next < arrays_.size() ? &arrays_[(*next)++] : nullptr;
   }
 
-  const Kernel& KernelOf() const {
-    if (plan_.writing == Writing::kAdds) return plan_.driver->rows_add[NumberOf(part_.row_type)];
+  bool IsAddedInFloat() const {
+    const int64_t number = KernelOf(part_.row_type);
+    return number >= 0 && part_.row_type != kDouble;
+  }
+
+  const Kernel& Writer() const {
+    if (plan_.writing == Writing::kAdds) return plan_.driver->rows_add[KernelOf(part_.row_type)];
     return plan_.driver->rows_write[__builtin_ctzll(BytesOf(part_.row_type))];
   }
 

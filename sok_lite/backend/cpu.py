@@ -132,6 +132,13 @@ class CpuBackend(Backend):
         address, packer = self._kernels[name]
         return address, packer.num_arguments
 
+    def words_of(self, kernel: str, arguments: Sequence[Any]) -> list[int]:
+        """Returns arguments of a kernel as it takes them: arrays by their addresses."""
+        packer = self._kernels[kernel].packer
+        words = WORDS[packer.num_arguments]()
+        packer.pack((arguments,), words, 0, ctypes.addressof(words))
+        return list(words)
+
     def launching(self) -> tuple[int, int, int, int, int]:
         """Returns the address of what launches kernels, and how it is told to: the most threads,
         the grain, the pieces of each thread, whether threads may spin."""

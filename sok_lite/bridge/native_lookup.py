@@ -4,10 +4,12 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from sok_lite.backend.cpu import CpuBackend
-from sok_lite.native.plans import Part, Rows
+from sok_lite.backend.publish import Launch
+from sok_lite.native.plans import Drawing, Part, Rows
 
 
 def are_native(tables: Sequence[Any]) -> bool:
@@ -35,4 +37,16 @@ def part_of(
         rows,
         row_length,
         weight_rows,
+        _drawing_of(table),
     )
+
+
+def _drawing_of(table: Any) -> Drawing:
+    """Returns what draws the initial values of a table's rows, for one key."""
+    keys, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
+    drawing = table.plan_draw(table.store.output(1), keys, rows)
+    assert isinstance(drawing, Launch)
+    arguments = drawing.part.arguments
+    kernel, num_arguments = table.backend.kernel(drawing.kernel)
+    words = table.backend.words_of(drawing.kernel, arguments)
+    return Drawing(kernel, num_arguments, arguments[3] is keys, words, arguments)

@@ -30,6 +30,23 @@ class Rows(IntEnum):
     AS_KEYS = 4  # of weights
 
 
+class Drawing(NamedTuple):
+    """What draws the initial values of keys: a kernel of initializer.cu, called draw_<kind>_<type>.
+
+    Attributes:
+      kernel, num_arguments: its address, and how many arguments it takes.
+      takes_keys: whether these are among them.
+      words: its arguments, (num_arguments,) int64; those of a call are left to native code.
+      arrays: whose addresses are among them.
+    """
+
+    kernel: int
+    num_arguments: int
+    takes_keys: bool
+    words: Sequence[int]
+    arrays: Any
+
+
 class Part(NamedTuple):
     """One table of a lookup, as the words of a plan.
 
@@ -39,6 +56,7 @@ class Part(NamedTuple):
       dim, combiner: of the rows; the number of COMBINERS.
       rows, row_length: how the rows of the batch are given; of even ones the ids of each.
       weight_rows: how those of the weights are.
+      drawing: what draws initial values; None: only Python can.
     """
 
     record: int
@@ -50,6 +68,7 @@ class Part(NamedTuple):
     rows: Rows = Rows.NONE
     row_length: int = 0
     weight_rows: Rows = Rows.NONE
+    drawing: Drawing | None = None
 
 
 class Policy(NamedTuple):
@@ -71,6 +90,7 @@ _KERNELS = (
     *("find", "find_and_pool", "rows_read_u16", "rows_read_u32", "rows_read_u64"),
     *("combine_items", "segment_sums", "segment_add_pieces"),
     *(f"combine_weight_grad_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
+    *(f"pool_again_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
     *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
     *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
 )
@@ -132,8 +152,13 @@ class LookupPlan(NamedTuple):
         counters = (0 if each is None else addressof(each.native) for each in works)
         words = [driver, int(self.is_pooled), int(self.tells_found), *counters, *self.policy]
         words.append(len(self.parts))
-        for part in self.parts:
-            words += part
+        for *numbers, drawing in self.parts:
+            words += numbers
+            if drawing is None:
+                words += (0, 0, 0)
+            else:
+                kernel, count, takes_keys, its, _ = drawing
+                words += (kernel, count, int(takes_keys), *its)
         return _noted("sok_ops_plan", number, words)
 
 
@@ -285,10 +310,11 @@ class PlannedCall(NativeCall):
       RuntimeError: the library of kernels is of another version than that of operations.
     """
 
-    __slots__ = ()
+    __slots__ = ("_plan",)
 
     def __init__(self, plan: LookupPlan | WritePlan, *args: Any) -> None:
         super().__init__(*args)
+        self._plan = plan  # it has the arrays of drawings
         if not plan.note(self.number):
             raise RuntimeError(
                 "sok_lite's kernels must be of the version of its operations. Received: kernels "

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.backend.table_lock import TableLock
+from sok_lite.engine.row_initializer import MatrixInitializer
 from sok_lite.engine.work_done import LOOKUPS
 from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
@@ -500,10 +501,54 @@ def test_a_lookup_of_known_keys_does_not_enter_python(mode, name, kind):
         before = num_entries()
         look_up(keys)
         counts.append(num_entries() - before)
-    # What begins with its first row is drawn by Python.
-    assert counts == [0, 0, int(name != "zeros"), 0]
+    assert counts == [0, 0, int(name not in ("zeros", "not in training")), 0]  # Python inserts
     for each in variables:
         audit(each.table)
+
+
+_INITIAL = {
+    "constant": lambda dim: 0.25,
+    "uniform": lambda dim: "uniform",
+    "normal": lambda dim: tf.keras.initializers.RandomNormal(1.0, 2.0, seed=7),
+    "truncated": lambda dim: tf.keras.initializers.TruncatedNormal(0.0, 2.0),
+    "row": lambda dim: np.arange(dim),
+    "matrix": lambda dim: MatrixInitializer(np.arange(5 * dim).reshape(5, dim)),
+}
+
+
+@pytest.mark.parametrize("initial", _INITIAL)
+@pytest.mark.parametrize(
+    "dtype, dim", [("float32", 8), ("float16", 3), ("bfloat16", 4), ("float64", 5)]
+)
+def test_missing_keys_give_their_initial_values_without_python(initial, dtype, dim):
+    def make():
+        first = _INITIAL[initial](dim)
+        return [new_variable("kLru", f"t{i}", dim, dtype=dtype, first=first) for i in range(2)]
+
+    routes, functions = both(make), []
+    for route in routes:
+        for each in route.variables:
+            each.table.lookup([1, 3, 5])
+
+        def look_up(keys, variables=route.variables):
+            one, other = variables
+            ids = [keys, tf.RaggedTensor.from_row_lengths(tf.reshape(keys, [-1]), [3, 0, 5]), keys]
+            rows = sok.lookup_sparse([one, other, one], ids, combiners=COMBINERS, training=False)
+            return rows, tf.nn.embedding_lookup(one, keys)
+
+        functions.append(tf.function(look_up, autograph=False))
+    entries = []
+    for keys in ([[1, 2], [3, 3], [7, 2], [2, -9]], [[1, 3], [5, 3], [1, 1], [5, 5]]):
+        with sok.inference_mode(missing="initial"):
+            before = num_entries()
+            results = [
+                route.run(function, tf.constant(keys, tf.int64))
+                for route, function in zip(routes, functions, strict=True)
+            ]
+            entries.append(num_entries() - before)
+        assert results[0] == results[1] and len(results[0]) == 2
+        assert_equal(*routes)
+    assert entries == [2, 2]  # of the route by Python
 
 
 @pytest.mark.parametrize("name", ["ragged", "rows", "weighted"])

@@ -67,15 +67,22 @@ KINDS = {
 }
 
 
-def new_variable(kind="hbm", name="table", dim=3, key_type="int64", dtype="float32"):
-    """Returns a variable whose new rows depend on its name and the key alone."""
+def new_variable(kind="hbm", name="table", dim=3, key_type="int64", dtype="float32", first=None):
+    """Returns a variable whose new rows depend on its name and the key alone.
+
+    Args:
+      first: the initializer, or what says which; None: one of the dtype.
+    """
     var_type, options = KINDS[kind]
-    first = "uniform" if dtype in FLOATS else 7
+    if first is None:
+        first = "uniform" if dtype in FLOATS else 7
+    if not hasattr(first, "plan_draw"):
+        first = make_initializer(first, dim, None, var_type)
     table = make_table(
         var_type,
         get_backend("cpu"),
         dim,
-        initializer=make_initializer(first, dim, None, var_type),
+        initializer=first,
         key_type=key_type,
         dtype=dtype,
         name=name,
