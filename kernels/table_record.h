@@ -30,8 +30,8 @@ struct SokColumnRecord {
 
 // How often rows in two tiers were accessed: sok_lite/engine/rows/tiers.py; see table_tiers.h.
 struct SokAccessRecord {
-  int64_t counts;  // the address of the counts
-  int64_t room;    // rows that have one
+  uint8_t* counts;  // (room,)
+  int64_t room;     // rows that have one
   int64_t lookups, looked_up, rest;
 };
 
@@ -83,8 +83,7 @@ struct SokTableRecord {
   // has begun a lookup that this thread's Python goes on with, and does nothing else with the
   // table.
   int64_t is_settled;
-  // What native code may do: kSokReads, and kSokInserts for lookups that would insert, where the
-  // table does in none of them what native code cannot.
+  // What native code may do: kSokReads, and kSokInserts for lookups that would insert.
   int64_t allows;
   int64_t row_epoch;   // changes whenever row numbers handed out before may be stale
   int64_t num_native;  // calls of native code that have changed the table

@@ -13,7 +13,7 @@ struct SokAccesses {
 
 inline SokAccesses sok_accesses(const SokStoreRecord& store) {
   if (!store.accesses || store.num_far == 0) return {0, 0};
-  return {store.accesses->counts, store.accesses->rest <= 0};
+  return {reinterpret_cast<int64_t>(store.accesses->counts), store.accesses->rest <= 0};
 }
 
 // Whether each row has a count, if they are counted. If not, Python makes some.

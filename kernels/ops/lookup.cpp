@@ -3,7 +3,8 @@
 //
 // Where something is not as it is in most steps, Python does the whole: a key does not fit, splits
 // are wrong, a table does what native code cannot. Where keys are missing that are to be inserted,
-// it goes on with what was found, in this thread and under the locks that this has taken.
+// it goes on with what was found, in this thread and under the locks that this has taken; if a
+// table counts repeats it begins anew.
 #include "ops/lookup.h"
 
 #include <algorithm>

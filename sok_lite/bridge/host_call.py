@@ -209,6 +209,14 @@ def make_turn() -> None:
                 _turn_variable = tf.Variable(0, dtype=tf.int64, trainable=False, name="sok_turn")
 
 
+def has_turn() -> bool:
+    """Whether the graph is a function's whose calls a variable has in order.
+
+    There TensorFlow has what acts on one handle in order too; in a TF1 graph it does not.
+    """
+    return bool(tf.inside_function()) and _turn() is not None
+
+
 def _turn() -> tf.Tensor | None:
     """Returns the variable that host calls are ordered by; None where a TF1 graph is outside."""
     with tf.init_scope():

@@ -20,7 +20,7 @@ def assigning(
       begins_lookup: whether it inserts keys that have no row; else it skips them.
 
     Returns:
-      None where native code cannot do it.
+      None where native code cannot do it, and in eager mode.
     """
     if rows.dtype.name != variable.table.row_dtype.name:
         return None
@@ -44,7 +44,7 @@ def adding(
       has_flags, scale: as of a WritePlan.
 
     Returns:
-      None where native code cannot do it.
+      None where native code cannot do it, and in eager mode.
     """
     in_float32 = variable.table.row_dtype.added_in == np.float32
     if not in_float32 or any(each.dtype != tf.float32 for each in rows):
@@ -63,7 +63,7 @@ def _plan(
     scale: float = 1.0,
 ) -> WritePlan | None:
     table = variable.table
-    if keys.dtype != variable.key_type or not are_native([table]):
+    if tf.executing_eagerly() or keys.dtype != variable.key_type or not are_native([table]):
         return None
     part = part_of(table, keys.dtype)
     how = (writing, begins_lookup, has_flags, subtracts, scale)

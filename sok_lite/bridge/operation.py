@@ -269,8 +269,8 @@ def operation(
       collective: the ranks that make it together; None: each by itself. Its gradient is registered
         for the operation of the same name that waits for its turn too: "SokLookupInOrder".
       waits: False: nothing that kernels write is an output; see `on_device`.
-      is_ordered: False: it is in no order with calls of other tables. By its handles TensorFlow has
-        it in order with those of the same ones; without any it may be at any time, or never.
+      is_ordered: False: it changes nothing, and has no turn among all calls. In a tf.function it is
+        in order with what has the same handles; without any it may run at any time, or never.
       plan: by which native code may do it; None: it has none yet.
       is_planned_later: whether `run` may make a plan of the call in a graph, by the number that
         `Outputs` has. In eager mode the call ends with this.

@@ -2,9 +2,8 @@
 
 In eager mode Python is called at once: an operation would take 70 microseconds more, and the order
 is that of the program. In a graph a call is an operation on the handles of its table, by which
-TensorFlow has all that acts on the table in order; calls of other tables may run beside it. What
-takes or gives texts is no operation of ours, whose inputs and outputs are numbers: it is a
-py_function between two places in that order.
+TensorFlow has all that acts on the table in order. What takes or gives texts is no operation of
+ours, whose inputs and outputs are numbers: it is a py_function between two places in that order.
 """
 
 import weakref
@@ -15,7 +14,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.checks import checked_keys
-from sok_lite.bridge.host_call import host_call, on_device, refuse_replicas
+from sok_lite.bridge.host_call import has_turn, host_call, on_device, refuse_replicas
 from sok_lite.bridge.operation import Outputs, operation
 from sok_lite.bridge.tensor import empty, to_array, to_tensor
 from sok_lite.bridge.type_spec import alive
@@ -93,7 +92,9 @@ def table_call(
         return on_device(backend, _at_once, run, inputs, dtypes, backend) or None
     plain = _unconverted(run)  # what it calls is of the caller's graph, converted by AutoGraph
     of_call = (variable.handles, plain, inputs, dtypes, backend, what)
-    outputs = operation("sok_method", *of_call, plan=plan, is_ordered=False)
+    # A read by native code is ordered by the table alone: what acts on others may run beside it.
+    is_ordered = not (isinstance(plan, LookupPlan) and has_turn())
+    outputs = operation("sok_method", *of_call, plan=plan, is_ordered=is_ordered)
     return _shaped(outputs, shapes)
 
 

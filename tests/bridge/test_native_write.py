@@ -197,3 +197,24 @@ def test_reads(kind, dtype, return_exists):
         assert_equal(*routes)
     assert entries == [0, 0, 0, 0]
     audit_both(*routes)
+
+
+def test_reads_have_their_place_among_writes_of_their_table():
+    """A read waits for no other table, so nothing but the handle has it in order."""
+    (one,), (other,) = (new_table("cuckoo", tf.float32)() for _ in range(2))
+    keys = tf.range(2000, dtype=tf.int64)
+    for table in (one, other):
+        table.insert(keys, tf.zeros([2000, 5]))
+
+    @tf.function(autograph=False)
+    def run(first):
+        found = []
+        for step in range(4):
+            for table in (one, other):
+                table.insert(keys, tf.fill([2000, 5], first + step))
+                found.append(table.lookup(keys))
+        return found
+
+    for first in range(20):
+        for place, rows in enumerate(run(tf.constant(100.0 * first))):
+            np.testing.assert_array_equal(rows, 100.0 * first + place // 2)

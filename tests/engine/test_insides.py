@@ -109,7 +109,7 @@ def test_every_field_of_a_record_counts(build):
             if name in _NO_FIELDS:
                 continue
             value = getattr(record, name)
-            setattr(record, name, value + 1)
+            setattr(record, name, (value or 0) + 1)
             assert insides([table]) != before, (type(record), name)
             setattr(record, name, value)
             changed += 1

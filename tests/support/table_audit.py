@@ -124,10 +124,13 @@ def audit_record(table):
         _audit_words(f"column {name!r}", column.record, words)
     assert store.record.num_rows == store.num_rows, "native code sees other rows"
     assert store.record.num_far == store.num_far_rows, "native code sees other far rows"
-    if table.tiers is not None:
+    if table.tiers is None:
+        assert store.record.accesses is None, "native code counts accesses"
+    else:
         accesses, counts = table.tiers.record, table.tiers._counts
         assert store.record.accesses == addressof(accesses), "native code counts other accesses"
-        assert (accesses.counts or 0, accesses.room) == (store.backend.address(counts), counts.size)
+        address = store.backend.address(counts) if counts.size else None
+        assert (accesses.counts, accesses.room) == (address, counts.size)
     allows = (READS | INSERTS) * (table.backend.name == "cpu")
     assert record.allows == allows, f"native code takes the table for {record.allows=}"
     assert record.counts_repeats == table.counts_repeats, "native code counts keys otherwise"

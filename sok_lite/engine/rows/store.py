@@ -29,7 +29,7 @@ from sok_lite.engine.rows.allocator import Claim, RowNumbers
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.memory import give_back, regain, return_blocks, tier_bytes
-from sok_lite.engine.rows.record import StoreRecord
+from sok_lite.engine.rows.record import AccessRecord, StoreRecord
 from sok_lite.engine.rows.slabs import Chunks, Slabs
 from sok_lite.engine.rows.state_owner import SoleStates, StateGroups, StateOwner
 from sok_lite.engine.rows.states import add_states
@@ -55,6 +55,8 @@ class RowStore(RowAccess):
       slabs: how much memory is allocated at a time, and returned.
       chunks: how many every column has, by tier.
       record: where its columns are, as native code sees it.
+      accesses: how often rows were accessed, of which the record has the address; None: nobody
+        counts (tiers.py).
       near_rows: rows below this number are near; None: all are.
       numbers: which rows are handed out and which of those are free.
       known_groups: what `state_groups` gave last; None: it is to be made anew.
@@ -90,6 +92,7 @@ class RowStore(RowAccess):
         self.has_far_file = self._far_file is not None
         self.chunks = Chunks(0, 0)
         self.record = StoreRecord()
+        self.accesses: AccessRecord | None = None
         self._far_bytes = 0  # of the far file, that belong to them
         self.numbers = RowNumbers.none(backend.xp, self._first_far)
         self.add_columns([self._value_column()])
@@ -370,7 +373,8 @@ class RowStore(RowAccess):
         """
         other = copy.copy(self)
         other._far_file = None if self._far_file is None else self._far_file.sibling()
-        other.columns, other.known_groups, other.record = {}, None, StoreRecord()
+        other.columns, other.known_groups = {}, None
+        other.record, other.accesses = StoreRecord(), None
         other.chunks, other._far_bytes = Chunks(0, 0), 0
         other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
         other.add_columns([other._value_column()])

@@ -80,7 +80,7 @@ class RowTiers:
         self._counts: Array
         self._keys: Array
         self._calm_passes = 0  # in a row, that moved little
-        self.record = AccessRecord()
+        self.record = store.accesses = AccessRecord()
         store.record.accesses = addressof(self.record)
         publish(self.plan_clear())
 
@@ -94,7 +94,8 @@ class RowTiers:
         ]
 
     def _plan_room(self, counts: Array, keys: Array) -> list[Action]:
-        where = {"counts": self._backend.address(counts), "room": int(counts.size)}
+        room = int(counts.size)
+        where = {"counts": self._backend.address(counts) if room else None, "room": room}
         return [*plan_set(self.record, **where), *plan_set(self, _counts=counts, _keys=keys)]
 
     @property

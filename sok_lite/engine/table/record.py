@@ -113,8 +113,7 @@ class TableRecord(Structure):
       generation: changes when the table is gone: then the record serves another one.
       is_settled: 1: native code may use the table; 0: a call of Python's has not come to its end;
         2: native code has begun a lookup, under the lock, that this thread goes on with.
-      allows: what native code may do: READS, and INSERTS for lookups that would insert, where the
-        table does in none of them what native code cannot.
+      allows: what native code may do: READS, and INSERTS for lookups that would insert.
       row_epoch: changes whenever row numbers handed out before may be stale.
       num_native: calls of native code that have changed the table.
       counts_repeats: whether a lookup counts a key as often as its batch has it, not once.

@@ -122,7 +122,7 @@ def _prepare(table: EmbeddingTable, saved: Saved, evicts: bool) -> list[Action]:
         store.allocate(min(_TAKEN, n - first))
     if store.near_rows and store.near_rows < n:
         near_first(table.backend, store.near_rows, made.parts, scoring.hottest, scoring.bits)
-    tiers = RowTiers(store)
+    tiers = RowTiers(store) if isinstance(table, HkvTable) else None
     for chosen in made.parts:
         scoring.write(chosen, tiers)
     for chosen in made.parts:  # now that all keys have the rows that they keep
@@ -174,7 +174,7 @@ class _Scoring:
         for last_seen, scores in self._read_seen(part):
             yield last_seen if scores is None else scores
 
-    def write(self, chosen: Chosen, tiers: RowTiers) -> None:
+    def write(self, chosen: Chosen, tiers: RowTiers | None) -> None:
         """Writes what is known of the keys of a part."""
         table, index, part = self._table, self._index, chosen.part
         for keys, numbers, (last_seen, scores) in zip(
@@ -188,7 +188,7 @@ class _Scoring:
                 counts = rows != np.uint32(NO_ROW)
                 keys, rows, last_seen = keys[counts], rows[counts], last_seen[counts]
                 scores = None if scores is None else scores[counts]
-            if isinstance(index, HkvIndex):
+            if isinstance(index, HkvIndex) and tiers is not None:
                 tiers.assigned(rows, keys)
                 publish(index.plan_update(keys, rows, scores, last_seen))
             else:
