@@ -71,8 +71,8 @@ class Lookup {
     std::vector<int64_t> missing(plan_.tables.size());
     const int64_t wanted = now.inserts ? kSokInserts : kSokReads;
     if (!held_->Take(plan_, !now.inserts, wanted)) return false;
-    // Repeats are counted once it is known that no key is missing.
     if (now.inserts && !AreTiersReady()) return false;
+    // Repeats are counted once it is known that no key is missing.
     const bool counts = now.inserts && CountsRepeats();
     const bool notes = now.inserts && !counts;
     if (notes && !Tick(plan_.tables)) return false;
