@@ -1,7 +1,7 @@
 // Keys that a program gives for tables, with rows of numbers: found, each once, and summed.
 //
-// Of an update whose keys are not those of the last gradient, of a write, and of a lookup that counts
-// how often a key comes.
+// Of an update whose keys are not those of the last gradient, of a write, and of a lookup that
+// counts how often a key comes.
 #pragma once
 
 #include <algorithm>
