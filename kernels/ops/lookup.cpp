@@ -183,7 +183,7 @@ class Lookup {
       const SokColumnRecord& value = *part.record->store->value;
       launch.Add(its.num_rows, {});
       launch.More(PlaceOf(*part.record->index));
-      const Note note = NoteOf(*part.record, notes);
+      const Note note = NoteOfLookup(*part.record, notes ? part.record->clock.now : 0);
       launch.More(std::array{note.stamp, note.strategy, note.epoch, note.accesses.counts,
                              note.accesses.is_counting});
       launch.More(std::array{Word(its.keys), value.chunks, value.shift, value.dim, value.format,
@@ -201,19 +201,12 @@ class Lookup {
     Launch launch(plan_.driver->find);
     launch.Add(num_keys, {});
     launch.More(PlaceOf(*part.record->index));
-    const Note note = NoteOf(*part.record, notes);
+    const Note note = NoteOfLookup(*part.record, notes ? part.record->clock.now : 0);
     launch.More(std::array{note.stamp, note.strategy, note.epoch, int64_t{0}, note.accesses.counts,
                            note.accesses.is_counting});
     launch.More(std::array{value.chunks, value.shift, row_bytes, Word(given_[0].keys), Word(rows_),
                            Word((*outputs_)[0]), CountersOf(part), num_keys});
     return launch;
-  }
-
-  // How what a search finds is noted, if it is. No filter of admission is asked.
-  static Note NoteOf(const SokTableRecord& table, bool notes) {
-    const SokIndexRecord& index = *table.index;
-    if (!notes) return {0, index.strategy, index.epoch};
-    return {table.clock.now, index.strategy, index.epoch, sok_accesses(*table.store)};
   }
 
   // Gives zeros where a key of a local lookup has no row: pooled, it adds nothing.

@@ -43,6 +43,13 @@ struct Sought {
   bool Repeats() const { return items.num_keys < items.its.num_keys; }
 };
 
+// How a lookup notes them. No filter of admission is asked.
+//
+// stamp  its number; 0: it notes nothing
+inline Note NoteOfLookup(const SokTableRecord& table, int64_t stamp) {
+  return {stamp, table.index->strategy, table.index->epoch, sok_accesses(*table.store)};
+}
+
 // Adds a search for keys of a table to a launch of `find`.
 //
 // times   (n,)  how often each key counts; null: once
@@ -169,11 +176,8 @@ class SoughtKeys {
     for (Sought& each : all_) {
       const Items& items = each.items;
       const SokTableRecord& table = *each.table;
-      const SokIndexRecord& index = *table.index;
-      Note note{table.clock.now, kKeepsScores, 0};
-      if (scores) {
-        note = {table.clock.now + 1, index.strategy, index.epoch, sok_accesses(*table.store)};
-      }
+      const int64_t now = table.clock.now;
+      const Note note = scores ? NoteOfLookup(table, now + 1) : Note{now, kKeepsScores, 0};
       const uint64_t* times = each.times.empty() ? nullptr : each.times.data();
       AddSearch(table, note, items.keys, items.num_keys, times, each.rows.data(), each.counts,
                 launch);

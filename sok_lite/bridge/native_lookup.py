@@ -24,8 +24,13 @@ def part_of(
     rows: Rows = Rows.NONE,
     row_length: int = 0,
     weight_rows: Rows = Rows.NONE,
+    draws: bool = True,
 ) -> Part:
-    """Returns one table of a plan; what is not of the table is as in `Part`."""
+    """Returns one table of a plan; what is not of the table is as in `Part`.
+
+    Args:
+      draws: whether keys without a row may give their initial values.
+    """
     record, row_type = table.record, tf.as_dtype(table.row_dtype.name)
     return Part(
         ctypes.addressof(record),
@@ -37,7 +42,7 @@ def part_of(
         rows,
         row_length,
         weight_rows,
-        _drawing_of(table),
+        _drawing_of(table) if draws else None,
     )
 
 
