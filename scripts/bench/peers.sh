@@ -5,29 +5,21 @@
 #
 #   bash scripts/bench/peers.sh [FOLDER]     FOLDER: else $SOK_LITE_PEERS, else .venv-peers
 #
-# SOK_LITE_PYTHON  a Python 3.10 or 3.11 (TFRA has no wheel for newer ones)
+# SOK_LITE_PYTHON  a Python 3.10 or 3.11 (TFRA has no wheel for newer ones); else python3.11
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 folder="${1:-${SOK_LITE_PEERS:-.venv-peers}}"
 wanted=(tensorflow==2.16.2 tf_keras==2.16.0 tensorflow-recommenders-addons==0.8.1 numpy==1.26.4)
 check='import os; os.environ["TF_USE_LEGACY_KERAS"] = "1"
-import tensorflow as tf, tensorflow_recommenders_addons as tfra
-print("TFRA", tfra.__version__, "with TensorFlow", tf.__version__)'
+import tensorflow_recommenders_addons as tfra; print("TFRA", tfra.__version__)'
 
-if [ -f "$folder/ready.txt" ] && [ "$(cat "$folder/ready.txt")" = "${wanted[*]}" ]; then
+if [ "$(cat "$folder/ready.txt" 2>/dev/null)" = "${wanted[*]}" ]; then
   echo "$folder is ready"
   exit 0
 fi
-
-python=
-for candidate in ${SOK_LITE_PYTHON:-python3.11 python3.10 python3}; do
-  if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null; then
-    python="$candidate"
-    break
-  fi
-done
-if [ -z "$python" ]; then
+python="${SOK_LITE_PYTHON:-python3.11}"
+if ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))'; then
   echo "error: TFRA 0.8.1 needs Python 3.10 or 3.11: set SOK_LITE_PYTHON to one." >&2
   exit 1
 fi
