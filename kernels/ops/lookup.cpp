@@ -96,7 +96,7 @@ class Lookup {
     } else if (num_missing && !plan_.is_pooled) {
       GiveZeros();
     }
-    if (plan_.is_pooled) ReadSources();
+    if (plan_.is_pooled) ReadSources(num_missing && !now.gives_zeros);
     if (plan_.tells_found) TellFound();
     Count(plan_, given_, missing);
     for (size_t t = 0; now.inserts && t < missing.size(); ++t) {
@@ -218,14 +218,11 @@ class Lookup {
     }
   }
 
-  // Whether native code can draw what missing keys give. The gradients of weights need it of each
-  // item: that is Python's.
+  // Whether native code can draw what missing keys give.
   bool CanDraw() const {
-    for (size_t i = 0; i < given_.size(); ++i) {
-      if (!plan_.parts[i].drawing.kernel.run || given_[i].weights) return false;
-      if (plan_.is_pooled && KernelOf(plan_.parts[i].row_type) < 0) return false;
-    }
-    return true;
+    return std::all_of(plan_.parts.begin(), plan_.parts.end(), [this](const Part& part) {
+      return part.drawing.kernel.run && (!plan_.is_pooled || KernelOf(part.row_type) >= 0);
+    });
   }
 
   // Gives what keys without a row begin with, which get none.
@@ -276,9 +273,10 @@ class Lookup {
     const SokColumnRecord& value = *part.record->store->value;
     int64_t num_without_row = 0;
     Launch launch(plan_.driver->pool_again[KernelOf(part.row_type)]);
-    launch.Add(its.num_rows, {value.chunks, value.shift, value.dim, Word(number.data()), 0, 0,
-                              Word(values.data()), Word(splits), 0, part.combiner, Word(rows),
-                              Word((*outputs_)[i]), Word(&num_without_row), its.num_rows});
+    launch.Add(its.num_rows,
+               {value.chunks, value.shift, value.dim, Word(number.data()), 0, 0,
+                Word(values.data()), Word(splits), Word(its.weights), part.combiner, Word(rows),
+                Word((*outputs_)[i]), Word(&num_without_row), its.num_rows});
     launch.Run(*plan_.driver);
   }
 
@@ -293,17 +291,22 @@ class Lookup {
   }
 
   // Copies the rows of weighted items, which the gradients by the weights need.
-  void ReadSources() const {
+  //
+  // draws  whether items without a row have initial values; else zeros
+  void ReadSources(bool draws) const {
     const uint32_t* rows = rows_;
     size_t number = given_.size() + 4;
     for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
       if (!given_[i].weights) continue;
       const Part& part = plan_.parts[i];
+      const int64_t num_keys = given_[i].num_keys;
+      void* source = (*outputs_)[number++];
       const SokColumnRecord& value = *part.record->store->value;
       Launch launch(plan_.driver->rows_read[BytesOf(part.row_type) / 4]);  // of 2, 4 and 8 bytes
-      launch.Add(given_[i].num_keys, {value.chunks, value.shift, value.dim, Word(rows),
-                                      Word((*outputs_)[number++]), given_[i].num_keys});
+      launch.Add(num_keys,
+                 {value.chunks, value.shift, value.dim, Word(rows), Word(source), num_keys});
       launch.Run(*plan_.driver);
+      if (draws) Draw(part, given_[i].keys, num_keys, rows, source);
     }
   }
 

@@ -532,9 +532,20 @@ def test_missing_keys_give_their_initial_values_without_python(initial, dtype, d
 
         def look_up(keys, variables=route.variables):
             one, other = variables
-            ids = [keys, tf.RaggedTensor.from_row_lengths(tf.reshape(keys, [-1]), [3, 0, 5]), keys]
-            rows = sok.lookup_sparse([one, other, one], ids, combiners=COMBINERS, training=False)
-            return rows, tf.nn.embedding_lookup(one, keys)
+            flat = tf.reshape(keys, [-1])
+            ids = [tf.RaggedTensor.from_row_lengths(flat, [3, 0, 5]) for _ in range(4)]
+            weights = [None, None, tf.cast(flat, tf.float32), tf.range(1.0, 9.0)]
+            with tf.GradientTape() as tape:
+                tape.watch(weights[2:])
+                rows = sok.lookup_sparse(
+                    [one, other, one, other],
+                    ids,
+                    [None, None, *map(ids[0].with_values, weights[2:])],
+                    combiners=["sum", "mean", "sqrtn", "mean"],
+                    training=False,
+                )
+                loss = tf.add_n([tf.reduce_sum(each**2) for each in rows])
+            return rows, tape.gradient(loss, weights[2:]), tf.nn.embedding_lookup(one, keys)
 
         functions.append(tf.function(look_up, autograph=False))
     entries = []
@@ -546,9 +557,10 @@ def test_missing_keys_give_their_initial_values_without_python(initial, dtype, d
                 for route, function in zip(routes, functions, strict=True)
             ]
             entries.append(num_entries() - before)
-        assert results[0] == results[1] and len(results[0]) == 2
+        assert results[0] == results[1] and len(results[0]) == 3
         assert_equal(*routes)
-    assert entries == [2, 2]  # of the route by Python
+    # Of the route by Python, and where the first gradient makes room for its keys.
+    assert entries == [4, 3]
 
 
 @pytest.mark.parametrize("name", ["ragged", "rows", "weighted"])
