@@ -487,9 +487,9 @@ def check_drawn(number, folder):
     np.testing.assert_allclose(trained.dense.numpy(), dense_weight(program), 1e-6)
 
 
-@pytest.mark.parametrize("first", range(0, 40, 5))
+@pytest.mark.parametrize("first", range(0, 30, 5))
 def test_drawn_programs(first, tmp_path, request):
-    """Of 80 programs, half have their tables in RAM and half on the simulated GPU."""
-    first += 40 * (request.node.callspec.params["tables_on"] == "simt")
+    """Of 60 programs, half have their tables in RAM and half on the simulated GPU."""
+    first += 30 * (request.node.callspec.params["tables_on"] == "simt")
     for number in range(first, first + 5):
         check_drawn(number, tmp_path / str(number))

@@ -223,7 +223,6 @@ comm.barrier()
 @pytest.mark.parametrize(
     ("tool", "local", "seconds"),
     [
-        ("mpi", True, 3),
         ("mpi", True, 20),
         ("mpi", False, 12),
         ("horovod", True, 12),
