@@ -20,6 +20,18 @@ _GONE = {
     "prefetch": "To send the keys of the next batch ahead gained less than a tenth of a step "
     "between machines. Give the ids to sok.lookup_sparse.",
 }
+# Names of SOK 1, and what there is in place of each.
+_OF_SOK_1 = {
+    "Init": "sok.init()",
+    "DistributedEmbedding": "sok.DynamicVariable and sok.lookup_sparse",
+    "All2AllDenseEmbedding": "sok.DynamicVariable and sok.all2all_dense_embedding",
+    "TFDistributedEmbedding": "sok.DynamicVariable and sok.lookup_sparse",
+    "OptimizerScope": "sok.OptimizerWrapper(optimizer)",
+    "Saver": "sok.dump and sok.load",
+    "split_embedding_variable_from_others": "sok.filter_variables",
+    "tf": "any optimizer of Keras in sok.OptimizerWrapper(optimizer)",
+    "experiment": "sok_lite itself, which has its names",
+}
 # Modules of the package that are public names.
 _MODULES = (
     "communication",
@@ -97,6 +109,11 @@ def __getattr__(name: str) -> Any:
         value = module if name in _MODULES else getattr(module, name)
     elif name in _GONE:
         raise AttributeError(f"sok_lite.{name} is gone. {_GONE[name]}")
+    elif name in _OF_SOK_1:
+        raise AttributeError(
+            f"{name!r} is a name of SparseOperationKit 1, and sok_lite has those of version 2: use "
+            f"{_OF_SOK_1[name]}."
+        )
     else:
         raise AttributeError(f"module 'sok_lite' has no attribute {name!r}")
     globals()[name] = value

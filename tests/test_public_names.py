@@ -42,3 +42,12 @@ def test_a_removed_name_says_why_it_is_gone():
     with pytest.raises(AttributeError, match=why):
         sok.prefetch  # noqa: B018
     assert not hasattr(sok, "prefetch") and "prefetch" not in dir(sok)
+
+
+def test_a_name_of_sok_1_says_what_to_use():
+    with pytest.raises(AttributeError, match=r"'Init' is a name of Sparse.* 1, .*: use sok\.init"):
+        sok.Init  # noqa: B018
+    for name, instead in sok._OF_SOK_1.items():
+        assert not hasattr(sok, name) and name not in dir(sok)
+        for used in re.findall(r"\bsok\.(\w+)", instead):
+            assert hasattr(sok, used)

@@ -55,6 +55,24 @@ inline float correction(double beta, int64_t step) {
   return 1.0f - static_cast<float>(std::pow(rounded, static_cast<double>(step)));
 }
 
+// The same where the power is a product in float32, which gets a factor in each step, as in TF1.
+//
+// kBeta  which of a rule's betas it is
+template <int kBeta>
+float correction_by_product(double beta, int64_t step) {
+  constexpr float kVanishes = 0x1p-25f;  // 1 - power is 1 from here on
+  // Of the last step in this thread: the next one has a factor more.
+  thread_local float factor = 0, power = 1;
+  thread_local int64_t num_factors = 0;
+  if (factor != static_cast<float>(beta) || num_factors > step) {
+    factor = static_cast<float>(beta);
+    power = 1;
+    num_factors = 0;
+  }
+  for (; num_factors < step && power > kVanishes; ++num_factors) power *= factor;
+  return 1.0f - power;
+}
+
 struct UpdateRule {
   double weight_decay;
 
@@ -103,11 +121,15 @@ struct AdagradDA : UpdateRule {
 // 2018.
 struct Adam : UpdateRule {
   double beta_1, beta_2, epsilon;
-  Flag amsgrad, adaptive_epsilon;
+  Flag amsgrad, adaptive_epsilon, has_products;
 
   Scalars at(double rate, int64_t step) const {
-    const float root = std::sqrt(correction(beta_2, step));
-    const float alpha = static_cast<float>(rate) * root / correction(beta_1, step);
+    const float first =
+        has_products ? correction_by_product<1>(beta_1, step) : correction(beta_1, step);
+    const float second =
+        has_products ? correction_by_product<2>(beta_2, step) : correction(beta_2, step);
+    const float root = std::sqrt(second);
+    const float alpha = static_cast<float>(rate) * root / first;
     const double added = adaptive_epsilon ? epsilon * root : epsilon;
     return {alpha, decay(rate), 1 - beta_1, 1 - beta_2, added};
   }

@@ -1,5 +1,6 @@
 """How `tf.compat.v1.train.Saver` saves a table in a graph of TF1, and what a saver is doing."""
 
+import re
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -85,3 +86,12 @@ def saver_call() -> SaverCall | None:
             elif name == SAVER_BUILDS and filename is not None:
                 return SaverCall(filename, restores, frame.f_locals[SAVER_NAMES])
     return None if filename is None else SaverCall(filename, restores, {})
+
+
+def prefix_in_the_end(filename: str) -> str:
+    """Returns what a checkpoint's files start with, of what a saver writes: a sharded one moves it.
+
+    Args:
+      filename: as the saver has it.
+    """
+    return re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", filename)

@@ -33,6 +33,16 @@ def size(variable: TableVariable) -> tf.Tensor:
     return found
 
 
+def num_keys(variable: TableVariable) -> tf.Tensor:
+    """Returns the number of keys on this rank, scalar int64."""
+
+    def run(table: EmbeddingTable) -> Array:
+        return np.array(table.size, np.int64)
+
+    (found,) = array_call(variable, f"The size of {variable.name!r}", run, [], [tf.int64], [[]])
+    return found
+
+
 def length(variable: TableVariable) -> int:
     """Returns the number of keys on this rank as of now: len(variable). Not for a tf.function."""
     _refuse_in_function(variable, "len()", "variable.size there")

@@ -89,6 +89,8 @@ is_for_xla: Any = private("tensorflow.python.ops.control_flow_util", "GraphOrPar
 EagerTensor: Any = private("tensorflow.python.framework.ops", "EagerTensor")
 # The graph of a tf.function, of a branch or of a loop. Its `outer_graph` is the one around it.
 FuncGraph: Any = private("tensorflow.python.framework.func_graph", "FuncGraph")
+# What a concrete function says of an argument that is an object of a program's.
+UnknownArgument: Any = private("tensorflow.python.framework.func_graph", "UnknownArgument")
 # The default graphs of each thread. `_GetGlobalDefaultGraph` gives the one outside of all that a
 # program has entered.
 default_graphs: Any = private("tensorflow.python.framework.ops", "_default_graph_stack")
@@ -145,6 +147,8 @@ GRADIENT_OF_A_LOOP = ("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph
 LOOKUP_IN_A_LIST = ("tensorflow.python.ops.embedding_ops", "_embedding_lookup_and_transform")
 # Of a graph: tells whether a loop or branch of TF1 is being built.
 CONTROL_FLOW = "_get_control_flow_context"
+# Gives the operations that a new one would wait for.
+CONTROL_INPUTS = "_current_control_dependencies"
 # The module that reads every variable of a function as a dense tensor.
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 # The module of ForwardAccumulator, which derives the gradients of operations.
@@ -159,6 +163,10 @@ CONVERSION = (
 )
 # The module that makes zeros for the gradient of a variable that has none.
 DEFAULT_GRADIENT = "tensorflow.python.ops.default_gradient"
+# What tf.compat.v1.train.init_from_checkpoint calls, (module, name): with the path and the mapping.
+_CHECKPOINT_UTILS = "tensorflow.python.training"
+INIT_FROM_CHECKPOINT = (private(_CHECKPOINT_UTILS, "checkpoint_utils"), "_init_from_checkpoint")
+
 # The module that has the scatters of `tf.compat.v1`.
 STATE_OPS = "tensorflow.python.ops.state_ops"
 
@@ -212,6 +220,11 @@ FUNCTIONAL_MODELS = {
     "keras": "keras.src.models.functional",
     "tf_keras": "tf_keras.src.engine.functional",
 }
+
+# What tf.saved_model.save calls, (module, name): with the object, the path, signatures and options.
+SAVED_MODELS = (private("tensorflow.python.saved_model", "save"), "save_and_return_nodes")
+# The module whose `save_model` and `load_model` tf_keras calls for SavedModels.
+SAVED_MODELS_OF_TF_KERAS = "tf_keras.src.saving.legacy.save"
 
 # Of an optimizer of Keras that is built: the number that each variable has in lists of states, and
 # its key in there.

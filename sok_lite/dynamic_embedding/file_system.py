@@ -1,10 +1,13 @@
 """Rows of a variable, or of a table by itself, to files of keys and values and back.
 
 A pass over the table for each shard writes it piece by piece; the table is held meanwhile, so that
-all shards are of one moment. `key_value_files` has the format, `key_value_names` the names.
+all shards are of one moment. Of a table in a Redis one export gives the pieces of all, and what
+other programs write meanwhile may be in it or not. `key_value_files` has the format,
+`key_value_names` the names.
 """
 
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,10 +29,17 @@ from sok_lite.engine.files.key_value_files import (
     open_shards,
     write_shard,
 )
-from sok_lite.engine.files.key_value_names import ShardPlace, find_shards
+from sok_lite.engine.files.key_value_names import (
+    ShardPlace,
+    bases_by_prefix,
+    file_prefix,
+    find_shards,
+)
 from sok_lite.engine.table.exclusive import alone
 
 _SLOTS = 1 << 16  # places of an index that are read together
+# What the name of a shard's files ends with.
+_SHARD = re.compile(r"_mht_\d+of\d+(_rank\d+_size\d+)?$")
 
 
 class Source(NamedTuple):
@@ -95,6 +105,7 @@ def save(
       only: the number of the one shard that is meant; None: all are.
     """
     source = source_of(holder)
+    _check_ranks(source, size)
     numbers = range(source.num_shards) if only is None else [only]
     places = [ShardPlace(i + 1, source.num_shards, rank, size) for i in numbers]
     bases = [place.base(source.layout.name) for place in places]  # checks the rank
@@ -108,12 +119,13 @@ def save(
 
     def run(source: Source, folder: str) -> None:
         def write_all() -> None:
+            pieces = _chunks_of(source)
             for place, base in zip(places, bases, strict=True):
                 write_shard(
                     folder,
                     source.layout,
                     place,
-                    _pieces_of(source, place.index - 1),
+                    _pieces_of(source, place.index - 1, pieces),
                     file_name=base,
                     append_to_file=append_to_file,
                     buffer_size=buffer_size,
@@ -141,12 +153,12 @@ def load(
       only: the number of the one shard that takes its keys of them; None: all do.
     """
     ShardPlace(rank=rank, size=size).base("")  # checks the rank
-    source_of(holder)
+    _check_ranks(source_of(holder), size)
 
     def run(source: Source, folder: str) -> None:
         name, bases = source.layout.name, file_name_list
-        if bases is None and load_entire_dir:
-            bases = find_shards(folder, name)
+        if load_entire_dir:
+            bases = _bases_of_save(folder, [name] if bases is None else bases)
         if bases is None and only is not None:
             bases = [ShardPlace(only + 1, source.num_shards, rank, size).base(name)]
         if bases is None:
@@ -157,17 +169,57 @@ def load(
                     f"{error} Where another number of processes has written them, call "
                     "load_from_file_system_with_restore_function()."
                 ) from error
-        shards = open_shards(folder, source.layout, file_name_list=bases)
+        # Files that a program names may be another variable's.
+        is_own = file_name_list is None
+        shards = open_shards(folder, source.layout, file_name_list=bases, is_own=is_own)
         part = None if only is None else (source.num_shards, only)
         _replace(source, shards, buffer_size, part, only)
 
     return _call(holder, "load_from_file_system", dirpath, dirpath_env, run)
 
 
+def _bases_of_save(folder: str, names: Sequence[str]) -> list[str]:
+    """Returns the bases of all files of one save, or of several, each of which is whole.
+
+    Args:
+      names: of variables, or of files.
+
+    Raises:
+      FileNotFoundError, ValueError: as of `find_shards`.
+    """
+    bases: list[str] = []
+    for name in names:
+        if os.path.isfile(os.path.join(folder, f"{name}-keys")) and not _SHARD.search(name):
+            bases.append(name)  # a program's own name of a whole table
+            continue
+        variable = _SHARD.sub("", name)
+        found = bases_by_prefix(folder).get(file_prefix(variable), [])
+        if not found or any(is_of_process for _, is_of_process in found):
+            bases += find_shards(folder, variable)
+        else:
+            bases += _whole(folder, [base for base, _ in found])
+    return list(dict.fromkeys(bases))
+
+
+def _whole(folder: str, bases: Sequence[str]) -> Sequence[str]:
+    """Returns the files of one save by a table itself, which do not say of which process they are.
+
+    Raises:
+      FileNotFoundError: some are missing, or they are of several saves.
+    """
+    counts = {base.rpartition("of")[2] for base in bases}
+    if counts != {str(len(bases))}:
+        raise FileNotFoundError(
+            f"{folder!r} does not hold the shards of one save: there are {', '.join(bases)}. Name "
+            "the files to read, without load_entire_dir."
+        )
+    return bases
+
+
 def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: int) -> Any:
     """Reads the keys of this process from the files of any number of processes."""
     ShardPlace(rank=rank, size=size).base("")  # checks the rank
-    source_of(holder)
+    _check_ranks(source_of(holder), size)
 
     def run(source: Source, folder: str) -> None:
         name = source.layout.name
@@ -182,9 +234,32 @@ def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: in
     return _call(holder, what, dirpath, "TFRA_SAVED_KV", run)
 
 
-def _pieces_of(source: Source, shard: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the keys and rows of a shard, in no order."""
-    for keys, values, _ in table_exports.export_chunks(source.rows, _SLOTS):
+def _check_ranks(source: Source, size: int) -> None:
+    """Raises ValueError where several processes would each save or load what all of them share."""
+    if source.rows.is_shared and size > 1:
+        raise ValueError(
+            f"{source.layout.name!r} is one table of all processes: one of them saves and loads "
+            f"it. Received: proc_size={size}. Leave it out, and call it in one process."
+        )
+
+
+def _chunks_of(source: Source) -> Callable[[], Iterable[Any]]:
+    """Returns what gives all keys and rows as tensors, a piece at a time."""
+    if source.rows.is_shared:  # another service has them, and no places of them
+        whole = source.rows.export()
+        return lambda: [whole]
+    return lambda: table_exports.export_chunks(source.rows, _SLOTS)
+
+
+def _pieces_of(
+    source: Source, shard: int, chunks: Callable[[], Iterable[Any]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the keys and rows of a shard, in no order.
+
+    Args:
+      chunks: as of `_chunks_of`.
+    """
+    for keys, values, *_ in chunks():
         piece = keys.numpy(), values.numpy()
         if source.num_shards > 1:
             is_here = source.owners(keys, source.num_shards) == shard
@@ -211,7 +286,7 @@ def _replace(
         if only is None:
             rows.clear()
         else:
-            for keys in [keys for keys, _ in _pieces_of(source, only)]:
+            for keys in [keys for keys, _ in _pieces_of(source, only, _chunks_of(source))]:
                 rows.remove(keys)
         for shard in shards:
             for keys, values in shard.pieces(buffer_size):
@@ -334,9 +409,11 @@ def load_table(
 
     Args:
       dirpath: the folder, a string tensor too.
-      file_name: of the files, without their endings; None: that which a variable gives them.
+      file_name: of the files, without their endings, which another table may have written; None:
+        that which a variable gives them.
       dirpath_env: an environment variable that names the folder in place of `dirpath`.
-      load_entire_dir: the files of all processes instead, of one save.
+      load_entire_dir: all files of one save instead, whatever shards and processes wrote them: of
+        the table, or of the one that `file_name` is a shard of.
       buffer_size: keys that are read together.
       name: not used.
     """

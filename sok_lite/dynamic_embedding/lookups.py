@@ -331,7 +331,10 @@ def _table_of(
     with tf.init_scope():
         is_eager = tf.executing_eagerly()
     if not is_eager:
-        return TrainableWrapper(params, ids, name=names[0])
+        # As TFRA names it.
+        scope = tf.compat.v1.get_variable_scope().name
+        with tf.name_scope(f"{scope}/{names[0]}/" if scope else f"{names[0]}/"):
+            return TrainableWrapper(params, ids, name=names[0])
     if not is_named and tf.executing_eagerly():
         raise ValueError(
             "`name` must be given in eager mode: params.get_trainable_by_name(name) is what is "

@@ -35,6 +35,14 @@ def communicator(what: str) -> Communicator:
     return job.communicator()
 
 
+def are_several() -> bool:
+    """Whether there are several ranks that are connected, or that Horovod can connect."""
+    if job.other_ranks() is not None:
+        return True
+    hvd = sys.modules.get("horovod.tensorflow")
+    return hvd is not None and bool(hvd.is_initialized()) and hvd.size() > 1
+
+
 def refuse_parameter_servers(name: str, devices: Iterable[str]) -> None:
     """Raises where the shards of a table were to be shared by workers of TensorFlow's own cluster.
 

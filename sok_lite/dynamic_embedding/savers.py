@@ -15,10 +15,11 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.bridge.checkpoint import as_arrays, saved_tensors
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.saveable import prefix_in_the_end
 from sok_lite.bridge.table_call import to_rows
 from sok_lite.bridge.tensor import to_array
 from sok_lite.bridge.type_spec import alive
-from sok_lite.dynamic_embedding.checkpoint_folder import current, directory
+from sok_lite.dynamic_embedding.checkpoint_folder import current, directory, folder_beside
 from sok_lite.dynamic_embedding.file_system import Source, insert, source_of
 from sok_lite.engine.files.key_value_files import (
     checksums,
@@ -69,8 +70,9 @@ class FileSystemSaver(DynamicEmbeddingSaver):
     Args:
       proc_size, proc_rank: how many processes save, and which this one is; None: those of the job
         whose ranks are connected, else one.
-      save_path: the directory, one for all saves; None: the one of `de.train.Checkpoint` or
-        `de.train.DEHvdSaver`, beside each checkpoint.
+      save_path: the directory, one for all saves; None: one beside each checkpoint of
+        `de.train.Checkpoint`, `de.train.DEHvdSaver` or a `tf.compat.v1.train.Saver`, whose
+        directories stay where it removes its older checkpoints.
       buffer_size: keys that are written together.
 
     Raises:
@@ -125,8 +127,11 @@ class VariableFiles:
         key_dtype, value_dtype = variable.key_dtype.name, variable.value_dtype.name
         make_layout(variable.name, key_dtype, value_dtype, variable.dim)
 
-    def write(self) -> list[tuple[int, int]]:
+    def write(self, prefix: bytes = b"") -> list[tuple[int, int]]:
         """Writes the shards of this process, and what they do not hold in one file more.
+
+        Args:
+          prefix: of the checkpoint that is being written, where a saver of TF1 does; else empty.
 
         Returns:
           The checksums of the keys and of the values of each shard.
@@ -134,7 +139,7 @@ class VariableFiles:
         Raises:
           ValueError: no folder is named, and no checkpoint is being saved that has one.
         """
-        source, folder = source_of(alive(self._variable)), self._folder("saved")
+        source, folder = source_of(alive(self._variable)), self._folder("saved", prefix)
         size, rank = self._saver.ranks()
         layout, rows, shards = source.layout, source.rows, source.num_shards
         tensors = on_device(
@@ -157,7 +162,7 @@ class VariableFiles:
         write_states(states_path(folder, layout.name, rank, size), arrays, written)
         return written
 
-    def read(self, expected: Sequence[tuple[int, int]] | None = None) -> None:
+    def read(self, expected: Sequence[tuple[int, int]] | None = None, prefix: bytes = b"") -> None:
         """Makes the variable hold what was saved: exactly, if by as many processes as there are.
 
         Of another number this process takes the keys that are its own by the partitioner. States
@@ -166,12 +171,13 @@ class VariableFiles:
         Args:
           expected: what `write` has returned on the rank that wrote the checkpoint which is
             restored; None: nobody knows.
+          prefix: of that checkpoint, where a saver of TF1 restores it; else empty.
 
         Raises:
           FileNotFoundError: files are missing.
           ValueError: no folder is named, or files of something else, of two saves, or corrupt.
         """
-        source, folder = source_of(alive(self._variable)), self._folder("restored")
+        source, folder = source_of(alive(self._variable)), self._folder("restored", prefix)
         size, rank = self._saver.ranks()
         name = source.layout.name
         # Files of two jobs are refused: nobody knows which are the later ones.
@@ -205,14 +211,16 @@ class VariableFiles:
             return
         on_device(table.backend, _restore, source, part)
 
-    def _folder(self, done: str) -> str:
+    def _folder(self, done: str, prefix: bytes) -> str:
         name = alive(self._variable).name
         folder = self._saver.config.save_path or current() or ""
+        if not folder and prefix:
+            folder = folder_beside(prefix_in_the_end(os.fsdecode(prefix)))
         if not folder and not os.environ.get("TFRA_SAVED_KV"):
             raise ValueError(
                 f"Variable {name!r} has a FileSystemSaver and cannot be {done} by this: it does "
                 "not say where files are. Use de.train.Checkpoint, in a TF1 graph "
-                "de.train.DEHvdSaver, and make the variable before it restores; or give "
+                "de.train.DEHvdSaver or a Saver, and make the variable before it restores; or give "
                 "FileSystemSaver(save_path=...)."
             )
         return directory(folder)

@@ -20,10 +20,16 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.native_write import adding
 from sok_lite.bridge.refusals import is_called_from
-from sok_lite.bridge.saveable import TableSaveable, save_with_graph
+from sok_lite.bridge.saveable import TableSaveable, save_with_graph, saver_call
 from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.texts import Texts
-from sok_lite.bridge.tf_private import SAVER, SaveableObject, SaveSpec
+from sok_lite.bridge.tf_private import (
+    CONTROL_FLOW,
+    CONTROL_INPUTS,
+    SAVER,
+    SaveableObject,
+    SaveSpec,
+)
 from sok_lite.bridge.type_spec import alive
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.dynamic_embedding import file_system
@@ -146,6 +152,10 @@ class HashTable(TableVariable, SaveableObject):
         self.checkpoint = checkpoint
         if checkpoint and self._in_graph_mode:
             save_with_graph(self, self.op.name)
+        self._size_in_graph = None
+        if self._in_graph_mode:
+            with tf.init_scope():
+                self._size_in_graph = self._new_size()
 
     def _made_by(self, make: Callable[[], EmbeddingTable]) -> EmbeddingTable:
         """Returns the table that has the rows: one of this process, but in subclasses."""
@@ -174,8 +184,23 @@ class HashTable(TableVariable, SaveableObject):
     # ---------------------------------------------------------------- what programs call
 
     def size(self, name: str | None = None) -> tf.Tensor:
-        """Returns the number of keys, scalar int64."""
-        return tf.cast(table_ops.size(self)[0], tf.int64)
+        """Returns the number of keys, scalar int64.
+
+        In a graph of TF1 that is one tensor, which was made with the table: it can be asked for in
+        a finalized graph. Only what is to wait for other operations, or is in a loop or branch, is
+        a new one.
+        """
+        known = self._size_in_graph
+        if known is None or tf.executing_eagerly():
+            return self._new_size()
+        graph = tf.compat.v1.get_default_graph()
+        if graph is not known.graph:
+            return self._new_size()
+        waits = getattr(graph, CONTROL_FLOW)() or getattr(graph, CONTROL_INPUTS)()
+        return self._new_size() if waits and not graph.finalized else known
+
+    def _new_size(self) -> tf.Tensor:
+        return table_ops.num_keys(self)
 
     def lookup(
         self,
@@ -426,14 +451,15 @@ def _check_described(rows: Any, saved: str | bytes) -> None:
 def _write(table: Any) -> Any:
     """Writes the files of the rows, and returns the description that a checkpoint has instead."""
 
-    def write(rows: Any) -> str:
-        return _described(rows, rows.files.write())
+    def write(rows: Any, *prefix: bytes) -> str:
+        return _described(rows, rows.files.write(*prefix))
 
     def written() -> tf.Tensor:
-        return file_call(table, f"Saving {table.name!r}", write, [], [tf.string])[0]
+        call = saver_call()
+        if call is not None and call.restores:  # it asks what shape a tensor has
+            return tf.constant("")
+        return file_call(table, f"Saving {table.name!r}", write, _prefix(), [tf.string])[0]
 
-    if not tf.executing_eagerly():
-        return written()
     # TensorFlow asks before it restores as well; it calls this only where it saves.
     with tf.device("CPU:0"):
         device = tf.constant("").device
@@ -441,12 +467,19 @@ def _write(table: Any) -> Any:
 
 
 def _read(table: Any, description: tf.Tensor) -> Any:
-    def read(rows: Any, saved: bytes) -> None:
+    def read(rows: Any, saved: bytes, *prefix: bytes) -> None:
         _check_described(rows, saved)
-        rows.files.read(_described_checksums(saved))
+        rows.files.read(_described_checksums(saved), *prefix)
 
-    done = file_call(table, f"The restore of {table.name!r}", read, [description])
+    texts = [description, *_prefix()]
+    done = file_call(table, f"The restore of {table.name!r}", read, texts)
     return tf.no_op() if done is None else done
+
+
+def _prefix() -> list[tf.Tensor]:
+    """Returns what the checkpoint's files start with where a saver of TF1 asks, which knows it."""
+    call = saver_call()
+    return [] if call is None else [call.filename]
 
 
 class CuckooHashTable(HashTable):

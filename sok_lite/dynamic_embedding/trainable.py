@@ -113,8 +113,8 @@ class TrainableWrapper(TableVariable):
 
     @property
     def ids(self) -> Any:
-        """The keys that were looked up last; None: there were none yet."""
-        return self._ids
+        """The keys that were looked up last outside of tf.functions; (0,) if there were none."""
+        return tf.zeros([0], self.params.key_dtype) if self._ids is None else self._ids
 
     def lookup(self, ids: Any) -> tf.Tensor:
         """Returns the rows of keys, with a gradient; nothing is inserted.
@@ -137,16 +137,12 @@ class TrainableWrapper(TableVariable):
         return self.lookup(indices)
 
     def read_value(self, do_prefetch: bool = True) -> tf.Tensor:
-        """Returns the rows of `ids` as they are now.
-
-        Raises:
-          ValueError: no keys were looked up.
-        """
-        return self.lookup(self._known_ids())
+        """Returns the rows of `ids` as they are now, ids.shape + [dim]."""
+        return self.lookup(self.ids)
 
     def prefetch_values(self, update: bool = False) -> tf.Tensor:
         """Returns the rows of `ids` as they are now, without a gradient."""
-        return clipped(self.params.lookup(self._known_ids()), self.max_norm)
+        return clipped(self.params.lookup(self.ids), self.max_norm)
 
     def transform(self, values: tf.Tensor) -> tf.Tensor:
         """Returns rows as they are read: clipped to `max_norm`."""
@@ -158,15 +154,8 @@ class TrainableWrapper(TableVariable):
         Returns:
           None in eager mode, the operation in a graph.
         """
-        ids = self._known_ids()
+        ids = self.ids
         return self.params.upsert(ids, self.params.lookup(ids) if v0 is None else v0)
-
-    def _known_ids(self) -> Any:
-        if self._ids is None:
-            raise ValueError(
-                f"{self.name!r} has looked up no keys yet. Look some up, or use params.lookup()."
-            )
-        return self._ids
 
     def size(self) -> tf.Tensor:
         """Returns the number of keys of the variable, scalar int64."""
@@ -239,7 +228,7 @@ class ShadowVariable(TrainableWrapper):
 
     @property
     def ids(self) -> Any:
-        return self._ids if self._buffer is None else self._buffer
+        return super().ids if self._buffer is None else self._buffer
 
     def lookup(self, ids: Any) -> tf.Tensor:
         if self._buffer is not None:

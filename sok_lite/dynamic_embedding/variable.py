@@ -496,7 +496,8 @@ class Variable(tf.__internal__.tracking.Trackable):
           InvalidArgumentError.
 
         Raises:
-          ValueError: the keys are texts, which such files cannot hold, or a rank that there is not.
+          ValueError: the keys are texts, which such files cannot hold, a rank that there is not, or
+            several processes save a table in a Redis.
         """
         return file_system.save(
             self,
@@ -530,8 +531,10 @@ class Variable(tf.__internal__.tracking.Trackable):
           buffer_size: keys that are read together.
           name: not used.
           proc_size, proc_rank: the files that process `proc_rank` of `proc_size` wrote.
-          file_name_list: names without their endings, any number of them, instead.
-          load_entire_dir: the files of all processes instead, of one save.
+          file_name_list: names without their endings, any number of them, instead; another
+            variable may have written them.
+          load_entire_dir: the files of all processes instead, of one save: of the variable, or of
+            those that the listed files are shards of.
 
         Returns:
           None in eager mode, the operation in a graph.

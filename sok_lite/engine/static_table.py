@@ -31,6 +31,7 @@ class StaticTable:
     all_ranks_refusal = None
     keeps_every_key = True
     rounds_gradients = False
+    max_capacity = None
     # Nothing is drawn: the rows are there.
     seed = 0
     initializer = None

@@ -113,7 +113,8 @@ class KvVariableSaveable(SaveableObject):
             raise RuntimeError(
                 f"{self.name!r} is restored by a tf.compat.v1.train.Saver alone, not by "
                 "init_from_checkpoint or warm_start: its rows are known by key and are no initial "
-                "value. Leave it out there, initialize, and then call "
+                "value. Name the other variables there in place of their scope, initialize, and "
+                "then call "
                 f"Saver([KvVariableSaveable(v, {self._named!r})]).restore(session, path), with the "
                 "name that the checkpoint has."
             )

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge import job
+from sok_lite.bridge.saveable import prefix_in_the_end
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content
@@ -125,8 +126,7 @@ def _reader_of(path: str) -> Any:
 def check_path(path: str, name: str) -> None:
     """Raises ValueError where several ranks would save, or have saved, under one name."""
     rank, size = ranks()
-    written_in_the_end = re.sub(r"(_temp/part|\.part)-\d+-of-\d+$", "", path)  # by a sharded save
-    found = _RANK.search(written_in_the_end)
+    found = _RANK.search(prefix_in_the_end(path))
     if size > 1 and (found is None or found.groups() != (str(rank), str(size))):
         raise ValueError(
             f"Each of the {size} ranks saves the keys of {name!r} that it owns, into a checkpoint "

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge.autograph import unconverted_function
 from sok_lite.bridge.checks import checked_dtype
+from sok_lite.bridge.keras import hooks
+from sok_lite.bridge.tf_private import INIT_FROM_CHECKPOINT
 from sok_lite.bridge.variable import table_for_variable
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.initializer_spec import make_initializer
@@ -55,8 +57,8 @@ def get_kv_variable(
     Names are of the graph in TF1. In eager mode they are of the process, as long as the program
     keeps the variable, and TensorFlow has every scope reuse it.
 
-    `tf.compat.v1.train.init_from_checkpoint` and `warm_start` restore no KvVariable. Given a scope,
-    the former restores its dense variables alone and does not say so. Once all is initialized, call
+    `tf.compat.v1.train.init_from_checkpoint` and `warm_start` restore no KvVariable; given a scope
+    that has one the former raises. Once all is initialized, call
     `tf.compat.v1.train.Saver([KvVariableSaveable(v, "its name there")]).restore(session, path)`.
 
     A key that training looks up gets a row, whose initial value is a function of the seed of the
@@ -133,7 +135,31 @@ def get_kv_variable(
             _by_name[full_name] = made
         else:
             tf.compat.v1.add_to_collection(GRAPH_COLLECTION, made)
+            hooks.around(*INIT_FROM_CHECKPOINT, _refuse_scopes)
         return made
+
+
+def _refuse_scopes(call: Any, path: Any, assignment_map: Any, /) -> Any:
+    """Raises where `init_from_checkpoint` is given a scope that has a KvVariable in this graph.
+
+    TensorFlow finds its own variables there, and would leave the table empty without a word.
+    """
+    items = assignment_map.items() if isinstance(assignment_map, Mapping) else assignment_map
+    pairs = list(items)
+    tables = [each.saved.name for each in tf.compat.v1.get_collection(GRAPH_COLLECTION)]
+    for _, scope in pairs:
+        if not isinstance(scope, str) or not scope.endswith("/"):
+            continue
+        within = [name for name in tables if f"/{name}".startswith(f"/{scope.lstrip('/')}")]
+        if within:
+            raise NotImplementedError(
+                f"init_from_checkpoint() of the scope {scope!r} would leave "
+                f"{', '.join(map(repr, within))} empty: the rows of a KvVariable are known by key "
+                "and are no initial value. Name the other variables in place of the scope, "
+                "initialize, and then call Saver([KvVariableSaveable(v, name)])."
+                "restore(session, path), with the name that the checkpoint has."
+            )
+    return call(path, pairs)
 
 
 def _found(name: str, reuse: Any) -> KvVariable | None:

@@ -166,6 +166,10 @@ class DynamicVariable(TableVariable):
             warn_of_fans(first_values, dimension, name, stacklevel=5)
         super().__init__(table, name=name, trainable=trainable)
 
+    def _element_of_graph(self) -> tf.Tensor:
+        # As in SOK: `session.run(variable)` gives one row of zeros, which is none of the table's.
+        return tf.zeros([1, self.dimension], self.dtype, name="no_row_of_the_table")
+
     # ---------------------------------------------------------------- facts
 
     @property

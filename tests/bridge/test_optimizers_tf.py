@@ -5,6 +5,7 @@ gradient too, and an embedding table's does not.
 """
 
 import types
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -50,26 +51,31 @@ def keras_steps(optimizer, start, grads):
         yield variable.numpy()
 
 
-def v1_steps(make_optimizer, start, grads):
-    """The rows after every step of a tf.compat.v1 optimizer, in a TF1 graph."""
+def v1_steps(make_optimizer, start, grads, num_times=1):
+    """The rows after every step of a tf.compat.v1 optimizer, in a TF1 graph.
+
+    Args:
+      num_times: how often all gradients come.
+    """
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("rows", initializer=start, use_resource=True)
         learning_rate = tf.compat.v1.placeholder(tf.float32, [])
         grad = tf.compat.v1.placeholder(tf.float32, start.shape)
         train = make_optimizer(learning_rate).apply_gradients([(grad, variable)])
         session.run(tf.compat.v1.global_variables_initializer())
-        for rate, value in zip(LEARNING_RATES, grads, strict=True):
+        for rate, value in [*zip(LEARNING_RATES, grads, strict=True)] * num_times:
             session.run(train, {learning_rate: rate, grad: value})
             yield session.run(variable)
 
 
-def our_steps(rule, start, grads):
+def our_steps(rule, start, grads, num_times=1):
     backend = get_backend("cpu")
     store = RowStore(backend, start.shape[1], row_dtype("float32"))
     rows = store.allocate(2 * NUM_ROWS)[::2].copy()
     store.write(rows, start)
     table = types.SimpleNamespace(backend=backend, store=store)
-    for step, (rate, grad) in enumerate(zip(LEARNING_RATES, grads, strict=True), start=1):
+    pairs = [*zip(LEARNING_RATES, grads, strict=True)] * num_times
+    for step, (rate, grad) in enumerate(pairs, start=1):
         apply_rule(table, rule, rows, grad, rate, step)
         yield store.read(rows).copy()
 
@@ -217,6 +223,10 @@ def test_tf_keras_legacy(name, options, rule, dim):
     compare(rule, theirs, start, grads, tolerance)
 
 
+# It has 1 - beta in float32, where 1 - 0.999 has 5 digits.
+BETAS = {"beta_1": float(np.float32(0.9)), "beta_2": float(np.float32(0.999))}
+OF_TF1 = Adam(**BETAS, epsilon=1e-8, has_products=True)
+
 V1 = [
     (lambda lr: v1.GradientDescentOptimizer(lr), SGD()),
     (lambda lr: v1.MomentumOptimizer(lr, 0.9), Momentum(lr_in_state=False)),
@@ -229,7 +239,7 @@ V1 = [
         lambda lr: v1.AdagradOptimizer(lr, initial_accumulator_value=1.0),
         Adagrad(epsilon=0.0, initial_accumulator=1.0),
     ),
-    (lambda lr: v1.AdamOptimizer(lr), Adam(epsilon=1e-8)),
+    (lambda lr: v1.AdamOptimizer(lr), OF_TF1),
     (lambda lr: v1.RMSPropOptimizer(lr), RMSprop(epsilon=1e-10, initial_rms=1.0)),
     (
         lambda lr: v1.RMSPropOptimizer(lr, decay=0.5, momentum=0.9),
@@ -292,9 +302,16 @@ V1 = [
 )
 def test_tf1(make_optimizer, rule, dim):
     start, grads = a_start(dim)
-    # ApplyAdam takes 1 - beta in float32, where 1 - 0.999 has 5 digits; Keras takes it in Python.
-    tolerance = 2e-5 if isinstance(rule, Adam) else 2e-6
-    compare(rule, v1_steps(make_optimizer, start, grads), start, grads, tolerance)
+    compare(rule, v1_steps(make_optimizer, start, grads), start, grads)
+
+
+def test_tf1_adam_after_many_steps():
+    start, grads = a_start(7)
+    *_, expected = v1_steps(lambda lr: v1.AdamOptimizer(lr), start, grads, 50)
+    for has_products, tolerance in ((True, 2e-6), (False, 2e-4)):
+        *_, ours = our_steps(replace(OF_TF1, has_products=has_products), start, grads, 50)
+        np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance)
+    assert np.abs(ours - expected).max() > 1e-5
 
 
 def test_momentum_of_keras_and_of_tf1_differ_when_the_learning_rate_changes():

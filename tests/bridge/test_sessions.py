@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite import dynamic_embedding as de
 
 v1 = tf.compat.v1
 
@@ -120,11 +121,14 @@ def test_variables_are_in_the_collections(session):
     assert frozen.table is not table.table
 
 
-def test_running_the_variable_itself_fails(session):
-    table = sok.DynamicVariable(2, name="table")
+def test_running_the_variable_itself_gives_no_row_of_it(session):
+    table = sok.DynamicVariable(2, name="table", initializer="ones")
+    other = de.get_variable("other", dim=2)
     session.run(v1.global_variables_initializer())
+    session.run(tf.nn.embedding_lookup(table, [7]))
+    np.testing.assert_array_equal(session.run(table), np.zeros((1, 2)))  # as SOK does
     with pytest.raises(tf.errors.InvalidArgumentError, match="has no dense value"):
-        session.run(table)
+        session.run(other.rows)
 
 
 def test_a_tf1_saver_saves_dense_variables_and_refuses_tables(session, tmp_path):

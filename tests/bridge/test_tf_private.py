@@ -259,6 +259,37 @@ def test_the_graph_in_which_a_model_is_built_by_its_shapes(package):
     assert dtype == tf.float32
 
 
+def test_what_restores_initial_values():
+    module, name = tf_private.INIT_FROM_CHECKPOINT
+    assert len(inspect.signature(getattr(module, name)).parameters) == 2
+    assert f"{name}(" in inspect.getsource(module.init_from_checkpoint)
+
+
+def test_what_an_operation_of_a_graph_would_wait_for():
+    with tf.Graph().as_default() as graph:
+        first = tf.no_op()
+        with tf.control_dependencies([first]):
+            assert getattr(graph, tf_private.CONTROL_INPUTS)() == {first}
+        assert not getattr(graph, tf_private.CONTROL_INPUTS)()
+
+
+def test_what_saves_a_saved_model():
+    module, name = tf_private.SAVED_MODELS
+    names = list(inspect.signature(getattr(module, name)).parameters)
+    assert names[:4] == ["obj", "export_dir", "signatures", "options"]
+    assert f"{name}(" in inspect.getsource(module.save)
+
+
+@pytest.mark.parametrize("function", ["save_model", "load_model"])
+def test_what_tf_keras_calls_for_saved_models(function):
+    pytest.importorskip("tf_keras")
+    module = importlib.import_module(tf_private.SAVED_MODELS_OF_TF_KERAS)
+    first = next(iter(inspect.signature(getattr(module, function)).parameters))
+    assert first == {"save_model": "model", "load_model": "filepath"}[function]
+    api = inspect.getsource(importlib.import_module("tf_keras.src.saving.saving_api"))
+    assert f"legacy_sm_saving_lib.{function}(" in api
+
+
 def test_concrete_functions_of_a_function():
     function = tf.function(lambda x: x + 1)
     made = [function.get_concrete_function(tf.TensorSpec([n])) for n in (1, 2)]

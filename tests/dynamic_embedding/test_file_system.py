@@ -182,6 +182,30 @@ def test_names_of_files(tmp_path, monkeypatch):
     assert held(one) == expected(KEYS)
 
 
+def test_files_that_are_named_may_be_of_another_variable(here, tmp_path):
+    source = filled(KEYS, here, name="one/of", devices=["/CPU:0"] * 2)
+    for rank in range(3):
+        here.run(
+            lambda rank=rank: source.save_to_file_system(tmp_path, proc_size=3, proc_rank=rank)
+        )
+    shard = "one_of_mht_2of2_rank1_size3"
+    target = filled([5], here, name="another")
+    here.run(lambda: target.load_from_file_system(tmp_path, file_name_list=[shard]))
+    assert held(target, here) == expected(KEYS[KEYS % 2 == 1])
+    for name in (shard, "one_of"):
+        target = filled([5], here, name="another")
+        options = {"file_name_list": [name], "load_entire_dir": True}
+        here.run(lambda to=target, options=options: to.load_from_file_system(tmp_path, **options))
+        assert held(target, here) == expected(KEYS)
+    for end in ("-keys", "-values"):
+        (tmp_path / f"{shard}{end}").unlink()
+    with pytest.raises((FileNotFoundError, tf.errors.InvalidArgumentError), match="lacks 1 of"):
+        here.run(lambda: target.load_from_file_system(tmp_path, **options))
+    with pytest.raises((FileNotFoundError, tf.errors.InvalidArgumentError), match="no files of"):
+        here.run(lambda: target.load_from_file_system(tmp_path, load_entire_dir=True))
+    assert held(target, here) == expected(KEYS)
+
+
 def test_what_is_appended_counts_after_what_was_there(tmp_path):
     variable = filled([1, 2])
     variable.save_to_file_system(tmp_path)
@@ -234,7 +258,16 @@ def test_a_table_by_itself(here, tables_on, tmp_path, kind):
     here.run(source.insert, KEYS, rows_of(KEYS))
     here.run(lambda: source.save_to_file_system(tmp_path))
     here.run(lambda: source.save_to_file_system(tmp_path, file_name="named"))
-    for options in ({}, {"file_name": "named"}):
+    here.run(lambda: source.save_to_file_system(tmp_path, file_name="other_mht_1of2"))
+    here.run(lambda: source.save_to_file_system(tmp_path, file_name="all_mht_1of1"))
+    named = [{"file_name": name} for name in ("named", "other_mht_1of2")]
+    whole = {"load_entire_dir": True}
+    named += [{"file_name": name, **whole} for name in ("named", "all_mht_1of1", "all")]
+    with pytest.raises(
+        (FileNotFoundError, tf.errors.InvalidArgumentError), match="shards of one save"
+    ):
+        here.run(lambda: source.load_from_file_system(tmp_path, "other_mht_1of2", **whole))
+    for options in ({}, *named):
         target = table()
         here.run(target.insert, [7], rows_of([7]))
         here.run(lambda options=options, to=target: to.load_from_file_system(tmp_path, **options))

@@ -49,6 +49,26 @@ def test_a_variable_does_what_a_dict_does(here, creator):
     assert here.run(variable.size) == 0 and len(here.run(variable.export)[0]) == 0
 
 
+def test_its_rows_go_to_files_and_come_back(here, creator, tmp_path):
+    keys, rows = np.arange(500) * 3, np.random.default_rng(0).normal(size=(500, 2)).astype("f")
+    variable = de.Variable(dim=2, name="v", kv_creator=creator, devices=["/CPU:0"] * 3)
+    here.run(variable.upsert, keys, rows)
+    here.run(lambda: variable.save_to_file_system(tmp_path))
+    in_memory = de.Variable(dim=2, name="m")
+    every = {"file_name_list": ["v"], "load_entire_dir": True}
+    here.run(lambda: in_memory.load_from_file_system(tmp_path, **every))
+    here.run(variable.clear)
+    here.run(variable.upsert, [1], [[9.0, 9.0]])
+    here.run(lambda: variable.load_from_file_system(tmp_path))
+    with pytest.raises(ValueError, match="one table of all processes"):
+        variable.save_to_file_system(tmp_path, proc_size=2)
+    for each in (variable, in_memory):
+        found, values = here.run(each.export)
+        order = np.argsort(found)
+        np.testing.assert_array_equal(np.asarray(found)[order], keys)
+        np.testing.assert_array_equal(np.asarray(values)[order], rows)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "float16", "bfloat16", "float64"])
 def test_rows_of_any_dtype_and_keys_of_int32(creator, dtype):
     variable = de.Variable(tf.int32, dtype, dim=2, name="v", kv_creator=creator, initializer=3)

@@ -448,12 +448,8 @@ def test_without_a_folder_nothing_is_saved_or_restored(tmp_path):
     with pytest.raises(ValueError, match="make the variable before it restores"):
         late.it = target
     assert held(target) == expected([5])
-    with tf.Graph().as_default(), tf1.Session() as session:
-        de.Variable(dim=3, name="v", kv_creator=creator(True))
-        with pytest.raises(tf.errors.InvalidArgumentError, match="DEHvdSaver"):
-            tf1.train.Saver().save(session, str(tmp_path / "d"))
-        with pytest.raises(NotImplementedError, match="DEHvdSaver"):
-            de.train.Checkpoint().write(str(tmp_path / "e"))
+    with tf.Graph().as_default(), pytest.raises(NotImplementedError, match="DEHvdSaver"):
+        de.train.Checkpoint().write(str(tmp_path / "e"))
 
 
 def test_files_of_others_stay_when_a_checkpoint_goes(tmp_path):
@@ -673,7 +669,8 @@ def test_a_checkpoint_in_the_background_is_refused(tmp_path):
         checkpoint.save(str(tmp_path / "c"), options=options)
 
 
-def test_a_monitored_session_saves_with_a_saver_of_ours(tmp_path):
+@pytest.mark.parametrize("kind", ["ours", "TensorFlow's", "sharded"])
+def test_a_monitored_session_saves_files_beside_each_checkpoint(kind, tmp_path):
     tf1 = tf.compat.v1
     for last in (2, 4):
         with tf.Graph().as_default():
@@ -683,7 +680,8 @@ def test_a_monitored_session_saves_with_a_saver_of_ours(tmp_path):
             step = tf1.train.get_or_create_global_step()
             optimizer = de.DynamicEmbeddingOptimizer(tf1.train.GradientDescentOptimizer(0.5))
             train = optimizer.minimize(tf.reduce_sum(rows), step, var_list=[trainable])
-            scaffold = tf1.train.Scaffold(saver=de.train.DEHvdSaver())
+            saver = de.train.DEHvdSaver if kind == "ours" else tf1.train.Saver
+            scaffold = tf1.train.Scaffold(saver=saver(sharded=kind == "sharded"))
             with tf1.train.MonitoredTrainingSession(
                 checkpoint_dir=str(tmp_path),
                 scaffold=scaffold,
@@ -693,6 +691,8 @@ def test_a_monitored_session_saves_with_a_saver_of_ours(tmp_path):
                 while not session.should_stop():
                     found, _ = session.run([rows, train])
     assert found.tolist() == [[-1.5]] * 2
+    folders = sorted(each.name for each in tmp_path.glob("TFRA*"))
+    assert folders == [f"TFRADynamicEmbedding-{step}" for step in range(5)]
 
 
 def test_the_environment_names_the_folder(monkeypatch):

@@ -1,5 +1,7 @@
 """Models of TFRA's names, exported, give in a process without sok_lite what they give here."""
 
+import importlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -161,6 +163,62 @@ def test_save_model_writes_a_saved_model_that_is_served_and_trained_on(fresh, ke
         de.keras.models.de_save_model(model, path, overwrite=False)
 
 
+@pytest.mark.full_only("a process that serves; a lookup through a trainable is the smoke")
+@pytest.mark.parametrize("way", ["save", "save_model", "saved_model.save", "nodes"])
+def test_kerass_own_names_save_and_load_a_saved_model(fresh, keras, way, tmp_path):
+    path = tmp_path / "saved"
+    model = trained(keras, initializer="zeros")
+    is_old = keras.__name__ == "tf_keras"
+    if way == "save":
+        model.save(path)
+    elif way == "saved_model.save":
+        tf.saved_model.save(model, str(path))
+    elif way == "nodes":
+
+        @tf.function
+        def serve(ids):
+            return model(ids)
+
+        spec = tf.TensorSpec([None, 3], tf.int64, "ids")
+        saving = importlib.import_module("tensorflow.python.saved_model.save")
+        saving.save_and_return_nodes(
+            obj=model,
+            export_dir=str(path),
+            experimental_skip_checkpoint=True,
+            signatures={"serving_default": serve.get_concrete_function(spec)},
+        )
+    elif is_old:
+        keras.models.save_model(model, str(path), options=OPTIONS, include_optimizer=False)
+    else:
+        with pytest.raises(ValueError, match="Invalid filepath extension"):
+            keras.models.save_model(model, path)  # Keras 3 has no SavedModels
+        return
+    expected = model.predict(X, verbose=0)
+    served = fresh.run(path, {"ids": X})["output_0"]
+    np.testing.assert_allclose(served, expected, rtol=1e-5, atol=1e-6)
+    if is_old:
+        custom = {name: getattr(de.keras.layers_for(keras), name) for name in _LAYERS}
+        again = keras.models.load_model(str(path), custom, safe_mode=False)
+        np.testing.assert_allclose(again.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
+    other = trained(keras, initializer="ones")
+    other.load_weights(path)
+    np.testing.assert_allclose(other.predict(X, verbose=0), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ending", ["", ".keras"])
+@pytest.mark.parametrize("way", ["of Keras", "of TFRA"])
+def test_weights_are_loaded_before_a_model_is_called(keras, way, ending, tmp_path):
+    path, model = tmp_path / f"m{ending}", fit(keras, of_a_class(keras))
+    de.keras.models.save_model(model, path)
+    again = of_a_class(keras)
+    if way == "of Keras" and not ending:
+        again.load_weights(path)
+    else:
+        de.keras.models.load_weights(again, path)
+    given = tf.nest.map_structure(tf.constant, FEATURES)
+    np.testing.assert_array_equal(again(given), model(given))
+
+
 _LAYERS = ("Embedding", "SquashedEmbedding", "FieldWiseEmbedding")
 
 
@@ -256,6 +314,17 @@ def test_a_concrete_function_is_a_signature(fresh, keras, tmp_path):
     check_served(fresh, tmp_path / "m", model)
     save(model, tmp_path / "one", signatures=concrete)
     check_served(fresh, tmp_path / "one", model)
+
+    @tf.function
+    def of_model(the_model, features, is_score):
+        features = {name: each for name, each in features.items() if tf.is_tensor(each)}
+        return {"score" if is_score else "other": the_model(features)}
+
+    save(model, tmp_path / "of", signatures=of_model.get_concrete_function(model, specs, True))
+    check_served(fresh, tmp_path / "of", model)
+    mixed = of_model.get_concrete_function(model, {**specs, "flag": 3}, is_score=True)
+    with pytest.raises(TypeError, match="whose 'features' has both"):
+        save(model, tmp_path / "both", signatures=mixed)
 
 
 @pytest.mark.full_only("saves three models")

@@ -441,8 +441,9 @@ def test_what_shadow_variables_take():
 def test_a_trainable_reads_the_keys_it_looked_up():
     variable = de.Variable(dim=2, initializer=1.0)
     shadow = de.shadow_ops.ShadowVariable(variable, "s", max_norm=1.0)
-    with pytest.raises(ValueError, match="looked up no keys yet"):
-        shadow.read_value()
+    assert shadow.ids.shape == (0,) and shadow.ids.dtype == tf.int64
+    for read in (shadow.read_value, shadow.prefetch_values):
+        assert read().shape == (0, 2)
     de.shadow_ops.embedding_lookup(shadow, tf.constant([4, 5], tf.int64))
     half = np.full((2, 2), np.sqrt(0.5), np.float32)
     np.testing.assert_allclose(shadow.read_value(), half, rtol=1e-6)

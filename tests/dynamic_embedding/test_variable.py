@@ -651,6 +651,38 @@ def test_get_variable_in_a_graph_follows_scopes():
         assert de.get_variable("a") is not first
 
 
+def test_a_finalized_graph_of_tf1_tells_the_size():
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph, tf1.Session() as session:
+        variable = de.get_variable("sized", dim=2)
+        upsert = variable.upsert(tf.constant([1, 2, 3], tf.int64), tf.ones([3, 2]))
+        with tf.control_dependencies([upsert]):
+            after = variable.size()
+        assert variable.size() is variable.size() and after is not variable.size()
+        graph.finalize()
+        assert session.run(variable.size()) == 0
+        assert session.run(after) == session.run(variable.size()) == 3
+
+
+def test_trainables_of_a_graph_have_the_names_of_tfra():
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default():
+        variable = de.get_variable("v", dim=2)
+        ids = tf.constant([1], tf.int64)
+        matrix = tf.RaggedTensor.from_row_lengths(ids, [1])
+        with tf1.variable_scope("test"), tf1.variable_scope("q"):
+            _, one = de.embedding_lookup(variable, ids, name="emb", return_trainable=True)
+            _, again = de.embedding_lookup(variable, ids, name="emb", return_trainable=True)
+        _, pooled = de.embedding_lookup_sparse(
+            variable, matrix, None, name="s", return_trainable=True
+        )
+    assert [each.name for each in (one, again, pooled)] == [
+        "test/q/emb/emb:0",
+        "test/q/emb/emb_1:0",
+        "s/embedding_lookup/s/embedding_lookup:0",
+    ]
+
+
 def test_a_variable_is_freed_when_nobody_holds_it():
     variable = de.Variable(name="freed", dim=2)
     de.embedding_lookup(variable, tf.constant([1], tf.int64), name="x")

@@ -274,10 +274,8 @@ def test_each_rank_begins_with_slots_of_its_own_number(backend, ranks):
         (out,), _ = forward_parts(backend, comm, [part])
         np.testing.assert_array_equal(backend.to_host(out)[:, 0], keys)
         assert table.size == mine.size
-        options["max_capacity"] >>= comm.rank
-        with pytest.raises(
-            ValueError, match="max_capacity of table 0 is 65536 on rank 0 and 32768"
-        ):
+        options["filter_ratio"] = 1.0 - comm.rank / 2
+        with pytest.raises(ValueError, match="filter_ratio of table 0 is 1.0 on rank 0 and 0.5"):
             agree(comm, 8, [make_table("hybrid", backend, 4, **options)], ["sum"])
 
     ranks(2, program, backend)

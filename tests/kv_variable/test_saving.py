@@ -547,6 +547,30 @@ def test_dense_rows_are_no_initial_value_and_the_error_names_the_saver(tmp_path,
         tf1.train.init_from_checkpoint(path, {"kv": graph.variable})
 
 
+@pytest.mark.parametrize("parts", [None, 2])
+def test_a_scope_with_a_table_is_no_initial_value(tmp_path, parts):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        made = made_in("scope", parts)
+        session.run(tf1.global_variables_initializer())
+        path = tf1.train.Saver().save(session, str(tmp_path / "whole"))
+    with tf.Graph().as_default():
+        made = made_in("scope", parts)
+        initial = made[0].initializer
+        for scope in ("scope/", "/"):
+            with pytest.raises(NotImplementedError, match=r"'scope/kv' empty.*KvVariableSaveable"):
+                tf1.train.init_from_checkpoint(path, {scope: scope})
+        assert made[0].initializer is initial
+        tf1.train.init_from_checkpoint(path, {"scope/dense": made[0]})
+        assert made[0].initializer is not initial
+
+
+def made_in(scope, parts):
+    partitioner = None if parts is None else tf1.fixed_size_partitioner(parts)
+    with tf1.variable_scope(scope):
+        dense = tf1.get_variable("dense", [3])
+        return dense, kv.get_kv_variable("kv", DIM, partitioner=partitioner)
+
+
 # ---- files of TFPlus -----------------------------------------------------------------------------
 
 

@@ -131,10 +131,10 @@ def test_what_a_rank_evicts_is_its_own(comm, run):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ([{}, {"max_capacity": 128}], "max_capacity of table 0 is 64 on rank 0 and 128 on rank 1"),
+        ([{}, {"filter_ratio": 0.5}], "filter_ratio of table 0 is 1.0 on rank 0 and 0.5 on rank 1"),
         ([{}, {"evict_strategy": "kLfu"}], "evict_strategy of table 0 is 'kLru' on rank 0"),
     ],
-    ids=["capacity", "strategy"],
+    ids=["filter", "strategy"],
 )
 def test_options_that_differ_raise_on_all_ranks(comm, options, text):
     if comm.size == 1:
@@ -143,6 +143,29 @@ def test_options_that_differ_raise_on_all_ranks(comm, options, text):
     with pytest.raises(ValueError, match=text):
         sok.lookup_sparse(table, column(tf.constant([1], tf.int64)))
     assert table.table.size == 0
+
+
+def test_each_rank_evicts_by_its_own_capacity_and_loads_into_it(comm, run, folder):
+    most = 64 << comm.rank
+    table = hybrid("ones", max_capacity=most, max_load_factor=1.0)
+    look_up = run(lambda keys: sok.lookup_sparse(table, column(keys), training=True))
+    for first in range(0, 1024, 64):
+        keys = np.arange(first, first + 64)
+        rows = look_up(tf.constant(keys))  # each rank asks for the keys of all
+        np.testing.assert_array_equal(rows, np.ones((64, DIM)))
+    owned = np.arange(comm.rank, 1024, comm.size)
+    assert table.table.size == min(most, owned.size)
+    sok.dump(folder, [table])
+    held = all_keys(comm, table)
+    sok.load(folder, [table])
+    assert all_keys(comm, table) == held
+    # No rank has room where one has not.
+    small = hybrid("ones", max_capacity=most if comm.rank else 32, max_load_factor=1.0)
+    with pytest.raises((ValueError, RuntimeError), match="no room|rank 0"):
+        sok.load(folder, [small])
+    assert small.table.size == 0
+    sok.load(folder, [small], on_full="evict")
+    assert small.table.size == (min(most, owned.size) if comm.rank else 32)
 
 
 def test_kinds_that_differ_raise_on_all_ranks(comm):

@@ -57,6 +57,7 @@ def adam(
     epsilon=1e-7,
     amsgrad=False,
     adaptive_epsilon=False,
+    has_products=False,  # of what is computed in float64 here the powers are too
     weight_decay=0.0,
 ):
     w -= w * (weight_decay * lr)

@@ -24,7 +24,13 @@ def power(beta, step):
     return np.float32(float(np.float32(beta)) ** step)
 
 
+def product(beta, step):
+    return np.multiply.accumulate(np.full(step, beta, np.float32))[-1]
+
+
 def corrections(rule, step):
+    if getattr(rule, "has_products", False):
+        return ONE - product(rule.beta_1, step), np.sqrt(ONE - product(rule.beta_2, step))
     return ONE - power(rule.beta_1, step), np.sqrt(ONE - power(rule.beta_2, step))
 
 

@@ -1,7 +1,7 @@
 """Every change of a class of Keras or TensorFlow: what is done around its methods, and by whom.
 
 A method that is changed has one wrapper, however many parts of the package do something around it.
-Nothing else in the package sets attributes of their classes; a test looks.
+So has a function of a module. Nothing else in the package sets attributes of theirs; a test looks.
 """
 
 import contextlib
@@ -33,24 +33,24 @@ class _Hook:
         self.call = original
 
 
-_hooks: dict[tuple[type, str], _Hook] = {}
+_hooks: dict[tuple[Any, str], _Hook] = {}
 _wrappers: set[Any] = set()
 _lock = threading.RLock()
 
 
-def around(cls: type, name: str, act: Around, *leading: Any, inherits: bool = False) -> type | None:
+def around(cls: Any, name: str, act: Around, *leading: Any, inherits: bool = False) -> Any:
     """Has something done around a method from now on; of several, the last is around the others.
 
     The same again changes nothing.
 
     Args:
-      cls: a class that has the method, or inherits it.
+      cls: a class that has the method, or inherits it; or a module that has a function.
       name: of the method. Another version of a package may have none: nothing is done then.
       act: what is done; it is called with `leading`, what it is around, and the arguments.
       inherits: whether a method that the class inherits is changed for this class alone.
 
     Returns:
-      The class whose method it is; None: there is no such method.
+      The class whose method it is, or the module; None: there is no such method.
     """
     found = owner_of(cls, name)
     if found is None:
@@ -70,9 +70,10 @@ def checking(check: Callable[..., None], call: Any, self: Any, /, *args: Any, **
     return call(self, *args, **kwargs)
 
 
-def owner_of(cls: type, name: str) -> type | None:
+def owner_of(cls: Any, name: str) -> Any:
     """Returns the class of whose methods `cls.name` is one; None: there is no such method."""
-    return next((base for base in cls.__mro__ if name in vars(base)), None)
+    bases = cls.__mro__ if isinstance(cls, type) else [cls]
+    return next((base for base in bases if name in vars(base)), None)
 
 
 def is_theirs(method: Any) -> bool:
@@ -80,14 +81,14 @@ def is_theirs(method: Any) -> bool:
     return getattr(method, "__func__", None) in _wrappers
 
 
-def _installed(owner: type, name: str, found: Any) -> _Hook:
+def _installed(owner: Any, name: str, found: Any) -> _Hook:
     original = found.__func__ if isinstance(found, classmethod) else found
     hook = _hooks[owner, name] = _Hook(original)
 
     # It passes for a function of Keras, also with AutoGraph, which leaves those as they are.
     @functools.wraps(original)
-    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return hook.call(self, *args, **kwargs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return hook.call(*args, **kwargs)
 
     # Keras asks what arguments a method takes, and does not look through wrappers.
     with contextlib.suppress(TypeError, ValueError):
@@ -125,6 +126,12 @@ def is_loading_uncompiled() -> bool:
     """Whether `load_model(compile=False)` is among the callers, which restores no optimizer."""
     frame = caller_among(_load_codes)
     return frame is not None and not frame.f_locals["compile"]
+
+
+def is_loading_safely() -> bool:
+    """Whether the caller that is `load_model` is not told to run code of the file."""
+    frame = caller_among(_load_codes)
+    return frame is None or bool(frame.f_locals.get("safe_mode", True))
 
 
 def caller_among(codes: Container[CodeType]) -> Any:

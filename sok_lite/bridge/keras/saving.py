@@ -16,9 +16,10 @@ from typing import Any
 
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
-from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.keras import held, hooks, model_folders
 from sok_lite.bridge.keras.held import CONTAINERS, is_layer, may_hold, names_of, tables_in
 from sok_lite.bridge.keras.hooks import is_loading
+from sok_lite.bridge.keras.model_folders import ModelFolder
 from sok_lite.bridge.keras.weights import check_saving, check_weights
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
@@ -57,6 +58,7 @@ def look_at_files(name: str, model: Any) -> None:
     """
     for method in SAVING:
         hooks.around(model, method, _saving, name, method)
+    model_folders.look_at_folders(name, model)
 
 
 def keep_tables(name: str, package: Any) -> None:
@@ -104,9 +106,13 @@ def _building(package: Any, call: Any, self: Any, config: Any) -> None:
 
 
 def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    third = "save_format" if package == "tf_keras" else "zipped"
-    arguments = dict(zip(("filepath", "overwrite", third), args, strict=False)) | kwargs
+    arguments = dict(zip(_names_by_place(package, method), args, strict=False)) | kwargs
     tables, filepath = held.kept_tables(self), arguments.get("filepath")
+    folder = model_folders.folder_of(self)
+    if folder is not None and _is_in_folder(folder, method, arguments):
+        if method == "save":
+            return model_folders.save(folder, self, arguments)
+        return folder.load_weights(self, **arguments)
     if tables and not check_path(package, method, filepath, tables, kwargs.get("save_format")):
         check_weights(method, self)
         _check_left_out(package, method, self, arguments)
@@ -119,6 +125,21 @@ def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kw
                 return call(self, path, *more, **rest)
     _check_left_out(package, method, self, arguments)
     return call(self, *args, **kwargs)
+
+
+def _names_by_place(package: str, method: str) -> tuple[str, ...]:
+    """Returns the names of what a method takes by place."""
+    if method == "load_weights":
+        return "filepath", "skip_mismatch", "by_name"
+    return "filepath", "overwrite", "save_format" if package == "tf_keras" else "zipped"
+
+
+def _is_in_folder(folder: ModelFolder, method: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a method of a model saves it in a folder, or loads weights from one."""
+    filepath = arguments.get("filepath")
+    if method == "save":
+        return model_folders.is_folder(filepath, arguments)
+    return method == "load_weights" and folder.is_one(filepath)
 
 
 def _loads_optimizers(model: Any) -> bool:

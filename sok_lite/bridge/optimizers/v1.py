@@ -37,7 +37,7 @@ def _moments(o: Any) -> dict[str, Any]:
 
 
 def _adam(o: Any) -> Settings:
-    return Settings(rules.Adam, _moments(o), {})
+    return Settings(rules.Adam, _moments(o), {"has_products": True})
 
 
 def _group_adam(o: Any) -> Settings:

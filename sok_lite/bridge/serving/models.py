@@ -2,7 +2,7 @@
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras.called import called_with
 from sok_lite.bridge.serving.signature import Signature, checked_signature, names_by_place
-from sok_lite.bridge.tf_private import CHILDREN, FUNCTION_CACHE, INPUTS_OF_MODELS
+from sok_lite.bridge.tf_private import (
+    CHILDREN,
+    FUNCTION_CACHE,
+    INPUTS_OF_MODELS,
+    UnknownArgument,
+)
 
 
 def function_of(model_or_fn: Any, signature: Any) -> tuple[Callable[..., Any], Signature]:
@@ -67,9 +72,6 @@ def functions_of(model: Any, signatures: Any) -> dict[str, tuple[Callable[..., A
 def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signature]:
     """Returns the function of a signature, which is traced anew where it is saved."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
-        specs = function.structured_input_signature
-        args = tuple(_without_places(argument) for argument in specs[0])
-        kwargs = {name: _without_places(argument) for name, argument in specs[1].items()}
         whole = _function_with(function)
         if whole is None:
             raise ValueError(
@@ -77,13 +79,81 @@ def _traced_again(name: str, function: Any) -> tuple[Callable[..., Any], Signatu
                 f"is of is gone. Received: {name}={function!r}. Keep that, or give it itself, with "
                 "an input_signature."
             )
-        return whole, Signature(args, kwargs, names_by_place(whole, len(args)))
+        return _of_tensors(name, whole, *_arguments_of(function))
     if getattr(function, "input_signature", None) is None:
         raise TypeError(
             "A signature must be a tf.function with an input_signature, or a concrete function: "
             f"it is traced anew where it is saved. Received: {name}={function!r}."
         )
     return function_of(function, None)
+
+
+def _arguments_of(concrete: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Returns what a concrete function was made for, by place and by name: specs, and values.
+
+    Of an object that is no tensor, such as a model, its `structured_input_signature` says nothing;
+    its type knows the object.
+    """
+    args, kwargs = concrete.structured_input_signature
+    parameters = concrete.function_type.parameters
+
+    def known(argument: Any, parameter: Any) -> Any:
+        is_known = not isinstance(argument, UnknownArgument)
+        return argument if is_known else parameter.type_constraint.placeholder_value(None)
+
+    in_order = list(parameters.values())[: len(args)]
+    in_order += [None] * (len(args) - len(in_order))  # all of `*args` are one
+    by_place = [known(*each) for each in zip(args, in_order, strict=True)]
+    return by_place, {name: known(each, parameters.get(name)) for name, each in kwargs.items()}
+
+
+def _of_tensors(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], Signature]:
+    """Returns a function of those arguments that are tensors, and what it takes.
+
+    Args:
+      name: of the signature.
+      function: what has all arguments.
+      args, kwargs: these, each a spec, a structure of specs, or a value of Python, such as the
+        model or a flag, with which the function is always called.
+
+    Raises:
+      TypeError: an argument has specs and values of Python in it.
+    """
+    names = names_by_place(function, len(args))
+    places = [i for i, each in enumerate(args) if _has_specs(name, names[i], each)]
+    taken = {key: each for key, each in kwargs.items() if _has_specs(name, key, each)}
+    signature = Signature(
+        tuple(_without_places(args[i]) for i in places),
+        {key: _without_places(each) for key, each in taken.items()},
+        [names[i] for i in places],
+    )
+    if len(places) + len(taken) == len(args) + len(kwargs):
+        return function, signature
+
+    def of_tensors(*tensors: Any, **named: Any) -> Any:
+        by_place = list(args)
+        for i, tensor in zip(places, tensors, strict=True):
+            by_place[i] = tensor
+        return function(*by_place, **{**kwargs, **named})
+
+    return of_tensors, signature
+
+
+def _has_specs(name: str, argument_name: str, argument: Any) -> bool:
+    """Whether an argument of a signature's function is made of specs; else it has none.
+
+    Raises:
+      TypeError: it has some, and other values.
+    """
+    are_specs = [isinstance(each, tf.TypeSpec) for each in tf.nest.flatten(argument)]
+    if any(are_specs) and not all(are_specs):
+        raise TypeError(
+            "An argument of a signature's function must be tensors, or a value of Python. "
+            f"Received: {name}, whose {argument_name!r} has both: {argument!r}."
+        )
+    return any(are_specs)
 
 
 def _without_places(argument: Any) -> Any:

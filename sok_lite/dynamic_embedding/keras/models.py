@@ -1,6 +1,7 @@
 """Saving models with their tables, on one rank or on all, and loading them."""
 
 import contextlib
+import json
 import os
 import re
 import zipfile
@@ -13,7 +14,8 @@ import tensorflow as tf
 
 from sok_lite.bridge.keras import guard
 from sok_lite.bridge.keras.classes import share_in_copies
-from sok_lite.bridge.keras.held import tables_in
+from sok_lite.bridge.keras.held import layers_in, tables_in
+from sok_lite.bridge.keras.model_folders import ModelFolder, keep_in_folders
 from sok_lite.bridge.keras.weights import check_saving
 from sok_lite.bridge.serving.as_a_whole import as_a_whole
 from sok_lite.bridge.serving.function import export_functions
@@ -22,12 +24,13 @@ from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
 from sok_lite.dynamic_embedding.keras.layers import all_ranks_save, load_rows, save_rows
-from sok_lite.dynamic_embedding.ranks import communicator
+from sok_lite.dynamic_embedding.ranks import are_several, communicator
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
+from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.beside import in_place_of
 from sok_lite.engine.files.shard import read_arrays
-from sok_lite.engine.local_path import local_path
+from sok_lite.engine.local_path import local_path, plain_path
 
 __all__ = ["de_hvd_save_model", "de_save_model", "load_model", "load_weights", "save_model"]
 
@@ -49,6 +52,10 @@ def de_save_model(
     save_traces: bool = True,
 ) -> None:
     """Saves a model with the tables of its layers: rows, and their optimizer states.
+
+    Given a folder `model.save` does the same, and so does `save_model` of tf_keras.
+
+    In a job of several ranks every rank must call it: it does what `de_hvd_save_model` does.
 
     Args:
       model: of Keras 3 or tf_keras, whose tables are in layers of `de.keras.layers`.
@@ -74,6 +81,9 @@ def de_save_model(
       ValueError: options or signatures for a format that has none, or a model that does not say
         what it takes and was not called.
     """
+    if are_several():
+        de_hvd_save_model(model, filepath, overwrite, include_optimizer, signatures, options)
+        return
     path = checked_path(filepath, signatures, options)
     _check_new(path, overwrite)
     check_savable(model, path)
@@ -95,16 +105,18 @@ def de_hvd_save_model(
 ) -> None:
     """Does what `de_save_model` does on rank 0, and saves the tables of each other rank beside it.
 
-    Every rank must call it, with the same path, where all can write. Rank r of n has its tables in
-    `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights` read them.
+    Every rank must call it; the path of rank 0 counts, where all must be able to write. Rank r of n
+    has its tables in `<filepath>.rank<r>of<n>.npz`; `load_model` and `load_weights` read them.
 
     The arguments and errors are those of `de_save_model`.
 
     Raises:
       RuntimeError: another rank could not do its part.
     """
-    path = checked_path(filepath, signatures, options)
     comm = communicator("de_hvd_save_model()")
+    with _together(comm):
+        path = checked_path(filepath, signatures, options)
+    path = _path_of_first(path, comm)
     with _together(comm):  # nobody writes where another refuses
         check_savable(model, path)
         functions = _functions(model, path, signatures)
@@ -154,23 +166,30 @@ def load_model(
     return model
 
 
-def load_weights(model: Any, filepath: Any) -> None:
+def load_weights(model: Any, filepath: Any, **options: Any) -> None:
     """Gives a model the weights and tables that were saved; each rank has its own tables again.
 
+    Given a folder `model.load_weights` does the same.
+
     Args:
-      model: like the one that was saved. A model that was called once has weights.
+      model: like the one that was saved. If it was not called yet it is built as that one was, of a
+        ".keras" file or a SavedModel.
       filepath: what was saved, of any of the formats of `de_save_model`.
+      options: of Keras' `load_weights`.
 
     Raises:
-      ValueError: it was saved by another number of ranks, or of another model.
+      ValueError: it was saved by another number of ranks, or of another model; or the model cannot
+        be built and is to be called first.
     """
     path = checked_path(filepath, None, None)
     comm = _checked_ranks(path)
     if path.name.endswith(_CHECKPOINT):
         _read_checkpoint(model, str(path / "ckpt"))
     else:
+        file = _file_in(path)
+        _build(model, file)
         _build_optimizer(model)
-        model.load_weights(str(_file_in(path)))
+        model.load_weights(str(file), **options)
     _read_tables(model, path, comm)
 
 
@@ -226,6 +245,43 @@ def _read_checkpoint(model: Any, path: str) -> None:
         status.assert_existing_objects_matched().expect_partial()
 
 
+def _build(model: Any, file: Path) -> None:
+    """Builds a model that has no weights yet, as the one was that was saved.
+
+    Raises:
+      ValueError: the file does not say how, or the model cannot be built so.
+    """
+    if _is_built(model):
+        return
+    config = _build_config(file)
+    reason = None
+    if config is not None:
+        try:
+            model.build_from_config(config)
+        except Exception as error:
+            reason = error
+    if not _is_built(model):
+        raise ValueError(
+            f"The weights of {model.name!r} are made when it is called first. "
+            f"{str(file)!r} does not say what to build it by, or it cannot be built by that. Call "
+            "it on a batch, and load the weights then."
+        ) from reason
+    model.built = True  # Keras 3 leaves that to the first call
+
+
+def _is_built(model: Any) -> bool:
+    # Not of the model itself: Keras 3 builds the layers alone, where it has no inputs.
+    return all(layer.built for layer in layers_in(model))
+
+
+def _build_config(file: Path) -> Any:
+    """Returns how a model was built that is in a file; None: the file does not say."""
+    if not file.name.endswith(_MODEL):
+        return None
+    with zipfile.ZipFile(file) as parts:
+        return json.loads(parts.read("config.json")).get("build_config")
+
+
 def _build_optimizer(model: Any) -> None:
     """Makes the states of an optimizer before its first step: Keras loads none that is missing."""
     optimizer: Any = getattr(model, "optimizer", None)
@@ -236,7 +292,7 @@ def _build_optimizer(model: Any) -> None:
 
 @contextlib.contextmanager
 def _without_optimizer(model: Any, is_left_out: bool) -> Iterator[None]:
-    """Has a model be as if it was never compiled."""
+    """Takes the optimizer off a model meanwhile."""
     optimizer = getattr(model, "optimizer", None)
     if not is_left_out or optimizer is None:
         yield
@@ -270,6 +326,13 @@ def _together(comm: Communicator) -> Iterator[None]:
         raise RuntimeError(
             f"Another rank could not save the model: {texts.rows.tobytes().decode()}"
         )
+
+
+def _path_of_first(path: Path, comm: Communicator) -> Path:
+    """Returns the path that rank 0 was given. Every rank must call it."""
+    text = os.fsencode(path) if comm.rank == 0 else b""
+    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call="de_hvd_save_model")
+    return Path(os.fsdecode(texts.rows.tobytes()))
 
 
 def _file_of_rank(path: Path, comm: Communicator) -> Path:
@@ -430,3 +493,19 @@ def _written_as_a_whole(path: Path, is_written: bool) -> Iterator[Path]:
     whole = in_place_of if path.name.endswith((_MODEL, _WEIGHTS)) else as_a_whole
     with whole(os.path.realpath(path)) as part:
         yield Path(part)
+
+
+# ---- by the names of Keras -----------------------------------------------------------------------
+
+
+def _is_model_folder(path: Any) -> bool:
+    """Whether `de_save_model` wrote a SavedModel at a path, which may be an open file as well."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    return (Path(plain_path(path)) / _IN_SAVED_MODEL).is_file()
+
+
+keep_in_folders(
+    (TrainableWrapper, HashTable),
+    ModelFolder(de_save_model, load_model, load_weights, _is_model_folder),
+)

@@ -310,6 +310,8 @@ def _facts(table: AnyTable) -> TableFacts:
 def _options(table: AnyTable) -> dict[str, Any]:
     options = {"seed": table.seed, "initializer": repr(table.initializer)}
     options |= table.options_of_all_ranks()
+    if table.max_capacity is not None:
+        options["max_capacity"] = table.max_capacity
     plain: dict[str, Any] = json.loads(json.dumps(options, default=repr))
     return plain
 

@@ -214,13 +214,16 @@ def write_shard(
     return count
 
 
-def open_shards(folder: str, layout: Layout, *, file_name_list: Iterable[str]) -> list[StoredShard]:
+def open_shards(
+    folder: str, layout: Layout, *, file_name_list: Iterable[str], is_own: bool = True
+) -> list[StoredShard]:
     """Checks files of a variable, all of them before anybody reads one.
 
     Args:
       folder: where they are.
       layout: what they must hold.
       file_name_list: names of the files, without their endings.
+      is_own: whether they are to be of the variable that `layout` names.
 
     Returns:
       The shards, in the order of the list.
@@ -229,7 +232,8 @@ def open_shards(folder: str, layout: Layout, *, file_name_list: Iterable[str]) -
       FileNotFoundError: files are missing.
       ValueError: files hold something else, or are corrupt.
     """
-    shards = [_open_shard(os.path.join(folder, base), layout) for base in file_name_list]
+    paths = [os.path.join(folder, base) for base in file_name_list]
+    shards = [_open_shard(path, layout, is_own) for path in paths]
     for shard in shards:
         if shard.meta is not None:
             for what in ("keys", "values"):
@@ -310,8 +314,12 @@ def _checked_piece(layout: Layout, keys: Any, values: Any) -> tuple[np.ndarray, 
     return keys, values
 
 
-def _open_shard(base: str, layout: Layout) -> StoredShard:
-    """Returns a shard whose files agree in all but the checksums, which are not read here."""
+def _open_shard(base: str, layout: Layout, is_own: bool = True) -> StoredShard:
+    """Returns a shard whose files agree in all but the checksums, which are not read here.
+
+    Args:
+      is_own: whether they are to be of the variable that `layout` names.
+    """
     for path in (_keys(base), _values(base)):
         if not os.path.isfile(path):
             raise FileNotFoundError(
@@ -320,7 +328,8 @@ def _open_shard(base: str, layout: Layout) -> StoredShard:
             )
     meta = _read_meta(base)
     if meta is not None:
-        wrong = [field for field in _FIELDS if meta[field] != getattr(layout, field)]
+        fields = _FIELDS if is_own else _FIELDS[1:]
+        wrong = [field for field in fields if meta[field] != getattr(layout, field)]
         if wrong:
             raise ValueError(
                 f"{base!r} holds another variable, or one of another form: its "

@@ -44,7 +44,8 @@ def load(
 
     The new content of a table is built beside the old one, so there must be memory for both, unless
     the table is empty. Kinds and options of tables may differ from those that were written, and so
-    may the number of ranks. No other thread may look the tables up on all ranks meanwhile: the
+    may the number of ranks: each rank needs room, by its own `max_capacity`, for the keys that it
+    owns now. No other thread may look the tables up on all ranks meanwhile: the
     ranks would deadlock.
 
     Args:

@@ -124,7 +124,7 @@ class TableFacts(NamedTuple):
     Attributes:
       name, var_type, dim, dtype, key_type: of the table.
       owner: name of the rule for the owner ranks of keys.
-      options: other arguments of the table, for people: a load does not use them.
+      options: other arguments of the table on rank 0, for people: a load does not use them.
       shards: of each rank.
     """
 

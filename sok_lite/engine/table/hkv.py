@@ -122,8 +122,8 @@ class HkvTable(EmbeddingTable):
         return self.options.filter_ratio
 
     def options_of_all_ranks(self) -> dict[str, Any]:
-        # Of a rank: its devices, and with how many slots it begins, which changes no result.
-        of_rank = ("device_id", "far_path", "init_capacity")
+        # Of a rank: its devices, and how many keys it has room for.
+        of_rank = ("device_id", "far_path", "init_capacity", "max_capacity")
         return {name: x for name, x in asdict(self.options).items() if name not in of_rank}
 
     # ---------------------------------------------------------------- scores and eviction

@@ -44,6 +44,7 @@ VARIANTS = [
     Adam(beta_1=0.5, beta_2=0.9, epsilon=1e-3),
     Adam(amsgrad=True),
     Adam(adaptive_epsilon=True, epsilon=1e-2, weight_decay=0.2),
+    Adam(has_products=True),
     Adam(beta_1=0.0),
     AdamW(),
     AdamW(amsgrad=True, weight_decay=0.3),

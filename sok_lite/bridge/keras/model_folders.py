@@ -1,0 +1,131 @@
+"""Folders in which an API keeps models of Keras with their tables, by the names of Keras itself.
+
+A SavedModel as TensorFlow or tf_keras write it has no place for a table. An API that writes one
+with tables says so here: then `model.save(folder)`, `model.load_weights(folder)` and
+`tf.saved_model.save(model, folder)` are its, and with tf_keras `save_model(model, folder)` and
+`load_model(folder)` as well. Keras 3 has no SavedModels: these two raise there, before anything of
+a model is asked.
+"""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.tf_private import SAVED_MODELS, SAVED_MODELS_OF_TF_KERAS
+
+
+class ModelFolder(NamedTuple):
+    """What an API does with folders of models.
+
+    Attributes:
+      save: takes a model, a path, and what `save_model` of tf_keras takes for a SavedModel.
+      load_model: takes a path, `custom_objects`, `compile`, `safe_mode` and `package`, a Keras.
+      load_weights: takes a model, a path, and what `load_weights` of Keras takes.
+      is_one: whether there is such a folder at a path.
+    """
+
+    save: Callable[..., None]
+    load_model: Callable[..., Any]
+    load_weights: Callable[..., Any]
+    is_one: Callable[[Any], bool]
+
+
+# Of other formats of Keras, and of TensorFlow's checkpoints.
+_ENDS = (".keras", ".h5", ".hdf5", ".ckpt")
+
+_models: list[type] = []
+# By the classes of the tables.
+_folders: dict[tuple[type, ...], ModelFolder] = {}
+
+
+def keep_in_folders(tables: tuple[type, ...], folder: ModelFolder) -> None:
+    """Has models whose tables are all of some classes saved in folders."""
+    _folders[tables] = folder
+
+
+def look_at_folders(name: str, model: type) -> None:
+    """Has TensorFlow, and tf_keras, save and load such folders.
+
+    Args:
+      name: of a Keras that the program has imported.
+      model: its class of models.
+    """
+    _models.append(model)
+    hooks.around(*SAVED_MODELS, _exporting)
+    if name != "tf_keras":
+        return
+    with contextlib.suppress(ImportError):  # another version
+        module = importlib.import_module(SAVED_MODELS_OF_TF_KERAS)
+        hooks.around(module, "save_model", _saving)
+        hooks.around(module, "load_model", _loading)
+
+
+def folder_of(model: Any) -> ModelFolder | None:
+    """Returns how a model is kept in a folder with its tables; None: it has none, or others."""
+    tables = [table for _, table in held.tables_in(model)]
+    for classes, folder in _folders.items():
+        if tables and all(isinstance(table, classes) for table in tables):
+            return folder
+    return None
+
+
+def is_folder(filepath: Any, options: Mapping[str, Any]) -> bool:
+    """Whether what `save` is given means a SavedModel.
+
+    Args:
+      options: other arguments of it, by name.
+    """
+    path, save_format = str(filepath), options.get("save_format")
+    if path.endswith(_ENDS) or path.startswith("hf://") or options.get("zipped") is False:
+        return False
+    return not save_format or save_format in ("tf", "tensorflow")
+
+
+def save(folder: ModelFolder, model: Any, arguments: Mapping[str, Any]) -> None:
+    """Saves a model.
+
+    Args:
+      arguments: of Keras' method, by name.
+    """
+    ours = {
+        name: value for name, value in arguments.items() if name not in ("save_format", "zipped")
+    }
+    folder.save(model, **ours)
+
+
+def _saving(call: Any, model: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
+    folder = folder_of(model)
+    if folder is None or not is_folder(filepath, kwargs):
+        return call(model, filepath, *args, **kwargs)
+    return save(folder, model, {"filepath": filepath, **kwargs})
+
+
+def _loading(call: Any, filepath: Any, /, *args: Any, **kwargs: Any) -> Any:
+    folder = next((each for each in _folders.values() if each.is_one(filepath)), None)
+    if folder is None:
+        return call(filepath, *args, **kwargs)
+    known = ("custom_objects", "compile")
+    ours: dict[str, Any] = {name: kwargs[name] for name in known if name in kwargs}
+    # tf_keras does not pass on what else it was told.
+    ours["safe_mode"] = hooks.is_loading_safely()
+    return folder.load_model(filepath, **ours, package=sys.modules["tf_keras"])
+
+
+def _exporting(
+    call: Any,
+    obj: Any,
+    export_dir: Any,
+    signatures: Any = None,
+    options: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Around what `tf.saved_model.save` calls, which gives the nodes that it has saved."""
+    folder = folder_of(obj) if isinstance(obj, tuple(_models)) else None
+    if folder is None:
+        return call(obj, export_dir, signatures, options, *args, **kwargs)
+    folder.save(obj, export_dir, signatures=signatures, options=options)
+    return [], {}
