@@ -46,14 +46,14 @@ def keep_in_folders(tables: tuple[type, ...], folder: ModelFolder) -> None:
     _folders[tables] = folder
 
 
-def look_at_folders(name: str, model: type) -> None:
-    """Has TensorFlow, and tf_keras, save and load such folders.
+def look_at_folders(name: str, package: Any) -> None:
+    """Has TensorFlow, and tf_keras, save and load such folders; for `guard.tell`.
 
     Args:
       name: of a Keras that the program has imported.
-      model: its class of models.
+      package: its module.
     """
-    _models.append(model)
+    _models.append(package.Model)
     hooks.around(*SAVED_MODELS, _exporting)
     if name != "tf_keras":
         return

@@ -58,7 +58,6 @@ def look_at_files(name: str, model: Any) -> None:
     """
     for method in SAVING:
         hooks.around(model, method, _saving, name, method)
-    model_folders.look_at_folders(name, model)
 
 
 def keep_tables(name: str, package: Any) -> None:
