@@ -69,7 +69,11 @@ float correction_by_product(double beta, int64_t step) {
     power = 1;
     num_factors = 0;
   }
-  for (; num_factors < step && power > kVanishes; ++num_factors) power *= factor;
+  for (; num_factors < step && power > kVanishes; ++num_factors) {
+    const float next = power * factor;
+    if (next == power) break;  // and stays so: it is rounded to what it was
+    power = next;
+  }
   return 1.0f - power;
 }
 

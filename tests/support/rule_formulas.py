@@ -25,7 +25,14 @@ def power(beta, step):
 
 
 def product(beta, step):
-    return np.multiply.accumulate(np.full(step, beta, np.float32))[-1]
+    """A power as a product, which ends where it stays as it is, or is nothing beside 1."""
+    factor = result = np.float32(beta)
+    for _ in range(step - 1):
+        following = result * factor
+        if following == result or following < 1e-9:
+            break
+        result = following
+    return result
 
 
 def corrections(rule, step):

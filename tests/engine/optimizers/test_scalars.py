@@ -24,8 +24,9 @@ SETTINGS = [0.0, 5e-324, 1e-38, 1e-8, 1e-7, 0.004, 0.1, 0.5, 0.61, 0.9, 0.99, 0.
 SETTINGS += [1 - 1e-7, 1 - 1e-9, 1 - 2**-53, 1.0, 3.0, 5.0, 1000.0, 1e9, 1e30, -0.5, -0.7]
 RATES = [0.1, 0.001, 1.0, 0.3333, 0.0, -0.1, 5e-324, 1e-45, 1e-30, 1e30, 1e38, 1e39, -1e39, 1e300]
 STEPS = [1, 2, 3, 5, 6, 7, 10, 100, 999, 12345, 2**24 + 1, 2**31 - 1, 2**31]
-# The products of Nadam's momenta take as many turns as they take to fall to 1e-20.
+# Products take as many turns as they take to vanish.
 SLOW = {"beta_1": 0.99}
+BOTH_SLOW = {"beta_1": 0.99, "beta_2": 0.99}
 
 
 def bits(numbers):
@@ -43,8 +44,9 @@ def draw(kind, rng):
             elif rng.random() < 0.5:
                 drawn = rng.choice(SETTINGS) if rng.random() < 0.7 else rng.random()
                 settings[field.name] = float(drawn)
-        if kind is Nadam:
-            settings = {name: min(x, SLOW.get(name, x)) for name, x in settings.items()}
+        if kind is Nadam or settings.get("has_products"):
+            slow = SLOW if kind is Nadam else BOTH_SLOW
+            settings = {name: min(x, slow.get(name, x)) for name, x in settings.items()}
         try:
             return kind(**settings)
         except ValueError:
