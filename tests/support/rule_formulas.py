@@ -28,10 +28,9 @@ def product(beta, step):
     """A power as a product, which ends where it stays as it is, or is nothing beside 1."""
     factor = result = np.float32(beta)
     for _ in range(step - 1):
-        following = result * factor
-        if following == result or following < 1e-9:
+        before, result = result, result * factor
+        if result == before or result < 1e-9:
             break
-        result = following
     return result
 
 
