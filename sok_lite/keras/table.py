@@ -73,8 +73,8 @@ class TablePart:
 
     Training gives every key of a batch a row; nothing else does. The optimizer that the model is
     compiled with trains the rows that have a gradient, and the table keeps its states beside them.
-    As a layer, ids of any shape, dense or ragged, give ids.shape + [dim]. In a job of several ranks
-    each keeps a part of the keys, and every rank must call the layer.
+    As a layer, ids of any shape, dense or ragged, give ids.shape + [dim]; lists are taken as well.
+    In a job of several ranks each keeps a part of the keys, and every rank must call the layer.
 
     Args:
       name: of the layer. It also seeds the rows.
