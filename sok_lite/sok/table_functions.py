@@ -39,7 +39,8 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
       ([7, 9], [[1.0, 1.0], [2.0, 2.0]])
     """
     # Views of states and other tables have the same method; no variable of TensorFlow has.
-    if hasattr(var, "export"):
+    is_model = held.is_layer(var) and variable_of_layer(var) is var  # its `export` is another
+    if hasattr(var, "export") and not is_model:
         return var.export(cutoff=cutoff)
     return table_exports.export(_checked_variable(var, "export"), cutoff)
 
