@@ -64,7 +64,7 @@ def checked_dtype(argument: str, dtype: Any) -> tf.DType:
             "table has a dimension and no number of rows: of Embedding(rows, dim) give dim alone."
         )
     try:
-        return tf.as_dtype(dtype)
+        return tf.as_dtype(tf.string if dtype is str else dtype)
     except TypeError:
         raise TypeError(
             f"`{argument}` must be a dtype such as tf.int64. Received: {argument}={dtype!r}."

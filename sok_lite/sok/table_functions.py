@@ -114,17 +114,17 @@ def tables_of(value: Any) -> list[Any]:
     """
     listed = list(value.values()) if isinstance(value, Mapping) else value
     listed = listed if isinstance(listed, (list, tuple)) else [listed]
-    named = [(each, table_variable(each)) for each in listed]
-    known = {id(each if variable is None else variable) for each, variable in named}
+    named = [variable_of_layer(each) for each in listed]
+    known = {id(each) for each in named}
     found: list[Any] = []
-    for each, variable in named:
-        if variable is not None:
-            found.append(variable)
-            continue
+    for each in named:
         # By name: that is one order on all ranks, whatever holds them.
         tables = sorted((table for _, table in held.tables_in(each)), key=lambda table: table.name)
-        found += [table for table in tables if id(table) not in known] if tables else [each]
-        known |= {id(table) for table in tables}
+        if not tables or tables[0] is each:  # it holds none, or is one
+            found.append(each)
+        else:
+            found += [table for table in tables if id(table) not in known]
+            known |= {id(table) for table in tables}
     return found
 
 
