@@ -283,7 +283,7 @@ def test_numbers_for_texts_are_refused(keras, sk, ids):
             given()
 
 
-def test_models_without_tables_are_left_to_keras(keras):
+def test_models_without_tables_are_left_to_keras(keras, sk):
     taken = keras.Input([3], dtype="int64")
     model = keras.Model(taken, keras.layers.Dense(1)(keras.layers.Rescaling(1.0)(taken)))
     with pytest.raises(Exception, match="(?i)cast|string|invalid|unsupported") as told:
