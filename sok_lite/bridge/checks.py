@@ -1,8 +1,11 @@
 """Arguments of a table's methods, checked and made tensors before anything happens."""
 
+import functools
+import inspect
 import itertools
 import numbers
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +13,32 @@ import tensorflow as tf
 from sok_lite.bridge.string_keys import is_keras_tensor
 from sok_lite.bridge.tf_private import LOOKUP_IN_A_LIST, callers
 from sok_lite.engine.dtypes import array_of_keys, as_float, is_integer, no_copy
+
+_P = ParamSpec("_P")
+
+
+def refusing_names(**instead: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """Returns a decorator: an `__init__` that refuses arguments which other classes have.
+
+    Args:
+      instead: by the name of each what to write.
+    """
+
+    def decorated(init: Callable[_P, None]) -> Callable[_P, None]:
+        @functools.wraps(init)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            for name in kwargs:
+                if name in instead:
+                    raise TypeError(
+                        f"{type(args[0]).__name__} has no argument `{name}`. Received: "
+                        f"{name}={kwargs[name]!r:.100}. {instead[name]}"
+                    )
+            init(*args, **kwargs)
+
+        checked.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]  # for Keras
+        return checked
+
+    return decorated
 
 
 def without_keras(value: Any) -> Any:
@@ -35,7 +64,7 @@ def checked_dtype(argument: str, dtype: Any) -> tf.DType:
             "table has a dimension and no number of rows: of Embedding(rows, dim) give dim alone."
         )
     try:
-        return tf.as_dtype(dtype)
+        return tf.as_dtype(tf.string if dtype is str else dtype)
     except TypeError:
         raise TypeError(
             f"`{argument}` must be a dtype such as tf.int64. Received: {argument}={dtype!r}."

@@ -24,7 +24,7 @@ from sok_lite.bridge.keras import held
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.static_variable import StaticVariable
-from sok_lite.bridge.variable import TableVariable
+from sok_lite.bridge.variable import TableVariable, variable_of_layer
 from sok_lite.comm import CommunicatorError
 from sok_lite.engine.failure import together
 from sok_lite.engine.files.commits import Commits, broadcast_bytes
@@ -80,8 +80,8 @@ class TableState(ObjectState):
     and variables are not needed beside it.
 
     Args:
-      variables: tables, all of their own names, and other variables of TensorFlow or Keras, in one
-        list; the same on all ranks.
+      variables: tables, also a sok_lite.keras.Table, all of their own names, and other variables
+        of TensorFlow or Keras, in one list; the same on all ranks.
       optimizer: an OptimizerWrapper, whose step counts, and the variables of the optimizer in it,
         are kept; built before where it trains other variables. None: there is none, and tables have
         no states of one.
@@ -101,7 +101,8 @@ class TableState(ObjectState):
         path: str | os.PathLike[str] | None = None,
         **values: Any,
     ) -> None:
-        listed = list(variables) if isinstance(variables, (list, tuple)) else [variables]
+        given = variables if isinstance(variables, (list, tuple)) else [variables]
+        listed = [variable_of_layer(variable) for variable in given]
         for variable in listed:
             if isinstance(variable, StaticVariable):
                 raise TypeError(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_lite.bridge.checks import checked_keys, integer_keys
+from sok_lite.bridge.keras import held
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.tf_private import DTYPE_OF_EAGER, SHAPE_OF_EAGER, EagerTensor
 from sok_lite.bridge.type_spec import OfTable
@@ -176,9 +177,16 @@ def _as_list(argument: Any) -> list[Any]:
 
 def _check_variable(param: Any, num_ranks: int) -> None:
     if not isinstance(param, (TableVariable, StaticVariable)):
+        instead = "Use tf.nn.embedding_lookup_sparse for others."
+        if held.is_layer(param) and next(held.tables_in(param), None) is not None:
+            instead = (
+                f"{param.name!r} is a layer, which looks keys up where it is called: "
+                'sok_lite.keras.Embedding(table, combiner="mean")(ids) combines the rows of '
+                "ragged, sparse or dense ids; table(ids) gives a row for each."
+            )
         raise NotImplementedError(
             f"{type(param).__name__} is not supported in lookup: `params` must be "
-            "variables of tables. Use tf.nn.embedding_lookup_sparse for others."
+            f"variables of tables. {instead}"
         )
     if param.table.all_ranks_refusal is not None:
         raise NotImplementedError(param.table.all_ranks_refusal)

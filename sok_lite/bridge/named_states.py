@@ -10,14 +10,14 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.slot import StateView
 from sok_lite.bridge.type_spec import alive
-from sok_lite.bridge.variable import TableVariable
+from sok_lite.bridge.variable import TableVariable, variable_of_layer
 from sok_lite.engine import named_states
 from sok_lite.engine.named_states import NamedState
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 
 
-def optimizer_states(variable: TableVariable) -> "dict[str, OptimizerState]":
+def optimizer_states(variable: Any) -> "dict[str, OptimizerState]":
     """Returns the optimizer states of a variable's rows on this rank, by name.
 
     There are those of optimizers that have trained the variable, and those that a load or a
@@ -25,7 +25,7 @@ def optimizer_states(variable: TableVariable) -> "dict[str, OptimizerState]":
     this rank alone: do it on every rank. Nothing is communicated.
 
     Args:
-      variable: whose rows are in this process.
+      variable: whose rows are in this process, or a sok_lite.keras.Table.
 
     Returns:
       Each state under a name that no other has: what its optimizer calls it, and a number behind
@@ -34,10 +34,11 @@ def optimizer_states(variable: TableVariable) -> "dict[str, OptimizerState]":
     Raises:
       TypeError: not such a variable. RuntimeError: not in eager mode.
     """
+    variable = variable_of_layer(variable)
     if not isinstance(variable, TableVariable) or not variable.table.lists_states:
         raise TypeError(
-            "optimizer_states() takes a variable whose rows are in this process. Received: "
-            f"{type(variable).__name__}."
+            "optimizer_states() takes a variable whose rows are in this process, or a "
+            f"sok_lite.keras.Table. Received: {type(variable).__name__}."
         )
     found = _call_eagerly(variable, named_states.named_states)
     return {state.name: OptimizerState(variable, state) for state in found}

@@ -35,8 +35,9 @@ READS = (
     *("__int__", "__float__", "__complex__", "eval", "gather_nd", "initialized_value"),
 )
 WRITES = (
-    *("count_up_to", "load", "assign_add", "assign_sub", "scatter_max", "scatter_min"),
-    *("scatter_mul", "scatter_div", "batch_scatter_update", "scatter_nd_add", "scatter_nd_sub"),
+    *("count_up_to", "load", "assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub"),
+    *("scatter_update", "scatter_max", "scatter_min", "scatter_mul", "scatter_div"),
+    *("batch_scatter_update", "scatter_nd_add", "scatter_nd_sub"),
     *("scatter_nd_update", "scatter_nd_max", "scatter_nd_min", "_strided_slice_assign"),
 )
 

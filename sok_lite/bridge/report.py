@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -82,7 +82,7 @@ def tables_in(value: Any) -> list[TableVariable]:
 
 def _items(value: Any) -> Iterator[Any]:
     """Yields what lists and dicts have in them, in their order."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):  # `tables` of an Embeddings layer is no dict
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:

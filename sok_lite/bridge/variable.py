@@ -122,6 +122,13 @@ def variable_of(handle: Any) -> "TableVariable | None":
     return None if reference is None else reference()
 
 
+def variable_of_layer(value: Any) -> Any:
+    """Returns the variable of a `sok_lite.keras.Table`, which is a layer; others as they are."""
+    variable = getattr(value, "variable", None)
+    is_weight = isinstance(variable, TableVariable) and variable.tracked_as_weight
+    return variable if is_weight else value
+
+
 @unconverted
 class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     """A variable whose rows are known by key. The variables of all APIs are made of it.
@@ -137,7 +144,7 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
 
     kind = "table"
     instead_of_value = "Use tf.nn.embedding_lookup(variable, keys) for some rows."
-    instead_of_write = "Use scatter_add, scatter_sub or scatter_update."
+    instead_of_write = "Write rows by their keys."
     instead_of_copy = "Make a new variable, and give it the rows."
     instead_of_save = (
         "Save the dense part of the model alone; for serving, use sok_lite.export_serving."

@@ -241,7 +241,10 @@ def key_dtype(name: str) -> KeyDtype:
       ValueError: no such type.
     """
     if name not in _KEY_DTYPES:
-        raise ValueError(f"key_type must be one of {', '.join(_KEY_DTYPES)}. Received: {name!r}.")
+        advice = " sok_lite.hash_strings makes int64 keys of strings." if name == "string" else ""
+        raise ValueError(
+            f"key_type must be one of {', '.join(_KEY_DTYPES)}. Received: {name!r}.{advice}"
+        )
     return _KEY_DTYPES[name]
 
 

@@ -34,7 +34,6 @@ from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.keras.parts import shuffles_anew
 
 _log = logging.getLogger("sok_lite")
-_FOLDER = re.compile(r"step-(\d{10,})")
 _DENSE = re.compile(r"dense-[\d-]+")
 # The first file of each folder, and the last to go: of nothing else anything is removed.
 _MARK = "of_sok_lite_keras_checkpoint"
@@ -374,15 +373,15 @@ def _sweep(path: str, rank: int) -> None:
     if rank != 0:
         return
     os.makedirs(path, exist_ok=True)
-    for name in filter(_FOLDER.fullmatch, os.listdir(path)):
+    for name in filter(manifest.SAVE.fullmatch, os.listdir(path)):
         folder = os.path.join(path, name)
-        if os.path.exists(os.path.join(folder, _MARK)) and not _is_whole(folder):
+        if os.path.exists(os.path.join(folder, _MARK)) and not manifest.is_whole(folder):
             # Another process may have made it whole meanwhile.
             manifest.remove_unless_written(folder, partial(_empty_if_broken_off, folder))
 
 
 def _empty_if_broken_off(folder: str) -> bool:
-    return not _is_whole(folder) and _empty(folder)
+    return not manifest.is_whole(folder) and _empty(folder)
 
 
 def _mark_folder(folder: str, rank: int) -> None:
@@ -396,7 +395,7 @@ def _mark_folder(folder: str, rank: int) -> None:
     names = os.listdir(folder)
     others = sorted(name for name in names if not _is_name_of_ours(name))
     others = [] if _MARK in names else others
-    if others or (_is_whole(folder) and not _is_ours(folder)):
+    if others or (manifest.is_whole(folder) and not _is_ours(folder)):
         what = repr(others[0]) if others else "a checkpoint of another program"
         raise FileExistsError(
             f"{folder} must be of sok_lite.keras.Checkpoint alone. Received: {what} in it. Give "
@@ -423,8 +422,7 @@ def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
         for name in os.listdir(folder):
             if _DENSE.fullmatch(name) and name != dense:
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-        folders = [os.path.join(path, _name_of(number)) for number in _numbers_at(path)]
-        for old in list(filter(_is_ours, folders))[:-keep]:
+        for old in list(filter(_is_ours, manifest.saves_in(path)))[:-keep]:
             manifest.remove_unless_written(old, partial(_empty, old))
 
 
@@ -441,18 +439,13 @@ def _empty(folder: str) -> bool:
 
 def _numbers_at(path: str) -> list[int]:
     """Returns the numbers of the whole checkpoints, ascending."""
-    names = os.listdir(path) if os.path.isdir(path) else []
-    found = [(int(match[1]), name) for name in names if (match := _FOLDER.fullmatch(name))]
-    return sorted(n for n, name in found if _is_whole(os.path.join(path, name)))
+    names = map(os.path.basename, manifest.saves_in(path))
+    return [int(match[1]) for match in map(manifest.SAVE.fullmatch, names) if match]
 
 
 def _name_of(number: int) -> str:
     """Returns the name of the folder of a checkpoint."""
     return f"step-{number:010d}"
-
-
-def _is_whole(folder: str) -> bool:
-    return os.path.exists(os.path.join(folder, manifest.NAME))
 
 
 def _is_ours(folder: str) -> bool:

@@ -6,9 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_lite.bridge.checks import refusing_names
 from sok_lite.keras.features import COMBINERS, Feature, mask_of, rows_of
-from sok_lite.keras.table_keys import as_tensor_of_texts, check_mask_value
+from sok_lite.keras.table_keys import check_mask_value, tensor_of_ids
 from sok_lite.keras.together import is_made_of, note_place, prepared_rows
+
+_OF_TABLE = "It is for the table: sok_lite.keras.Table(name, dim, initializer)."
 
 
 class EmbeddingsPart:
@@ -75,14 +78,25 @@ class EmbeddingsPart:
         self.built = True
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(inputs, Mapping):
-            inputs = {name: as_tensor_of_texts(ids) for name, ids in inputs.items()}
-        elif isinstance(inputs, (list, tuple)):
-            inputs = [as_tensor_of_texts(ids) for ids in inputs]
+        inputs = self._tensors(inputs)
         rows = super().__call__(inputs, *args, **kwargs)  # type: ignore[misc]
         if is_made_of(inputs):
             note_place(self, self._flat("inputs", inputs), not args and not kwargs)
         return rows
+
+    def _tensors(self, inputs: Any) -> Any:
+        """Returns inputs with tensors for ids of Python."""
+        tables = [feature.table for feature in self._of.features]
+        if isinstance(inputs, Mapping):
+            known = dict(zip(self._of.names or (), tables, strict=False))
+            return {
+                name: tensor_of_ids(known[name], ids) if name in known else ids
+                for name, ids in inputs.items()
+            }
+        if isinstance(inputs, (list, tuple)):
+            flat = self._flat("inputs", inputs)
+            return [tensor_of_ids(*each) for each in zip(tables, flat, strict=True)]
+        return inputs
 
     def call(self, inputs: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of each feature.
@@ -203,6 +217,18 @@ class EmbeddingPart(EmbeddingsPart):
       [[2.0, 2.0], [1.0, 1.0]]
     """
 
+    @refusing_names(
+        mask_zero="Write mask_value=0.",
+        weights="They are an argument of the call: layer(ids, weights=weights). Rows of your own "
+        "are for table.assign(keys, rows).",
+        **dict.fromkeys(
+            (
+                *("input_dim", "output_dim", "dim", "key_type", "initializer"),
+                *("embeddings_initializer", "embeddings_regularizer", "embeddings_constraint"),
+            ),
+            _OF_TABLE,
+        ),
+    )
     def __init__(
         self,
         table: Any,
@@ -229,7 +255,10 @@ class EmbeddingPart(EmbeddingsPart):
         return self._of.tables[0].key_dtype_name
 
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        return super().__call__(as_tensor_of_texts(ids), *args, **kwargs)
+        return super().__call__(ids, *args, **kwargs)
+
+    def _tensors(self, inputs: Any) -> Any:
+        return tensor_of_ids(self._of.tables[0], inputs)
 
     def call(self, ids: Any, weights: Any = None, training: Any = None) -> Any:
         """Returns the rows of ids: ids.shape + [dimension], or combined over the last dimension.
@@ -283,7 +312,8 @@ def _feature(value: Any, table_class: Any) -> Feature:
     if not isinstance(feature.table, table_class):
         raise TypeError(
             "The table of a feature must be a sok_lite.keras.Table of the same Keras as the layer. "
-            f"Received: {type(feature.table).__module__}.{type(feature.table).__name__}."
+            f"Received: {type(feature.table).__module__}.{type(feature.table).__name__}. Make one: "
+            "sok_lite.keras.Table(name, dim)."
         )
     if feature.combiner is not None and feature.combiner not in COMBINERS:
         raise ValueError(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Backend
 from sok_lite.bridge import table_exports, table_ops, writes
+from sok_lite.bridge.checks import refusing_names
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.keras.hooks import is_cloning
@@ -21,9 +22,9 @@ from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
 from sok_lite.engine.owner import MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
-from sok_lite.engine.table.hkv_options import HkvOptions
+from sok_lite.engine.table.hkv_options import HkvOptions, refuse_option_of_hybrid, rounded_up
 from sok_lite.keras.features import Feature, rows_of
-from sok_lite.keras.table_keys import as_tensor_of_texts, key_of, keys_of
+from sok_lite.keras.table_keys import key_of, keys_of, tensor_of_ids
 from sok_lite.keras.together import note_place, prepared_rows
 from sok_lite.keras.weight import TableWeight, load_rows, save_rows
 
@@ -33,6 +34,36 @@ _TEXTS = "str"
 _KEY_TYPES = ("int64", "int32", "uint64", _TEXTS)
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
 _OF_LOOKUP_SPARSE = "filter_ratio"
+_OF_BATCH = (
+    "A step touches the rows of its batch alone: penalize those, for example with "
+    "keras.layers.ActivityRegularization behind the table. docs/howto/regularization.md has more."
+)
+_OF_VARIABLE = (
+    "It is an option of sok_lite.DynamicVariable: the keys of a Table are owned by key mod ranks, "
+    "and their gradients travel as float32."
+)
+# What an Embedding of Keras or a DynamicVariable takes, and what to write here.
+_INSTEAD = {
+    "input_dim": 'A table has a name and no number of rows: Table("item", 16).',
+    "output_dim": "It is called `dim` here.",
+    "dimension": "It is called `dim` here; `dimension` is that of sok_lite.DynamicVariable.",
+    "embeddings_initializer": "It is called `initializer` here.",
+    "embeddings_regularizer": _OF_BATCH,
+    "activity_regularizer": _OF_BATCH,
+    "embeddings_constraint": "A step changes single rows: clip what you look up, for example with "
+    "tf.clip_by_norm(rows, 1.0, axes=[-1]).",
+    "constraint": "A step changes single rows: clip what you look up.",
+    "mask_zero": "For an id that stands for no id use sok_lite.keras.Embedding(table, "
+    "mask_value=0).",
+    "mask_value": "It is an argument of sok_lite.keras.Embedding(table, mask_value=0).",
+    "combiner": 'It is an argument of sok_lite.keras.Embedding(table, combiner="mean").',
+    "input_length": "Ids may have any shape: leave it out.",
+    "weights": "Make the table, and then table.assign(keys, rows).",
+    "sparse": "The gradients of a table are sparse always: leave it out.",
+    "mode": _OF_VARIABLE,
+    "partitioner": _OF_VARIABLE,
+    "gradient_dtype": _OF_VARIABLE,
+}
 # In a config: the number, in its process, of a table that several layers share.
 _SHARED = "shared"
 
@@ -42,8 +73,8 @@ class TablePart:
 
     Training gives every key of a batch a row; nothing else does. The optimizer that the model is
     compiled with trains the rows that have a gradient, and the table keeps its states beside them.
-    As a layer, ids of any shape, dense or ragged, give ids.shape + [dim]. In a job of several ranks
-    each keeps a part of the keys, and every rank must call the layer.
+    As a layer, ids of any shape, dense or ragged, give ids.shape + [dim]; lists are taken as well.
+    In a job of several ranks each keeps a part of the keys, and every rank must call the layer.
 
     Args:
       name: of the layer. It also seeds the rows.
@@ -63,7 +94,8 @@ class TablePart:
       trainable: whether it is trained.
       dtype: of Keras.
       **options: `init_capacity`, keys to make room for at once; for "hybrid" see
-        `sok_lite.engine.table.hkv_options.HkvOptions`.
+        `sok_lite.engine.table.hkv_options.HkvOptions`. Capacities are rounded up to powers of two,
+        with a warning.
 
     Attributes:
       variable: the weight: what `model.trainable_weights` lists.
@@ -83,6 +115,7 @@ class TablePart:
     name: str
     variable: TableWeight
 
+    @refusing_names(**_INSTEAD)
     @refusing_sizes
     def __init__(
         self,
@@ -100,16 +133,15 @@ class TablePart:
         dtype: Any = None,
         **options: Any,
     ) -> None:
-        names = _checked_arguments(
-            *(name, dim, seed, key_type, row_dtype, var_type, options, keep_texts)
-        )
+        names = _checked_arguments(name, dim, seed, key_type, row_dtype, var_type, keep_texts)
         key_type, row_dtype = names
+        options = _checked_options(var_type, options)
         super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
         if initializer is None or isinstance(initializer, str):
             initializer = self.package.initializers.get(initializer or "uniform")
         initial = make_initializer(initializer, int(dim), row_shape)
         if row_shape is None:
-            warn_of_fans(initializer, int(dim), name, stacklevel=3)
+            warn_of_fans(initializer, int(dim), name, stacklevel=4)
 
         def make(backend: Backend) -> EmbeddingTable:
             return make_table(
@@ -185,7 +217,7 @@ class TablePart:
 
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
         _check_names_differ(self.name, ids)
-        rows = super().__call__(as_tensor_of_texts(ids), *args, **kwargs)  # type: ignore[misc]
+        rows = super().__call__(tensor_of_ids(self, ids), *args, **kwargs)  # type: ignore[misc]
         note_place(self, [ids], not args and not kwargs)
         return rows
 
@@ -384,10 +416,9 @@ def _checked_arguments(
     key_type: Any,
     row_dtype: Any,
     var_type: Any,
-    options: Mapping[str, Any],
-    keep_texts: Any = False,
+    keep_texts: Any,
 ) -> tuple[str, str]:
-    """Returns the names of the key type and of the rows' dtype; checks all arguments.
+    """Returns the names of the key type and of the rows' dtype; checks these arguments.
 
     Raises:
       TypeError, ValueError: an argument is not as `Table` says.
@@ -411,6 +442,15 @@ def _checked_arguments(
             f"Only a table of key_type=str has texts to keep. Received: key_type={key_type!r} with "
             "keep_texts=True."
         )
+    return key_type, row_dtype
+
+
+def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of the table of that kind; None stands for their default.
+
+    Raises:
+      TypeError: an unknown one. ValueError: one that a table of that kind has not.
+    """
     of_hybrid = [name for name in HkvOptions.names() if name != _OF_LOOKUP_SPARSE]
     known = of_hybrid if var_type == "hybrid" else ["init_capacity"]
     if _OF_LOOKUP_SPARSE in options:
@@ -419,13 +459,16 @@ def _checked_arguments(
             "and a Table is looked up by layers. Give `enter_threshold` with "
             'var_type="hybrid": a key gets a row when so many batches have had it.'
         )
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise TypeError(
-            f"A table of var_type={var_type!r} has no option {unknown[0]!r}. It has: "
-            f"{', '.join(known)}."
-        )
-    return key_type, row_dtype
+    for name in sorted(set(options) - set(known)):
+        if name not in of_hybrid:
+            raise TypeError(
+                f"A table of var_type={var_type!r} has no option {name!r}. Received: "
+                f"{name}={options[name]!r}. It has: {', '.join(known)}."
+            )
+        if options[name] is not None:
+            refuse_option_of_hybrid(name, options[name], var_type)
+    given = {name: value for name, value in options.items() if value is not None}
+    return rounded_up(given, stacklevel=5) if var_type == "hybrid" else given
 
 
 def _name_of(dtype: Any) -> str:

@@ -5,23 +5,48 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.bridge.checks import without_keras
+from sok_lite.bridge.checks import integer_keys, without_keras
 from sok_lite.bridge.string_keys import tensor_of_texts
 from sok_lite.bridge.texts import keys_of_kept
 from sok_lite.engine.dtypes import number_in
 from sok_lite.engine.fingerprint import fingerprints
 
+_PLAIN = (str, bytes, int, float, np.generic)
 
-def as_tensor_of_texts(ids: Any) -> Any:
-    """Returns a text, or lists or an array of texts, as a tensor; anything else as it is.
 
-    Keras takes neither a text nor an array of NumPy's own dtypes of texts.
+def tensor_of_ids(table: Any, ids: Any) -> Any:
+    """Returns ids of Python, a number or text or lists of such, as a tensor; others as they are.
+
+    Keras takes none of them, and no array of NumPy's own dtypes of texts.
+
+    Args:
+      table: a `Table`, to look them up in.
+      ids: what a program calls a layer with.
+
+    Raises:
+      TypeError: there are other numbers than integers among numbers. ValueError: lists of several
+        lengths, or a number that does not fit the key type.
     """
     first = ids
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
-    is_array = isinstance(ids, np.ndarray) and ids.dtype.kind in "US"
-    return tf.constant(ids) if is_array or isinstance(first, (str, bytes)) else ids
+    if isinstance(ids, np.ndarray):
+        return tf.constant(ids) if ids.dtype.kind in "US" else ids
+    if not isinstance(first, (*_PLAIN, list, tuple)):
+        return ids
+    lists = [each for each in ids if isinstance(each, (list, tuple))] if ids is not first else []
+    if len({len(each) for each in lists}) > 1:
+        raise ValueError(
+            f"Lists of ids of table {table.name!r} must have one length. Received: lists of "
+            f"{', '.join(str(len(each)) for each in lists[:9])}. Use tf.ragged.constant(ids)."
+        )
+    if isinstance(first, (list, tuple)):  # there is nothing in it
+        dtype = tf.as_dtype(table.key_dtype_name)
+        return tf.constant(np.asarray(ids).astype(dtype.as_numpy_dtype), dtype)
+    if table.has_texts or isinstance(first, (str, bytes)):
+        return tf.constant(ids)
+    name = table.key_dtype_name
+    return integer_keys(ids, f"The ids of table {table.name!r}", name, tf.as_dtype(name))
 
 
 def check_mask_value(table: Any, mask_value: Any) -> None:

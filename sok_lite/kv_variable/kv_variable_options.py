@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sok_lite.engine.table.hkv_options import MAX_CAPACITY
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY, rounded_up
 
 # Options of the table that the variable decides itself.
 _DECIDED = ("enter_threshold", "evict_strategy", "filter_ratio", "count_repeats")
@@ -51,8 +51,9 @@ class KvOptions:
       combination: which memories.
       configs: options of the table by name, of `sok_lite.engine.table.hkv_options.HkvOptions`:
         `init_capacity`, and `max_capacity` for a table that is to forget the least counted key
-        when it is full; MEM_SSD also takes `max_hbm_for_vectors` and `far_path`. MEM may have a
-        KvStorageConfig for StorageType.MEM_STORAGE, as in TFPlus. None: none.
+        when it is full, both rounded up to powers of two; MEM_SSD also takes
+        `max_hbm_for_vectors` and `far_path`. MEM may have a KvStorageConfig for
+        StorageType.MEM_STORAGE, as in TFPlus. None: none.
 
     Raises:
       TypeError: `combination` or `configs`, or what it has for a StorageType, is no such thing.
@@ -90,6 +91,8 @@ class KvOptions:
                 f"`configs` cannot have {', '.join(wrong)}: "
                 f"{self.combination.name} or the variable decides that. Leave it out."
             )
+        if self.configs is not None:
+            object.__setattr__(self, "configs", rounded_up(self.configs, stacklevel=3))
 
     def table_options(self, enter_threshold: int) -> dict[str, Any]:
         """Returns the options of the engine's "hybrid" table."""

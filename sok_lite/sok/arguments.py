@@ -10,8 +10,7 @@ import tensorflow as tf
 from sok_lite.bridge.checks import checked_dtype
 from sok_lite.engine.dtypes import RowDtype, check_integer, is_integer, row_dtype
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
-from sok_lite.engine.table.directory import LINE
-from sok_lite.engine.table.hkv_options import MAX_CAPACITY, HkvOptions
+from sok_lite.engine.table.hkv_options import HkvOptions, refuse_option_of_hybrid, rounded_up
 
 # SOK's options for its "hybrid" table. SOK ignores them for "hbm", where they have no meaning; so
 # programs pass them to either: that is warned of. `init_capacity` is honoured, with no effect on
@@ -27,7 +26,7 @@ _OPTIONS_OF_HYBRID = frozenset(HkvOptions.names())
 _OPTIONS_OF_ALL = frozenset({"gradient_dtype", "partitioner", "row_shape", "seed"})
 _OPTIONS = _SOK_OPTIONS | _OPTIONS_OF_HYBRID | _OPTIONS_OF_ALL
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
-_warned_of: set[Any] = set()
+_warned_of: set[str] = set()
 
 
 def checked_dimension(dimension: Any) -> int:
@@ -64,13 +63,10 @@ def checked_options(var_type: str, options: dict[str, Any]) -> dict[str, Any]:
     check_integer("seed", options.get("seed", 0))
     if var_type == "hybrid":
         of_hybrid = {name: options[name] for name in options if name not in _OPTIONS_OF_ALL}
-        return _rounded_up(of_hybrid)
+        return rounded_up(of_hybrid, stacklevel=7)
     for name in sorted(_OPTIONS_OF_HYBRID - _SOK_OPTIONS):
         if options.get(name) is not None:
-            raise ValueError(
-                f"`{name}` is an option of var_type='hybrid'. Received: {name}={options[name]!r} "
-                f"for var_type={var_type!r}. Use var_type='hybrid', or leave it out."
-            )
+            refuse_option_of_hybrid(name, options[name], var_type)
     _warn_of_ignored(
         name for name in sorted(_SOK_OPTIONS - {"init_capacity"}) if options.get(name) is not None
     )
@@ -88,37 +84,8 @@ def _warn_of_ignored(names: Iterable[str]) -> None:
             f"{', '.join(new)}: ignored for a table of var_type 'hbm', which keeps every key in "
             "one memory and grows without bound. Use var_type='hybrid', or leave it out. (Said "
             "once for each option.)",
-            stacklevel=7,
+            stacklevel=8,
         )
-
-
-def _rounded_up(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options with capacities that are powers of two, as SOK makes them of any number.
-
-    Each option is warned of once in a program. What is no capacity at all the table refuses.
-    """
-    rounded = {}
-    for name in ("init_capacity", "max_capacity"):
-        wanted = options.get(name, LINE)
-        if (
-            is_integer(wanted)
-            and 0 < wanted < MAX_CAPACITY
-            and (wanted < LINE or wanted & (wanted - 1))
-        ):
-            rounded[name] = max(1 << int(wanted - 1).bit_length(), LINE)
-    texts = [
-        f"{name}={options[name]} is rounded up to {capacity}"
-        for name, capacity in rounded.items()
-        if (name, "rounded") not in _warned_of
-    ]
-    if texts:
-        _warned_of.update((name, "rounded") for name in rounded)
-        warnings.warn(
-            f"{', '.join(texts)}: the capacity of a table of var_type 'hybrid' is a power of two. "
-            "(Said once for each option.)",
-            stacklevel=7,
-        )
-    return options | rounded
 
 
 def plain_initializer(initializer: Any) -> Any:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from sok_lite.backend.publish import Action
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
+from sok_lite.bridge.keras.held import is_layer
 from sok_lite.bridge.optimizers.dense_slots import dense_slots
 from sok_lite.bridge.optimizers.fallback_step import CarriedState, carried_by
 from sok_lite.bridge.optimizers.keras3 import batch_counter, num_batches
@@ -35,7 +36,7 @@ from sok_lite.engine.files.static_part import ReadRows, StaticPart
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.optimizer import wrapper_of
 from sok_lite.sok.static_variable import FixedVariable
-from sok_lite.sok.table_functions import table_variable
+from sok_lite.sok.table_functions import table_variable, tables_of
 
 __all__ = ["dump", "incremental_model_dump", "load"]
 
@@ -71,8 +72,9 @@ def dump(
     Args:
       path: of the folder, which all ranks must see; it is made if it is not there. It is on this
         machine or mounted. One dump writes into it at a time.
-      dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
-        several with different names. Of a sok.Variable all rows are written each time.
+      dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, a layer or model of
+        Keras, of which it takes the tables alone, or a list, tuple or dict of such; all tables have
+        different names. Of a sok.Variable all rows are written each time.
       optimizer: a sok.OptimizerWrapper, the optimizer in it, or a list of such: its step count is
         kept as well, the states that it has for static variables, and of one without an update rule
         what it keeps beside the states of rows, as rank 0 has it. What is no DynamicVariable needs
@@ -139,9 +141,10 @@ def load(
     from those that were written; dimension, key_type and dtype must be the same.
 
     Args:
-      path: of the folder.
-      load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, or a list or tuple of
-        several, with the names that they had. A static one takes all of its rows, in both modes.
+      path: of the folder; of that of a sok_lite.keras.Checkpoint its newest save is loaded.
+      load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, a layer or model of
+        Keras, which takes its tables alone, or a list, tuple or dict of such, with the names that
+        they had. A static one takes all of its rows, in both modes.
       optimizer: that which was dumped, or one like it, in a wrapper or by itself: it goes on from
         what was kept of it. Of several a list in the order of the dump. The states of dynamic
         variables come back with or without them.
@@ -188,7 +191,8 @@ def incremental_model_dump(
     second before the time, and of long ago of up to 1/128 of how long ago it was.
 
     Args:
-      sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of several.
+      sok_vars: a DynamicVariable or a sok_lite.keras.Table, or a list or tuple of several; of a
+        layer or model of Keras its tables, by their names.
       time_threshold: a datetime, or a list or tuple of one, or of one for each variable. Without a
         time zone it is local time.
       sess: in TF1 the session, as in SOK. Nothing is run in it; it may be left out.
@@ -259,16 +263,15 @@ def _checked_arguments(
     value: Any, optimizer: Any, what: str
 ) -> tuple[list[TableVariable | FixedVariable], list[WrappedOptimizer]]:
     """Returns variables, and optimizers, of the arguments of a call."""
-    listed = list(value) if isinstance(value, (list, tuple)) else [value]
-    found = [(each, table_variable(each)) for each in listed]
-    variables = [each if variable is None else variable for each, variable in found]
+    variables = tables_of(value)
     if not variables:
         raise ValueError(f"sok.{what} takes at least one variable. Received: none.")
     for variable in variables:
         if not isinstance(variable, FixedVariable) and table_variable(variable) is None:
             raise TypeError(
-                f"sok.{what} takes sok.DynamicVariable, sok.Variable and sok_lite.keras.Table. "
-                f"Received: {type(variable).__name__}. Save other variables with "
+                f"sok.{what} takes sok.DynamicVariable, sok.Variable, sok_lite.keras.Table, and "
+                f"layers and models that hold such. Received: {type(variable).__name__}"
+                f"{' without a table' * is_layer(variable)}. Save other variables with "
                 "tf.train.Checkpoint."
             )
     if optimizer is None:

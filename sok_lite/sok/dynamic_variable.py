@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_lite.backend import Backend
 from sok_lite.bridge import refusals, table_exports, table_ops, writes
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.checks import refusing_names
 from sok_lite.bridge.variable import TableVariable, table_for_variable
 from sok_lite.engine.dtypes import KeyDtype, as_float, key_dtype
 from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
@@ -105,6 +106,11 @@ class DynamicVariable(TableVariable):
     )
     instead_of_partitions = "Look each up by itself, or all at once with sok.lookup_sparse."
 
+    @refusing_names(
+        dim="It is called `dimension` here, as in SOK; `dim` is that of sok_lite.keras.Table.",
+        row_dtype="It is called `dtype` here; `row_dtype` is that of sok_lite.keras.Table.",
+        keep_texts="A sok_lite.keras.Table with key_type=str keeps texts.",
+    )
     @refusing_sizes
     def __init__(
         self,
@@ -163,7 +169,7 @@ class DynamicVariable(TableVariable):
         self._config_dict = dict(kwargs)
         table = table_for_variable(self.kind, make)
         if kwargs.get("row_shape") is None:
-            warn_of_fans(first_values, dimension, name, stacklevel=5)
+            warn_of_fans(first_values, dimension, name, stacklevel=6)
         super().__init__(table, name=name, trainable=trainable)
 
     def _element_of_graph(self) -> tf.Tensor:

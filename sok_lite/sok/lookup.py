@@ -108,7 +108,8 @@ def lookup_sparse(
       RuntimeError: `sok.init` has not connected the ranks, or a localized table is to be on a rank
         that there is not.
       TypeError, ValueError: arguments that do not fit; a static variable has no such row.
-      NotImplementedError: a tf.Variable, or the filter for a table that keeps every key.
+      NotImplementedError: a tf.Variable or a layer, or the filter for a table that keeps every
+        key.
 
     Examples:
       >>> items = sok.DynamicVariable(2, initializer=1.0, name="item")

@@ -1,14 +1,15 @@
 """What programs do with any table: `sok.export`, `sok.assign`; and which variables are ours."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from sok_lite.bridge import table_exports, writes
+from sok_lite.bridge.keras import held
 from sok_lite.bridge.keras.training import left_out_of
 from sok_lite.bridge.slot import StateView
-from sok_lite.bridge.variable import TableVariable
+from sok_lite.bridge.variable import TableVariable, variable_of_layer
 from sok_lite.sok.dynamic_variable import DynamicVariable
 from sok_lite.sok.static_variable import FixedVariable
 
@@ -38,7 +39,8 @@ def export(var: Any, cutoff: float | None = None) -> tuple[tf.Tensor, tf.Tensor]
       ([7, 9], [[1.0, 1.0], [2.0, 2.0]])
     """
     # Views of states and other tables have the same method; no variable of TensorFlow has.
-    if hasattr(var, "export"):
+    is_model = held.is_layer(var) and variable_of_layer(var) is var  # its `export` is another
+    if hasattr(var, "export") and not is_model:
         return var.export(cutoff=cutoff)
     return table_exports.export(_checked_variable(var, "export"), cutoff)
 
@@ -87,17 +89,43 @@ def assign(var: Any, indices: Any, values: Any, scores: Any = None) -> Any:
 def _checked_variable(var: Any, what: str) -> TableVariable:
     variable = table_variable(var)
     if variable is None:
-        raise TypeError(f"sok.{what} takes a sok.DynamicVariable. Received: {type(var).__name__}.")
+        raise TypeError(
+            f"sok.{what} takes a sok.DynamicVariable or a sok_lite.keras.Table. Received: "
+            f"{type(var).__name__}."
+        )
     return variable
 
 
 def table_variable(value: Any) -> TableVariable | None:
     """Returns what a DynamicVariable or a sok_lite.keras.Table keeps its rows in; None: neither."""
-    if isinstance(value, DynamicVariable):
-        return value
-    variable = getattr(value, "variable", value)
+    variable = variable_of_layer(value)
+    if isinstance(variable, DynamicVariable):
+        return variable
     is_of_keras = isinstance(variable, TableVariable) and variable.tracked_as_weight
     return variable if is_of_keras else None
+
+
+def tables_of(value: Any) -> list[Any]:
+    """Returns the variables that an argument names, those that a layer or model holds each once.
+
+    Args:
+      value: a variable, a layer or model, or a list, tuple or dict of such. What holds no table
+        comes as it is.
+    """
+    listed = list(value.values()) if isinstance(value, Mapping) else value
+    listed = listed if isinstance(listed, (list, tuple)) else [listed]
+    named = [variable_of_layer(each) for each in listed]
+    known = {id(each) for each in named}
+    found: list[Any] = []
+    for each in named:
+        # By name: that is one order on all ranks, whatever holds them.
+        tables = sorted((table for _, table in held.tables_in(each)), key=lambda table: table.name)
+        if not tables or tables[0] is each:  # it holds none, or is one
+            found.append(each)
+        else:
+            found += [table for table in tables if id(table) not in known]
+            known |= {id(table) for table in tables}
+    return found
 
 
 def filter_variables(vars: Iterable[Any]) -> tuple[list[Any], list[Any]]:

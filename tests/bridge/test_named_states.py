@@ -93,8 +93,30 @@ def test_a_state_may_have_another_dimension_than_the_rows():
         state.assign(KEYS, tf.ones([3, DIM]))
 
 
+@pytest.mark.parametrize("package", [keras, tf_keras], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("key_type", ["int64", str])
+def test_states_of_a_table_of_keras_are_those_of_its_weight(package, key_type):
+    sk = pytest.importorskip("sok_lite.keras").classes_for(package)
+    table = sk.Table("item", 2, "ones", key_type)
+    ids = package.Input([], dtype=table.key_dtype_name)
+    model = package.Model(ids, table(ids))
+    model.compile(package.optimizers.Adam(0.1), "mse")
+    given = tf.constant([3, 5, 2**40] if key_type == "int64" else ["a", "b", "c"])
+    model.fit(given, np.zeros((3, 2)), verbose=0)
+    states, expected = sok.optimizer_states(table), sok.optimizer_states(table.variable)
+    assert list(states) == list(expected) == ["m", "v"]
+    keys = table.export()[0]
+    for name, state in states.items():
+        rows = tf.nn.embedding_lookup(state, keys).numpy()
+        assert rows.all()  # it has been trained
+        np.testing.assert_array_equal(rows, tf.nn.embedding_lookup(expected[name], keys))
+    sok.assign(states["m"], keys[:1], [[7.0, 7.0]])
+    np.testing.assert_array_equal(expected["m"].export()[1][0], [7, 7])
+
+
 def test_what_has_no_states_is_refused():
-    for wrong in (sok.Variable(tf.ones([3, 2])), tf.Variable(1.0), "t"):
+    layer = keras.layers.Dense(1)
+    for wrong in (sok.Variable(tf.ones([3, 2])), tf.Variable(1.0), "t", layer):
         with pytest.raises(TypeError, match="rows are in this process"):
             sok.optimizer_states(wrong)
     table = sok.DynamicVariable(DIM)

@@ -107,7 +107,7 @@ def test_what_cannot_be_read_or_written_is_told_in_one_line(tmp_path):
     dumped(tmp_path / "c", 3)
     cases = {
         ("inspect", tmp_path / "none"): f"sok-lite inspect: {tmp_path / 'none'}: No such file",
-        ("verify", tmp_path): "no dump into it was ever finished",
+        ("verify", tmp_path): f"has checkpoints in it: give one of them, such as {tmp_path / 'c'}",
         ("reshard", tmp_path / "c", "/proc/none", "--ranks", 2): "/proc/none",
     }
     for arguments, text in cases.items():

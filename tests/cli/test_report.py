@@ -3,8 +3,10 @@
 import json
 
 import numpy as np
+import pytest
 
 from sok_lite.comm import run_ranks
+from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.reports.tables import report_of
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, run
@@ -61,6 +63,18 @@ def test_files_of_others_are_reported_as_far_as_they_say(tmp_path):
     (own,) = shown(tmp_path / "c")["tables"]
     assert (found["keys"], found["norms"]) == (own["keys"], own["norms"])
     assert shown(tmp_path / "t.npz")["ranks"] == 1
+
+
+@pytest.mark.parametrize("command", ["report", "inspect", "verify"])
+def test_a_save_that_was_not_finished_is_called_that(tmp_path, command):
+    for steps in (10, 20, 30):
+        dumped(tmp_path / f"step-{steps:010d}", 3)
+    unfinished = tmp_path / "step-0000000030"
+    (unfinished / manifest.NAME).unlink()
+    status, out, err = run(command, unfinished)
+    assert (status, out) == (3, "") and err.count("\n") == 1
+    assert f"{unfinished} has no manifest.json: this save was not finished" in err
+    assert f"The newest whole one is {tmp_path / 'step-0000000020'}." in err
 
 
 def test_what_is_no_checkpoint_is_an_error(tmp_path):

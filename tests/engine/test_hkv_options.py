@@ -1,9 +1,12 @@
 """The options of the hybrid table: what is taken, and what every wrong one is told."""
 
+import warnings
+
 import numpy as np
 import pytest
 
-from sok_lite.engine.table.hkv_options import HkvOptions
+from sok_lite.engine.table import hkv_options
+from sok_lite.engine.table.hkv_options import HkvOptions, rounded_up
 from tests.support.helpers import new_table
 
 
@@ -110,6 +113,36 @@ def test_sizes_are_powers_of_two(name, value, error, text):
 def test_wrong_options_are_refused(given, error, text):
     with pytest.raises(error, match=text):
         HkvOptions.checked(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"max_capacity": 1_000_000}, {"max_capacity": 1 << 20}),
+        ({"max_capacity": 1e6, "other": 3}, {"max_capacity": 1 << 20, "other": 3}),
+        ({"init_capacity": np.int64(1)}, {"init_capacity": 4}),
+        ({"max_capacity": (1 << 31) - 1}, {"max_capacity": 1 << 31}),
+    ],
+    ids=str,
+)
+def test_capacities_are_rounded_up_with_a_warning_for_each(monkeypatch, given, expected):
+    monkeypatch.setattr(hkv_options, "_rounded", set())
+    with pytest.warns(UserWarning, match="=.* is rounded up to .* a power of two") as warned:
+        assert rounded_up(given, stacklevel=1) == expected
+    assert [each.filename for each in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert rounded_up(given) == expected
+
+
+@pytest.mark.parametrize(
+    "value", [4, 64, 64.0, 1 << 31, (1 << 31) + 1, 0, -8, 8.5, "8", True, None, float("nan")]
+)
+def test_what_is_a_capacity_or_none_at_all_stays(monkeypatch, value):
+    monkeypatch.setattr(hkv_options, "_rounded", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rounded_up({"max_capacity": value})["max_capacity"] is value
 
 
 def test_a_table_checks_its_options(backend):

@@ -560,6 +560,43 @@ def test_a_copy_of_its_tables_does_not_name_dense_weights(keras, sk, tmp_path, c
     assert sk.Checkpoint(own.parent).restore(made(keras, sk)).steps == STEPS
 
 
+@pytest.mark.parametrize("options", [{}, {"background": True}, {"every": 1, "incremental": True}])
+def test_the_folder_of_all_saves_gives_the_newest(keras, sk, tmp_path, options):
+    model = made(keras, sk)
+    fit(model, sk.Checkpoint(tmp_path, **options), epochs=2)
+    expected = {name: model.get_layer(name).export() for name in ("items", "users")}
+    other = made(keras, sk, seed=2)
+    sok.load(tmp_path, other)
+    rows = sok.DynamicVariable(dimension=3, name="items")
+    sok.load(tmp_path, rows)
+    read = sok.open_readonly(tmp_path)
+    for name, (keys, values) in expected.items():
+        for found, right in zip(other.get_layer(name).export(), (keys, values), strict=True):
+            np.testing.assert_array_equal(found, right)
+        np.testing.assert_array_equal(read[name].lookup(keys.numpy()), values)
+    np.testing.assert_array_equal(rows.export()[1], expected["items"][1])
+
+
+def test_what_is_no_folder_of_saves_is_named(keras, sk, tmp_path):
+    model = made(keras, sk)
+    fit(model, sk.Checkpoint(tmp_path / "fit", keep=9), epochs=2)
+    newest = tmp_path / "fit" / f"step-{2 * STEPS:010d}"
+    (newest / manifest.NAME).unlink()
+    model.save(tmp_path / "m.keras")
+    for path, text in (
+        (newest, f"this save was not finished, .*whole one is {newest.parent}/step-{STEPS:010d}"),
+        (
+            tmp_path / "m.keras",
+            "is a file, .*model.load_weights read files of Keras; .*sok-lite co",
+        ),
+    ):
+        with pytest.raises(FileNotFoundError, match=text):
+            sok.load(path, model)
+        with pytest.raises(FileNotFoundError, match=text):
+            sok.open_readonly(path)
+    sok.load(tmp_path / "fit", model)
+
+
 @pytest.mark.full_only("resumes from each of them")
 def test_so_many_are_kept_and_each_is_whole(keras, sk, tmp_path):
     model = made(keras, sk)

@@ -1,12 +1,14 @@
 """What layers give for dense, ragged and sparse ids, against rows that NumPy combines."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite
+from sok_lite.engine.table import hkv_options
 from sok_lite.keras import Feature
 
 DIM = 3
@@ -296,10 +298,20 @@ REFUSED = {
     "a number for a dtype": (lambda sk, t: sk.Table("t", 4, None, 9), ValueError, "key_type='9'"),
     "key_type": (lambda sk, t: sk.Table("t", 4, key_type="float"), ValueError, "`key_type`"),
     "row_dtype": (lambda sk, t: sk.Table("t", 4, row_dtype="int8"), ValueError, "`row_dtype`"),
-    "an option": (
+    "an option of the other kind": (
         lambda sk, t: sk.Table("t", 4, max_capacity=1024),
+        ValueError,
+        "`max_capacity` is an option of var_type='hybrid'. Received: max_capacity=1024 .*'hbm'",
+    ),
+    "an option that there is not": (
+        lambda sk, t: sk.Table("t", 4, max_capacities=8),
         TypeError,
-        "no option 'max_capacity'",
+        "has no option 'max_capacities'. Received: max_capacities=8. It has: init_capacity",
+    ),
+    "a layer for a table": (
+        lambda sk, t: sk.Embedding(1000, 16),
+        TypeError,
+        r"Received: builtins.int. Make one: sok_lite.keras.Table\(name, dim\)",
     ),
     "a Feature and a combiner": (
         lambda sk, t: sk.Embedding(Feature(t), "sum"),
@@ -314,6 +326,146 @@ def test_what_does_not_fit_is_refused_by_name(sk, table, case):
     call, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         call(sk, table)
+
+
+# Arguments of other classes, and what the error is to name.
+OF_OTHERS = {
+    "input_dim": r"no number of rows: Table\(",
+    "output_dim": "`dim`",
+    "dimension": "`dim`.*sok_lite.DynamicVariable",
+    "embeddings_initializer": "`initializer`",
+    "embeddings_regularizer": "docs/howto/regularization.md",
+    "activity_regularizer": "ActivityRegularization",
+    "embeddings_constraint": "tf.clip_by_norm",
+    "constraint": "clip",
+    "mask_zero": r"sok_lite.keras.Embedding\(table, mask_value=0\)",
+    "mask_value": r"sok_lite.keras.Embedding\(table, mask_value=0\)",
+    "combiner": r"sok_lite.keras.Embedding\(table, combiner=",
+    "input_length": "leave it out",
+    "weights": r"table.assign\(keys, rows\)",
+    "sparse": "leave it out",
+    "mode": "sok_lite.DynamicVariable",
+    "partitioner": "sok_lite.DynamicVariable",
+    "gradient_dtype": "sok_lite.DynamicVariable",
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_an_argument_of_another_class_says_what_to_write(sk, name):
+    text = f"^Table has no argument `{name}`. Received: {name}=7. .*{OF_OTHERS[name]}"
+    with pytest.raises(TypeError, match=text):
+        sk.Table("t", 8, **{name: 7})
+
+
+def test_arguments_of_an_embedding_of_keras_are_refused_by_a_layer(sk, table):
+    for name in ("input_dim", "output_dim", "embeddings_initializer", "embeddings_regularizer"):
+        with pytest.raises(TypeError, match=f"^Embedding has no argument `{name}`.*keras.Table"):
+            sk.Embedding(table, **{name: 16})
+    with pytest.raises(TypeError, match="`mask_zero`. Received: mask_zero=True. Write mask_value"):
+        sk.Embedding(table, mask_zero=True)
+    with pytest.raises(TypeError, match=r"layer\(ids, weights=weights\)"):
+        sk.Embedding(table, weights=[ROWS])
+
+
+def test_capacities_are_rounded_up_to_powers_of_two(sk, monkeypatch):
+    monkeypatch.setattr(hkv_options, "_rounded", set())
+    with pytest.warns(UserWarning, match="max_capacity=1000000 is rounded up to 1048576") as told:
+        table = sk.Table("large", 2, var_type="hybrid", max_capacity=1_000_000)
+    assert [each.filename for each in told] == [__file__]
+    assert table.variable.table.options.max_capacity == 1 << 20
+    monkeypatch.setattr(hkv_options, "_rounded", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the config has what the table has
+        again = type(table).from_config(table.get_config())
+    assert again.variable.table.options == table.variable.table.options
+
+
+def test_none_is_the_default_of_an_option(sk):
+    table = sk.Table("t", 2, max_capacity=None, init_capacity=None)
+    assert (table.variable.table.var_type, len(table)) == ("hbm", 0)
+
+
+def test_ids_of_python_are_taken(sk, table):
+    check(table([1, 2, UNKNOWN]), [row(1), row(2), row(UNKNOWN)])
+    check(table((1, 2**62)), [row(1), row(2**62)])
+    check(table([[1, 2], [3, -3]]), [[row(1), row(2)], [row(3), row(-3)]])
+    for one in (1, np.int64(1)):
+        check(table(one), row(1))
+    assert table([]).shape == (0, DIM) and table([[], []]).shape == (2, 0, DIM)
+    check(sk.Embedding(table, "sum")([[1, 2], [3, 3]]), [pooled(ids, "sum") for ids in DENSE[:2]])
+    named = sk.Embeddings({"a": table, "b": (table, "sum")})({"a": [1, 2], "b": [[1], [2]]})
+    for found in named.values():
+        check(found, [row(1), row(2)])
+    (first, second) = sk.Embeddings([table, table])([[1, 2], 3])
+    check(first, [row(1), row(2)])
+    check(second, row(3))
+    traced = tf.function(lambda: table([1, 2]))
+    check(traced(), [row(1), row(2)])
+    table([5_000, 6_000], training=True)
+    assert 5_000 in table and len(table) == len(KEYS) + 2
+
+
+def test_ids_of_python_are_exact(sk):
+    unsigned = sk.Table("unsigned", 2, "ones", key_type=tf.uint64)
+    unsigned([2**64 - 1, 3], training=True)
+    assert unsigned.export()[0].numpy().tolist() == [3, 2**64 - 1]
+    words = sk.Table("words", 2, "ones", key_type=str)
+    words(["Oslo", "Lima"], training=True)
+    assert words([]).shape == (0, 2) and words("Oslo").shape == (2,)
+
+
+WRONG_IDS = {
+    "floats": ([1.5, 2.0], TypeError, "The ids of table 'rows' must be integers .*float64"),
+    "bools": ([True, False], TypeError, "The ids of table 'rows' must be integers .*bool"),
+    "texts": (["a"], TypeError, "must be int64. Received: texts. .*key_type=str"),
+    "too large": ([2**64], ValueError, "The ids of table 'rows' must"),
+    "of several lengths": ([[1], [2, 3]], ValueError, "one length.*1, 2. Use tf.ragged.constant"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_IDS)
+def test_lists_that_are_no_ids_are_refused(sk, table, case):
+    ids, error, text = WRONG_IDS[case]
+    for call in (table, sk.Embedding(table), lambda given: sk.Embeddings([table])([given])):
+        with pytest.raises(error, match=text):
+            call(ids)
+
+
+def test_numbers_for_texts_are_refused_in_a_list(sk):
+    with pytest.raises(TypeError, match="must be texts: it was made with key_type=str"):
+        sk.Table("words", 2, key_type=str)([1, 2])
+
+
+def test_lookups_of_variables_name_the_layer_to_call(sk, table):
+    ids = tf.ragged.constant(RAGGED, tf.int64)
+    text = r"not supported in lookup.* is a layer.*sok_lite.keras.Embedding\(table, combiner="
+    for layer in (table, sk.Embedding(table, "sum"), sk.Embeddings([table])):
+        with pytest.raises(NotImplementedError, match=f"^{type(layer).__name__} is {text}"):
+            sok_lite.lookup_sparse(layer, ids)
+        with pytest.raises(NotImplementedError, match=text):
+            sok_lite.lookup_sparse([layer], [ids])
+        with pytest.raises(NotImplementedError, match=text):
+            sok_lite.all2all_dense_embedding(layer, [1, 2])
+    dense = tf.keras.layers.Dense(1)
+    with pytest.raises(NotImplementedError, match="Dense is .*tf.nn.embedding_lookup_sparse"):
+        sok_lite.lookup_sparse(dense, ids)
+
+
+def test_the_weight_of_a_table_says_how_rows_are_written(sk, table):
+    slices = tf.IndexedSlices(tf.ones([1, DIM]), tf.constant([1], tf.int64))
+    weight = table.variable
+    for write in (
+        lambda: weight.assign(np.zeros((len(KEYS), DIM))),
+        lambda: weight.assign_add(ROWS),
+        lambda: weight.scatter_add(slices),
+        lambda: weight.scatter_sub(slices),
+        lambda: weight.scatter_update(slices),
+    ):
+        with pytest.raises(NotImplementedError, match=r"'rows:0'.* Use table.assign\(keys, rows\)"):
+            write()
+        with pytest.raises(NotImplementedError, match=r"Use table.assign\(keys, rows\)"):
+            tf.function(write)()
+    check(table(KEYS), ROWS)
 
 
 def test_in_and_export_are_those_of_the_keys(sk):

@@ -1,4 +1,4 @@
-"""Ids that are floats: a number that is no id, or may stand for several, is refused."""
+"""Ids of another kind than a model takes: floats that are no ids, texts for integers."""
 
 import numpy as np
 import pytest
@@ -229,3 +229,63 @@ def test_other_arrays_are_taken_as_before(keras, sk):
     cast = keras.layers.Embedding(2, 1)(ids * 0)
     other = keras.Model(ids, keras.layers.Flatten()(cast))
     assert other.predict(IDS.astype(np.float64), verbose=0).shape == (4, 3)
+
+
+def text_model(keras, sk):
+    """A model that takes texts."""
+    taken = keras.Input([3], dtype="string", name="words")
+    rows = keras.layers.Flatten()(sk.Table("of_words", 2, key_type=str)(taken))
+    model = keras.Model(taken, keras.layers.Dense(1)(rows))
+    model.compile("sgd", "mse")
+    return model
+
+
+TEXTS = np.array([["a", "b", "c"]] * 4)
+TEXTS_GIVEN = {
+    "objects": TEXTS.astype(object),
+    "NumPy's texts": TEXTS,
+    "bytes": TEXTS.astype("S"),
+    "a tensor": tf.constant(TEXTS),
+}
+
+
+@pytest.mark.parametrize("given", TEXTS_GIVEN)
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_texts_for_integers_are_refused(keras, sk, given, method):
+    model, table = built(keras, sk)
+    with pytest.raises(TypeError, match="input 'ids' must be int64. Received: texts.*key_type=str"):
+        call(model, method, TEXTS_GIVEN[given])
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_texts_of_a_dataset_are_refused_where_a_graph_is_traced(keras, sk, method):
+    model, _ = built(keras, sk)
+    dataset = batched((TEXTS, LABELS), 2)
+    with pytest.raises(TypeError, match="input 'ids' must be int64. Received: texts.*key_type=str"):
+        getattr(model, method)(dataset, verbose=0)
+
+
+def test_texts_in_a_call_are_refused(keras, sk):
+    model, _ = built(keras, sk, inputs=("a", "b"))
+    ragged = tf.ragged.constant([["a"], ["b", "c"]])
+    for given in (tf.constant(TEXTS), TEXTS.astype(object), ragged):
+        with pytest.raises(TypeError, match="input 'b' must be int64. Received: texts"):
+            model({"a": tf.constant(IDS), "b": given})
+
+
+@pytest.mark.parametrize("ids", [IDS, IDS.astype(np.float32), tf.constant(IDS)])
+def test_numbers_for_texts_are_refused(keras, sk, ids):
+    model = text_model(keras, sk)
+    text = "input 'words' must be texts. Received: numbers.*key_type='int64'"
+    for given in (lambda: model(ids), lambda: call(model, "predict", ids)):
+        with pytest.raises(TypeError, match=text):
+            given()
+
+
+def test_models_without_tables_are_left_to_keras(keras, sk):
+    taken = keras.Input([3], dtype="int64")
+    model = keras.Model(taken, keras.layers.Dense(1)(keras.layers.Rescaling(1.0)(taken)))
+    with pytest.raises(Exception, match="(?i)cast|string|invalid|unsupported") as told:
+        model.predict(tf.constant(TEXTS), verbose=0)
+    assert "key_type" not in str(told.value)

@@ -12,6 +12,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.bridge import job
 from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine.files import manifest
 from tests.keras.models import (
     DATA,
     N,
@@ -175,8 +176,66 @@ def test_dump_and_load_take_tables(keras, sk, tmp_path, monkeypatch):
         sok.assign(given, keys[:1], rows[:1] + 1)
         np.testing.assert_array_equal(sok.export(given)[1], np.vstack([rows[:1] + 1, rows[1:]]))
         rows = sok.export(given)[1].numpy()
-    with pytest.raises(TypeError, match="keras.Table. Received: Embeddings"):
-        sok.dump(tmp_path / "tables", model.get_layer("rows"))
+
+
+WHOLES = {
+    "a model": lambda model: model,
+    "a layer": lambda model: model.get_layer("rows"),
+    "a list": lambda model: [tables_of(model)["city"], model, tables_of(model)["item"]],
+    "a dict": lambda model: dict(enumerate(tables_of(model).values())),
+    "its own mapping": lambda model: model.get_layer("rows").tables,
+}
+
+
+@pytest.mark.parametrize("whole", WHOLES)
+def test_dump_and_load_take_what_holds_tables(keras, sk, model, tmp_path, whole):
+    sok.dump(tmp_path / "t", WHOLES[whole](model))
+    assert sorted(manifest.read(tmp_path / "t").tables) == ["city", "item", "user"]
+    sok.dump(tmp_path / "t", WHOLES[whole](model), incremental=True)
+    other = fresh(keras, sk)
+    sok.load(tmp_path / "t", WHOLES[whole](other))
+    check_equal(content(other), content(model))
+    shown = {table.name: table.keys for table in sok.report(WHOLES[whole](other)).tables}
+    assert shown == {name: len(table) for name, table in tables_of(model).items()}
+
+
+def test_keys_of_late_are_those_of_each_table_of_a_model(keras, sk, model):
+    long_ago = datetime.datetime(2020, 1, 1)
+    tables = tables_of(model)
+    keys, rows = sok.incremental_model_dump(model, long_ago)
+    for name, found, values in zip(sorted(tables), keys, rows, strict=True):
+        np.testing.assert_array_equal(found, tables[name].export()[0], err_msg=name)
+        np.testing.assert_array_equal(values, tables[name].export()[1], err_msg=name)
+
+
+def test_static_and_dynamic_variables_of_a_model_are_dumped_too(keras, sk, tmp_path):
+    class Mixed(keras.Model):
+        def __init__(self, number):
+            super().__init__()
+            self.of_keras = sk.Table("of_keras", 2)
+            self.variable = sok.DynamicVariable(2, name="dynamic")
+            self.held = [sok.Variable(tf.fill([3, 2], number), name="static")]
+
+    model, other = Mixed(1.0), Mixed(2.0)
+    sok.assign(model.of_keras, [1], [[1.0, 2.0]])
+    sok.assign(model.variable, [5], [[3.0, 4.0]])
+    names = {"of_keras", "dynamic"} | ({"static"} if keras.__name__ == "keras" else set())
+    sok.dump(tmp_path, model)  # static ones are weights of tf_keras like any other
+    assert set(manifest.read(tmp_path).tables) == names
+    sok.load(tmp_path, other)
+    np.testing.assert_array_equal(other.of_keras.export()[1], [[1, 2]])
+    np.testing.assert_array_equal(sok.export(other.variable)[1], [[3, 4]])
+    assert float(other.held[0][0, 0]) == (1 if "static" in names else 2)
+
+
+def test_a_model_without_tables_is_refused_by_dump(keras, tmp_path):
+    ids = keras.Input([2])
+    plain = keras.Model(ids, keras.layers.Dense(1)(ids))
+    for call in (sok.dump, sok.load):
+        text = "layers and models that hold such. Received: Functional without a table"
+        with pytest.raises(TypeError, match=text):
+            call(tmp_path, plain)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("make", [compiled, fresh], ids=["new", "trained otherwise"])
@@ -606,6 +665,18 @@ def test_formats_that_have_no_place_for_keys_are_refused(keras, model, tmp_path,
         model.save_weights(tmp_path / "w.h5")
     with pytest.raises(NotImplementedError, match="export_serving"):
         model.export(tmp_path / "served")
+
+
+def test_tensorflow_lite_is_told_to_take_what_is_exported(keras, sk, tmp_path):
+    ids = keras.Input([2], dtype="int64")
+    model = keras.Model(ids, sk.Embedding(sk.Table("a", 2, "ones"), "sum")(ids))
+    model(tf.constant([[1, 2]], tf.int64), training=True)
+    with pytest.raises(NotImplementedError, match="convert 'a:0', .*export_serving.*from_saved_mo"):
+        tf.lite.TFLiteConverter.from_keras_model(model)
+    sok.export_serving(model, tmp_path / "m")
+    assert tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "m")).convert()
+    plain = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    assert tf.lite.TFLiteConverter.from_keras_model(plain) is not None
 
 
 def test_what_was_saved_of_another_table_is_refused(keras, sk, tmp_path):

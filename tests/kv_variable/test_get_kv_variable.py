@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from sok_lite import kv_variable as kv
+from sok_lite.engine.table import hkv_options
 from sok_lite.kv_variable import get_kv_variable
 
 tf1 = tf.compat.v1
@@ -564,6 +565,18 @@ def test_a_table_may_be_told_to_forget_the_least_counted():
         tf.nn.embedding_lookup(variable, tf.range(start, start + 50, dtype=tf.int64))
     keys = variable.export()[0].numpy()
     assert len(keys) <= 128 and set(range(20)) <= set(keys.tolist())
+
+
+def test_capacities_are_rounded_up(monkeypatch):
+    monkeypatch.setattr(hkv_options, "_rounded", set())
+    config = kv.KvStorageConfig()
+    with pytest.warns(UserWarning, match="max_capacity=1000 is rounded up to 1024") as told:
+        options = kv.KvOptions(configs={"max_capacity": 1000, kv.StorageType.MEM_STORAGE: config})
+    assert [each.filename for each in told] == [__file__]
+    assert options.configs == {"max_capacity": 1024, kv.StorageType.MEM_STORAGE: config}
+    variable = get_kv_variable("rounded", 2, kv_options=options)
+    tf.nn.embedding_lookup(variable, tf.range(3000, dtype=tf.int64))
+    assert 500 < len(variable.export()[0]) <= 1024
 
 
 def test_a_configuration_of_tfplus_is_taken():

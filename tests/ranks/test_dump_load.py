@@ -244,6 +244,23 @@ def test_a_key_on_several_ranks_is_not_saved_by_keras(comm, once, folder, name):
     save(folder / name)
 
 
+def test_all_ranks_take_the_tables_of_a_model_from_the_newest_save(comm, once, folder):
+    ids = keras.Input([], dtype="int64")
+    tables = [sk.Table(name, 2) for name in ("b", "a")]
+    model = keras.Model(ids, [table(ids) for table in tables])
+    for step, name in ((9, "step-0000000009"), (10, "step-0000000010")):
+        for table in tables:
+            table.assign(owned(KEYS), rows_of(owned(KEYS)) + step)
+        sok.dump(folder / name, model)
+    for table in tables:
+        table.clear()
+    sok.load(folder, model)
+    for table in tables:
+        keys, rows = table.export()
+        np.testing.assert_array_equal(keys, np.sort(owned(KEYS)))
+        np.testing.assert_array_equal(rows, rows_of(keys.numpy()) + 10)
+
+
 def small_model(max_capacity):
     table = sk.Table(
         "item", 2, var_type="hybrid", max_capacity=max_capacity, evict_strategy="kCustomized"

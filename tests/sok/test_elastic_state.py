@@ -50,6 +50,19 @@ def test_all_goes_back_to_the_last_commit(tmp_path, on_disk):
         assert everything() == before
 
 
+def test_a_table_of_keras_goes_back_too():
+    table = pytest.importorskip("sok_lite.keras").Table("item", 2)
+    table.assign([1], [[1.0, 2.0]])
+    state = sok.elastic.TableState(table)
+    state.sync()
+    state.commit()
+    table.assign([1, 2], [[5.0, 5.0]] * 2)
+    state.restore()
+    state.sync()
+    np.testing.assert_array_equal(table.export()[0], [1])
+    np.testing.assert_array_equal(table.export()[1], [[1, 2]])
+
+
 def test_what_it_refuses():
     table = sok.DynamicVariable(3, name="t")
     with pytest.raises(TypeError, match="static variable, whose rows"):

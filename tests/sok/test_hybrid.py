@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.engine.table import HkvTable
-from sok_lite.sok import arguments
+from sok_lite.engine.table import HkvTable, hkv_options
 from tests.conftest import QUICK
 
 v1 = tf.compat.v1
@@ -59,7 +58,7 @@ def test_all_options_of_sok_mean_something(tmp_path):
 
 
 def test_capacities_are_rounded_up_to_powers_of_two(monkeypatch):
-    monkeypatch.setattr(arguments, "_warned_of", set())
+    monkeypatch.setattr(hkv_options, "_rounded", set())
     with pytest.warns(UserWarning) as warned:
         table = sok.DynamicVariable(2, var_type="hybrid", init_capacity=1162, max_capacity=3000)
     assert [w.filename for w in warned] == [__file__]
@@ -77,7 +76,7 @@ def test_capacities_are_rounded_up_to_powers_of_two(monkeypatch):
 
 @pytest.mark.parametrize("capacity", [4, 8, 1 << 31])
 def test_a_power_of_two_is_taken_as_it_is(monkeypatch, capacity):
-    monkeypatch.setattr(arguments, "_warned_of", set())
+    monkeypatch.setattr(hkv_options, "_rounded", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         table = sok.DynamicVariable(2, var_type="hybrid", init_capacity=4, max_capacity=capacity)

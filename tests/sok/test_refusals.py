@@ -160,6 +160,10 @@ def test_a_strategy_with_replicas_is_refused():
         ({"initializer": "randn"}, ValueError, "Received: initializer='randn'"),
         ({"key_type": tf.float32}, ValueError, "int64, int32, uint64. Received: 'float32'"),
         ({"key_type": "keys"}, TypeError, "must be a dtype"),
+        ({"key_type": str}, ValueError, "'string'. sok_lite.hash_strings makes int64 keys"),
+        ({"dim": 16}, TypeError, "no argument `dim`. Received: dim=16. It is called `dimension`"),
+        ({"row_dtype": tf.bfloat16}, TypeError, "It is called `dtype` here"),
+        ({"keep_texts": True}, TypeError, "A sok_lite.keras.Table with key_type=str keeps texts"),
         ({"key_type": 9}, TypeError, "`key_type` must be a dtype.*key_type=9. A table has a dim"),
         ({"dtype": tf.float64}, ValueError, "float32, float16, bfloat16. Received: 'float64'"),
         ({"mode": "localised"}, ValueError, "'localized:<rank>'"),
@@ -180,6 +184,11 @@ def test_a_strategy_with_replicas_is_refused():
 def test_bad_arguments_are_refused(arguments, error, text):
     with pytest.raises(error, match=text):
         sok.DynamicVariable(**({"dimension": 2} | arguments))
+
+
+def test_the_name_of_a_dimension_in_a_keras_table_is_refused_by_itself():
+    with pytest.raises(TypeError, match="^DynamicVariable has no argument `dim`.*sok_lite.keras"):
+        sok.DynamicVariable(dim=16)
 
 
 def test_a_number_of_rows_is_no_dimension():

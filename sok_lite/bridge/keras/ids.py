@@ -1,4 +1,4 @@
-"""Ids that are floats: what is no whole number, or may stand for several, is refused by name.
+"""Ids of another kind than a model takes: floats that are none, texts for integers, are refused.
 
 An `Input` of integers casts whatever it is given. A missing id (NaN), an infinity and a fraction
 become some id that way, and nobody behind it can tell. Beside that `fit`, `evaluate` and `predict`
@@ -7,10 +7,12 @@ float64 of integers where one is missing.
 
 So a float is an id where it is whole, and below the number from which on its dtype does not hold
 each integer: 2**53 of float64, 2**24 of float32. Arrays are looked at before anything is done with
-them, tensors where a model is called, in graphs by an operation that only floats have.
+them, tensors where a model is called, in graphs by an operation that only floats have. An `Input`
+casts texts as well, by an operation that there is not.
 """
 
 import functools
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,17 +39,21 @@ def watch_ids(model: Any) -> None:
 
 
 def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
-    """Raises if an array of floats has what is no id.
+    """Raises if an array has what is no id.
 
     Args:
-      model: a model of Keras; it is looked at if it has tables and an Input of integers.
+      model: a model of Keras; it is looked at if it has tables and an Input of integers or texts.
       x: its inputs, as `fit` takes them.
 
     Raises:
-      ValueError: it names the input and the first such number.
+      ValueError: it names the input and the first float that is none. TypeError: it names the input
+        that takes integers, and texts are given, or the other way round.
     """
 
     def looked_at(taken: Any, value: Any) -> Any:
+        _check_kind(model, taken, value)
+        if tf.as_dtype(taken.dtype) == tf.string:
+            return value
         dtype = getattr(value, "dtype", None)
         if dtype is None and hasattr(value, "dtypes"):
             dtype = np.result_type(*value.dtypes)  # a table of pandas
@@ -60,11 +66,11 @@ def refuse_arrays(model: Any, x: Any = None, *_: Any, **__: Any) -> None:
                 raise ValueError(f"{_refusal(taken, dtype.name, below)} Received: {first:.17g}.")
         return value
 
-    _of_integer_inputs(_inputs_of(model), x, looked_at)
+    _of_inputs_of_ids(_inputs_of(model), x, looked_at)
 
 
 def _calling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a model, which gets integers for floats that are ids."""
+    """Calls a model, which gets integers for floats that are ids; others are refused."""
     taken = _inputs_of(self)
     if taken is None or is_built_by_shapes():
         return call(self, *args, **kwargs)
@@ -73,18 +79,49 @@ def _calling(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     def as_ids(taken: Any, value: Any) -> Any:
         if isinstance(value, np.ndarray) and value.dtype.kind == "f":
             value = tf.convert_to_tensor(value)
+        _check_kind(self, taken, value)
         if not (tf.is_tensor(value) and value.dtype.is_floating and _has_tables(self)):
             return value
         changed.append(taken)
         return _ids_of(taken, value)
 
     inputs = args[0] if args else kwargs.get("inputs")
-    ids = _of_integer_inputs(taken, inputs, as_ids)
+    ids = _of_inputs_of_ids(taken, inputs, as_ids)
     if changed and args:
         args = (ids, *args[1:])
     elif changed:
         kwargs["inputs"] = ids
     return call(self, *args, **kwargs)
+
+
+def _check_kind(model: Any, taken: Any, value: Any) -> None:
+    """Raises TypeError where texts are given for integers, or numbers for texts."""
+    is_text, dtype = _is_text(value), tf.as_dtype(taken.dtype)
+    if is_text in (None, dtype == tf.string) or not _has_tables(model):
+        return
+    if is_text:
+        raise TypeError(
+            f"Ids of input {taken.name!r} must be {dtype.name}. Received: texts. For texts make "
+            "the table with key_type=str, and its keras.Input with dtype='string'."
+        )
+    raise TypeError(
+        f"Ids of input {taken.name!r} must be texts. Received: numbers. For integers make the "
+        "table with key_type='int64', and its keras.Input with dtype='int64'."
+    )
+
+
+def _is_text(value: Any) -> bool | None:
+    """Whether a tensor or array has texts, and no numbers; None: it has neither, or is none."""
+    dtype = getattr(value, "dtype", None)
+    if tf.is_tensor(value):
+        return tf.as_dtype(dtype) == tf.string
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "USOiufb":
+        return None
+    if dtype.kind != "O":
+        return dtype.kind in "US"
+    first = next(iter(np.asarray(value).reshape(-1)[:1].tolist()), None)
+    is_text = isinstance(first, (str, bytes))
+    return is_text if is_text or isinstance(first, numbers.Real) else None
 
 
 def _ids_of(taken: Any, value: Any) -> Any:
@@ -138,8 +175,10 @@ def _inputs_of(model: Any) -> Any:
     return structure if is_own else inputs
 
 
-def _of_integer_inputs(inputs: Any, x: Any, act: Callable[[Any, Any], Any]) -> Any:
-    """Returns the data of a model, with what `act` gives for that of each input of integers.
+def _of_inputs_of_ids(inputs: Any, x: Any, act: Callable[[Any, Any], Any]) -> Any:
+    """Returns the data of a model, with what `act` gives for that of each input of ids.
+
+    Ids are integers or texts.
 
     Args:
       inputs: a structure of inputs.
@@ -148,19 +187,20 @@ def _of_integer_inputs(inputs: Any, x: Any, act: Callable[[Any, Any], Any]) -> A
     """
     if hasattr(inputs, "dtype"):
         if isinstance(x, Mapping):
-            return {name: _of_integer_inputs(inputs, each, act) for name, each in x.items()}
+            return {name: _of_inputs_of_ids(inputs, each, act) for name, each in x.items()}
         if isinstance(x, (list, tuple)):
-            return [_of_integer_inputs(inputs, each, act) for each in x] if len(x) == 1 else x
-        return act(inputs, x) if tf.as_dtype(inputs.dtype).is_integer else x
+            return [_of_inputs_of_ids(inputs, each, act) for each in x] if len(x) == 1 else x
+        dtype = tf.as_dtype(inputs.dtype)
+        return act(inputs, x) if dtype.is_integer or dtype == tf.string else x
     if isinstance(inputs, (list, tuple)):
         if isinstance(x, (list, tuple)) and len(x) == len(inputs):
-            return [_of_integer_inputs(*each, act) for each in zip(inputs, x, strict=True)]
+            return [_of_inputs_of_ids(*each, act) for each in zip(inputs, x, strict=True)]
         if len(inputs) == 1 and not isinstance(x, Mapping):
-            return _of_integer_inputs(inputs[0], x, act)
+            return _of_inputs_of_ids(inputs[0], x, act)
         inputs = {getattr(each, "name", None): each for each in inputs}
     if isinstance(inputs, Mapping) and isinstance(x, Mapping):
         return {
-            name: _of_integer_inputs(inputs[name], each, act) if name in inputs else each
+            name: _of_inputs_of_ids(inputs[name], each, act) if name in inputs else each
             for name, each in x.items()
         }
     return x

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import tensorflow as tf
+
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import held, hooks, model_folders
@@ -63,6 +65,7 @@ def look_at_files(name: str, model: Any) -> None:
 def keep_tables(name: str, package: Any) -> None:
     """Has models that are loaded have all layers with tables built, and `export` refused."""
     hooks.around(package.Model, "export", _refusing_export)
+    hooks.around(tf.lite.TFLiteConverter, "from_keras_model", hooks.checking, _refuse_lite)
     if name == "keras":
         hooks.around(package.Model, "build_from_config", _building, package)
 
@@ -273,6 +276,17 @@ def _refusing_export(call: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
             "sok_lite.export_serving(model, path), which needs no sok_lite where it is served."
         )
     return call(self, *args, **kwargs)
+
+
+def _refuse_lite(converter: Any, model: Any) -> None:
+    """Raises where TensorFlow Lite would convert tables, and fail at a place of its own."""
+    tables = [table for _, table in tables_in(model)]
+    if tables:
+        raise NotImplementedError(
+            f"TFLiteConverter.from_keras_model() cannot convert {names_of(tables)}, whose rows are "
+            "outside of TensorFlow. Call sok_lite.export_serving(model, path), and then "
+            "tf.lite.TFLiteConverter.from_saved_model(path)."
+        )
 
 
 # ---- tf.train.Checkpoint -------------------------------------------------------------------------

@@ -18,8 +18,6 @@ are imported when they are needed.
 """
 
 import importlib
-import os
-from pathlib import Path
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
@@ -66,18 +64,17 @@ def detected_format(path: str) -> str:
     """Returns the first format that what is at a path looks like.
 
     Raises:
-      OSError: nothing is there, or it cannot be read. WrongUse: it looks like none.
+      OSError: nothing is there, it cannot be read, or is a checkpoint that was not finished.
+      WrongUse: it looks like none.
     """
     with_sources = names_with("sources")
     for name in with_sources:
         if format_module(name).detect(path):
             return name
-    inside = list(Path(path).glob(f"*/{manifest.NAME}")) if os.path.isdir(path) else []
-    if inside:  # as where sok_lite.keras.Checkpoint saves
-        inside.sort(key=os.path.getmtime)
-        raise WrongUse(
-            f"{path} has checkpoints in it: give one of them, such as {inside[-1].parent}"
-        )
+    if manifest.newest_in(path) is not None:  # as where sok_lite.keras.Checkpoint saves
+        raise WrongUse(manifest.what_is_missing(path).removesuffix("."))
+    if manifest.is_unfinished(path):
+        raise FileNotFoundError(manifest.what_is_missing(path))
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "
         "with --from-format where the command has it"

@@ -506,14 +506,16 @@ def _remove_pending(comm: Communicator, folder: str, dump: BackgroundDump) -> No
 
 
 def wait_for_pending(comm: Communicator, folder: str) -> None:
-    """Waits for the background dump into a folder, if there is one. Every rank must call it.
+    """Waits for background dumps into a folder, or saves in it. Every rank must call it.
 
     Raises:
       OSError: that dump has failed; or any other error of it.
     """
-    dump = _pending.get(comm.connection, {}).get(os.path.realpath(folder))
-    if dump is not None:
-        dump.wait()
+    at = os.path.realpath(folder)
+    for path, dump in list(_pending.get(comm.connection, {}).items()):
+        parent, name = os.path.split(path)
+        if path == at or (parent == at and manifest.SAVE.fullmatch(name)):
+            dump.wait()
 
 
 def _give_up_others(comm: Communicator, folder: str) -> None:

@@ -49,7 +49,8 @@ def load(
     ranks would deadlock.
 
     Args:
-      path: of the folder that `dump` wrote.
+      path: of the folder that `dump` wrote; of that of a `sok_lite.keras.Checkpoint` its newest
+        save is loaded.
       tables: those to load, the same on all ranks; others of the checkpoint are not read. A static
         table takes all of its rows, in both modes.
       comm: the ranks.
@@ -84,7 +85,7 @@ def load(
     if on_full not in ON_FULL:
         raise ValueError(f"`on_full` must be 'error' or 'evict'. Received: on_full={on_full!r}.")
     wait_for_pending(comm, folder)
-    found = together(comm, lambda: _checked_items(folder, items, cast, accept))
+    folder, found = together(comm, lambda: _checked_items(folder, items, cast, accept))
     check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
 
     dynamic = tables_of(items)
@@ -106,7 +107,9 @@ def load(
 
 def _checked_items(
     folder: str, items: Sequence[Item], cast: bool, accept: Callable[[dict[str, Any]], None] | None
-) -> Manifest:
+) -> tuple[str, Manifest]:
+    """Returns the folder of the checkpoint at a path, and its manifest."""
+    folder = manifest.newest_at(folder)
     found = manifest.read(folder)
     if accept is not None:
         accept(found.extra)
@@ -119,7 +122,7 @@ def _checked_items(
                 "the table with the name that it had."
             )
         _check_fits(folder, table, found.tables[table.name], cast)
-    return found
+    return folder, found
 
 
 def _check_fits(folder: str, table: AnyTable, facts: TableFacts, cast: bool) -> None:

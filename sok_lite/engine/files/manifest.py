@@ -26,6 +26,8 @@ FORMAT = "sok_lite checkpoint"
 # Of a manifest without increments, which is as it was before there were any, and of one with some.
 VERSION = 1
 VERSION_OF_INCREMENTS = 2
+# The folders of `sok_lite.keras.Checkpoint` in its own, by the number of steps.
+SAVE = re.compile(r"step-(\d{10,})")
 # The folders of files, one for each dump.
 DATA_FOLDER = re.compile(r"data-[0-9a-f]{16}")
 
@@ -215,11 +217,85 @@ def read(folder: str | os.PathLike[str]) -> Manifest:
     try:
         data = read_whole(path, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(
-            f"{os.fspath(folder)} has no {NAME}: no dump into it was ever finished. Give the "
-            "folder that was given to `dump`."
-        ) from error
+        raise FileNotFoundError(what_is_missing(folder)) from error
     return from_text(data, path)
+
+
+def is_whole(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has a checkpoint."""
+    return os.path.exists(os.path.join(folder, NAME))
+
+
+def is_unfinished(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has what a dump writes, and no checkpoint: it writes still, or was ended."""
+    return not is_whole(folder) and any(map(is_name_in_checkpoint, _names_in(folder)))
+
+
+def saves_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Returns the folders of the whole saves of a `sok_lite.keras.Checkpoint`, the newest last.
+
+    Args:
+      folder: what it was given; another one has none.
+    """
+    matches = filter(None, map(SAVE.fullmatch, _names_in(folder)))
+    found = sorted((int(match[1]), match[0]) for match in matches)
+    return [path for _, name in found if is_whole(path := os.path.join(folder, name))]
+
+
+def newest_at(path: str) -> str:
+    """Returns the folder of the checkpoint at a path: of a `sok_lite.keras.Checkpoint` the newest.
+
+    Any other path comes as it is.
+    """
+    return path if is_whole(path) else next(reversed(saves_in(path)), path)
+
+
+def newest_in(folder: str) -> str | None:
+    """Returns the newest of the folders in a folder that have a checkpoint; None: none has."""
+    whole = [path for name in _names_in(folder) if is_whole(path := os.path.join(folder, name))]
+    whole.sort(key=lambda path: os.path.getmtime(os.path.join(path, NAME)))
+    return next(reversed(saves_in(folder) or whole), None)
+
+
+def what_is_missing(folder: str | os.PathLike[str]) -> str:
+    """Says of a path without a checkpoint what is there, and what to give instead."""
+    path = os.fspath(folder)
+    if os.path.isfile(path):
+        instead = (
+            "keras.models.load_model and model.load_weights read files of Keras; of their tables "
+            if path.endswith((".keras", ".h5"))
+            else "Of the tables of other formats "
+        )
+        return (
+            f"{path} is a file, and a checkpoint of `dump` is a folder with a {NAME}. {instead}"
+            f"`sok-lite convert {path} FOLDER` makes such a folder."
+        )
+    if os.path.exists(f"{path}.index"):
+        return (
+            f"{path} has no {NAME}: it was written by tf.train.Checkpoint. Read it with that, and "
+            "the same variables."
+        )
+    if not os.path.isdir(path):
+        return f"{path} has no {NAME}: there is no such folder. Give that which `dump` was given."
+    inside = newest_in(path)
+    if inside is not None:
+        return f"{path} has checkpoints in it: give one of them, such as {inside}."
+    if is_unfinished(path):
+        beside = saves_in(os.path.normpath(os.path.join(path, os.pardir)))
+        newest = f"The newest whole one is {beside[-1]}." if beside else "Dump into it once more."
+        return f"{path} has no {NAME}: this save was not finished, or is being written. {newest}"
+    return (
+        f"{path} has no {NAME}: no dump into it was ever finished. Give the folder that was given "
+        "to `dump`."
+    )
+
+
+def _names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Returns the names in a folder; [] of what is none."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def from_text(data: bytes, path: str) -> Manifest:

@@ -21,7 +21,7 @@ from sok_lite.engine.files.key_index import (
     make_index,
     make_index_of_rows,
 )
-from sok_lite.engine.files.manifest import Shard, TableFacts, path_of
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
 from sok_lite.engine.files.saved_file import newest_rows
 from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.local_path import local_path
@@ -325,7 +325,8 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
     checkpoint again for the new one.
 
     Args:
-      path: of the folder that `sok.dump` wrote, on any number of ranks.
+      path: of the folder that `sok.dump` wrote, on any number of ranks; of that of a
+        sok_lite.keras.Checkpoint its newest save is opened.
       check_rows: whether rows are checked too: each chunk of 8 MiB of a file, before a row of it is
         returned for the first time. The whole chunk is read for that, so soon all rows are.
 
@@ -336,9 +337,11 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
       OSError: a file cannot be read, or there is no checkpoint. ValueError: the path is no local
         one, or a file is corrupt.
     """
-    folder = os.path.abspath(local_path(path))
-    found = manifest.read(folder)
+    given = os.path.abspath(local_path(path))
+    before: tuple[str, Manifest] | None = None
     while True:
+        folder = manifest.newest_at(given)
+        found = manifest.read(folder)
         try:
             tables = {
                 name: ReadonlyTable(facts, folder, check_rows)
@@ -346,7 +349,6 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
             }
             return ReadonlyTables(folder, tables)
         except FileNotFoundError:
-            before, found = found, manifest.read(folder)
-            if found == before:
+            if (folder, found) == before:
                 raise
-            # A dump has replaced the checkpoint in between.
+            before = folder, found  # a dump may have replaced the checkpoint in between

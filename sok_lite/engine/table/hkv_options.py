@@ -2,8 +2,10 @@
 
 import numbers
 import os
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn
 
 from sok_lite.engine.dtypes import as_float
 from sok_lite.engine.table.directory import LINE
@@ -13,6 +15,7 @@ STRATEGIES = ("kLru", "kLfu", "kEpochLru", "kEpochLfu", "kCustomized")
 _ON_REFUSED = ("ignore", "warn", "error")
 MAX_CAPACITY = 1 << 31
 _MAX_THRESHOLD = 1 << 30  # pending counts grow up to there
+_rounded: set[str] = set()  # options of which a program was told that they are rounded up
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,46 @@ class HkvOptions:
         return checked
 
 
+def rounded_up(options: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
+    """Returns options with capacities that are powers of two, as SOK makes them of any number.
+
+    Each option is warned of once in a program. What is no capacity at all stays as it is, for
+    `HkvOptions.checked` to refuse.
+
+    Args:
+      options: what a user gave, by name.
+      stacklevel: of `warnings.warn`, for the caller.
+    """
+    rounded = {}
+    for name in ("init_capacity", "max_capacity"):
+        wanted = options.get(name, LINE)
+        if _is_whole(wanted) and 0 < wanted < MAX_CAPACITY:
+            capacity = max(1 << (int(wanted) - 1).bit_length(), LINE)
+            if capacity != wanted:
+                rounded[name] = capacity
+    texts = [
+        f"{name}={options[name]} is rounded up to {capacity}"
+        for name, capacity in rounded.items()
+        if name not in _rounded
+    ]
+    if texts:
+        _rounded.update(rounded)
+        warnings.warn(
+            f"{', '.join(texts)}: the capacity of a table of var_type 'hybrid' is a power of two. "
+            "(Said once for each option.)",
+            stacklevel=stacklevel + 1,
+        )
+    return {**options, **rounded}
+
+
+def refuse_option_of_hybrid(name: str, value: Any, var_type: str) -> NoReturn:
+    """Raises ValueError for an option that a table of another kind does not have."""
+    raise ValueError(
+        f"`{name}` is an option of var_type='hybrid'. Received: {name}={value!r} for "
+        f"var_type={var_type!r}. Use var_type='hybrid', or leave it out."
+    )
+
+
 def _with_numbers_checked(options: dict[str, Any]) -> dict[str, Any]:
     """Returns options whose numbers have the types that a table wants."""
     chosen = dict(options)
@@ -157,12 +200,17 @@ def _check_words(chosen: dict[str, Any]) -> None:
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or value % 1 != 0:
+    if not _is_whole(value):
         raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
     if value < least:
         raise ValueError(f"`{name}` must be at least {least}. Received: {name}={value}.")
     return int(value)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number of any type."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and value % 1 == 0
 
 
 def _power_of_two(name: str, value: Any) -> int:

@@ -44,6 +44,19 @@ def gate(monkeypatch):
     event.set()
 
 
+def test_a_load_of_the_newest_save_waits_for_one_that_is_written(backend, tmp_path, gate):
+    table, _ = filled(backend, 9, name="t")
+    gate.set()
+    dump(tmp_path / "step-0000000001", [table], ONE)
+    table.insert_or_assign(np.array([77]), backend.from_host(np.ones((1, 3), np.float32)))
+    gate.clear()
+    begun = dump_in_background(tmp_path / "step-0000000002", [table], ONE)
+    threading.Timer(0.1, gate.set).start()
+    other = new_table(backend, 3, name="t")
+    load(tmp_path, [other], ONE)
+    assert begun.done and held(other) == held(table)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_changes_meanwhile_is_not_written(backend, tmp_path, gate, kind):
     n = sized(backend, 500, 33)

@@ -120,12 +120,88 @@ def test_what_is_written_is_read(tmp_path):
     assert os.listdir(tmp_path) == ["manifest.json"]
 
 
-def test_a_file_is_no_folder_of_a_checkpoint(tmp_path):
-    path = tmp_path / "file"
-    for _ in range(2):
-        with pytest.raises(FileNotFoundError, match=f"{path} has no manifest.json: no dump into"):
-            manifest.read(path)
-        path.write_bytes(b"")
+def made_whole(folder):
+    folder.mkdir(parents=True)
+    manifest.publish(str(folder), manifest.as_text(WHOLE))
+
+
+def keras_file(path):
+    (path / "m.keras").write_bytes(b"")
+    return path / "m.keras"
+
+
+def other_file(path):
+    (path / "rows.npz").write_bytes(b"")
+    return path / "rows.npz"
+
+
+def of_tensorflow(path):
+    (path / "ckpt-1.index").write_bytes(b"")
+    return path / "ckpt-1"
+
+
+def unfinished(path):
+    (path / "step-0000000009" / "data-0123456789abcdef").mkdir(parents=True)
+    return path / "step-0000000009"
+
+
+def unfinished_beside_others(path):
+    for number in (3, 20, 100):
+        made_whole(path / f"step-{number:010d}")
+    (path / "step-0000000100" / manifest.NAME).unlink()
+    return unfinished(path)
+
+
+def of_several(path):
+    for name in ("monday", "tuesday"):
+        made_whole(path / name)
+    os.utime(path / "monday" / manifest.NAME, (9e9, 9e9))
+    return path
+
+
+NO_CHECKPOINT = {
+    "nothing": (lambda path: path / "none", "{path} has no manifest.json: there is no such folder"),
+    "an empty folder": (lambda path: path, "{path} has no manifest.json: no dump into it was ever"),
+    "a file of Keras": (
+        keras_file,
+        "{path} is a file.* model.load_weights read files of Keras; .*`sok-lite convert {path} FO",
+    ),
+    "another file": (other_file, "{path} is a file.* other formats `sok-lite convert {path} FOLD"),
+    "of TensorFlow": (of_tensorflow, "{path} has no manifest.json: .*by tf.train.Checkpoint"),
+    "unfinished": (unfinished, "{path} has no .*: this save was not finished, .*Dump into it once"),
+    "unfinished beside others": (
+        unfinished_beside_others,
+        "{path} has no .*: this save was not finished, .*whole one is .*/step-0000000020\\.$",
+    ),
+    "a folder of checkpoints": (
+        of_several,
+        "{path} has checkpoints in it: .* such as {path}/monday",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NO_CHECKPOINT)
+def test_what_is_no_checkpoint_is_called_what_it_is(tmp_path, case):
+    make, text = NO_CHECKPOINT[case]
+    path = make(tmp_path)
+    with pytest.raises(FileNotFoundError, match=text.format(path=path)):
+        manifest.read(path)
+
+
+def test_the_newest_save_is_that_of_most_steps(tmp_path):
+    assert manifest.newest_at(str(tmp_path)) == str(tmp_path)
+    for number in (999_999_999, 10_000_000_000, 20):  # by number, not by name
+        made_whole(tmp_path / f"step-{number:010d}")
+    (tmp_path / "step-0000000020" / "step-0000000030").mkdir()
+    unfinished(tmp_path)
+    made_whole(tmp_path / "step-99")
+    assert manifest.newest_at(str(tmp_path)) == str(tmp_path / "step-10000000000")
+    inner = str(tmp_path / "step-0000000020")
+    assert manifest.newest_at(inner) == inner
+    made = manifest.saves_in(tmp_path)
+    assert [int(path.rpartition("-")[2]) for path in made] == [20, 999_999_999, 10_000_000_000]
+    manifest.publish(str(tmp_path), manifest.as_text(WHOLE))
+    assert manifest.newest_at(str(tmp_path)) == str(tmp_path)
 
 
 def test_an_increment_has_exactly_these_fields_more():

@@ -178,6 +178,16 @@ def test_no_checkpoint_is_told(tmp_path):
         open_readonly(tmp_path)
 
 
+def test_of_saves_by_steps_the_newest_is_opened(tmp_path):
+    for steps in (3, 20, 100):
+        rows = np.full((1, 2), steps, "f4")
+        dump(tmp_path / f"step-{steps:010d}", [table_of([1], rows)], ONE)
+    assert open_readonly(tmp_path)["t"].lookup(1).tolist() == [100, 100]
+    os.unlink(tmp_path / "step-0000000100" / "manifest.json")
+    found = open_readonly(tmp_path)
+    assert found["t"].lookup(1).tolist() == [20, 20] and "step-0000000020" in repr(found)
+
+
 def test_a_checkpoint_that_is_replaced_stays_open(tmp_path):
     dump(tmp_path, [table_of([1, 2], np.ones((2, 2), "f4"))], ONE)
     before = open_readonly(tmp_path)["t"]
