@@ -32,6 +32,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.local_path import local_path
 from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.keras.parts import shuffles_anew
+from sok_lite.reports.text import counted
 
 _log = logging.getLogger("sok_lite")
 _FOLDER = re.compile(r"step-(\d{10,})")
@@ -245,8 +246,7 @@ class CheckpointPart:
             if communicator().rank == 0:
                 folder = os.path.join(self._shown_path, os.path.basename(found.path))
                 print(
-                    f"Training goes on from {folder}: {found.steps:,} steps, "
-                    f"{found.epoch} epochs and {found.batch} batches are done.",
+                    f"Resuming from {folder} ({_place_as_text(found)}).",
                     *filter(None, [none, rates]),
                     flush=True,
                 )
@@ -461,6 +461,12 @@ def _is_ours(folder: str) -> bool:
         return _EXTRA in manifest.read(folder).extra
     except (OSError, ValueError):
         return os.path.exists(os.path.join(folder, _MARK))
+
+
+def _place_as_text(found: Restored) -> str:
+    epochs = f"{counted(found.epoch, 'epoch')} complete"
+    more = f", {counted(found.batch, 'batch', 'batches')} of the next" if found.batch else ""
+    return f"step {found.steps:,}, {epochs}{more}"
 
 
 def _place_in_training(folder: str) -> dict[str, Any]:
