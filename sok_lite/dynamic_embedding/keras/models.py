@@ -26,6 +26,7 @@ from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.beside import in_place_of
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.shard import read_arrays
 from sok_lite.engine.local_path import local_path
 
@@ -327,7 +328,8 @@ def _write_tables(model: Any, path: Path) -> None:
         store: dict[str, np.ndarray] = {}
         save_rows(params, store)
         arrays |= {f"{number}/{part}": array for part, array in store.items()}
-    with in_place_of(os.path.realpath(path)) as written, open(written, "xb") as file:
+    naming = naming_file(os.fspath(path), "the tables", sum(each.nbytes for each in arrays.values()))
+    with naming, in_place_of(os.path.realpath(path)) as written, open(written, "xb") as file:
         np.savez(file, **arrays)
 
 
