@@ -58,7 +58,7 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
     Raises:
       OSError: it cannot be put there.
     """
-    with naming_file(path, "what is written"):
+    with naming_file(path, "the output"):
         if getattr(module, "REPLACES_ITSELF", False):
             yield path
             return

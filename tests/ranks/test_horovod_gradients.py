@@ -160,7 +160,7 @@ def test_an_optimizer_of_horovod_is_refused_before_keras_trains_with_it(comm, pa
 
 
 def test_a_broadcast_of_all_variables_says_what_to_do_in_a_job(comm, package):
-    model, table = with_table(package, "sgd")
+    _, table = with_table(package, "sgd")
     for read in (lambda: hvd.broadcast_variables([table.variable], 0), table.variable.numpy):
         with pytest.raises(NotImplementedError, match="table.export.. for all") as raised:
             read()

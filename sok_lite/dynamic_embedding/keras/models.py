@@ -328,7 +328,8 @@ def _write_tables(model: Any, path: Path) -> None:
         store: dict[str, np.ndarray] = {}
         save_rows(params, store)
         arrays |= {f"{number}/{part}": array for part, array in store.items()}
-    naming = naming_file(os.fspath(path), "the tables", sum(each.nbytes for each in arrays.values()))
+    num_bytes = sum(each.nbytes for each in arrays.values())
+    naming = naming_file(os.fspath(path), "the tables", num_bytes)
     with naming, in_place_of(os.path.realpath(path)) as written, open(written, "xb") as file:
         np.savez(file, **arrays)
 
