@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from sok_lite.comm.header import FAREWELL, advice
 from sok_lite.comm.protocol import (
     Communicator,
     CommunicatorError,
@@ -48,7 +49,7 @@ class _World:
                 self._break(f"Rank {min(self._returned)} returned, rank {rank} is in {call}.")
             elif len(self._items) == self.size and len(set(self._calls.values())) > 1:
                 calls = ", ".join(f"rank {r}: {self._calls[r]}" for r in sorted(self._calls))
-                self._break(f"Ranks make different calls: {calls}.")
+                self._break(f"Ranks make different calls: {calls}. {advice(self._calls)}")
             self._raise_if_broken()
             if len(self._items) == self.size:
                 self._last = [self._items[r] for r in range(self.size)]
@@ -68,7 +69,11 @@ class _World:
             self._returned.add(rank)
             if self._items:
                 waiting = min(self._items)
-                self._break(f"Rank {rank} returned, rank {waiting} is in {self._calls[waiting]}.")
+                calls = {rank: FAREWELL, **self._calls}
+                self._break(
+                    f"Rank {rank} returned, rank {waiting} is in {self._calls[waiting]}. "
+                    f"{advice(calls)}"
+                )
 
     def waiting(self) -> dict[int, str]:
         """Returns the ranks that wait in a collective now, and in which."""

@@ -23,6 +23,7 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras import held, hooks
+from sok_lite.comm.header import save_by
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.failure import together
@@ -97,6 +98,8 @@ class CheckpointPart:
         several ranks OSError) where another process writes the same checkpoint, FileExistsError
         where what is there was not written by a Checkpoint.
     """
+
+    _of_every_rank = True
 
     model: Any
     params: dict[str, Any]
@@ -295,7 +298,8 @@ class CheckpointPart:
     def _save(self) -> None:
         self.wait()
         comm, step = communicator(), self._steps
-        states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"))
+        call = save_by("Checkpoint")
+        states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"), call)
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
         folder = self._folder if is_increment else os.path.join(self._path, _name_of(step))

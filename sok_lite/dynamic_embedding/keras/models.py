@@ -21,6 +21,7 @@ from sok_lite.bridge.serving.models import functions_of
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
+from sok_lite.comm.header import save_by
 from sok_lite.dynamic_embedding.keras.layers import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
@@ -264,7 +265,7 @@ def _together(comm: Communicator) -> Iterator[None]:
     except Exception as error:
         failure = error
     text = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()
-    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call="de_hvd_save_model")
+    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call=save_by("de_hvd_save_model()"))
     if failure is not None:
         raise failure
     if len(texts.rows):
