@@ -46,7 +46,7 @@ class _World:
             self._raise_if_broken()
             self._items[rank], self._calls[rank] = item, call
             if self._returned:
-                self._break(f"Rank {min(self._returned)} returned, rank {rank} is in {call}.")
+                self._break(self._has_returned(min(self._returned), rank))
             elif len(self._items) == self.size and len(set(self._calls.values())) > 1:
                 calls = ", ".join(f"rank {r}: {self._calls[r]}" for r in sorted(self._calls))
                 self._break(f"Ranks make different calls: {calls}. {advice(self._calls)}")
@@ -68,12 +68,12 @@ class _World:
         with self._condition:
             self._returned.add(rank)
             if self._items:
-                waiting = min(self._items)
-                calls = {rank: FAREWELL, **self._calls}
-                self._break(
-                    f"Rank {rank} returned, rank {waiting} is in {self._calls[waiting]}. "
-                    f"{advice(calls)}"
-                )
+                self._break(self._has_returned(rank, min(self._items)))
+
+    def _has_returned(self, rank: int, waiting: int) -> str:
+        call = self._calls[waiting]
+        told = advice({rank: FAREWELL, waiting: call})
+        return f"Rank {rank} returned, rank {waiting} is in {call}. {told}"
 
     def waiting(self) -> dict[int, str]:
         """Returns the ranks that wait in a collective now, and in which."""
