@@ -306,19 +306,19 @@ def _refuse_in_loss_scales(name: str, package: Any) -> None:
 
     That of Keras 3 would take one, and fail in its first step.
     """
-    kinds = (
-        [package.optimizers.LossScaleOptimizer]
-        if name == "keras"
-        else package.mixed_precision.LossScaleOptimizer.__subclasses__()
-    )
-    for cls in kinds:
-        hooks.around(cls, "__init__", hooks.checking, _refuse_ours)
+    if name == "keras":
+        hooks.around(
+            package.optimizers.LossScaleOptimizer, "__init__", hooks.checking, _refuse_ours
+        )
+    else:  # the class of that class says first what it takes
+        maker = type(package.mixed_precision.LossScaleOptimizer)
+        hooks.around(maker, "__call__", hooks.checking, _refuse_ours)
 
 
-def _refuse_ours(self: Any, inner_optimizer: Any = None, *_: Any, **__: Any) -> None:
+def _refuse_ours(_: Any, inner_optimizer: Any = None, *__: Any, **___: Any) -> None:
     if isinstance(inner_optimizer, RowOptimizer):
         raise TypeError(
-            f"{type(self).__name__} takes an optimizer of Keras. Received: a sok."
+            "LossScaleOptimizer takes an optimizer of Keras. Received: a sok."
             f"{type(inner_optimizer).__name__}. Wrap the other way round: "
             "sok.OptimizerWrapper(LossScaleOptimizer(optimizer))."
         )
