@@ -151,7 +151,7 @@ def test_an_optimizer_of_horovod_is_refused_before_keras_trains_with_it(comm, pa
         if comm.size == 1:
             with_table(package, optimizer)
             continue
-        text = "'of horovod'.*SGD of hvd.Dist.*Do not wrap.*keras.AllRanks"
+        text = "'of horovod.*SGD of hvd.Dist.*Do not wrap.*keras.AllRanks"
         with pytest.raises(NotImplementedError, match=text):
             with_table(package, optimizer)
         model, table = with_table(package, "sgd")

@@ -106,22 +106,24 @@ def check_training(model: Any, force: bool = False) -> None:
     if averaged:
         # A step of a program's own may have another optimizer for what is dense.
         for optimizer in optimizers_in(model):
-            _refuse_horovods(optimizer, averaged)
+            _refuse_horovods(model, optimizer, averaged)
             vars(optimizer)[OVER_RANKS] = "mean"
 
 
-def _refuse_horovods(optimizer: Any, tables: Sequence[Any]) -> None:
+def _refuse_horovods(model: Any, optimizer: Any, tables: Sequence[Any]) -> None:
     """Raises where several ranks would train tables by an optimizer of Horovod.
 
     Under tf_keras it would give each rank the gradients of all keys, before the optimizer has them.
     """
-    trained = [table for table in tables if table.trainable]
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
-    if other_ranks() is not None and trained and is_horovods(type(inner)):
+    if other_ranks() is None or not is_horovods(type(inner)):
+        return
+    trained = [table for table in tables if table.trainable and not _is_frozen(model, table)]
+    if trained:
         raise NotImplementedError(
             "Gradients of a model with tables are averaged over ranks by sok_lite, and "
             "hvd.DistributedOptimizer would gather those of "
-            f"{names_of(trained)}. Received: a {type(inner).__name__} of hvd.DistributedOptimizer. "
+            f"{names_of(trained)}. Received: {type(inner).__name__} of hvd.DistributedOptimizer. "
             "Do not wrap the optimizer: compile the model with it as it is, and give fit() the "
             "callback sok_lite.keras.AllRanks()."
         )
