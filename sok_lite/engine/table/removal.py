@@ -84,7 +84,9 @@ def expire(
     return _erase(table, doomed, forgetting)
 
 
-def check_limits(num_lookups: Any, seconds: Any, others: Mapping[str, Any] | None = None) -> None:
+def check_limits(
+    num_lookups: int | None, seconds: float | None, others: Mapping[str, Any] | None = None
+) -> None:
     """Raises where the arguments of `expire` are not as said there.
 
     Args:
