@@ -159,6 +159,12 @@ def test_an_optimizer_of_horovod_is_refused_before_keras_trains_with_it(comm, pa
         model.compile(optimizer, "mse")
 
 
+def test_an_optimizer_of_horovod_takes_no_wrapper(comm, package):
+    ours = sok.OptimizerWrapper(package.optimizers.SGD(0.1))
+    with pytest.raises(TypeError, match="Received: a sok.OptimizerWrapper. Leave it out"):
+        hvd.DistributedOptimizer(ours)
+
+
 def test_a_broadcast_of_all_variables_says_what_to_do_in_a_job(comm, package):
     _, table = with_table(package, "sgd")
     for read in (lambda: hvd.broadcast_variables([table.variable], 0), table.variable.numpy):
