@@ -105,13 +105,17 @@ def agreed_sum(
     return tf.ensure_shape(result, tensor.shape)
 
 
-def allgather(tensor: Any) -> tf.Tensor:
-    """Returns the rows of all ranks, in rank order. Every rank must call it."""
+def allgather(tensor: Any, call: str = "allgatherv") -> tf.Tensor:
+    """Returns the rows of all ranks, in rank order. Every rank must call it.
+
+    Args:
+      call: what it is for, in a few words, for the message where ranks make different calls.
+    """
     comm = communicator()
     tensor = tf.convert_to_tensor(tensor)
 
     def run(rows: Array) -> Sequence[Array]:
-        return (comm.allgatherv(rows).rows,)
+        return (comm.allgatherv(rows, call).rows,)
 
     (result,) = _of_all_ranks(comm, "An allgather", run, [tensor], [tensor.dtype])
     result.set_shape([None, *tensor.shape[1:]])

@@ -26,6 +26,7 @@ from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.static_variable import StaticVariable
 from sok_lite.bridge.variable import TableVariable, variable_of_layer
 from sok_lite.comm import CommunicatorError
+from sok_lite.comm.header import save_by
 from sok_lite.engine.failure import together
 from sok_lite.engine.files.commits import Commits, broadcast_bytes
 from sok_lite.engine.local_path import local_path
@@ -140,7 +141,11 @@ class TableState(ObjectState):
         with _failures_of_ranks():
             super().save()
             comm = job.communicator()
-            kept = together(comm, lambda: pickle.dumps((self._variables(), self._saved_state)))
+            kept = together(
+                comm,
+                lambda: pickle.dumps((self._variables(), self._saved_state)),
+                save_by("commit()"),
+            )
             self._on_device(lambda: self._commits.make(comm, kept))
 
     def commit(self) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.tf_private import CUSTOM_GRADIENT, SAVER, callers
 
 
@@ -88,6 +89,8 @@ class RefusesDense(RefusesCopies):
         for that, a sentence in the words of that API.
       instead_of_custom_step: the same for the training step that Keras has of its own.
       instead_of_partitions: the same for a list of variables in `tf.nn.embedding_lookup`.
+      instead_of_broadcast: the same for what gives all ranks the variables of one, such as
+        `hvd.broadcast_variables(model.variables)`.
     """
 
     # By whose training and saving it is left out.
@@ -101,6 +104,7 @@ class RefusesDense(RefusesCopies):
     instead_of_save: str
     instead_of_custom_step: str
     instead_of_partitions: str
+    instead_of_broadcast = "To give all ranks the weights of one, broadcast the other variables."
 
     def _refuse(self, method: str, instead: str) -> NoReturn:
         raise NotImplementedError(
@@ -109,11 +113,10 @@ class RefusesDense(RefusesCopies):
         )
 
     def _refuse_dense(self, method: str) -> NoReturn:
-        self._refuse(
-            method,
-            f"{self.instead_of_value} A list of several variables cannot be given to "
-            f"tf.nn.embedding_lookup. {self.instead_of_partitions}",
-        )
+        instead = self.instead_of_value
+        if other_ranks() is not None:
+            instead += f" Each rank has rows of its own. {self.instead_of_broadcast}"
+        self._refuse(method, instead)
 
     def _refuse_write(self, method: str) -> NoReturn:
         self._refuse(method, self.instead_of_write)

@@ -16,8 +16,9 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.table_call import array_call, method_call, of_each_key
 from sok_lite.bridge.table_exports import Predicate, on_host
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.engine.dtypes import is_integer, number_in
+from sok_lite.engine.dtypes import instead_of_key, is_integer, number_in
 from sok_lite.engine.table import EmbeddingTable, Statistics
+from sok_lite.engine.table.removal import check_limits
 
 # ---------------------------------------------------------------- looking
 
@@ -63,10 +64,11 @@ def has(variable: TableVariable, key: Any) -> bool:
         key = key.numpy()
     key = number_in(key)
     if not is_integer(key):
-        asks_several = hasattr(variable, "contains")  # a table of Keras has none
+        of_keras = not hasattr(variable, "contains")  # the layer has it
+        several = "table.contains(keys)" if of_keras else "variable.contains(keys)"
         raise TypeError(
-            f"`in` asks {variable.name!r} for one key, an integer. Received: {key!r}."
-            + (" For several keys use variable.contains(keys)." if asks_several else "")
+            f"`in` asks {variable.name!r} for one key, an integer. Received: {key!r}. "
+            f"{instead_of_key(key, several)}"
         )
     key_type = variable.key_type
     if not key_type.min <= key <= key_type.max:
@@ -156,7 +158,11 @@ def erase_if(variable: TableVariable, predicate: Predicate) -> tf.Tensor:
 
 
 def expire(
-    variable: TableVariable, *, num_lookups: int | None = None, seconds: float | None = None
+    variable: TableVariable,
+    *,
+    num_lookups: int | None = None,
+    seconds: float | None = None,
+    **others: Any,
 ) -> tf.Tensor:
     """Removes keys that were not seen lately; returns how many, scalar int64.
 
@@ -167,10 +173,13 @@ def expire(
       num_lookups: those that none of the last `num_lookups` lookups of this table asked for.
       seconds: those that no lookup asked for within that time, up to about a second. Checkpoints
         keep times; what came from an old one without counts as seen when it was restored.
+      others: there are none; days and the like raise.
 
     Raises:
-      ValueError: not exactly one of the two is passed, or it is negative.
+      TypeError, ValueError: not exactly one of the two is passed, or another, or it is no number or
+        negative.
     """
+    check_limits(num_lookups, seconds, others)
     return _count(
         variable, "expire", lambda table: table.expire(num_lookups=num_lookups, seconds=seconds), []
     )

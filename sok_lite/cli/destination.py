@@ -7,6 +7,7 @@ from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files import beside
+from sok_lite.engine.files.full_disk import naming_file
 
 
 def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str) -> None:
@@ -57,8 +58,9 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
     Raises:
       OSError: it cannot be put there.
     """
-    if getattr(module, "REPLACES_ITSELF", False):
-        yield path
-        return
-    with beside.in_place_of(path) as new:
-        yield new
+    with naming_file(path, "the output"):
+        if getattr(module, "REPLACES_ITSELF", False):
+            yield path
+            return
+        with beside.in_place_of(path) as new:
+            yield new

@@ -17,6 +17,18 @@ LONGEST_CALL = 64
 # The call of a rank whose program has ended, and of one that left a collective in the middle.
 FAREWELL = "the end of its program"
 BROKEN_OFF = "a call that broke off"
+# How the names begin of calls that programs make on rank 0 alone, as they may without tables.
+_SAVE, _LOAD = "a save by ", "a load by "
+
+
+def save_by(name: str) -> str:
+    """Returns the name of the first call of what saves, such as "model.save()"."""
+    return f"{_SAVE}{name}"[:LONGEST_CALL]
+
+
+def load_by(name: str) -> str:
+    """Returns the name of the first call of what loads, such as "sok.load()"."""
+    return f"{_LOAD}{name}"[:LONGEST_CALL]
 
 
 class Header(NamedTuple):
@@ -63,7 +75,7 @@ def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | 
         if other[: _CALL.size] == packed[: _CALL.size]:
             continue
         theirs = _unpack(other)
-        same = "All ranks must make the same calls in the same order."
+        same = advice({rank: mine.call, peer: theirs.call})
         if theirs.call == FAREWELL:
             return f"Rank {peer} has ended, while rank {rank} is in {mine}. {same}"
         if mine.call == FAREWELL:
@@ -72,6 +84,24 @@ def disagreement(rank: int, mine: Header, others: Mapping[int, bytes]) -> str | 
             f"Ranks make different calls: rank {rank} is in {mine}, rank {peer} in {theirs}. {same}"
         )
     return None
+
+
+def advice(calls: Mapping[int, str]) -> str:
+    """Returns what to do where ranks are in different calls.
+
+    Args:
+      calls: by rank, their names.
+    """
+    for start, does in ((_SAVE, "saves"), (_LOAD, "loads")):
+        doing = sorted(rank for rank, call in calls.items() if call.startswith(start))
+        others = sorted(calls.keys() - set(doing))
+        if doing and others:
+            name = calls[doing[0]].removeprefix(start).split(" ")[0]
+            return (
+                f"Rank {doing[0]} {does}, and rank {others[0]} does not: every rank has to call "
+                f"{name}, or have the callback that does, for each has rows of its own."
+            )
+    return "All ranks must make the same calls in the same order."
 
 
 def _unpack(packed: bytes) -> Header:

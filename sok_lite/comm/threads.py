@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from sok_lite.comm.header import FAREWELL, advice
 from sok_lite.comm.protocol import (
     Communicator,
     CommunicatorError,
@@ -45,10 +46,10 @@ class _World:
             self._raise_if_broken()
             self._items[rank], self._calls[rank] = item, call
             if self._returned:
-                self._break(f"Rank {min(self._returned)} returned, rank {rank} is in {call}.")
+                self._break(self._has_returned(min(self._returned), rank))
             elif len(self._items) == self.size and len(set(self._calls.values())) > 1:
                 calls = ", ".join(f"rank {r}: {self._calls[r]}" for r in sorted(self._calls))
-                self._break(f"Ranks make different calls: {calls}.")
+                self._break(f"Ranks make different calls: {calls}. {advice(self._calls)}")
             self._raise_if_broken()
             if len(self._items) == self.size:
                 self._last = [self._items[r] for r in range(self.size)]
@@ -67,8 +68,12 @@ class _World:
         with self._condition:
             self._returned.add(rank)
             if self._items:
-                waiting = min(self._items)
-                self._break(f"Rank {rank} returned, rank {waiting} is in {self._calls[waiting]}.")
+                self._break(self._has_returned(rank, min(self._items)))
+
+    def _has_returned(self, rank: int, waiting: int) -> str:
+        call = self._calls[waiting]
+        told = advice({rank: FAREWELL, waiting: call})
+        return f"Rank {rank} returned, rank {waiting} is in {call}. {told}"
 
     def waiting(self) -> dict[int, str]:
         """Returns the ranks that wait in a collective now, and in which."""

@@ -50,17 +50,20 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
         received = getattr(getattr(keys, "dtype", None), "name", type(keys).__name__)
         if isinstance(keys, np.ndarray) and keys.dtype.kind in "SU":
             received = "texts"
-        advice = "Cast them first if they really are keys."
-        if (
-            getattr(keys, "dtype", None) == tf.string
-        ):  # which NumPy's texts and objects are equal to
-            advice = "Make the table with key_dtype=tf.string, or use sok_lite.hash_strings."
-        elif dtype == tf.string:
-            advice = "Turn numbers into texts with tf.strings.as_string."
+        advice = advice_of_keys(getattr(keys, "dtype", None), dtype)
         if not isinstance(keys, (tf.Tensor, np.ndarray)):
             received = f"{received} in a {type(keys).__name__}"
         raise DtypeError(f"Keys of {name!r} must be {dtype.name}. Received: {received}. {advice}")
     return keys
+
+
+def advice_of_keys(received: Any, dtype: tf.DType) -> str:
+    """Returns what to do with keys of another dtype than those of a table."""
+    if received == tf.string:  # which NumPy's texts and objects are equal to
+        return "Make the table with key_dtype=tf.string, or use sok_lite.hash_strings."
+    if dtype == tf.string:
+        return "Turn numbers into texts with tf.strings.as_string."
+    return "Cast them first if they really are keys."
 
 
 def _texts_of(keys: Any) -> Any:

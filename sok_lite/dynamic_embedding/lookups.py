@@ -26,7 +26,7 @@ from sok_lite.bridge.sparse_matrix import (
     with_values,
 )
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.dynamic_embedding.arguments import DtypeError
+from sok_lite.dynamic_embedding.arguments import DtypeError, advice_of_keys
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import ShadowVariable, TrainableWrapper, clipped
@@ -270,7 +270,7 @@ class HvdVariable:
         if ids.dtype != params.key_dtype:
             raise DtypeError(
                 f"`ids` must be {params.key_dtype.name}, as the keys of {params.name!r}. "
-                f"Received: {ids.dtype.name}. Cast them first."
+                f"Received: {ids.dtype.name}. {advice_of_keys(ids.dtype, params.key_dtype)}"
             )
         if self.mpi_size == 1:
             return self.shadow.lookup(ids)
@@ -319,7 +319,8 @@ def _table_of(
     if tf.as_dtype(dtype) != variable.key_dtype:
         raise DtypeError(
             f"`ids` must be {variable.key_dtype.name}, as the keys of {variable.name!r}. "
-            f"Received: {tf.as_dtype(dtype).name}. Cast them first."
+            f"Received: {tf.as_dtype(dtype).name}. "
+            f"{advice_of_keys(tf.as_dtype(dtype), variable.key_dtype)}"
         )
     if tf.inside_function() and return_trainable:
         raise NotImplementedError(

@@ -3,7 +3,7 @@
 import inspect
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -601,6 +601,17 @@ def _both(*operations: Any) -> Any:
     """Returns one operation for several of a graph; None in eager mode."""
     present = [operation for operation in operations if operation is not None]
     return tf.group(*present) if len(present) > 1 else next(iter(present), None)
+
+
+def _refuse_as_tensor(variable: Variable, *_: Any, **__: Any) -> NoReturn:
+    raise TypeError(
+        f"{variable.name!r} is a de.Variable, whose rows are found by key: it is no tensor. Look "
+        "rows up with de.embedding_lookup(variable, ids, name=name). Give what looks rows up in "
+        "its weights, such as tf.nn.sampled_softmax_loss, variable.get_trainable_by_name(name)."
+    )
+
+
+tf.register_tensor_conversion_function(Variable, _refuse_as_tensor, priority=10)
 
 
 # ---- shards: the keys that the partitioner gives a number ----------------------------------------

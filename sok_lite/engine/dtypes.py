@@ -199,6 +199,10 @@ class KeyDtype(NamedTuple):
         """
         if not isinstance(keys, (np.ndarray, xp.ndarray)) or keys.dtype == object:
             keys = array_of_keys(keys, self.dtype, what)
+        if keys.dtype.kind not in "iuf" and are_texts(keys):
+            raise TypeError(
+                f"{what} must be integers that fit {self.name}. Received: texts. {_HASH_TEXTS}"
+            )
         keys = xp.asarray(keys)
         if keys.size == 0 and keys.dtype == np.float64:
             keys = keys.astype(self.dtype)  # as an array that was filled from an empty list
@@ -225,6 +229,7 @@ class KeyDtype(NamedTuple):
 
 
 _I64, _U64 = np.iinfo(np.int64), np.iinfo(np.uint64)
+_HASH_TEXTS = "Turn them into keys with sok_lite.hash_strings."
 _OTHER_KEY_TYPE = "Make the table with a key type that holds such keys."
 _KEY_DTYPES = {
     "int64": KeyDtype("int64", np.dtype(np.int64), int(_I64.max), int(_I64.min)),
@@ -318,6 +323,24 @@ def array_of_keys(keys: Any, dtype: Any, what: str) -> np.ndarray:
                 advice = "No key has more than 64 bits: take a hash, as sok_lite.hash_strings does."
             _refuse(number, dtype, what, advice)
     return objects.astype(dtype)
+
+
+def are_texts(array: Any) -> bool:
+    """Whether an array holds texts, by its dtype or, of objects, by its first one."""
+    if array.dtype.kind != "O":
+        return array.dtype.kind in "SUT"
+    return array.size > 0 and isinstance(array.reshape(-1)[0], (str, bytes))
+
+
+def instead_of_key(value: Any, several: str) -> str:
+    """Returns what to do with what is no key, where one is asked for.
+
+    Args:
+      several: what takes several keys.
+    """
+    if isinstance(value, (str, bytes)):
+        return "Ask for the key of a text: sok_lite.hash_strings(text)."
+    return f"For several keys use {several}."
 
 
 def is_integer(value: Any) -> bool:

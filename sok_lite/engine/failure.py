@@ -71,13 +71,14 @@ def _telling_failure(comm: Communicator) -> Iterator[None]:
         raise
 
 
-def together(comm: Communicator, function: Callable[[], T]) -> T:
+def together(comm: Communicator, function: Callable[[], T], call: str = "together") -> T:
     """Calls a function on every rank; if it fails on one, all ranks raise the error of that one.
 
     Every rank must call it. It returns when the function has returned on every rank.
 
     Args:
       function: makes no collective call.
+      call: what it is for, for the message where ranks make different calls.
 
     Raises:
       MemoryError, OSError, TypeError, ValueError, RuntimeError: with the number of the first rank
@@ -92,7 +93,7 @@ def together(comm: Communicator, function: Callable[[], T]) -> T:
         raise
     except Exception as error:
         failure = error
-    gathered = comm.allgatherv(_reason(failure), call="together")
+    gathered = comm.allgatherv(_reason(failure), call=call)
     for rank, part in enumerate(gathered.by_rank()):
         if part.size:
             text = part[1:].tobytes().decode(errors="replace")

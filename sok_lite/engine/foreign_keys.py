@@ -77,7 +77,8 @@ def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: Ra
                 f"Received: {example}; nothing was changed. "
                 "A lookup gives each rank the gradient of its own keys, summed over all ranks: "
                 "keep it out of Horovod's collectives. With hvd.DistributedGradientTape, call "
-                "tape.register_local_source(table)."
+                "tape.register_local_source(table). Do not wrap the optimizer in "
+                "hvd.DistributedOptimizer."
             )
 
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras import held, hooks
+from sok_lite.comm.header import save_by
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.failure import together
@@ -32,6 +33,7 @@ from sok_lite.engine.files.load import load
 from sok_lite.engine.local_path import local_path
 from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.keras.parts import shuffles_anew
+from sok_lite.reports.text import counted
 
 _log = logging.getLogger("sok_lite")
 _DENSE = re.compile(r"dense-[\d-]+")
@@ -95,6 +97,8 @@ class CheckpointPart:
         several ranks OSError) where another process writes the same checkpoint, FileExistsError
         where what is there was not written by a Checkpoint.
     """
+
+    _of_every_rank = True
 
     model: Any
     params: dict[str, Any]
@@ -244,8 +248,7 @@ class CheckpointPart:
             if communicator().rank == 0:
                 folder = os.path.join(self._shown_path, os.path.basename(found.path))
                 print(
-                    f"Training goes on from {folder}: {found.steps:,} steps, "
-                    f"{found.epoch} epochs and {found.batch} batches are done.",
+                    f"Resuming from {folder} ({_place_as_text(found)}).",
                     *filter(None, [none, rates]),
                     flush=True,
                 )
@@ -294,7 +297,8 @@ class CheckpointPart:
     def _save(self) -> None:
         self.wait()
         comm, step = communicator(), self._steps
-        states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"))
+        call = save_by("Checkpoint")
+        states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"), call)
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
         folder = self._folder if is_increment else os.path.join(self._path, _name_of(step))
@@ -454,6 +458,12 @@ def _is_ours(folder: str) -> bool:
         return _EXTRA in manifest.read(folder).extra
     except (OSError, ValueError):
         return os.path.exists(os.path.join(folder, _MARK))
+
+
+def _place_as_text(found: Restored) -> str:
+    epochs = f"{counted(found.epoch, 'epoch')} complete"
+    more = f", {counted(found.batch, 'batch', 'batches')} of the next" if found.batch else ""
+    return f"step {found.steps:,}, {epochs}{more}"
 
 
 def _place_in_training(folder: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _classes_of(package: Any) -> SimpleNamespace:
 
 patch_optimizers()
 for _told in (
-    *(keep_tables, help_callbacks, share_in_copies, check_ranks, resume_fit, count_by_rows),
+    *(keep_tables, help_callbacks, share_in_copies, resume_fit, check_ranks, count_by_rows),
     look_up_together,
 ):
     guard.tell(_told)

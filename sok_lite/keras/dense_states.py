@@ -14,6 +14,7 @@ from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.shard import read_arrays
 
 _OF_ALL = "of_all_ranks.npz"
@@ -152,7 +153,8 @@ def _write(path: str, variables: Sequence[Any], carried: Sequence[CarriedState] 
     for i, state in enumerate(carried):
         if state.values:
             arrays[f"{_CARRIED}{i}"] = np.frombuffer(state.serialize(), np.uint8)
-    with open(path, "wb") as file:
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    with naming_file(path, "the dense weights", num_bytes), open(path, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())

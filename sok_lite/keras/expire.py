@@ -6,6 +6,7 @@ from typing import Any
 from sok_lite.bridge import table_ops
 from sok_lite.bridge.keras import held
 from sok_lite.engine.dtypes import check_integer
+from sok_lite.engine.table.removal import check_limits
 from sok_lite.keras.checkpoint import is_skipping
 
 
@@ -21,6 +22,7 @@ class ExpirePart:
       every: batches of an epoch after which to do so; None: at the end of each epoch. Batches that
         a `Checkpoint` leaves out do not count; put it after this callback.
       tables: layers `Table` of the model; None: all tables of the model.
+      others: there are none; days and the like raise.
 
     Attributes:
       removed: by table, how many keys were removed on this rank so far.
@@ -39,13 +41,10 @@ class ExpirePart:
         seconds: float | None = None,
         every: int | None = None,
         tables: Any = None,
+        **others: Any,
     ) -> None:
         super().__init__()
-        if (num_lookups is None) == (seconds is None):
-            raise ValueError(
-                "Give `num_lookups` or `seconds`, one of them. "
-                f"Received: num_lookups={num_lookups}, seconds={seconds}."
-            )
+        check_limits(num_lookups, seconds, others)
         if every is not None:
             check_integer("every", every, 1)
         self.removed: dict[str, int] = {}

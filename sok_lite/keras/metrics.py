@@ -46,6 +46,8 @@ class TableMetricsPart:
         `fit`, on all ranks: `every` differs between ranks.
     """
 
+    _of_every_rank = True
+
     def __init__(self, every: int | None = None, log_dir: Any = None) -> None:
         super().__init__()
         if every is not None and not is_integer(every):

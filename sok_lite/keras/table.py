@@ -311,7 +311,9 @@ class TablePart:
         """Removes keys of any shape with rows and optimizer state; returns how many there were."""
         return table_ops.erase(self.variable, keys_of(self, keys))
 
-    def expire(self, *, num_lookups: int | None = None, seconds: float | None = None) -> tf.Tensor:
+    def expire(
+        self, *, num_lookups: int | None = None, seconds: float | None = None, **others: Any
+    ) -> tf.Tensor:
         """Removes the keys on this rank that were not seen lately; returns how many.
 
         It is one change, whole or not at all, and shows no progress: 10 million keys of dim 16, of
@@ -320,11 +322,13 @@ class TablePart:
         Args:
           num_lookups: those that none of the last `num_lookups` lookups of the table asked for.
           seconds: those that no lookup asked for within that time.
+          others: there are none; days and the like raise.
 
         Raises:
-          ValueError: not exactly one of the two is passed, or it is negative.
+          TypeError, ValueError: not exactly one of the two is passed, or another, or it is no
+            number or negative.
         """
-        return table_ops.expire(self.variable, num_lookups=num_lookups, seconds=seconds)
+        return table_ops.expire(self.variable, num_lookups=num_lookups, seconds=seconds, **others)
 
     def clear(self) -> None:
         """Removes all keys of this rank."""

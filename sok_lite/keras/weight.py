@@ -50,6 +50,10 @@ class TableWeight(TableVariable):
         "or its layer where Keras finds it: in an attribute of a layer or model, or in a list or "
         "dict of one."
     )
+    instead_of_broadcast = (
+        "To give all ranks the weights of one, broadcast the other variables, or give fit() "
+        "sok_lite.keras.AllRanks(), which does so."
+    )
     instead_of_save = (
         "Save to a path that ends in .keras or .weights.h5; for serving, use "
         "sok_lite.export_serving."

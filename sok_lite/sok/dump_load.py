@@ -6,7 +6,7 @@ docs/checkpoint_format.md has the files.
 import base64
 import os
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -247,8 +247,17 @@ def _checked_times(value: Any, num_variables: int) -> list[float]:
             f"`time_threshold` must be one time, or one for each of {num_variables} variables. "
             f"Received: {len(times)}."
         )
-    seconds = [time.timestamp() for time in times]
+    seconds = [_seconds(time) for time in times]
     return seconds if len(seconds) == num_variables else seconds * num_variables
+
+
+def _seconds(time: datetime) -> float:
+    """Returns a time in seconds since 1970."""
+    try:
+        return time.timestamp()
+    except (ValueError, OverflowError, OSError):
+        # Within a day of datetime.min or max, where Python knows no local time. No key was seen.
+        return time.replace(tzinfo=timezone.utc).timestamp()
 
 
 def _check_eager(what: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted
+from sok_lite.bridge.keras import guard, hooks
+from sok_lite.bridge.keras.held import is_horovods
 from sok_lite.bridge.optimizers.family import Settings
 from sok_lite.bridge.optimizers.minimize import check_trained, config_of, optimizer_of, scaled_loss
 from sok_lite.bridge.optimizers.settings import settings_of
@@ -93,6 +95,7 @@ class OptimizerWrapper(WrappedOptimizer):
     def __init__(
         self, optimizer: Any, on_nonfinite: str = "allow", stochastic_rounding: bool = False
     ) -> None:
+        guard.tell(_refuse_in_loss_scales)
         if isinstance(optimizer, str):
             optimizer = tf.keras.optimizers.get(optimizer)
         super().__init__(optimizer, on_nonfinite, stochastic_rounding)
@@ -151,7 +154,17 @@ class OptimizerWrapper(WrappedOptimizer):
         Args:
           config: what `get_config` gave.
           custom_objects: name -> class or function of one's own, such as a schedule, as of Keras.
+
+        Raises:
+          TypeError: hvd.DistributedOptimizer asks, which would make an optimizer of the wrapper.
         """
+        if is_horovods(cls):
+            raise TypeError(
+                "hvd.DistributedOptimizer takes an optimizer of Keras. Received: a "
+                "sok.OptimizerWrapper. Leave it out: take the gradients from "
+                "hvd.DistributedGradientTape, with tape.register_local_source(table) for each "
+                "table."
+            )
         optimizer = optimizer_of(config, custom_objects)
         return cls(optimizer, config["on_nonfinite"], config["stochastic_rounding"])
 
@@ -242,6 +255,7 @@ class SGD(RowOptimizer):
     def __init__(
         self, lr: float, on_nonfinite: str = "allow", stochastic_rounding: bool = False
     ) -> None:
+        guard.tell(_refuse_in_loss_scales)
         super().__init__(on_nonfinite, stochastic_rounding)
         self.lr = tf.Variable(lr, dtype=tf.float32, trainable=False, name="sok_sgd_lr")
 
@@ -285,6 +299,29 @@ class SGD(RowOptimizer):
             else:
                 done.append(var.assign_sub(rate * tf.cast(grad, var.dtype)))
         return None if tf.executing_eagerly() else tf.group(*operations(*done))
+
+
+def _refuse_in_loss_scales(name: str, package: Any) -> None:
+    """Has LossScaleOptimizers of a Keras refuse those of SOK when they are made.
+
+    That of Keras 3 would take one, and fail in its first step.
+    """
+    if name == "keras":
+        hooks.around(
+            package.optimizers.LossScaleOptimizer, "__init__", hooks.checking, _refuse_ours
+        )
+    else:  # the class of that class says first what it takes
+        maker = type(package.mixed_precision.LossScaleOptimizer)
+        hooks.around(maker, "__call__", hooks.checking, _refuse_ours)
+
+
+def _refuse_ours(_: Any, inner_optimizer: Any = None, *__: Any, **___: Any) -> None:
+    if isinstance(inner_optimizer, RowOptimizer):
+        raise TypeError(
+            "LossScaleOptimizer takes an optimizer of Keras. Received: a sok."
+            f"{type(inner_optimizer).__name__}. Wrap the other way round: "
+            "sok.OptimizerWrapper(LossScaleOptimizer(optimizer))."
+        )
 
 
 def _check_dense(grad: Any, var: Any) -> None:

@@ -134,6 +134,17 @@ def test_the_loss_is_scaled_and_its_gradient_unscaled(module, scaling, by, mode)
     assert int(theirs.iterations) > 1
 
 
+@ALL
+@pytest.mark.parametrize("is_sgd", [False, True])
+def test_one_around_a_wrapper_is_refused_when_it_is_made(module, scaling, is_sgd):
+    ours = sok.SGD(0.1) if is_sgd else sok.OptimizerWrapper(module.SGD(0.1))
+    kind = "SGD" if is_sgd else "OptimizerWrapper"
+    text = rf"Received: a sok.{kind}. Wrap .*: sok.OptimizerWrapper\(LossScaleOptimizer\(optim"
+    with pytest.raises(TypeError, match=text):
+        scaling(ours)
+    scaling(module.SGD(0.1))
+
+
 def test_minimize_makes_the_scale_of_keras_3_before_a_graph_uses_it():
     inner = of_keras3(k3.SGD(0.1))
     table, dense = sok.DynamicVariable(1, initializer="ones"), tf.Variable([1.0])

@@ -6,6 +6,7 @@ from tests.support.own_process import run_program
 from tests.support.patched_names import (
     OF_CHECKPOINTS,
     OF_LAYERS,
+    OF_LOSS_SCALES,
     OF_MODELS,
     OF_OPTIMIZERS,
     OF_SESSIONS,
@@ -19,7 +20,8 @@ def test_under_keras_3_a_program_without_tables_finds_everything_as_it_was():
     found = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
     assert int(found["LOOKED"][1]) > 10_000
     assert found["BEFORE"] == []
-    assert found["AFTER"] == sorted(OF_CHECKPOINTS + OF_LAYERS + OF_MODELS + OF_SESSIONS)
+    expected = OF_CHECKPOINTS + OF_LAYERS + OF_LOSS_SCALES + OF_MODELS + OF_SESSIONS
+    assert found["AFTER"] == sorted(expected)
     assert found["STOCK"] == OF_OPTIMIZERS
     # One file changes their classes, and each method once.
     assert int(found["CHANGED"][0]) > 40

@@ -1,5 +1,6 @@
 """Communicators: the facts on threads and on one process, broken runs, and what a process gets."""
 
+import re
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from sok_lite.comm import (
     run_ranks,
     threads,
 )
+from sok_lite.comm.header import FAREWELL, Header, disagreement, load_by, save_by
 from sok_lite.comm.protocol import split_offsets
 from tests.support.comm_facts import FACTS
 
@@ -139,6 +141,38 @@ def test_different_calls_on_different_ranks_raise_on_all():
         run_ranks(2, program)
     assert len(seen) == 2
     assert all("rank 0: allgatherv float32(n, 3), rank 1: alltoallv" in text for text in seen)
+
+
+TOLD = [
+    (save_by("model.save()"), r"Rank 1 saves, and rank 0 does not: .* call model.save\(\), or"),
+    (load_by("load()"), r"Rank 1 loads, and rank 0 does not: every .* call load\(\), or"),
+    ("dump", "All ranks must make the same calls in the same order"),
+]
+
+
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("call, told", TOLD)
+def test_a_call_that_programs_make_on_one_rank_is_told_by_what_it_does(call, told, returns):
+    def program(comm):
+        if comm.rank == 1:
+            comm.barrier(call)
+        elif not returns:
+            comm.barrier("a training step of fit()")
+
+    with pytest.raises(CommunicatorError, match=re.escape(call)) as raised:
+        run_ranks(2, program)
+    assert re.search(told, str(raised.value))
+
+
+@pytest.mark.parametrize("other", ["a training step of fit()", FAREWELL])
+@pytest.mark.parametrize("call, told", TOLD)
+def test_ranks_of_a_job_are_told_the_same(call, told, other):
+    headers = {1: Header(7, call, "|u1", 1), 0: Header(7, other, "|u1", 1)}
+    for rank, mine in headers.items():
+        (theirs,) = headers[1 - rank].pack([0])
+        text = disagreement(rank, mine, {1 - rank: theirs})
+        assert call in text
+        assert re.search(told, text)
 
 
 @pytest.mark.parametrize(

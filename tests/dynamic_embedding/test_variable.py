@@ -690,3 +690,54 @@ def test_a_variable_is_freed_when_nobody_holds_it():
     del variable
     gc.collect()
     assert table() is None
+
+
+# ---- in place of a dense variable ----------------------------------------------------------------
+
+NOT_A_TENSOR = {
+    "sampled_softmax_loss": lambda variable: softmax_loss(variable, tf.ones([2, 3])),
+    "nce_loss": lambda variable: tf.nn.nce_loss(
+        variable, tf.zeros([10]), tf.constant([[1], [7]], tf.int64), tf.ones([2, 3]), 2, 10
+    ),
+    "embedding_lookup": lambda variable: tf.nn.embedding_lookup(variable, [1]),
+    "matmul": lambda variable: tf.matmul(tf.ones([2, 3]), variable, transpose_b=True),
+    "convert_to_tensor": tf.convert_to_tensor,
+}
+
+
+def softmax_loss(weights, inputs):
+    """The loss of labels 1 and 7 among ten, with 2 and 5 for the others, and dense biases."""
+    sampled = (tf.constant([2, 5], tf.int64), tf.fill([2, 1], 0.25), tf.fill([2], 0.5))
+    labels = tf.constant([[1], [7]], tf.int64)
+    biases = tf.linspace(0.0, 1.0, 10)
+    return tf.nn.sampled_softmax_loss(weights, biases, labels, inputs, 2, 10, 1, sampled)
+
+
+@pytest.mark.parametrize("use", NOT_A_TENSOR.values(), ids=NOT_A_TENSOR.keys())
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_use_as_a_tensor_says_what_to_call(use, is_traced):
+    variable = de.Variable(dim=3, name="tensor")
+    call = tf.function(lambda: use(variable)) if is_traced else lambda: use(variable)
+    with pytest.raises(TypeError, match=r"de.Variable.*de.embedding_lookup\(.*get_trainable_by_n"):
+        call()
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_sampled_softmax_reads_a_trainable_as_dense_weights(is_traced):
+    rng = np.random.default_rng(0)
+    rows, inputs = (tf.constant(rng.normal(size=(n, 3)), tf.float32) for n in (10, 2))
+    variable, dense = de.Variable(dim=3, name="softmax"), tf.Variable(rows)
+    variable.upsert(np.arange(10), rows)
+
+    def gradient(weights):
+        with tf.GradientTape() as tape:
+            loss = softmax_loss(weights, inputs)
+        return loss, tf.convert_to_tensor(tape.gradient(loss, weights).values)
+
+    def ours():
+        return gradient(variable.get_trainable_by_name("softmax"))
+
+    loss, values = tf.function(ours)() if is_traced else ours()
+    expected, of_dense = gradient(dense)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(values, of_dense, rtol=1e-6)

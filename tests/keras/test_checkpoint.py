@@ -106,8 +106,9 @@ def test_what_goes_on_is_what_never_stopped(keras, sk, tmp_path, capsys, after, 
     checkpoint = sk.Checkpoint(tmp_path, **options)
     history = fit(again, checkpoint)
     assert history.epoch == list(range(at[0], 3))
-    steps = at[0] * STEPS + at[1]
-    said = f"{steps:,} steps, {at[0]} epochs and {at[1]} batches are done.\n"
+    epochs = {1: "1 epoch complete", 2: "2 epochs complete"}[at[0]]
+    batches = ", 1 batch of the next" if at[1] else ""
+    said = f" (step {at[0] * STEPS + at[1]:,}, {epochs}{batches}).\n"
     assert capsys.readouterr().out.endswith(said)
     check_same(everything(again), everything(whole))
 
@@ -162,11 +163,12 @@ def test_a_run_says_what_it_does_not_do_as_it_was_asked(keras, sk, tmp_path, cap
     trained(0.01)
     history, model = trained(0.1)
     assert history.epoch == []
-    said = f"{2 * STEPS} steps, 2 epochs and 0 batches are done. Nothing to train: epochs=2 are "
-    said += "done."
+    folder = tmp_path / f"step-{2 * STEPS:010}"
+    said = f"Resuming from {folder} (step {2 * STEPS}, 2 epochs complete)."
+    said += " Nothing to train: epochs=2 are done."
     is_saved = keras.__name__ == "keras"  # tf_keras does not have it among an optimizer's variables
     said += " The learning rate 0.01 of the checkpoint replaces 0.1.\n" if is_saved else "\n"
-    assert capsys.readouterr().out.endswith(said)
+    assert capsys.readouterr().out == said
     assert float(model.optimizer.learning_rate) == pytest.approx(0.01 if is_saved else 0.1)
     other = made(keras, sk, optimizer=keras.optimizers.Adam(0.2))
     sk.Checkpoint(tmp_path).restore(other)
@@ -182,7 +184,7 @@ def test_a_schedule_of_learning_rates_is_no_news(keras, sk, tmp_path, capsys):
 
     train(1)
     train(2)
-    assert capsys.readouterr().out.endswith("1 epochs and 0 batches are done.\n")
+    assert capsys.readouterr().out.endswith(", 1 epoch complete).\n")
 
 
 def check_goes_on(keras, sk, folder, anew):

@@ -57,6 +57,8 @@ def test_keys_of_some_time_ago_go(keras, sk):
     [
         ({}, ValueError, "Give `num_lookups` or `seconds`"),
         ({"num_lookups": 1, "seconds": 1}, ValueError, "Give `num_lookups` or `seconds`"),
+        ({"seconds": -1}, ValueError, "`seconds` must be 0 or more"),
+        ({"days": 3}, TypeError, r"Received: days=3. Give seconds=3 \* 86_400."),
         ({"seconds": 1, "every": 0}, ValueError, "`every` must be at least 1"),
         ({"seconds": 1, "every": 1.5}, TypeError, "`every` must be an integer"),
     ],

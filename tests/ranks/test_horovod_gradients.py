@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+import sok_lite.keras
 from sok_lite.bridge import job
 from sok_lite.comm.horovod import HorovodCommunicator
 
@@ -122,3 +123,64 @@ def test_what_an_optimizer_of_horovod_would_do_to_tables_is_refused(comm):
     with pytest.raises(NotImplementedError, match="backward_passes_per_step"):
         sok.OptimizerWrapper(adding).apply_gradients([(grad, model.table)])
     assert len(sok.export(model.table)[0]) == 0
+
+
+# ---- Keras' own training -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[keras, tf_keras], ids=["keras", "tf_keras"])
+def package(request):
+    return request.param
+
+
+def with_table(package, optimizer):
+    """A compiled model, and its table."""
+    sk = sok_lite.keras.classes_for(package)
+    table = sk.Table("of horovod", 2)
+    ids = package.Input([3], dtype="int64")
+    model = package.Model(ids, package.layers.Dense(1)(sk.Embedding(table, "mean")(ids)))
+    model.compile(optimizer, "mse")
+    return model, table
+
+
+def test_an_optimizer_of_horovod_is_refused_before_keras_trains_with_it(comm, package):
+    optimizers = [hvd.DistributedOptimizer(package.optimizers.SGD(0.1))]
+    if package is keras:
+        optimizers.append(package.optimizers.LossScaleOptimizer(optimizers[0]))
+    for optimizer in optimizers:
+        if comm.size == 1:
+            with_table(package, optimizer)
+            continue
+        text = "'of horovod.*SGD of hvd.Dist.*Do not wrap.*keras.AllRanks"
+        with pytest.raises(NotImplementedError, match=text):
+            with_table(package, optimizer)
+        model, table = with_table(package, "sgd")
+        table.trainable = False  # what is dense may be Horovod's
+        model.compile(optimizer, "mse")
+
+
+def test_an_optimizer_of_horovod_takes_no_wrapper(comm, package):
+    ours = sok.OptimizerWrapper(package.optimizers.SGD(0.1))
+    with pytest.raises(TypeError, match="Received: a sok.OptimizerWrapper. Leave it out"):
+        hvd.DistributedOptimizer(ours)
+
+
+def test_a_broadcast_of_all_variables_says_what_to_do_in_a_job(comm, package):
+    _, table = with_table(package, "sgd")
+    for read in (lambda: hvd.broadcast_variables([table.variable], 0), table.variable.numpy):
+        with pytest.raises(NotImplementedError, match="table.export.. for all") as raised:
+            read()
+        text = str(raised.value)
+        assert ("broadcast the other variables" in text) == (comm.size > 1)
+        assert ("sok_lite.keras.AllRanks()" in text) == (comm.size > 1)
+
+
+def test_a_callback_of_horovod_that_broadcasts_is_refused_before_training(comm, package):
+    module = "horovod.keras" if package is keras else "horovod.tensorflow.keras"
+    callbacks = pytest.importorskip(module).callbacks
+    model, table = with_table(package, "sgd")
+    broadcasts = callbacks.BroadcastGlobalVariablesCallback(0)
+    x = np.arange(6).reshape(2, 3)
+    with pytest.raises(NotImplementedError, match=r"Broadcast.*sok_lite.keras.AllRanks\(\) in its"):
+        model.fit(x, np.zeros([2, 1]), verbose=0, callbacks=[broadcasts])
+    assert len(table) == 0

@@ -1,5 +1,6 @@
 """`fit` over real ranks, against a dense model that one rank trains on the batches of all."""
 
+import re
 import warnings
 
 import numpy as np
@@ -319,6 +320,26 @@ def test_ranks_that_differ_are_told_before_training(comm, keras, sk):
     with pytest.raises(RanksDifferError, match=r"as many steps.*\[3, 4"):
         model.fit(mine, verbose=0, callbacks=[sk.AllRanks()])
     assert len(table.export()[0]) == len(range(comm.rank, NUM_KEYS, comm.size))
+
+
+CALLBACKS_OF_ALL = {
+    "ModelCheckpoint": lambda keras, sk, folder: keras.callbacks.ModelCheckpoint(f"{folder}.keras"),
+    "Checkpoint": lambda keras, sk, folder: sk.Checkpoint(f"{folder}/checkpoint"),
+    "TableMetrics": lambda keras, sk, folder: sk.TableMetrics(),
+    "AllRanks": lambda keras, sk, folder: sk.AllRanks(),
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS_OF_ALL)
+def test_a_callback_on_rank_0_alone_is_told_before_training(comm, once, keras, sk, folder, name):
+    if comm.size == 1:
+        pytest.skip("one rank")
+    model, table = with_table(comm, keras, sk, 7 - comm.rank)  # the same on all ranks
+    mine = [CALLBACKS_OF_ALL[name](keras, sk, folder)] if comm.rank == 0 else []
+    expected = re.escape(f"Received, by rank: {name}; none")
+    with pytest.raises(RanksDifferError, match=expected):
+        model.fit(sok_lite.keras.shard(batches()), verbose=0, callbacks=mine)
+    assert len(table) == len(range(comm.rank, NUM_KEYS, comm.size))
 
 
 @pytest.mark.parametrize("callbacks", ["none", "one", "by place"])

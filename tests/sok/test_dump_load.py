@@ -1,6 +1,7 @@
 """sok.dump and sok.load: training goes on where it stopped."""
 
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
@@ -285,6 +286,21 @@ def test_what_changed_since_a_time(monkeypatch, dtype):
     assert keys_list[0].tolist() == []
     everything = datetime.fromtimestamp(0)
     assert sok.incremental_model_dump(second, everything)[0][0].tolist() == [-1, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize("zone", ["UTC+9", "UTC", "UTC-9"])  # of POSIX: + is west
+def test_the_first_and_the_last_time_are_those_of_all_keys_and_none(monkeypatch, zone):
+    table = sok.DynamicVariable(2, "ones")
+    tf.nn.embedding_lookup(table, [3, 5])
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        found = [
+            sok.incremental_model_dump(table, at)[0][0].tolist()
+            for at in (datetime.min, datetime.max)
+        ]
+    time.tzset()
+    assert found == [[3, 5], []]
 
 
 @pytest.mark.parametrize("with_session", [True, False])

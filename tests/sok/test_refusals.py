@@ -78,6 +78,12 @@ def test_a_dense_use_is_refused(table, read):
         read(table)
 
 
+def test_a_dense_use_is_told_what_to_use_and_no_more(table):
+    text = r"for some rows and sok.export\(variable\) for all.$"
+    with pytest.raises(NotImplementedError, match=text):
+        table.numpy()
+
+
 @pytest.mark.parametrize(
     "read",
     [tf.reduce_sum, tf.identity, lambda v: tf.matmul(v, tf.ones([2, 1])), tf.keras.layers.Dense(1)],

@@ -72,6 +72,8 @@ OF_MODELS = [
     *("make_test_function", "make_train_function"),
     *("predict", "save", "save_weights", "set_state_tree", "train_step"),
 ]
+# Takes no wrapper of ours: see sok/optimizer.py.
+OF_LOSS_SCALES = ["__init__"]
 # Tells a session in a cluster of TensorFlow's own: see bridge/cluster.py.
 OF_SESSIONS = ["run"]
 # Have optimizers train tables that ask for it: see bridge/optimizers/patched.py. What it does

@@ -24,6 +24,8 @@ from sok_lite.comm import Communicator
 
 # A row is a column of pixels; PNG has no more.
 _MOST_ROWS_OF_AN_IMAGE = 1_000_000
+# An attribute of Horovod's callback that gives all ranks the weights of one.
+_BROADCASTS = "broadcast_done"
 
 
 def help_callbacks(name: str, package: Any) -> None:
@@ -70,8 +72,9 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
       tables: of the model, at least one.
 
     Raises:
-      NotImplementedError: a ModelCheckpoint of another format, an OrbaxCheckpoint, or a setting of
-        the optimizer that does not reach rows, such as `use_ema`.
+      NotImplementedError: a ModelCheckpoint of another format, an OrbaxCheckpoint, Horovod's
+        callback that broadcasts weights, or a setting of the optimizer that does not reach rows,
+        such as `use_ema`.
     """
     optimizer = getattr(model, "optimizer", None)
     is_trained = any(table.trainable for table in tables)
@@ -87,6 +90,12 @@ def check_fit(model: Any, package: Any, callbacks: Sequence[Any], tables: Sequen
                 f"OrbaxCheckpoint saves dense values alone, and would lose the keys of "
                 f"{names_of(tables)}. Use ModelCheckpoint with a path that ends in .keras or "
                 ".weights.h5."
+            )
+        elif held.is_horovods(type(callback)) and hasattr(callback, _BROADCASTS):
+            raise NotImplementedError(
+                f"{type(callback).__name__} of Horovod reads every weight as a dense tensor, and "
+                f"{names_of(tables)} is none: its rows are spread over the ranks. Give fit() "
+                "sok_lite.keras.AllRanks() in its place, as the first callback."
             )
 
 

@@ -36,6 +36,11 @@ def trains_tables(optimizer: Any) -> bool:
     return not trainers.isdisjoint(type(optimizer).__mro__)
 
 
+def is_horovods(cls: type) -> bool:
+    """Whether a class of optimizers or callbacks is one of Horovod."""
+    return any(base.__module__.split(".")[0] == "horovod" for base in cls.__mro__)
+
+
 def may_hold(value: Any) -> bool:
     """Whether an object is a table, or something other than a container that may hold some."""
     marks = ("left_out_by", "tables_held")

@@ -15,7 +15,7 @@ from sok_lite.bridge.keras import data, held, hooks
 from sok_lite.bridge.keras.callbacks import check_fit
 from sok_lite.bridge.keras.classes import made_class
 from sok_lite.bridge.variable import TableVariable
-from sok_lite.comm.protocol import RanksDifferError
+from sok_lite.comm.protocol import Communicator, RanksDifferError
 
 # An attribute of models: whether an `AllRanks` makes their weights equal.
 _IS_TOLD = "_sok_lite_all_ranks"
@@ -56,7 +56,7 @@ class RankChecksPart:
             return
         steps = self.params.get("steps")  # type: ignore[attr-defined]
         facts = np.array([[-1 if steps is None else steps, *self.given]], np.int64)
-        gathered = allgather(facts).numpy()
+        gathered = allgather(facts, "an epoch of fit()").numpy()
         all_steps = gathered[:, 0].tolist()
         if len(set(all_steps)) > 1:
             raise RanksDifferError(
@@ -100,6 +100,8 @@ class AllRanksPart(RankChecksPart):
       RanksDifferError: in `fit`, on all ranks: they have other models or not as many steps, or a
         step of a program's own has trained dense weights on each rank by itself.
     """
+
+    _of_every_rank = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +180,9 @@ def _with_checks(
     is_list = isinstance(named, package.callbacks.CallbackList)
     callbacks = named.callbacks if is_list else tf.nest.flatten(named or [])
     check_fit(self, package, callbacks, tables)
-    if other_ranks() is not None:
+    comm = other_ranks()
+    if comm is not None:
+        _check_callbacks(comm, package, callbacks)
         looking = [each for each in callbacks if isinstance(each, RankChecksPart)]
         if not (is_list or looking):
             looking = [checks()]
@@ -188,6 +192,26 @@ def _with_checks(
             each.given = given
         data.watch_first_batch(self)
     return call(*bound.args, **bound.kwargs)
+
+
+def _check_callbacks(comm: Communicator, package: Any, callbacks: Sequence[Any]) -> None:
+    """Raises, on all ranks, if only some have a callback that every rank must have."""
+    of_keras = (package.callbacks.ModelCheckpoint, package.callbacks.BackupAndRestore)
+    names = [
+        type(each).__name__
+        for each in callbacks
+        # A subclass of Keras' may save otherwise.
+        if type(each) in of_keras or getattr(each, "_of_every_rank", False)
+    ]
+    text = np.frombuffer((", ".join(sorted(names)) or "none").encode(), np.uint8)
+    gathered = comm.allgatherv(text, "the callbacks of fit()").by_rank()
+    found = [part.tobytes().decode() for part in gathered]
+    if len(set(found)) > 1:
+        raise RanksDifferError(
+            "Every rank must give fit() the callbacks that save, or look at all ranks, for each "
+            f"rank has rows of its own. Received, by rank: {'; '.join(found)}. Give them to all "
+            "ranks, with the same arguments: rank 0 alone writes the file of ModelCheckpoint."
+        )
 
 
 def _check_equal(model: Any) -> None:
@@ -203,7 +227,8 @@ def _check_equal(model: Any) -> None:
 def _check_alike(model: Any, dense: list[Any]) -> None:
     """Raises, on all ranks, if these are other models."""
     kinds = [(tuple(each.shape), tf.as_dtype(each.dtype).name) for each in dense]
-    facts = allgather(np.array([[len(kinds), zlib.crc32(repr(kinds).encode())]], np.int64)).numpy()
+    kinds_here = np.array([[len(kinds), zlib.crc32(repr(kinds).encode())]], np.int64)
+    facts = allgather(kinds_here, "the model of fit()").numpy()
     if (facts != facts[0]).any():
         here = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
         raise RanksDifferError(
@@ -235,4 +260,5 @@ def _are_equal(weights: Any) -> bool:
 def _gathered(weights: Any, more: Sequence[int]) -> np.ndarray:
     """Returns a sum of dense weights and more numbers, (num_ranks, 1 + len(more)) int64."""
     sums = [zlib.crc32(np.ascontiguousarray(each.numpy()).tobytes()) for each in _dense(weights)]
-    return allgather(np.array([[hash(tuple(sums)), *more]], np.int64)).numpy()
+    facts = np.array([[hash(tuple(sums)), *more]], np.int64)
+    return allgather(facts, "the dense weights of fit()").numpy()

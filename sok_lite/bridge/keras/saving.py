@@ -25,6 +25,7 @@ from sok_lite.bridge.keras.model_folders import ModelFolder
 from sok_lite.bridge.keras.weights import check_saving, check_weights
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
+from sok_lite.comm.header import save_by
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 
 # Public: what a program calls on models.
@@ -236,9 +237,10 @@ def _scratch(method: str, filepath: Any, tables: Sequence[Any]) -> Iterator[Any]
         yield filepath
         return
     keyed, what = [each.table for each in tables], f"{method}()"
+    # No rank is still copying the older file, as BackupAndRestore does.
+    comm.barrier(save_by(f"model.{what}"))
     on_device(keyed[0].backend, refuse_keys_on_several_ranks, keyed, comm, what)
     with set_within(all_ranks_save, True):
-        comm.barrier()  # no rank is still copying the older file, as BackupAndRestore does
         if comm.rank == 0:
             yield filepath
         else:

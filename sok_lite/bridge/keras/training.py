@@ -12,9 +12,16 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any, NoReturn
 
+from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.called import models_of_keras_3
-from sok_lite.bridge.keras.held import names_of, optimizers_in, package_of, tables_in
+from sok_lite.bridge.keras.held import (
+    is_horovods,
+    names_of,
+    optimizers_in,
+    package_of,
+    tables_in,
+)
 from sok_lite.bridge.keras.hooks import caller_among
 
 # An attribute of optimizers whose steps all ranks take: "mean" where they are of the mean of all
@@ -95,10 +102,31 @@ def check_training(model: Any, force: bool = False) -> None:
         left_out = [table for table in tables if not _is_known_to(model, table)]
         if left_out:
             _refuse_training(left_out)
-    if any(getattr(type(table), "averages_over_ranks", False) for table in found):
+    averaged = [table for table in found if getattr(type(table), "averages_over_ranks", False)]
+    if averaged:
         # A step of a program's own may have another optimizer for what is dense.
         for optimizer in optimizers_in(model):
+            _refuse_horovods(model, optimizer, averaged)
             vars(optimizer)[OVER_RANKS] = "mean"
+
+
+def _refuse_horovods(model: Any, optimizer: Any, tables: Sequence[Any]) -> None:
+    """Raises where several ranks would train tables by an optimizer of Horovod.
+
+    Under tf_keras it would give each rank the gradients of all keys, before the optimizer has them.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    if other_ranks() is None or not is_horovods(type(inner)):
+        return
+    trained = [table for table in tables if table.trainable and not _is_frozen(model, table)]
+    if trained:
+        raise NotImplementedError(
+            "Gradients of a model with tables are averaged over ranks by sok_lite, and "
+            "hvd.DistributedOptimizer would gather those of "
+            f"{names_of(trained)}. Received: {type(inner).__name__} of hvd.DistributedOptimizer. "
+            "Do not wrap the optimizer: compile the model with it as it is, and give fit() the "
+            "callback sok_lite.keras.AllRanks()."
+        )
 
 
 def has_custom_step(model: Any) -> bool:

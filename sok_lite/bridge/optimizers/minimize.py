@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras.held import is_horovods
 from sok_lite.bridge.keras.training import left_out_of
 from sok_lite.bridge.optimizers.family import Family
 from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS
@@ -60,7 +61,7 @@ def gradients_of(
             f"Optimizers of {family.name} have no arguments {sorted(options)}: those are of "
             "tf.compat.v1.train. Leave them out."
         )
-    if other_ranks() is not None and is_horovods(inner_of(optimizer)):
+    if other_ranks() is not None and is_horovods(type(inner_of(optimizer))):
         raise NotImplementedError(
             f"{type(optimizer).__name__} of hvd.DistributedOptimizer averages gradients over ranks "
             "while it computes them, but those of tables must not be averaged. Take them from "
@@ -169,11 +170,6 @@ def warn_of_untrained(gradients: Gradients, family: Family | None) -> None:
             "`model.compile()`, did you forget to provide a `loss` argument?",
             stacklevel=5,
         )
-
-
-def is_horovods(optimizer: Any) -> bool:
-    """Whether hvd.DistributedOptimizer made an optimizer."""
-    return any(base.__module__.split(".")[0] == "horovod" for base in type(optimizer).__mro__)
 
 
 def _of_tensorflow(variable: Any) -> Any:

@@ -7,7 +7,10 @@ from functools import partial
 import numpy as np
 
 from sok_lite.comm import Communicator, CommunicatorError
+from sok_lite.comm.header import save_by
 from sok_lite.engine import failure
+
+_CALL = save_by("export_serving()")
 
 
 class Ranks:
@@ -45,9 +48,9 @@ class Ranks:
             if not self._has_met:
                 # The others are here, or in `to_first`.
                 with suppress(Exception):
-                    failure.together(self.comm, partial(_raise, error))
+                    failure.together(self.comm, partial(_raise, error), _CALL)
             raise
-        failure.together(self.comm, lambda: None)
+        failure.together(self.comm, lambda: None, _CALL)
 
     def to_first(self, array: np.ndarray) -> np.ndarray:
         """Returns what all ranks have, one after the other, on rank 0; nothing elsewhere.
@@ -58,12 +61,12 @@ class Ranks:
         """
         assert self.comm is not None
         try:
-            failure.together(self.comm, lambda: None)
+            failure.together(self.comm, lambda: None, _CALL)
         except Exception:
             self._has_met = True  # all raise this, and none waits for another
             raise
         splits = [len(array)] + [0] * (self.comm.size - 1)
-        return self.comm.alltoallv(array, splits, call="export_serving").rows
+        return self.comm.alltoallv(array, splits, call=_CALL).rows
 
 
 def _raise(error: Exception) -> None:

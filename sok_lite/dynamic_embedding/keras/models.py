@@ -23,12 +23,14 @@ from sok_lite.bridge.serving.models import functions_of
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.set_within import set_within
 from sok_lite.comm import Communicator
+from sok_lite.comm.header import save_by
 from sok_lite.dynamic_embedding.keras.layers import all_ranks_save, load_rows, save_rows
 from sok_lite.dynamic_embedding.ranks import are_several, communicator
 from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.beside import in_place_of
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.shard import read_arrays
 from sok_lite.engine.local_path import local_path, plain_path
 
@@ -319,7 +321,7 @@ def _together(comm: Communicator) -> Iterator[None]:
     except Exception as error:
         failure = error
     text = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()
-    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call="de_hvd_save_model")
+    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call=save_by("de_hvd_save_model()"))
     if failure is not None:
         raise failure
     if len(texts.rows):
@@ -390,7 +392,9 @@ def _write_tables(model: Any, path: Path) -> None:
         store: dict[str, np.ndarray] = {}
         save_rows(params, store)
         arrays |= {f"{number}/{part}": array for part, array in store.items()}
-    with in_place_of(os.path.realpath(path)) as written, open(written, "xb") as file:
+    num_bytes = sum(each.nbytes for each in arrays.values())
+    naming = naming_file(os.fspath(path), "the tables", num_bytes)
+    with naming, in_place_of(os.path.realpath(path)) as written, open(written, "xb") as file:
         np.savez(file, **arrays)
 
 

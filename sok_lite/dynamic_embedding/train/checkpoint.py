@@ -14,6 +14,7 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.bridge.keras.saving import saved_by
 from sok_lite.comm import Communicator
+from sok_lite.comm.header import save_by
 from sok_lite.comm.launch import launched_ranks
 from sok_lite.dynamic_embedding.checkpoint_folder import WrittenFolders, folder_beside, opened
 from sok_lite.dynamic_embedding.ranks import communicator
@@ -198,7 +199,7 @@ def _on_all(
                     table.files.write()
     except Exception as error:  # the others wait for this rank
         failure = error
-    failed = comm.allgatherv(np.array([failure is not None])).rows
+    failed = comm.allgatherv(np.array([failure is not None]), call=save_by(what)).rows
     if failure is not None:
         raise failure
     if failed.any():

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.lock import Lock, is_lock, remove_unless_written
 from sok_lite.engine.files.manifest import sync_path
 from sok_lite.engine.local_path import local_path
@@ -51,14 +52,15 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
       ValueError: the path is no local one. OSError: it cannot be written.
     """
     path = local_path(path)
+    naming = naming_file(path, "the file", len(data))
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal
-        with open(path, "wb") as file:
+        with naming, open(path, "wb") as file:
             file.write(data)
         return
     path = os.path.realpath(path)
     if not os.path.isdir(os.path.dirname(path)):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    with in_place_of(path) as new, open(new, "xb") as file:
+    with naming, in_place_of(path) as new, open(new, "xb") as file:
         file.write(data)
 
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from sok_lite.comm.header import save_by
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
@@ -150,7 +151,7 @@ def _begin(
     prepare: Callable[[], None] | None = None,
 ) -> _Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
-    path = together(comm, lambda: local_path(path))
+    path = together(comm, lambda: local_path(path), save_by("dump()"))
     items = checked_items(tables, comm, {"path": path, "incremental": incremental}, "dump")
     refuse_keys_on_several_ranks(keyed_tables_of(items), comm, "A dump")
     folder, since = os.path.abspath(path), time.monotonic()

@@ -35,6 +35,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.key_value_names import ShardPlace
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
@@ -181,6 +182,7 @@ def write_shard(
         )
     os.makedirs(folder, exist_ok=True)
     with contextlib.ExitStack() as opened:
+        opened.enter_context(naming_file(base, f"the files of {layout.name!r}"))
         opened.enter_context(Lock(f"{base}.lock", repr(base)))
         old = None
         if append_to_file and os.path.exists(_keys(base)):
@@ -412,7 +414,9 @@ def write_states(
       checksums: of the keys and values of each shard, as they are on the disk already.
     """
     pairs = np.array(checksums, np.int64).reshape(-1, 2)
-    with Lock(f"{path}.lock", repr(path)), GrowingFile(path, None) as made:
+    num_bytes = sum(array.nbytes for array in arrays.values())
+    naming = naming_file(path, "the states", num_bytes)
+    with naming, Lock(f"{path}.lock", repr(path)), GrowingFile(path, None) as made:
         np.savez(made.file, checksums=pairs, **arrays)  # type: ignore[arg-type]
         made.sync()
         made.publish()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sok_lite.backend.publish import Action
+from sok_lite.comm.header import load_by
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import row_dtype
@@ -76,7 +77,7 @@ def load(
         corrupt, or its content does not fit a table.
       MemoryError: no memory for it. In all cases every table is as it was, on all ranks.
     """
-    path = together(comm, lambda: local_path(path))
+    path = together(comm, lambda: local_path(path), load_by("load()"))
     folder = os.path.abspath(path)
     wanted = {"path": path, "mode": mode, "cast": cast, "on_full": on_full}
     items = checked_items(tables, comm, wanted, "load")

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
+from sok_lite.engine.files.full_disk import naming_file
+
 _WORD = b"sok_lite"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
@@ -46,10 +48,16 @@ class Lock:
                 raise
             os.close(file)
         self._file = file
-        # What a later one is told.
-        os.ftruncate(file, 0)
-        os.pwrite(file, b"%s %d %s" % (_WORD, os.getpid(), socket.gethostname().encode()), 0)
         self.release = weakref.finalize(self, _release, file, path)
+        # What a later one is told.
+        text = b"%s %d %s" % (_WORD, os.getpid(), socket.gethostname().encode())
+        try:
+            with naming_file(path, "a lock", len(text)):
+                os.ftruncate(file, 0)
+                os.pwrite(file, text, 0)
+        except BaseException:
+            self.release()
+            raise
         _held.add(self)
 
     def __enter__(self) -> "Lock":

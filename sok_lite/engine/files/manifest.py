@@ -17,6 +17,7 @@ from urllib.parse import quote
 from sok_lite._version import __version__
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import lock as locks
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct, read_whole
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.joined import checked_facts, number_of
@@ -383,14 +384,15 @@ def publish(folder: str, text: str) -> None:
     # put there, is removed and not written to.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-    try:
-        data = memoryview(text.encode())
-        while data:
-            data = data[os.write(number, data) :]
-        os.fsync(number)
-    finally:
-        os.close(number)
+    data = memoryview(text.encode())
+    with naming_file(temporary, "the manifest", len(data)):
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        try:
+            while data:
+                data = data[os.write(number, data) :]
+            os.fsync(number)
+        finally:
+            os.close(number)
     os.replace(temporary, os.path.join(folder, NAME))
     sync_path(folder)
 

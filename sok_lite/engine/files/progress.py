@@ -15,21 +15,25 @@ class Progress:
     Args:
       report: called with the bytes done and the total whenever some are done; None: no report.
       total: bytes to do.
+
+    Attributes:
+      total: the argument.
     """
 
     def __init__(self, report: Report | None = None, total: int = 0) -> None:
-        self._report, self._total, self._done = report, total, 0
+        self.total = total
+        self._report, self._done = report, 0
 
     def add(self, num_bytes: int) -> None:
         """Adds bytes that are done, and reports."""
         self._done += num_bytes
         if self._report is not None:
-            self._report(self._done, self._total)
+            self._report(self._done, self.total)
 
     def finish(self) -> None:
         """Reports that all is done, also if files had bytes that were not needed."""
-        if self._done < self._total:
-            self.add(self._total - self._done)
+        if self._done < self.total:
+            self.add(self.total - self._done)
 
 
 def checked_progress(progress: Any, rank: int) -> bool:

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.engine.dtypes import bfloat16_to_float32, is_integer, key_dtype, number_in, row_dtype
+from sok_lite.engine.dtypes import (
+    bfloat16_to_float32,
+    instead_of_key,
+    is_integer,
+    key_dtype,
+    number_in,
+    row_dtype,
+)
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.key_index import (
     MAX_KEYS,
@@ -149,8 +156,8 @@ class ReadonlyTable:
         limits, key = np.iinfo(self._key_dtype.dtype), number_in(key)
         if not is_integer(key):
             raise TypeError(
-                f"`in` asks {self.name!r} for one key, an integer. Received: {key!r}. For several "
-                "keys use contains(keys)."
+                f"`in` asks {self.name!r} for one key, an integer. Received: {key!r}. "
+                f"{instead_of_key(key, 'contains(keys)')}"
             )
         return limits.min <= int(key) <= limits.max and bool(self.contains(key))  # type: ignore
 

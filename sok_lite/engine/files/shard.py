@@ -15,10 +15,12 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.json_text import parsed
 
@@ -161,7 +163,7 @@ class ShardWriter:
     Args:
       path: of the file, which must not be there.
       tensors: all of them, in the order in which they will come.
-      about: further texts of the header.
+      about: further texts of the header; "table" is the name of the table.
       chunk_bytes: the length of a chunk, which has one checksum; the last one may be shorter.
       progress: told of every byte of the tensors.
 
@@ -182,7 +184,10 @@ class ShardWriter:
         self._num_bytes, self._crcs = 0, list[int]()
         head = _header_of(tensors, about)
         self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        of_table = f"a file of table {about['table']!r}"
+        self._naming = partial(naming_file, path, of_table, self._total, self._progress.total)
+        with self._naming():
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             self._write(memoryview(head))
         except BaseException:
@@ -199,7 +204,8 @@ class ShardWriter:
         while data:
             begun = self._num_bytes % self._chunk_bytes
             part = data[: self._chunk_bytes - begun]
-            written = os.write(self._file, part)
+            with self._naming():
+                written = os.write(self._file, part)
             crc = zlib.crc32(part[:written], self._crcs.pop() if begun else 0)
             self._crcs.append(crc)
             self._num_bytes += written
@@ -212,7 +218,8 @@ class ShardWriter:
                 f"{self._path} was to have {self._total:,} bytes. Received: {self._num_bytes:,}. "
                 "A table has changed while it was written."
             )
-        os.fsync(self._file)
+        with self._naming():
+            os.fsync(self._file)
         return Written(self._num_bytes, self._chunk_bytes, tuple(self._crcs))
 
     def close(self) -> None:

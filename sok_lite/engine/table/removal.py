@@ -4,6 +4,8 @@ These are methods of `EmbeddingTable`.
 """
 
 import numbers
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from sok_lite.engine.table.history import keys_where
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.record import COUNTERS
 from sok_lite.engine.table.results import Predicate
+
+# Other units of a time that a program may give to `expire`.
+_SECONDS = {"minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800}
 
 
 @changing
@@ -69,17 +74,7 @@ def expire(
       TypeError, ValueError: not exactly one of the two is passed, or it is no number, negative,
         or a fraction of a lookup.
     """
-    if (num_lookups is None) == (seconds is None):
-        raise ValueError(
-            "Give `num_lookups` or `seconds`, one of them. "
-            f"Received: num_lookups={num_lookups}, seconds={seconds}."
-        )
-    name, limit = ("seconds", seconds) if num_lookups is None else ("num_lookups", num_lookups)
-    if isinstance(limit, (bool, np.bool_)) or not isinstance(limit, numbers.Real):
-        raise TypeError(f"`{name}` must be a number. Received: {name}={limit!r}.")
-    if not limit >= 0 or (name == "num_lookups" and limit % 1 != 0):
-        kind = "a whole number, 0 or more" if name == "num_lookups" else "0 or more"
-        raise ValueError(f"`{name}` must be {kind}. Received: {name}={limit}.")
+    check_limits(num_lookups, seconds)
     if seconds is not None:
         oldest = table.clock.first_since(table.clock.read() - as_float(seconds))
     else:
@@ -87,6 +82,39 @@ def expire(
     doomed = keys_where(table, lambda last_seen: last_seen < oldest)
     forgetting = [] if table.pending is None else table.pending.plan_forget_before(oldest)
     return _erase(table, doomed, forgetting)
+
+
+def check_limits(
+    num_lookups: int | None, seconds: float | None, others: Mapping[str, Any] | None = None
+) -> None:
+    """Raises where the arguments of `expire` are not as said there.
+
+    Args:
+      num_lookups, seconds: of `expire`.
+      others: by name, such as days.
+
+    Raises:
+      TypeError, ValueError: see `expire`; TypeError of others too.
+    """
+    for name, value in (others or {}).items():
+        times = f"{_SECONDS[name]:_}" if name in _SECONDS else None
+        instead = "one of the two" if times is None else f"seconds={value!r} * {times}"
+        raise TypeError(
+            "`expire` takes `num_lookups` or `seconds`. "
+            f"Received: {name}={value!r}. Give {instead}."
+        )
+    if (num_lookups is None) == (seconds is None):
+        raise ValueError(
+            "Give `num_lookups` or `seconds`, one of them. "
+            f"Received: num_lookups={num_lookups}, seconds={seconds}."
+        )
+    name, limit = ("seconds", seconds) if num_lookups is None else ("num_lookups", num_lookups)
+    if isinstance(limit, (bool, np.bool_)) or not isinstance(limit, numbers.Real):
+        advice = " Give its total_seconds()." if isinstance(limit, timedelta) else ""
+        raise TypeError(f"`{name}` must be a number. Received: {name}={limit!r}.{advice}")
+    if not limit >= 0 or (name == "num_lookups" and limit % 1 != 0):
+        kind = "a whole number, 0 or more" if name == "num_lookups" else "0 or more"
+        raise ValueError(f"`{name}` must be {kind}. Received: {name}={limit}.")
 
 
 def erase_below(table: TableParts, cutoff: float) -> int:

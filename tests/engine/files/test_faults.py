@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -88,6 +89,52 @@ def test_any_call_may_fail(tmp_path, code, has_old):
         if calls.count < number:
             break
     assert num_failed > 30 // step
+
+
+class FullDisk:
+    """Lets no file of a name have more than so many bytes, as a full disk does."""
+
+    def __init__(self, monkeypatch, name, room):
+        self._name, self._room = name, room
+        for call in ("write", "pwrite"):
+            monkeypatch.setattr(os, call, self._limited(getattr(os, call)))
+
+    def _limited(self, call):
+        def write(number, data, *at):
+            if self._name in os.path.basename(os.readlink(f"/proc/self/fd/{number}")):
+                data = bytes(data)[: self._room - os.fstat(number).st_size]
+                if not data:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return call(number, data, *at)
+
+        return write
+
+
+@pytest.mark.parametrize(
+    "name, room, told",
+    [
+        ("u-0", 4, r"a file of table 'u' needs ([\d,]+) bytes; 4 are .*; all .* need ([\d,]+)"),
+        ("manifest.json.tmp", 4, r"the manifest needs ([\d,]+) bytes; 4 are written"),
+        ("manifest.json.lock", 0, r"a lock needs ([\d,]+) bytes; 0 are written"),
+    ],
+)
+def test_a_full_disk_is_told_with_file_table_and_bytes(tmp_path, name, room, told):
+    tables, whole = [table_of(1), table_of(1, "u")], tmp_path / "whole"
+    dump(whole, tables, ONE)
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(patch, name, room)
+        with pytest.raises(OSError, match="No space left on device: ") as raised:
+            dump(tmp_path / "c", tables, ONE)
+    error = raised.value
+    assert error.errno == errno.ENOSPC and name in error.filename
+    found = re.search(f"{told}; [\\d,]+ bytes are free: '/", str(error))
+    assert found, str(error)
+    needed, *of_all = (int(number.replace(",", "")) for number in found.groups())
+    if name == "u-0":
+        (size,) = (path.stat().st_size for path in whole.glob("**/u-0*"))
+        assert needed == size and 2 * size > of_all[0] > size
+    dump(tmp_path / "c", tables, ONE)  # no lock was left
+    assert version_at(tmp_path / "c") == 1
 
 
 def test_a_manifest_is_replaced_and_not_written_over(tmp_path):

@@ -136,7 +136,15 @@ def test_what_is_asked_may_have_any_shape(tmp_path):
         (lambda table: table.lookup([2**40]), ValueError, "1099511627776"),
         (lambda table: table.lookup([1], default=[1, 2, 3]), ValueError, "a number or a row of 2"),
         (lambda table: table.lookup([1], default="0"), ValueError, "a number or a row of 2"),
-        (lambda table: "1" in table, TypeError, "one key, an integer. Received: '1'"),
+        (lambda table: table.lookup(["a"]), TypeError, r"texts\. Turn .*sok_lite.hash_strings"),
+        (lambda table: table.lookup("a"), TypeError, r"texts\. Turn .*sok_lite.hash_strings"),
+        (lambda table: table.find([b"a"]), TypeError, r"texts\. Turn .*sok_lite.hash_strings"),
+        (
+            lambda table: table.contains(np.array(["a"], object)),
+            TypeError,
+            r"texts\. Turn .*sok_lite.hash_strings",
+        ),
+        (lambda table: "1" in table, TypeError, "one key, an integer. Received: '1'.*hash_strings"),
         (lambda table: [1] in table, TypeError, "one key, an integer"),
     ],
 )
