@@ -184,7 +184,7 @@ class ShardWriter:
         self._num_bytes, self._crcs = 0, list[int]()
         head = _header_of(tensors, about)
         self._total = len(head) + sum(tensor.num_bytes for tensor in tensors)
-        of_table = f"a file of table {about['table']!r}"
+        of_table = f"a file of table {about['table']!r}" if "table" in about else "a file"
         self._naming = partial(naming_file, path, of_table, self._total, self._progress.total)
         with self._naming():
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
