@@ -272,8 +272,8 @@ def _build(model: Any, file: Path) -> None:
 
 
 def _is_built(model: Any) -> bool:
-    # Not of the model itself: Keras 3 builds the layers alone, where it has no inputs.
-    return all(layer.built for layer in layers_in(model))
+    # Keras 3 builds the layers alone, where a model has no inputs.
+    return model.built or all(layer.built for layer in layers_in(model))
 
 
 def _build_config(file: Path) -> Any:
