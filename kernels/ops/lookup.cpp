@@ -91,12 +91,13 @@ class Lookup {
       if (now.inserts) held_->HandOver();
       return false;
     }
-    if (num_missing && !now.gives_zeros) {
+    const bool draws = num_missing && !now.gives_zeros;
+    if (draws) {
       GiveInitialValues();
     } else if (num_missing && !plan_.is_pooled) {
       GiveZeros();
     }
-    if (plan_.is_pooled) ReadSources(num_missing && !now.gives_zeros);
+    if (plan_.is_pooled) ReadSources(draws);
     if (plan_.tells_found) TellFound();
     Count(plan_, given_, missing);
     for (size_t t = 0; now.inserts && t < missing.size(); ++t) {

@@ -16,6 +16,24 @@ KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (*(tf.float32, tf.float16, tf.bfloat16, tf.float64), *(tf.int32, tf.int64, tf.int8))
 
 
+class DtypeError(TypeError, ValueError):
+    """A dtype does not fit: a TypeError by TFRA's documents, a ValueError by what TFRA raises."""
+
+
+class ShapeError(tf.errors.InvalidArgumentError, ValueError):
+    """Shapes do not fit: what TFRA raises is TensorFlow's InvalidArgumentError."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, None, message)
+
+
+class PartitionError(tf.errors.InvalidArgumentError, ValueError):
+    """A partitioner gives no number of a shard."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, None, message)
+
+
 def checked_dtypes(key_dtype: Any, value_dtype: Any) -> tuple[tf.DType, tf.DType]:
     """Returns the dtypes of keys and values; DtypeError: no table has them. TypeError: no dtype."""
     key_dtype = checked_dtype("key_dtype", key_dtype)
@@ -50,14 +68,22 @@ def checked_keys(keys: Any, dtype: tf.DType, name: str) -> tf.Tensor:
         received = getattr(getattr(keys, "dtype", None), "name", type(keys).__name__)
         if isinstance(keys, np.ndarray) and keys.dtype.kind in "SU":
             received = "texts"
-        advice = advice_of_keys(getattr(keys, "dtype", None), dtype)
+        advice = _advice(getattr(keys, "dtype", None), dtype)
         if not isinstance(keys, (tf.Tensor, np.ndarray)):
             received = f"{received} in a {type(keys).__name__}"
         raise DtypeError(f"Keys of {name!r} must be {dtype.name}. Received: {received}. {advice}")
     return keys
 
 
-def advice_of_keys(received: Any, dtype: tf.DType) -> str:
+def wrong_ids(received: tf.DType, params: Any) -> DtypeError:
+    """Returns what is raised where ids have another dtype than the keys of a variable."""
+    return DtypeError(
+        f"`ids` must be {params.key_dtype.name}, as the keys of {params.name!r}. "
+        f"Received: {received.name}. {_advice(received, params.key_dtype)}"
+    )
+
+
+def _advice(received: Any, dtype: tf.DType) -> str:
     """Returns what to do with keys of another dtype than those of a table."""
     if received == tf.string:  # which NumPy's texts and objects are equal to
         return "Make the table with key_dtype=tf.string, or use sok_lite.hash_strings."
@@ -118,21 +144,3 @@ def checked_values(values: Any, keys: tf.Tensor, dim: int, dtype: tf.DType, name
             f"{dim} for each key."
         )
     return tf.reshape(values, [-1, dim])
-
-
-class DtypeError(TypeError, ValueError):
-    """A dtype does not fit: a TypeError by TFRA's documents, a ValueError by what TFRA raises."""
-
-
-class ShapeError(tf.errors.InvalidArgumentError, ValueError):
-    """Shapes do not fit: what TFRA raises is TensorFlow's InvalidArgumentError."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(None, None, message)
-
-
-class PartitionError(tf.errors.InvalidArgumentError, ValueError):
-    """A partitioner gives no number of a shard."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(None, None, message)

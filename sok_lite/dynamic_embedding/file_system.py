@@ -7,7 +7,6 @@ other programs write meanwhile may be in it or not. `key_value_files` has the fo
 """
 
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -29,17 +28,10 @@ from sok_lite.engine.files.key_value_files import (
     open_shards,
     write_shard,
 )
-from sok_lite.engine.files.key_value_names import (
-    ShardPlace,
-    bases_by_prefix,
-    file_prefix,
-    find_shards,
-)
+from sok_lite.engine.files.key_value_names import ShardPlace, bases_of_save, find_shards
 from sok_lite.engine.table.exclusive import alone
 
 _SLOTS = 1 << 16  # places of an index that are read together
-# What the name of a shard's files ends with.
-_SHARD = re.compile(r"_mht_\d+of\d+(_rank\d+_size\d+)?$")
 
 
 class Source(NamedTuple):
@@ -158,7 +150,7 @@ def load(
     def run(source: Source, folder: str) -> None:
         name, bases = source.layout.name, file_name_list
         if load_entire_dir:
-            bases = _bases_of_save(folder, [name] if bases is None else bases)
+            bases = bases_of_save(folder, [name] if bases is None else bases)
         if bases is None and only is not None:
             bases = [ShardPlace(only + 1, source.num_shards, rank, size).base(name)]
         if bases is None:
@@ -176,44 +168,6 @@ def load(
         _replace(source, shards, buffer_size, part, only)
 
     return _call(holder, "load_from_file_system", dirpath, dirpath_env, run)
-
-
-def _bases_of_save(folder: str, names: Sequence[str]) -> list[str]:
-    """Returns the bases of all files of one save, or of several, each of which is whole.
-
-    Args:
-      names: of variables, or of files.
-
-    Raises:
-      FileNotFoundError, ValueError: as of `find_shards`.
-    """
-    bases: list[str] = []
-    for name in names:
-        if os.path.isfile(os.path.join(folder, f"{name}-keys")) and not _SHARD.search(name):
-            bases.append(name)  # a program's own name of a whole table
-            continue
-        variable = _SHARD.sub("", name)
-        found = bases_by_prefix(folder).get(file_prefix(variable), [])
-        if not found or any(is_of_process for _, is_of_process in found):
-            bases += find_shards(folder, variable)
-        else:
-            bases += _whole(folder, [base for base, _ in found])
-    return list(dict.fromkeys(bases))
-
-
-def _whole(folder: str, bases: Sequence[str]) -> Sequence[str]:
-    """Returns the files of one save by a table itself, which do not say of which process they are.
-
-    Raises:
-      FileNotFoundError: some are missing, or they are of several saves.
-    """
-    counts = {base.rpartition("of")[2] for base in bases}
-    if counts != {str(len(bases))}:
-        raise FileNotFoundError(
-            f"{folder!r} does not hold the shards of one save: there are {', '.join(bases)}. Name "
-            "the files to read, without load_entire_dir."
-        )
-    return bases
 
 
 def load_spread(holder: Any, dirpath: Any, size: int, rank: int, buffer_size: int) -> Any:

@@ -26,7 +26,7 @@ from sok_lite.bridge.sparse_matrix import (
     with_values,
 )
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.dynamic_embedding.arguments import DtypeError, advice_of_keys
+from sok_lite.dynamic_embedding.arguments import DtypeError, wrong_ids
 from sok_lite.dynamic_embedding.mode import ModelMode, get_model_mode
 from sok_lite.dynamic_embedding.ranks import communicator
 from sok_lite.dynamic_embedding.trainable import ShadowVariable, TrainableWrapper, clipped
@@ -268,10 +268,7 @@ class HvdVariable:
         ids = tf.convert_to_tensor(ids)
         params = self.shadow.params
         if ids.dtype != params.key_dtype:
-            raise DtypeError(
-                f"`ids` must be {params.key_dtype.name}, as the keys of {params.name!r}. "
-                f"Received: {ids.dtype.name}. {advice_of_keys(ids.dtype, params.key_dtype)}"
-            )
+            raise wrong_ids(ids.dtype, params)
         if self.mpi_size == 1:
             return self.shadow.lookup(ids)
         rows = look_up_each(self._comm, self.shadow, ids, MissingKeyPolicy(False))
@@ -317,11 +314,7 @@ def _table_of(
     params, variable = _only(params)
     dtype = getattr(ids, "dtype", variable.key_dtype)
     if tf.as_dtype(dtype) != variable.key_dtype:
-        raise DtypeError(
-            f"`ids` must be {variable.key_dtype.name}, as the keys of {variable.name!r}. "
-            f"Received: {tf.as_dtype(dtype).name}. "
-            f"{advice_of_keys(tf.as_dtype(dtype), variable.key_dtype)}"
-        )
+        raise wrong_ids(tf.as_dtype(dtype), variable)
     if tf.inside_function() and return_trainable:
         raise NotImplementedError(
             "`return_trainable` does not work in a tf.function: a variable cannot leave it. Use "

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.autograph import unconverted_function
-from sok_lite.dynamic_embedding.arguments import DtypeError, advice_of_keys
+from sok_lite.dynamic_embedding.arguments import wrong_ids
 from sok_lite.dynamic_embedding.lookups import HvdVariable
 from sok_lite.dynamic_embedding.trainable import DEResourceVariable, ShadowVariable
 
@@ -42,10 +42,7 @@ def embedding_lookup(
       ValueError: keys of another dtype. (It is a TypeError as well.)
     """
     if ids.dtype != shadow.params.key_dtype:
-        raise DtypeError(
-            f"`ids` must be {shadow.params.key_dtype.name}, as the keys of {shadow.params.name!r}. "
-            f"Received: {ids.dtype.name}. {advice_of_keys(ids.dtype, shadow.params.key_dtype)}"
-        )
+        raise wrong_ids(ids.dtype, shadow.params)
     return shadow.lookup(ids)
 
 

@@ -20,7 +20,7 @@ from sok_lite.bridge.autograph import unconverted
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.native_write import adding
 from sok_lite.bridge.refusals import is_called_from
-from sok_lite.bridge.saveable import TableSaveable, save_with_graph, saver_call
+from sok_lite.bridge.saveable import SaverCall, TableSaveable, save_with_graph, saver_call
 from sok_lite.bridge.table_call import method_call
 from sok_lite.bridge.texts import Texts
 from sok_lite.bridge.tf_private import (
@@ -458,7 +458,7 @@ def _write(table: Any) -> Any:
         call = saver_call()
         if call is not None and call.restores:  # it asks what shape a tensor has
             return tf.constant("")
-        return file_call(table, f"Saving {table.name!r}", write, _prefix(), [tf.string])[0]
+        return file_call(table, f"Saving {table.name!r}", write, _prefix(call), [tf.string])[0]
 
     # TensorFlow asks before it restores as well; it calls this only where it saves.
     with tf.device("CPU:0"):
@@ -471,14 +471,13 @@ def _read(table: Any, description: tf.Tensor) -> Any:
         _check_described(rows, saved)
         rows.files.read(_described_checksums(saved), *prefix)
 
-    texts = [description, *_prefix()]
+    texts = [description, *_prefix(saver_call())]
     done = file_call(table, f"The restore of {table.name!r}", read, texts)
     return tf.no_op() if done is None else done
 
 
-def _prefix() -> list[tf.Tensor]:
+def _prefix(call: SaverCall | None) -> list[tf.Tensor]:
     """Returns what the checkpoint's files start with where a saver of TF1 asks, which knows it."""
-    call = saver_call()
     return [] if call is None else [call.filename]
 
 

@@ -30,6 +30,7 @@ from sok_lite.dynamic_embedding.savers import FileSystemSaver
 from sok_lite.dynamic_embedding.tables import HashTable
 from sok_lite.dynamic_embedding.trainable import TrainableWrapper, tf1_optimizer_in
 from sok_lite.engine.files.beside import in_place_of
+from sok_lite.engine.files.commits import broadcast_bytes
 from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.shard import read_arrays
 from sok_lite.engine.local_path import local_path, plain_path
@@ -118,7 +119,7 @@ def de_hvd_save_model(
     comm = communicator("de_hvd_save_model()")
     with _together(comm):
         path = checked_path(filepath, signatures, options)
-    path = _path_of_first(path, comm)
+    path = Path(os.fsdecode(broadcast_bytes(comm, os.fsencode(path), 0)))
     with _together(comm):  # nobody writes where another refuses
         check_savable(model, path)
         functions = _functions(model, path, signatures)
@@ -328,13 +329,6 @@ def _together(comm: Communicator) -> Iterator[None]:
         raise RuntimeError(
             f"Another rank could not save the model: {texts.rows.tobytes().decode()}"
         )
-
-
-def _path_of_first(path: Path, comm: Communicator) -> Path:
-    """Returns the path that rank 0 was given. Every rank must call it."""
-    text = os.fsencode(path) if comm.rank == 0 else b""
-    texts = comm.allgatherv(np.frombuffer(text, np.uint8), call="de_hvd_save_model")
-    return Path(os.fsdecode(texts.rows.tobytes()))
 
 
 def _file_of_rank(path: Path, comm: Communicator) -> Path:

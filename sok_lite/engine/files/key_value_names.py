@@ -10,7 +10,7 @@ process r, from 0, of the s processes. All shards that one save writes have the 
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _SUFFIX = re.compile(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)")
@@ -18,6 +18,8 @@ _SUFFIX = re.compile(r"_mht_(\d+)of(\d+)_rank(\d+)_size(\d+)")
 _NAME = re.compile(
     r"(?P<base>(?P<prefix>.+)_mht_\d+of\d+(?P<rank>_rank\d+_size\d+)?)-(keys|values)"
 )
+# What a base ends with, whether it says that or not.
+_OF_SHARD = re.compile(r"_mht_\d+of\d+(_rank\d+_size\d+)?$")
 _ENDINGS = ("-keys", "-values")
 
 
@@ -82,6 +84,44 @@ def group_sizes(folder: str, name: str) -> set[int]:
     """
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return {place.size for place in _places(names, name)}
+
+
+def bases_of_save(folder: str, names: Sequence[str]) -> list[str]:
+    """Returns the bases of all files of one save, or of several, each of which is whole.
+
+    Args:
+      names: of variables, or of files.
+
+    Raises:
+      FileNotFoundError, ValueError: as of `find_shards`.
+    """
+    bases: list[str] = []
+    for name in names:
+        if os.path.isfile(os.path.join(folder, f"{name}-keys")) and not _OF_SHARD.search(name):
+            bases.append(name)  # a program's own name of a whole table
+            continue
+        variable = _OF_SHARD.sub("", name)
+        found = bases_by_prefix(folder).get(file_prefix(variable), [])
+        if not found or any(is_of_process for _, is_of_process in found):
+            bases += find_shards(folder, variable)
+        else:
+            bases += _of_one_save(folder, [base for base, _ in found])
+    return list(dict.fromkeys(bases))
+
+
+def _of_one_save(folder: str, bases: Sequence[str]) -> Sequence[str]:
+    """Returns the files of one save by a table itself, which do not say of which process they are.
+
+    Raises:
+      FileNotFoundError: some are missing, or they are of several saves.
+    """
+    counts = {base.rpartition("of")[2] for base in bases}
+    if counts != {str(len(bases))}:
+        raise FileNotFoundError(
+            f"{folder!r} does not hold the shards of one save: there are {', '.join(bases)}. Name "
+            "the files to read, without load_entire_dir."
+        )
+    return bases
 
 
 def find_shards(
