@@ -181,6 +181,15 @@ def test_lines_of_a_page_are_short(page):
         assert len(line) <= 120, f"{name_of(page)}, line {number}: {len(line)}"
 
 
+def test_code_is_as_wide_as_the_site_shows_it():
+    """At 1280 pixels 88 columns are seen. Of what a command prints the rest is scrolled to."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for info, body in FENCE.findall(page.read_text()):
+            if info or page.name != "command_line.md":
+                wide = [line for line in body.splitlines() if len(line) > 88]
+                assert not wide, f"{name_of(page)}: {wide[0]}"
+
+
 def test_every_environment_variable_is_public():
     known = set()
     for folder in ("sok_lite", "scripts", "tests", "tools"):
