@@ -126,7 +126,7 @@ def site(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("docs", "sok_lite"):
         shutil.copytree(ROOT / name, project / name, ignore=ignored)
-    (project / "scripts").mkdir()
+    shutil.copytree(ROOT / "scripts" / "site_templates", project / "scripts" / "site_templates")
     shutil.copy(ROOT / "scripts" / "site_docstrings.py", project / "scripts")
     shutil.copy(ROOT / "mkdocs.yml", project)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]

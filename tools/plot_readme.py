@@ -34,7 +34,8 @@ def _draw(milliseconds: dict[str, dict[str, float]], path: Path, ink: str, *bars
     matplotlib.rcParams |= dict.fromkeys(
         ["text.color", "axes.edgecolor", "axes.titlecolor", "ytick.color"], ink
     )
-    figure, all_axes = pyplot.subplots(1, 2, figsize=(7.2, 1.5), layout="constrained")
+    # As narrow as a phone can show without text that is too small to read.
+    figure, all_axes = pyplot.subplots(2, 1, figsize=(5, 2.6), layout="constrained")
     for axes, (work, times) in zip(all_axes, milliseconds.items(), strict=True):
         drawn = axes.barh(list(times), list(times.values()), color=bars)
         axes.bar_label(drawn, [f" {time:g} ms" for time in times.values()])
@@ -43,7 +44,6 @@ def _draw(milliseconds: dict[str, dict[str, float]], path: Path, ink: str, *bars
         axes.set_xlim(0, 1.25 * max(times.values()))
         axes.set_xticks([])
         axes.spines[["top", "right", "bottom"]].set_visible(False)
-    all_axes[1].set_yticklabels([])
     figure.savefig(path, metadata={"Date": None}, transparent=True)
     pyplot.close(figure)
 
