@@ -41,6 +41,10 @@ def _adagrad(o: Any) -> Settings:
     return Settings(rules.Adagrad, _numbers(o, "epsilon"), flags)
 
 
+def _rowwise_adagrad(o: Any) -> Settings:
+    return _adagrad(o)._replace(rule=rules.RowWiseAdagrad)
+
+
 def _rmsprop(o: Any) -> Settings:
     numbers = _numbers(o, "rho", "momentum", "epsilon")
     return Settings(rules.RMSprop, numbers, {"centered": bool(o.centered)})
@@ -97,7 +101,8 @@ _KERAS_SETTINGS = {
     "Nadam": _by_names(rules.Nadam, *_MOMENTS),
     "Lion": _by_names(rules.Lion, "beta_1", "beta_2"),
     "ScheduleFreeAdamW": _by_names(rules.ScheduleFreeAdamW, *_MOMENTS, "warmup_steps"),
-    # Our own, see group.py.
+    # Our own, see rowwise_adagrad.py and group.py.
+    "RowWiseAdagrad": _rowwise_adagrad,
     "GroupAdam": _group_adam,
     "GroupAMSGrad": _group_adam,
     "GroupLamb": _group_lamb,

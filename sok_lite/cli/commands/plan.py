@@ -372,8 +372,11 @@ def _needs(args: argparse.Namespace) -> list[Need]:
 def _need(
     name: str, keys: int, dim: int, dtype: str | None, optimizer: str | None, ids: float = 1
 ) -> Need:
-    num_states = len(_RULES[optimizer or _DEFAULT].states)
-    return Need(name, keys, dim, dtype or "float32", num_states * dim, ids)
+    return Need(name, keys, dim, dtype or "float32", _state_size(optimizer or _DEFAULT, dim), ids)
+
+
+def _state_size(optimizer: str, dim: int) -> int:
+    return sum(size for size, _ in _RULES[optimizer].kinds(dim).values())
 
 
 def _parse_table(given: str, args: argparse.Namespace) -> Need:
@@ -426,7 +429,7 @@ def _needs_of(args: argparse.Namespace) -> list[Need]:
         dtype = args.dtype or row_dtype(source.dtype).name
         states = sum(state.dim for state in source.states)
         if args.optimizer is not None:
-            states = len(_RULES[args.optimizer].states) * source.dim
+            states = _state_size(args.optimizer, source.dim)
         needs.append(Need(source.name, max(1, source.num_keys), source.dim, dtype, states))
     return needs
 
@@ -497,9 +500,11 @@ def _would_help(needs: Sequence[Need], found: Plan) -> list[dict[str, Any]]:
     """Returns changes and the bytes that each saves on a rank, the most first."""
     halves = [need._replace(dtype="bfloat16") for need in needs]
     changes = [("rows of bfloat16", halves, found.machines)]
-    for name in ("adagrad", "sgd"):
-        count = len(_RULES[name].states)
-        fewer = [n._replace(state_size=min(n.state_size, count * n.dim)) for n in needs]
+    for name in ("adagrad", "rowwiseadagrad", "sgd"):
+        fewer = [
+            need._replace(state_size=min(need.state_size, _state_size(name, need.dim)))
+            for need in needs
+        ]
         changes.append((f"the optimizer {name}", fewer, found.machines))
     twice = found.machines._replace(ranks=2 * found.machines.ranks)
     changes.append((f"{twice.ranks} ranks", list(needs), twice))

@@ -25,6 +25,7 @@ from sok_lite.engine.optimizers import (
     ProximalSGD,
     RectifiedAdam,
     RMSprop,
+    RowWiseAdagrad,
     ScheduleFreeAdamW,
     SparseGroupFtrl,
 )
@@ -40,6 +41,8 @@ VARIANTS = [
     Adagrad(),
     Adagrad(epsilon=1e-3, epsilon_inside_root=False, initial_accumulator=0.5),
     Adagrad(epsilon=0.0, weight_decay=0.01),
+    RowWiseAdagrad(),
+    RowWiseAdagrad(epsilon=1e-3, epsilon_inside_root=False, weight_decay=0.1),
     Adam(),
     Adam(beta_1=0.5, beta_2=0.9, epsilon=1e-3),
     Adam(amsgrad=True),
