@@ -16,6 +16,7 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.keras.hooks import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
+from sok_lite.bridge.optimizers.patched import train_alone
 from sok_lite.bridge.texts import remember_texts, texts_of_keys
 from sok_lite.bridge.variable import facts_html, table_for_variable
 from sok_lite.engine.dtypes import check_integer, is_integer
@@ -92,6 +93,10 @@ class TablePart:
       keep_texts: whether a table of key_type=str remembers its texts, so that `texts` finds those
         of keys. This rank keeps those that its lookups in training ask for.
       trainable: whether it is trained.
+      optimizer: trains this table in place of the one that the model is compiled with, at its own
+        learning rate and with its own schedule and clipping: an optimizer of the same Keras, or its
+        name; tables may share one. None: the model's does. Its steps count those that have a
+        gradient of the table. It is saved with the table.
       dtype: of Keras.
       **options: `init_capacity`, keys to make room for at once; for "hybrid" see
         `sok_lite.engine.table.hkv_options.HkvOptions`. Capacities are rounded up to powers of two,
@@ -99,6 +104,7 @@ class TablePart:
 
     Attributes:
       variable: the weight: what `model.trainable_weights` lists.
+      optimizer: that of the table alone, as an object; None: it has none.
 
     Raises:
       TypeError, ValueError: an argument that is not as said here.
@@ -130,6 +136,7 @@ class TablePart:
         row_shape: tuple[int, int] | None = None,
         keep_texts: bool = False,
         trainable: bool = True,
+        optimizer: Any = None,
         dtype: Any = None,
         **options: Any,
     ) -> None:
@@ -137,6 +144,7 @@ class TablePart:
         key_type, row_dtype = names
         options = _checked_options(var_type, options)
         super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
+        optimizer = _own_optimizer(self.package, name, optimizer)
         if initializer is None or isinstance(initializer, str):
             initializer = self.package.initializers.get(initializer or "uniform")
         initial = make_initializer(initializer, int(dim), row_shape)
@@ -167,6 +175,7 @@ class TablePart:
             seed=int(seed),
             **({"row_shape": tuple(row_shape)} if row_shape is not None else {}),
             **({"keep_texts": True} if keep_texts else {}),
+            **({"optimizer": optimizer} if optimizer is not None else {}),
             **options,
         )
         self._number = next(_numbers)
@@ -177,6 +186,7 @@ class TablePart:
         make_weight()
         self.variable = TableWeight(table, name=name, trainable=True)
         self.variable.is_frozen = not trainable
+        self.optimizer = self.variable.own_optimizer = optimizer
         self.supports_masking = self.built = True
 
     # ---------------------------------------------------------------- facts
@@ -475,6 +485,25 @@ def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any
     return rounded_up(given, stacklevel=5) if var_type == "hybrid" else given
 
 
+def _own_optimizer(package: Any, name: str, given: Any) -> Any:
+    """Returns the optimizer of a table alone, as an object; None: it has none.
+
+    Raises:
+      TypeError: it is no optimizer of the same Keras. ValueError: an unknown name.
+      NotImplementedError: it cannot train rows, or not beside another.
+    """
+    if given is None:
+        return None
+    optimizer = package.optimizers.get(given) if isinstance(given, str) else given
+    if not isinstance(optimizer, package.optimizers.Optimizer):
+        raise TypeError(
+            f"`optimizer` of table {name!r} must be an optimizer of {package.__name__}, or its "
+            f"name. Received: {type(given).__module__}.{type(given).__name__}."
+        )
+    train_alone(optimizer, f"table {name!r}")
+    return optimizer
+
+
 def _name_of(dtype: Any) -> str:
     """Returns the name of a dtype; of what is none, its text."""
     try:
@@ -557,4 +586,9 @@ def _table_of(cls: Any, config: dict[str, Any]) -> Any:
 
 
 def _made(cls: Any, config: dict[str, Any]) -> Any:
-    return cls(**{**config, "initializer": object_of(config["initializer"], cls.package)})
+    made = {"initializer": object_of(config["initializer"], cls.package)}
+    if config.get("optimizer") is not None:
+        # One of its own: a config that was not written has that of the other table.
+        its = object_of(config["optimizer"], cls.package)
+        made["optimizer"] = type(its).from_config(its.get_config())
+    return cls(**{**config, **made})
