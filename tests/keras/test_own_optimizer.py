@@ -124,6 +124,8 @@ def test_optimizers_that_cannot_are_refused(keras, sk):
         sk.Table("a", 2, optimizer=tf.compat.v1.train.GradientDescentOptimizer(0.1))
     with pytest.raises(ValueError):
         sk.Table("a", 2, optimizer="no such")
+    with pytest.raises(ValueError, match="`partitioner` must be one of mod, hash. Received: .*'x'"):
+        sk.Table("a", 2, partitioner="x")
     package = keras.optimizers if keras.__name__ == "keras" else keras.mixed_precision
     scaled = package.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(NotImplementedError, match="which is a LossScaleOptimizer. Leave that out"):

@@ -78,7 +78,8 @@ class Kit:
         return tables
 
     def fill(self, table, name):
-        own = np.arange(self.comm.rank, NUM_KEYS, self.comm.size)
+        keys = np.arange(NUM_KEYS)
+        own = keys[table.variable.table.owner.owners(keys, self.comm.size) == self.comm.rank]
         table.assign(own, ROWS[name][own])
 
     def dense(self):
@@ -316,12 +317,12 @@ def test_a_train_step_of_a_programs_own(kit):
 
 
 @on_one_rank_in_quick
-def test_a_table_with_an_optimizer_of_its_own(kit):
+def test_a_table_with_an_optimizer_and_owners_of_its_own(kit):
     """The dense model parts the gradients in a step of its own."""
     rate = kit.keras.optimizers.schedules.ExponentialDecay(0.4, 3, 0.7)
     own, twin = (kit.keras.optimizers.Adagrad(rate, clipvalue=0.05) for _ in range(2))
     tables, layers = kit.tables(), kit.dense()
-    tables["items"] = kit.sk.Table("table_items", DIM, optimizer=own)
+    tables["items"] = kit.sk.Table("table_items", DIM, partitioner="hash", optimizer=own)
     kit.fill(tables["items"], "items")
 
     class Parted(kit.keras.Model):
