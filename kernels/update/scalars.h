@@ -128,7 +128,7 @@ struct AdagradDA : UpdateRule {
 // 2018.
 struct Adam : UpdateRule {
   double beta_1, beta_2, epsilon;
-  Flag amsgrad, adaptive_epsilon, has_products;
+  Flag amsgrad, adaptive_epsilon, has_products, has_m;
 
   Scalars at(double rate, int64_t step) const {
     const float first =

@@ -78,10 +78,11 @@ def adam(
     amsgrad=False,
     adaptive_epsilon=False,
     has_products=False,  # of what is computed in float64 here the powers are too
+    has_m=True,
     weight_decay=0.0,
 ):
     w -= w * (weight_decay * lr)
-    m, v = states["m"], states["v"]
+    m, v = states["m"] if has_m else np.zeros_like(w), states["v"]
     m[:] = beta_1 * m + (1 - beta_1) * g
     v[:] = beta_2 * v + (1 - beta_2) * g**2
     if amsgrad:

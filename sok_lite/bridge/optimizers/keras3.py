@@ -32,6 +32,8 @@ def _adam(o: Any) -> Settings:
     flags = {
         "amsgrad": bool(o.amsgrad),
         "adaptive_epsilon": bool(getattr(o, "adaptive_epsilon", False)),
+        # The plain number alone, as with momentum 0 of SGD.
+        "has_m": bool(o.amsgrad) or not isinstance(o.beta_1, (int, float)) or o.beta_1 != 0,
     }
     return Settings(rules.Adam, _numbers(o, *_MOMENTS), flags)
 

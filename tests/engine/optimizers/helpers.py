@@ -49,6 +49,8 @@ VARIANTS = [
     Adam(adaptive_epsilon=True, epsilon=1e-2, weight_decay=0.2),
     Adam(has_products=True),
     Adam(beta_1=0.0),
+    Adam(beta_1=0.0, has_m=False),
+    Adam(beta_1=0.0, has_m=False, adaptive_epsilon=True, weight_decay=0.1),
     AdamW(),
     AdamW(amsgrad=True, weight_decay=0.3),
     RMSprop(),

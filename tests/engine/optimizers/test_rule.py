@@ -259,6 +259,7 @@ def test_every_rule_names_its_states():
         (Adam, {"beta_2": -0.1}, "beta_2"),
         (Adam, {"epsilon": 0.0}, "epsilon"),
         (Adam, {"epsilon": float("nan")}, "`epsilon` of Adam must be finite"),
+        (Adam, {"has_m": False}, "`beta_1` of Adam must be 0 where rows have no `m`"),
         (AdamW, {"weight_decay": -1.0}, "weight_decay"),
         (Adagrad, {"initial_accumulator": -0.1}, "initial_accumulator"),
         (Adagrad, {"epsilon": 0.0, "initial_accumulator": 0.0}, "> 0 where epsilon is 0"),
