@@ -135,6 +135,19 @@ def test_what_has_changed_is_that_of_all_ranks(comm):
     np.testing.assert_array_equal(values_list[0], rows_of(keys_list[0]))
 
 
+def test_what_was_removed_is_that_of_all_ranks(comm):
+    one = variable(KEYS[KEYS % comm.size == comm.rank])
+    with pytest.raises(ValueError, match="does not note which keys are removed"):
+        sok.incremental_model_dump(one, datetime.now(), removed=True)
+    sok.log_removals(one)
+    gone = KEYS[:5]
+    one.erase(gone[gone % comm.size == comm.rank])
+    *_, removed = sok.incremental_model_dump(
+        one, datetime.now() - timedelta(hours=1), removed=True
+    )
+    assert sorted(removed[0].tolist()) == sorted(gone.tolist())
+
+
 def test_a_folder_that_cannot_be_made_is_one_error(comm):
     with pytest.raises(OSError, match="checkpoint"):
         sok.dump("/dev/null/checkpoint", variable(KEYS))
