@@ -1,4 +1,4 @@
-"""A table that an optimizer of its own trains; tests/ranks/test_keras_matrix.py has what it learns."""
+"""A table with an optimizer of its own; tests/ranks/test_keras_matrix.py has what it learns."""
 
 import numpy as np
 import pytest

@@ -142,9 +142,7 @@ def test_what_was_removed_is_that_of_all_ranks(comm):
     sok.log_removals(one)
     gone = KEYS[:5]
     one.erase(gone[gone % comm.size == comm.rank])
-    *_, removed = sok.incremental_model_dump(
-        one, datetime.now() - timedelta(hours=1), removed=True
-    )
+    *_, removed = sok.incremental_model_dump(one, datetime.now() - timedelta(hours=1), removed=True)
     assert sorted(removed[0].tolist()) == sorted(gone.tolist())
 
 

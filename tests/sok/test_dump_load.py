@@ -291,9 +291,7 @@ def test_what_changed_since_a_time(monkeypatch, dtype):
 def test_what_was_removed_since_a_time(monkeypatch):
     first, second = tables = [
         sok.DynamicVariable(2, "ones", name="first", key_type=tf.int32),
-        sok.DynamicVariable(
-            2, "ones", "hybrid", name="second", init_capacity=16, max_capacity=16
-        ),
+        sok.DynamicVariable(2, "ones", "hybrid", name="second", init_capacity=16, max_capacity=16),
     ]
     noon = datetime(2024, 2, 29, 12, tzinfo=timezone.utc)
     look_up(first, [9, 7, 5], noon.timestamp(), monkeypatch)

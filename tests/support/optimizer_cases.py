@@ -106,7 +106,8 @@ class Twin:
 
     Attributes:
       rows: (n, dim) float64.
-      states: by name, (n, dim) float64, or (n, 1) of what a row has once; some cases have no use for all of them.
+      states: by name, (n, dim) float64, or (n, 1) of what a row has once; some cases
+        have no use for all of them.
       num_steps: that were taken.
     """
 

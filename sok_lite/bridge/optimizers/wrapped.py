@@ -223,10 +223,10 @@ class WrappedOptimizer(RowOptimizer):
         for variable in variables:
             if variable.own_optimizer is not None and variable.own_optimizer is not self._inner:
                 raise NotImplementedError(
-                    f"Table {variable.name!r} has an optimizer of its own, and {type(self).__name__} "
-                    f"would train it by {type(self._inner).__name__}. Have the optimizer itself "
-                    "apply the gradients, which leaves such tables to theirs, or make the table "
-                    "without `optimizer`."
+                    f"Table {variable.table.name!r} has an optimizer of its own, and "
+                    f"{type(self).__name__} would train it by {type(self._inner).__name__}. Have "
+                    "the optimizer itself apply the gradients, which leaves such tables to theirs, "
+                    "or make the table without `optimizer`."
                 )
 
     def _dense_step(

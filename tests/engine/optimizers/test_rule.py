@@ -42,7 +42,8 @@ def train(backend, rule, dim, num_rows, num_touched, dtype="float32", seed=0):
     table, rows = new_table(backend, start, dtype)
     w = read(table, rows).astype(np.float64)
     states = {
-        name: np.full((num_rows, size), initial) for name, (size, initial) in rule.kinds(dim).items()
+        name: np.full((num_rows, size), initial)
+        for name, (size, initial) in rule.kinds(dim).items()
     }
     update = getattr(reference_updates, type(rule).__name__.lower())
     for step, learning_rate in enumerate(LEARNING_RATES, start=1):
