@@ -294,9 +294,9 @@ class TablePart:
         """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
         Of several ranks each gives the keys that it owns: those with key mod ranks == rank, of
-        texts that of their hashes, unless `partitioner` is "hash". Here and below the keys of a table of texts are texts, or their hashes as an int64
-        tensor or array, as `export` and `sok_lite.hash_strings` give them; integers of Python are
-        none.
+        texts that of their hashes, unless `partitioner` is "hash". Here and below the keys of a
+        table of texts are texts, or their hashes as an int64 tensor or array, as `export` and
+        `sok_lite.hash_strings` give them; integers of Python are none.
 
         Args:
           keys: (n,) integers, or texts.

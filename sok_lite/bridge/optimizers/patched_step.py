@@ -135,9 +135,9 @@ def _apart(
         if family_of(inner) is V1 or num_batches(inner) > 1:
             which = "of TF1" if family_of(inner) is V1 else "with gradient_accumulation_steps"
             raise NotImplementedError(
-                f"Table {variable.table.name!r} has an optimizer of its own, which takes a step in each "
-                f"step of an optimizer of Keras. Received: {type(optimizer).__name__} {which}. Make "
-                "the table without `optimizer`, or use another here."
+                f"Table {variable.table.name!r} has an optimizer of its own, which takes a step in "
+                f"each step of an optimizer of Keras. Received: {type(optimizer).__name__} {which}."
+                " Make the table without `optimizer`, or use another here."
             )
         of_others.setdefault(id(own), (own, []))[1].append((grad, variable))
     return its, list(of_others.values())

@@ -4,7 +4,7 @@ import keras
 
 
 @keras.saving.register_keras_serializable(package="sok_lite")
-class RowWiseAdagrad(keras.optimizers.Adagrad):  # type: ignore[misc]
+class RowWiseAdagrad(keras.optimizers.Adagrad):
     """Adagrad with one accumulator for each row of a table: half the memory of Adagrad's.
 
     FBGEMM's and TorchRec's usual optimizer for embeddings. A row's accumulator grows by the mean of
