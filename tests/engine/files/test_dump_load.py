@@ -212,7 +212,7 @@ def test_int64_takes_keys_of_int32_and_not_the_other_way(backend, tmp_path, mode
     narrow, wide = new_table(backend, 3, key_type="int32"), new_table(backend, 3)
     keys = np.array([5, -7, 2**31 - 1, -(2**31), 0], np.int32)
     rows = np.arange(15, dtype=np.float32).reshape(5, 3)
-    narrow.assign(backend.from_host(keys), backend.from_host(rows))
+    narrow.insert_or_assign(backend.from_host(keys), backend.from_host(rows))
     dump(tmp_path, [narrow], ONE)
     load(tmp_path, [wide], ONE, mode=mode)
     audit(wide)
