@@ -146,7 +146,7 @@ class WrappedOptimizer(RowOptimizer):
         pairs, dense, others, skips = changed(
             self._inner, self._family, pairs, dense, loss_scale, others
         )
-        go = skips if go is None else go
+        go = is_counted = skips if go is None else go
         for steps, its in beside:
             steps.take(others[: len(its)], go=go)
             others = others[len(its) :]
@@ -171,7 +171,7 @@ class WrappedOptimizer(RowOptimizer):
             pairs,
             dense,
             settings,
-            partial(self._dense_step, dense, has_dense, global_step, name, go, options)
+            partial(self._dense_step, dense, has_dense, global_step, name, is_counted, options)
             if has_more
             else None,
             optimizer=self._inner,
@@ -235,7 +235,7 @@ class WrappedOptimizer(RowOptimizer):
         has_dense: bool,
         global_step: Any,
         name: Any,
-        go: Any,
+        is_counted: Any,
         options: dict[str, Any],
     ) -> Any:
         if self._family is V1:
@@ -244,7 +244,7 @@ class WrappedOptimizer(RowOptimizer):
             return self._apply_dense(dense, global_step=global_step, name=name, **options)
         if not has_dense:
             counter = batch_counter(self._inner)
-            counter.assign_add(1 if go is None else tf.cast(go, counter.dtype))
+            counter.assign_add(1 if is_counted is None else tf.cast(is_counted, counter.dtype))
             return None
         return self._apply_dense(dense, **options)
 
