@@ -223,6 +223,17 @@ def test_any_call_of_the_system_may_fail(tmp_path, code):
     assert num_failed > 10
 
 
+def test_a_full_disk_is_told_with_the_table_and_its_bytes(tmp_path, monkeypatch):
+    dumped(tmp_path / "c", 20, names=["user"])
+    (source,) = checkpoint_sources(tmp_path / "c")
+    FailingCalls(monkeypatch, 1, errno.ENOSPC)
+    to = tmp_path / "u.csv"
+    status, _, err = run("export", tmp_path / "c", "--format", "csv", "--to", to)
+    size = source.num_keys * (8 + 3 * 4)
+    told = f"{to}: No space left on device: the output of 'user', from {size:,} bytes of keys and"
+    assert status == 3 and told in err and "bytes are free" in err
+
+
 class Folder:
     """A format that is a folder of one file."""
 

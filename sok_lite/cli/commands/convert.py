@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables, local
+from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables, local, saved
 from sok_lite.cli.destination import check_destination, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import FORMATS, format_module, names_with
@@ -20,7 +20,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="FROM", type=local, help="what to read")
+    parser.add_argument("path", metavar="FROM", type=saved, help="what to read")
     parser.add_argument("to", metavar="TO", type=local, help="what to write")
     add_from_format(parser, "FROM")
     parser.add_argument(
@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
     options = options_for(module.write, args.to_option, args.to_format)
     check_destination(args.to, module, args.force, args.path)
     sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
-    with watched(sources, "convert", args.progress) as shown, in_place_of(args.to, module) as path:
+    with (
+        watched(sources, "convert", args.progress) as shown,
+        in_place_of(args.to, module, sources) as path,
+    ):
         module.write(path, shown, **options)
     for source in sources:
         if source.about.num_pending and args.to_format != OWN:
