@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-# Seconds. A time is known to about a second, and to 1/128 of how long ago it was. With every second
-# one they are as plain.
+# Seconds. A time is known to about a second, and to 1/128 of how long ago it was. Every second one
+# of them alone reads as well.
 AGES = (
     *(1.0, 2.0, 5.0, 10.0, 30.0),
     *(float(_MINUTE * count) for count in (1, 2, 5, 10, 30)),
     *(float(_HOUR * count) for count in (1, 2, 6, 12)),
     *(float(_DAY * count) for count in (1, 3, 7, 14, 30, 90, 180, 365)),
 )
-# Ten in each power of ten, in equal ratios but for their digits: the rows of a new table differ by
-# less than a power of ten.
+# Ten in each power of ten, about 1.26 times the one before: the rows of a new table differ by less
+# than a power of ten.
 _DIGITS = ("1", "1.25", "1.6", "2", "2.5", "3.2", "4", "5", "6.3", "8")
 NORMS = tuple(float(f"{digits}e{power}") for power in range(-6, 6) for digits in _DIGITS)
 # Ranges that are shown: of a wider histogram several neighbors are one.
 _MOST_SHOWN = 15
-_TOGETHER = (1, 2, 5, 10, 20, 50, 100)
+_TOGETHER = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
 class Histogram(NamedTuple):

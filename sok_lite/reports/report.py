@@ -40,7 +40,7 @@ _STYLE = """
 .sok-report .sok-bars th { width: 1% }
 .sok-report .sok-bars .sok-number { width: 1%; padding-right: 0 }
 .sok-report .sok-bars div { height: .8em; margin-top: .35em; background: currentColor;
-  min-width: 1px; print-color-adjust: exact; -webkit-print-color-adjust: exact }
+  print-color-adjust: exact; -webkit-print-color-adjust: exact }
 """
 # Of a page of its own: the colors and measures of the documentation's site, light or dark.
 _PAGE_STYLE = """

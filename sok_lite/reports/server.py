@@ -12,9 +12,7 @@ _log = logging.getLogger("sok_lite")
 _MOST_PORTS = 100  # that are tried
 
 
-def serve_text(
-    text: Callable[[], str], host: str, port: int, whose: str
-) -> ThreadingHTTPServer:
+def serve_text(text: Callable[[], str], host: str, port: int, whose: str) -> ThreadingHTTPServer:
     """Answers each GET with a text, from threads that end with the process.
 
     Args:

@@ -9,7 +9,7 @@ import pytest
 
 from sok_lite.backend import get_backend
 from sok_lite.engine.table import clock as clock_module
-from sok_lite.reports.report import Report, TableReport, report_page
+from sok_lite.reports.report import Report, TableReport
 from sok_lite.reports.tables import report_of
 from tests.support.filled_tables import filled
 from tests.support.helpers import new_table

@@ -86,9 +86,10 @@ class FarFile:
         except (OSError, OverflowError) as error:
             self.truncate(start)
             disk = os.fstatvfs(self._fd)
+            free = disk.f_bavail * disk.f_frsize
             raise MemoryError(
                 f"No {num_bytes:,} bytes for rows of {self._whose} in far_path {self.path!r}, "
-                f"which holds {start:,} bytes: {error}. {disk.f_bavail * disk.f_frsize:,} bytes are free."
+                f"which holds {start:,} bytes: {error}. {free:,} bytes are free."
             ) from error
         # Rows are read in no order: what lies beside them is not worth reading from the disk.
         memory.madvise(mmap.MADV_RANDOM)
