@@ -33,14 +33,13 @@ _STYLE = """
   padding: .15rem 1rem .15rem 0; overflow-wrap: anywhere }
 .sok-report th { white-space: nowrap }
 .sok-report .sok-name { font-weight: bold; font-size: 1.15em; margin: 1.25rem 0 0 }
-.sok-report .sok-scroll { overflow-x: auto }
 .sok-report .sok-number { text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums }
 .sok-report .sok-bars { width: 100%; max-width: 36rem }
 .sok-report .sok-bars th { width: 1% }
 .sok-report .sok-bars .sok-number { width: 1%; padding-right: 0 }
 .sok-report .sok-bars div { height: .8em; margin-top: .35em; background: currentColor;
-  print-color-adjust: exact; -webkit-print-color-adjust: exact }
+  opacity: .75; min-width: 1px; print-color-adjust: exact; -webkit-print-color-adjust: exact }
 """
 # Of a page of its own: the colors and measures of the documentation's site, light or dark.
 _PAGE_STYLE = """
@@ -62,9 +61,11 @@ a { color: var(--link) }
 .sok-report th, .sok-report td { padding: .5rem .75rem; border-top: 1px solid var(--line) }
 .sok-report th { color: var(--soft) }
 .sok-report thead th { color: inherit; font-weight: bold }
+.sok-scroll { overflow-x: auto }
+.sok-report .sok-scroll td:first-child { min-width: 10rem }
 .sok-report .sok-bars, .sok-report .sok-bars th, .sok-report .sok-bars td { border: 0 }
 .sok-report .sok-bars th, .sok-report .sok-bars td { padding: .1rem .75rem .1rem 0 }
-.sok-report .sok-bars div { background: var(--link); border-radius: 1px }
+.sok-report .sok-bars div { background: var(--link); border-radius: 1px; opacity: 1 }
 """
 
 
@@ -414,6 +415,10 @@ def _shown(histogram: Histogram) -> list[tuple[str, int]]:
     return [(name.replace("_", " "), count) for name, count in histogram.shown()]
 
 
+def _bar(share: float) -> str:
+    return f'<div style="width:{share:.1%}"></div>'
+
+
 def _bars_html(title: str, rows: list[tuple[str, int]], as_text: Callable[[int], str]) -> str:
     """Returns bars, one below the other, each with its name and number: a table without style.
 
@@ -424,7 +429,7 @@ def _bars_html(title: str, rows: list[tuple[str, int]], as_text: Callable[[int],
     most = max((number for _, number in rows), default=0)
     drawn = [
         f'<tr><th scope="row">{escape(name)}</th>'
-        f'<td><div style="width:{100 * number / max(1, most):.1f}%"></div></td>'
+        f"<td>{_bar(number / max(1, most)) if number else ''}</td>"
         f'<td class="sok-number">{escape(as_text(number))}</td></tr>'
         for name, number in rows
     ]
