@@ -63,3 +63,7 @@ def test_histograms_of_ranks_add_up():
     parts = [counted(part) for part in np.split(numbers, [10, 10, 70])]
     assert Histogram.sum_of(parts) == counted(numbers)
     assert Histogram.of_dict(parts[0].as_dict()) == parts[0]
+    # Of a report that was kept, whose edges were others.
+    kept = {"unit": "s", "edges": [10.0, 60.0], "counts": [3, 0, 1], "others": {}}
+    shown = [("below 10 s", 3), ("10 s to 1 min", 0), ("from 1 min on", 1)]
+    assert Histogram.of_dict(kept).shown() == shown
