@@ -2,7 +2,6 @@
 
 import argparse
 
-from sok_lite.engine.files.manifest import newest_at
 from sok_lite.engine.local_path import local_path
 
 
@@ -11,7 +10,7 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        type=saved,
+        type=local,
         help="a checkpoint, a .keras file, or a file of another format",
     )
     add_tables(parser)
@@ -68,15 +67,6 @@ def local(text: str) -> str:
         return local_path(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def saved(text: str) -> str:
-    """Returns a path of this machine that is read: where a `Checkpoint` saves, its newest save."""
-    path = local(text)
-    try:
-        return newest_at(path)
-    except OSError:  # what reads it says why
-        return path
 
 
 def rank_count(text: str) -> int:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables, local, saved
+from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables, local
 from sok_lite.cli.destination import check_destination, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import FORMATS, format_module, names_with
@@ -20,7 +20,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="FROM", type=saved, help="what to read")
+    parser.add_argument("path", metavar="FROM", type=local, help="what to read")
     parser.add_argument("to", metavar="TO", type=local, help="what to write")
     add_from_format(parser, "FROM")
     parser.add_argument(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.cli.arguments import add_tables, saved
+from sok_lite.cli.arguments import add_tables, local
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
@@ -44,9 +44,9 @@ class Difference(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "first", metavar="A", type=saved, help="a checkpoint, or a file of another format"
+        "first", metavar="A", type=local, help="a checkpoint, or a file of another format"
     )
-    parser.add_argument("second", metavar="B", type=saved, help="another one")
+    parser.add_argument("second", metavar="B", type=local, help="another one")
     parser.add_argument(
         "--tolerance",
         type=float,

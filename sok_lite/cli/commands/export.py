@@ -2,7 +2,7 @@
 
 import argparse
 
-from sok_lite.cli.arguments import add_force, local, saved
+from sok_lite.cli.arguments import add_force, local
 from sok_lite.cli.destination import check_destination, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module
@@ -19,7 +19,7 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", type=saved, help="a checkpoint")
+    parser.add_argument("path", metavar="PATH", type=local, help="a checkpoint")
     parser.add_argument("--table", metavar="NAME", help="which table, if there are several")
     parser.add_argument("--format", required=True, choices=FORMATS, help="of the file")
     parser.add_argument("--to", required=True, metavar="FILE", type=local, help="the file")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.cli.arguments import add_force, local, rank_count, saved
+from sok_lite.cli.arguments import add_force, local, rank_count
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.destination import check_destination
 from sok_lite.cli.errors import FINE, WrongUse
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        type=saved,
+        type=local,
         help="checkpoints, or files of other formats",
     )
     parser.add_argument("to", metavar="TO", type=local, help="the new checkpoint")

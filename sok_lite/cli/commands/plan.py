@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sok_lite.cli.arguments import rank_count, saved
+from sok_lite.cli.arguments import local, rank_count
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.reading import open_sources
 from sok_lite.engine import optimizers
@@ -261,7 +261,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         nargs="?",
-        type=saved,
+        type=local,
         help="a checkpoint whose tables there are to be",
     )
     parser.add_argument(
