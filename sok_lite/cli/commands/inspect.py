@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from datetime import datetime, timezone
 from typing import Any
 
@@ -29,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.read(args.path) if name == OWN else None
     if found is not None:
         described |= {"ranks": found.ranks, "extra": found.extra}
-        saves = _saves_with(args.path)
+        saves = manifest.saves_beside(args.path)
         described |= {"saves": saves} if saves else {}
     described["tables"] = [
         _describe(source, found) for source in chosen(sources, args.table, args.path)
@@ -37,16 +36,6 @@ def run(args: argparse.Namespace) -> int:
     described["bytes"] = sum(table["bytes"] for table in described["tables"])
     print(json.dumps(described, indent=1) if args.json else _text(described))
     return FINE
-
-
-def _saves_with(path: str) -> dict[str, str]:
-    """Returns all saves of the `Checkpoint` whose save this is, by name; {}: it is of none."""
-    folder, name = os.path.split(os.path.realpath(path))
-    found = {
-        os.path.basename(save): "whole" if whole else "unfinished"
-        for save, whole in manifest.all_saves_in(folder).items()
-    }
-    return found if name in found else {}
 
 
 def _describe(source: Source, found: Manifest | None) -> dict[str, Any]:

@@ -252,6 +252,20 @@ def saves_in(folder: str | os.PathLike[str]) -> list[str]:
     return [path for path, whole in all_saves_in(folder).items() if whole]
 
 
+def saves_beside(path: str) -> dict[str, str]:
+    """Returns what the saves are of the `Checkpoint` whose save a folder is; {}: it is of none.
+
+    Returns:
+      "whole" or "unfinished" of each by its name, the newest last.
+    """
+    folder, name = os.path.split(os.path.realpath(path))
+    found = {
+        os.path.basename(save): "whole" if whole else "unfinished"
+        for save, whole in all_saves_in(folder).items()
+    }
+    return found if name in found else {}
+
+
 def newest_at(path: str) -> str:
     """Returns the folder of the checkpoint at a path: of a `sok_lite.keras.Checkpoint` the newest.
 
