@@ -58,17 +58,17 @@ def main():
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.02), loss, metrics=[keras.metrics.AUC(from_logits=True)])
     rank = sok.communication.rank()
-    callbacks = [sk.AllRanks(), sk.TableMetrics()]
+    sizes = sk.TableMetrics()
     found = model.fit(
         train,
         validation_data=test,
         epochs=options.epochs,
-        callbacks=callbacks,
+        callbacks=[sk.AllRanks(), sizes],
         verbose=2 if rank == 0 else 0,
     ).history
     if rank == 0:
-        facts = {"auc": found["val_auc"][-1], "users": found["user/keys"][-1]}
-        print("RESULT " + json.dumps(facts | {"items": found["item/keys"][-1]}), flush=True)
+        keys = {f"{name}s": sizes.history[f"{name}/keys"][-1] for name in ("user", "item")}
+        print("RESULT " + json.dumps({"auc": found["val_auc"][-1], **keys}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from sok_lite._version import __version__
 from sok_lite.cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, TERMINATED, WRONG_USE, WrongUse
+from sok_lite.engine.files.manifest import newest_at
 
 COMMANDS = (
     "inspect",
@@ -27,6 +28,8 @@ COMMANDS = (
     "doctor",
     "plan",
 )
+# Arguments, of any command, that name what is read.
+_READ = ("path", "paths", "first", "second")
 _STATUS = """exit status:
   0 fine, 1 verify, diff, doctor or plan has found something, 2 wrong use,
   3 something cannot be read or written"""
@@ -43,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(arguments)
     try:
+        _read_newest(args)
         status: int = args.run(args)
         sys.stdout.flush()
         return status
@@ -63,6 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(args, FAILED, f"no memory ({error or 'it is not said for what'})")
     except Exception as error:
         return _fail(args, FAILED, f"{type(error).__name__}: {error} (--debug shows where)")
+
+
+def _read_newest(args: argparse.Namespace) -> None:
+    """Has commands read the newest save where they are given the folder of a `Checkpoint`."""
+    for name in _READ:
+        given = getattr(args, name, None)
+        if isinstance(given, str):
+            setattr(args, name, newest_at(given))
+        elif given is not None:
+            setattr(args, name, [newest_at(path) for path in given])
 
 
 def entry() -> int:

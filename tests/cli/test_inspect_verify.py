@@ -149,7 +149,7 @@ def test_a_manifest_that_is_corrupt_is_found(tmp_path):
     assert status == 1 and "its SHA-256 is not the one that it names" in out
     path.unlink()
     status, _, err = run("verify", tmp_path / "c")
-    assert status == 3 and "this save was not finished, or is being written" in err
+    assert status == 3 and "it is unfinished, was ended or is being written" in err
 
 
 def rewritten(folder, change_shards):

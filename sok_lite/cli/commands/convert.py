@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
     options = options_for(module.write, args.to_option, args.to_format)
     check_destination(args.to, module, args.force, args.path)
     sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
-    with watched(sources, "convert", args.progress) as shown, in_place_of(args.to, module) as path:
+    with (
+        watched(sources, "convert", args.progress) as shown,
+        in_place_of(args.to, module, sources) as path,
+    ):
         module.write(path, shown, **options)
     for source in sources:
         if source.about.num_pending and args.to_format != OWN:

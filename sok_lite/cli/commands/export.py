@@ -42,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if args.columns != "all":
         columns = [name for name in args.columns.split(",") if name]
         sources = [WithColumns(sources[0], columns)]
-    with watched(sources, "export", args.progress) as shown, in_place_of(args.to, module) as path:
+    with (
+        watched(sources, "export", args.progress) as shown,
+        in_place_of(args.to, module, sources) as path,
+    ):
         module.write(path, shown)
     return FINE

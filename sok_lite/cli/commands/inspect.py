@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.read(args.path) if name == OWN else None
     if found is not None:
         described |= {"ranks": found.ranks, "extra": found.extra}
+        saves = manifest.saves_beside(args.path)
+        described |= {"saves": saves} if saves else {}
     described["tables"] = [
         _describe(source, found) for source in chosen(sources, args.table, args.path)
     ]
@@ -75,6 +77,9 @@ def _text(described: dict[str, Any]) -> str:
     if "ranks" in described:
         counts.insert(0, counted(described["ranks"], "rank"))
     lines = [f"{described['path']} is of format {described['format']}: {', '.join(counts)}"]
+    if "saves" in described:
+        saves = [f"{name} {what}" for name, what in described["saves"].items()]
+        lines.append(f"saves: {', '.join(saves)}")
     if described.get("extra"):
         lines.append(f"extra: {json.dumps(described['extra'])}")
     for table in tables:

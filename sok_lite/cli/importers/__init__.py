@@ -71,9 +71,9 @@ def detected_format(path: str) -> str:
     for name in with_sources:
         if format_module(name).detect(path):
             return name
-    if manifest.newest_in(path) is not None:  # as where sok_lite.keras.Checkpoint saves
+    if manifest.newest_in(path) is not None:  # as above those of sok.dump
         raise WrongUse(manifest.what_is_missing(path).removesuffix("."))
-    if manifest.is_unfinished(path):
+    if manifest.is_unfinished(path) or manifest.all_saves_in(path):
         raise FileNotFoundError(manifest.what_is_missing(path))
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "
