@@ -91,11 +91,11 @@ def test_the_folder_of_all_saves_is_read_as_the_newest_whole_one(tmp_path, monke
     assert [shown(path)["source"] for path in ("fit", "fit/latest")] == [two, one]
     saves = "step-0000000010 whole, step-0000000020 whole, step-0000000030 unfinished"
     assert f"\nsaves: {saves}\n" in fine("inspect", "fit")
-    assert fine("diff", "fit", two) == f"{two} and {two} have the same\n"
+    assert fine("diff", "fit", two) == f"{two} and {two} are equal\n"
     fine("reshard", "fit", "two", "--ranks", "2")
     fine("merge", "fit/latest", "fit", "merged")
     for path in ("two", "merged"):
-        assert fine("diff", "fit", path).endswith("have the same\n")
+        assert fine("diff", "fit", path).endswith("are equal\n")
     status, _, err = run("reshard", "fit", "fit", "--ranks", "2", "--force")
     assert status == 2 and "cannot be replaced" in err
     assert run("plan", "fit", "--ranks", "2", "--host-gb", "9")[1].startswith("fits")

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from datetime import datetime, timezone
 from typing import Any
 
 from sok_lite.cli.arguments import add_reading
@@ -11,9 +10,9 @@ from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of
-from sok_lite.reports.text import counted
+from sok_lite.reports.text import at_time, counted
 
-HELP = "show the tables of a checkpoint: keys, rows, bytes, ranks, states, options"
+HELP = "list the tables of a checkpoint: keys, row format, bytes, ranks, optimizer states"
 EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table user --json"
 
 
@@ -91,7 +90,7 @@ def _text(described: dict[str, Any]) -> str:
 def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
     counts = table.get("keys_of_ranks", [])
     by_rank = f", {min(counts):,} to {max(counts):,} on a rank" if len(counts) > 1 else ""
-    sighted = f", {table['sighted']:,} more were seen" if table.get("sighted") else ""
+    sighted = f", {table['sighted']:,} more seen, without a row yet" if table.get("sighted") else ""
     states = [
         f"{state['name']} of {state['dim']} from {state['initial']:g}"
         + ("" if state["group"] is None else f" (optimizer {state['group']})")
@@ -118,7 +117,4 @@ def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    last = datetime.fromtimestamp(seconds, timezone.utc)
-    return f", the last one at {last:%Y-%m-%d %H:%M:%S} UTC"
+    return "" if seconds is None else f", the last one at {at_time(seconds)}"

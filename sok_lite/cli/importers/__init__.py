@@ -6,7 +6,8 @@ A module has
   sources(path, **options)           a list of the tables there, each a `Source` of the engine
   write(path, sources, **options)    writes tables there
 
-or the first two or the last one of them. Where it writes a folder that the command line replaces
+or the first two or the last one of them. Where it writes the texts of keys that a table keeps, it
+says `HOLDS_TEXTS = True`. Where it writes a folder that the command line replaces
 and `detect` does not look at all that is in it, it has
 
   others(path) -> list[str]          names of what is there and not of its format
