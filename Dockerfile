@@ -1,14 +1,21 @@
-# The GPU image: CUDA 12, TensorFlow with CUDA, CuPy, Horovod with NCCL, and sok_lite.
+# The image: TensorFlow, Horovod and sok_lite; for GPUs also CUDA 12, CuPy and NCCL.
 # It does its work through the scripts that a checkout uses, so that what runs here is what runs there.
 #
 #   docker build -t sok_lite .
 #   docker run --gpus all --ipc=host sok_lite bash scripts/demo.sh
 #   docker run --gpus all --ipc=host sok_lite bash scripts/gpu_check.sh
 #
+# Without CUDA:
+#
+#   docker build -t sok_lite:cpu --build-arg BASE=ubuntu:24.04 --build-arg SETUP= .
+#   docker run --ipc=host sok_lite:cpu bash scripts/demo.sh
+#
 # Without cuDNN: TensorFlow's wheels bring it, and a second one on the system's path mixes with it.
-FROM nvidia/cuda:12.6.3-devel-ubuntu24.04
+ARG BASE=nvidia/cuda:12.6.3-devel-ubuntu24.04
+FROM $BASE
+ARG SETUP=--gpu
 
-# What pip cannot install. nvcc, NCCL and its headers are in the base image. No MPI: the tests use the
+# What pip cannot install. nvcc, NCCL and its headers are in the image of CUDA. No MPI: the tests use the
 # one that pip installs, and Horovod built with another one would meet it in one process.
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
       g++ git openssh-client python3 python3-dev python3-venv \
@@ -23,13 +30,13 @@ ENV SOK_LITE_CACHE=/opt/sok_lite \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 # First what changes seldom: editing a kernel or a test does not build TensorFlow's environment again.
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY scripts/setup.sh scripts/build_horovod.py scripts/
 COPY sok_lite/_version.py sok_lite/
-RUN bash scripts/setup.sh --gpu
+RUN bash scripts/setup.sh $SETUP
 
 COPY . .
 # The CPU kernels, which are in the sources.
-RUN bash scripts/setup.sh --gpu
+RUN bash scripts/setup.sh $SETUP
 ENV PATH=/workspace/sok_lite/.venv/bin:$PATH
 CMD ["bash", "scripts/gpu_check.sh"]

@@ -121,13 +121,15 @@ static inline void sok_run_part(void (*kernel)(SokShare, A...), const SokShare& 
   sok_call<kKernel>(kernel, typename SokNumbersTo<sizeof...(A)>::Type(), share,
                     [&](int i) { return words[i]; });
 }
+// Of a kernel the type alone is named: with its address g++ would compile it a second time, by
+// itself, beside the one that is inlined here.
 #define SOK_EXPORT(name)                                                                       \
   extern "C" __attribute__((visibility("default"))) void sok_run_##name(const SokShare* share, \
                                                                         const u64* words) {    \
-    sok_run_part<name##_of_part>(name##_of_part, *share, words);                               \
+    sok_run_part<name##_of_part>((decltype(&name##_of_part))nullptr, *share, words);           \
   }                                                                                            \
   extern "C" __attribute__((visibility("default"))) const char* sok_signature_##name() {       \
-    return sok_signature(name##_of_part);                                                      \
+    return sok_signature((decltype(&name##_of_part))nullptr);                                  \
   }
 #endif
 

@@ -3,6 +3,10 @@
 #ifndef SOK_PLATFORM_CPU_CUH_
 #define SOK_PLATFORM_CPU_CUH_
 
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error g++ 12 or newer is needed, for its _Float16. Set CXX to the name of one, such as g++-12
+#endif
+
 #include <math.h>
 #include <string.h>
 

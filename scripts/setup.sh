@@ -85,7 +85,7 @@ fi
 if ! command -v "${CXX:-g++}" >/dev/null 2>&1; then
   die "no C++ compiler: '${CXX:-g++}' is not on PATH. The kernels and Horovod are compiled here." \
     "  Debian, Ubuntu:  sudo apt-get install g++" \
-    "  Fedora, RHEL:    sudo dnf install gcc-c++" \
+    "  Fedora, RHEL:    sudo dnf install gcc-c++ libstdc++-static" \
     "  conda:           conda install -c conda-forge gxx   (and CXX set to its name)"
 fi
 

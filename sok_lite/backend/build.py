@@ -2,8 +2,9 @@
 
 A wheel ships it in `sok_lite/lib`. A checkout has none: the library is then compiled with the
 machine's own g++ on first use, into a cache keyed by the sources and the flags, so an edited kernel
-is never run from an old library. scripts/setup.sh does it in advance. The library of TensorFlow's
-operations (sok_lite/native) is found and compiled in the same way.
+is never run from an old library. scripts/setup.sh does it in advance, and whoever builds a wheel
+(hatch_build.py) takes the libraries of the same cache: one machine compiles them once. The library
+of TensorFlow's operations (sok_lite/native) is found and compiled in the same way.
 """
 
 import ctypes
@@ -28,6 +29,13 @@ FLAGS = (
     "-std=c++17 -O3 -fPIC -shared -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno "
     "-fno-trapping-math -Wall -Wextra -Werror"
 ).split()
+
+# What else there is: the kernels for processors that have AVX2, FMA and F16C.
+V3_FLAGS = ("-march=x86-64-v3",)
+# A library must load where libstdc++ is older, and TensorFlow, which shares the process, must not
+# find the copy that is in it.
+_LINK_FLAGS = ("-static-libstdc++", "-static-libgcc")
+_EXPORTS = "cpu_exports.map"
 
 _log = logging.getLogger("sok_lite")
 
@@ -169,7 +177,8 @@ def _compile(
             linked += ["-Wl,--no-as-needed", str(empty)]
         # Renamed into place when whole: several ranks may compile at once.
         built = Path(scratch) / target.name
-        _run_compiler([command, *flags, *linked, "-o", str(built)])
+        exports = f"-Wl,--version-script={kernel_folder() / _EXPORTS}"
+        _run_compiler([command, *flags, *_LINK_FLAGS, exports, *linked, "-o", str(built)])
         os.replace(built, target)
 
 
@@ -193,8 +202,8 @@ def _target_of_kernels(flags: Sequence[str]) -> Path:
 
 def target_of(name: str, flags: Sequence[str], files: Sequence[Path]) -> Path:
     """Returns where a library is, once it is compiled with these flags of these files."""
-    digest = hashlib.sha256(" ".join([platform.machine(), *flags]).encode())
-    for path in sorted(files):
+    digest = hashlib.sha256(" ".join([platform.machine(), *flags, *_LINK_FLAGS]).encode())
+    for path in sorted([*files, kernel_folder() / _EXPORTS]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return cache_folder() / "kernels" / f"{name}-{digest.hexdigest()[:16]}.so"
 
@@ -209,7 +218,7 @@ def _flags(extra_flags: Sequence[str]) -> list[str]:
 
 
 def _of_this_processor() -> list[str]:
-    return ["-march=x86-64-v3"] if has_x86_64_v3() else []
+    return [*V3_FLAGS] if has_x86_64_v3() else []
 
 
 def compiler() -> str | None:

@@ -21,8 +21,6 @@ NEEDED = "libtensorflow_framework.so.2"
 FLAGS = (
     "-std=c++17 -O2 -fPIC -shared -fvisibility=hidden -ffp-contract=off -Wall -Wextra -Werror"
 ).split()
-_LINKED = ["-static-libstdc++", "-static-libgcc"]
-_EXPORTS = "cpu_exports.map"
 _NAME = "libsok_lite_ops"
 
 
@@ -56,18 +54,14 @@ def compile_library(extra_flags: Sequence[str] = ()) -> Path:
     Raises:
       RuntimeError: as `sok_lite.backend.build.compile_library`.
     """
-    # Its own copy of libstdc++ must not be found by TensorFlow, which shares the process.
-    hidden = f"-Wl,--version-script={kernel_folder() / _EXPORTS}"
-    flags = [*FLAGS, *extra_flags, *_LINKED, hidden]
-    what = "operations of TensorFlow"
+    flags, what = [*FLAGS, *extra_flags], "operations of TensorFlow"
     return compile_sources(_target(extra_flags), flags, _sources("cpp"), what, needs=NEEDED)
 
 
 def _target(extra_flags: Sequence[str] = ()) -> Path:
-    exports = [path for path in [kernel_folder() / _EXPORTS] if path.is_file()]  # no wheel has it
     shared = [path for place in ("*.h", "update/*.h") for path in kernel_folder().glob(place)]
-    files = [*_sources("cpp"), *_sources("h"), *shared, *exports]
-    return target_of(_NAME, [*FLAGS, *_LINKED, *extra_flags], files)
+    files = [*_sources("cpp"), *_sources("h"), *shared]
+    return target_of(_NAME, [*FLAGS, *extra_flags], files)
 
 
 def _sources(ending: str) -> list[Path]:
