@@ -560,8 +560,9 @@ def _text(answer: Mapping[str, Any]) -> str:
     lines += ["", *_memory_lines(answer), "", *_table_lines(answer), "", *_sent_lines(answer)]
     if answer["would_help"]:
         lines += ["", "what would save most memory on each rank"]
+        width = max(len(each["what"]) for each in answer["would_help"])
         lines += [
-            f"  {each['what']:24} {_gib(each['saved_bytes']):>8} GiB less"
+            f"  {each['what']:{width}} {_gib(each['saved_bytes']):>8} GiB less"
             f"{'' if each['fits'] == answer['fits'] else ', and it fits'}"
             for each in answer["would_help"]
             if each["fits"] or not answer["fits"]
