@@ -1,13 +1,12 @@
-"""What a wheel has beside its files: the kernels, compiled for any processor and for newer ones.
+"""Builds the wheel: hatchling packs it, with the kernels compiled for any processor and newer ones.
 
-pip, or whoever else builds the wheel, calls this. What was compiled before on this machine, of the
-same sources, is taken and not compiled again: by a wheel, by scripts/setup.sh or by a first use in a
-checkout. `pip install -v .` shows what is said here.
+What this machine has compiled of the same sources is taken and not compiled again, whether it was
+for a wheel, by scripts/setup.sh or at a first use in a checkout. `pip install -v .` shows what is
+said here.
 """
 
 import os
 import platform
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
@@ -15,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+# With it hatchling lets pip build the whole wheel before it knows what to download, and call that
+# "Preparing metadata".
+os.environ.pop("PIP_BUILD_TRACKER", None)
+from hatchling.build import *  # noqa: F403
 
 
 class Kernels(BuildHookInterface):
@@ -24,7 +28,6 @@ class Kernels(BuildHookInterface):
         """Called before the wheel is packed, also one that stands for an editable installation."""
         if version == "editable":
             return
-        sys.path.insert(0, self.root)
         os.environ.pop("SOK_LITE_KERNEL_DEFINES", None)  # a wheel has the default tunables
         from sok_lite.backend import build
         from sok_lite.native import library
