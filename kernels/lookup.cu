@@ -423,7 +423,8 @@ SOK_DEVICE void find_and_pool_rows_of(const SokShare share, const Search& search
                                       i64 shift, i64 dim, const i64* row_splits, const f32* weights,
                                       i64 combiner, u32* rows, f32* out, Tally* tally,
                                       i64 num_rows) {
-  const auto pool = [&](const auto& items) {
+  // A function of its own: in one for all formats g++ would not inline the loops over rows.
+  const auto pool = [&](const auto& items) __attribute__((noinline)) {
     if (row_splits)
       find_and_pool_rows(share, search, items, row_splits, combiner, rows, out, tally, num_rows);
     else
