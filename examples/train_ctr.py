@@ -6,7 +6,8 @@
 
 Without --data it writes its own click data in Criteo's format, whose best possible AUC is known. It
 trains, evaluates on held-out rows, has every rank export its part of the tables, and lets one new
-process put the parts together and evaluate again. The last line it prints is `RESULT {json}`.
+process put the parts together and evaluate again. It prints what came out in a sentence, and the
+same for programs as the last line, `RESULT {json}`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras
 import numpy as np
 from ctr import planted
-from ctr.criteo import Rows, read
+from ctr.criteo import NUM_CATEGORIES, Rows, read
 from ctr.metrics import ProgressBar, auc
 from ctr.model import ClickModel
 from ctr.ranks import Ranks
@@ -198,6 +199,17 @@ def run(args: argparse.Namespace, ranks: Ranks, workdir: Path) -> dict[str, Any]
     }
 
 
+def summary(result: dict[str, Any], num_training: int) -> str:
+    """Returns what a run has done, and what came out, in a sentence."""
+    best = "" if result["best_auc"] is None else f"; the best possible is {result['best_auc']:.4f}"
+    return (
+        f"Trained {NUM_CATEGORIES} tables of {result['keys']:,} keys on {num_training:,} rows in "
+        f"{result['seconds']:.1f} s: AUC {result['auc']:.4f} on "
+        f"{result['rows'] - num_training:,} held-out rows, and {result['reloaded_auc']:.4f} after "
+        f"the ranks exported their tables and a new process loaded them{best}."
+    )
+
+
 def print_result(result: dict[str, Any]) -> None:
     """Prints the last line; what is not a number, such as the AUC of equal labels, is null."""
     print("RESULT " + json.dumps({k: None if v != v else v for k, v in result.items()}), flush=True)
@@ -229,7 +241,9 @@ def main() -> None:
         result = run(args, ranks, workdir)
     if result is not None:
         seconds = round(time.perf_counter() - start_s, 1)
-        print_result({"auc": None, "best_auc": best_auc, **result, "seconds": seconds})
+        result = {"auc": None, "best_auc": best_auc, **result, "seconds": seconds}
+        print(summary(result, split(result["rows"], args.held_out)))
+        print_result(result)
 
 
 if __name__ == "__main__":

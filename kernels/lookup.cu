@@ -207,41 +207,57 @@ SOK_DEVICE void find_ahead(const Search& search, const u64* chunks, i64 shift, i
 // Finds keys and copies their rows as words W; the search goes ahead of the copies.
 template <class W>
 SOK_DEVICE void find_and_copy_words(const SokShare share, const Search& search, const u64* chunks,
-                                    i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+                                    i64 shift, i64 row_bytes, u32* rows, u8* out, i64 gives_zeros,
+                                    Tally* tally) {
   const i64 from = sok_slice_begin(share, search.n), end = sok_slice_end(share, search.n);
   i64 i = from;
   find_ahead(search, chunks, shift, row_bytes, rows, from, end, tally,
              [&](i64 ready, const auto& ask_for_rows) {
                for (; row_bytes > 0 && i < ready; ++i) {
                  ask_for_rows(i);
-                 if (rows[i] == SOK_NO_ROW) continue;
+                 if (rows[i] == SOK_NO_ROW) {
+                   if (gives_zeros) sok_zero_row<W>(out + i * row_bytes, row_bytes);
+                   continue;
+                 }
                  sok_copy_row<W>(sok_row<u8>(chunks, shift, row_bytes, rows[i]),
                                  out + i * row_bytes, row_bytes);
                }
              });
 }
 SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
-                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+                              i64 shift, i64 row_bytes, u32* rows, u8* out, i64 gives_zeros,
+                              Tally* tally) {
   const i64 width = copied_width(row_bytes, out);
   if (width == 4)
-    find_and_copy_words<u32>(share, search, chunks, shift, row_bytes, rows, out, tally);
+    find_and_copy_words<u32>(share, search, chunks, shift, row_bytes, rows, out, gives_zeros,
+                             tally);
   else if (width == 2)
-    find_and_copy_words<u16>(share, search, chunks, shift, row_bytes, rows, out, tally);
+    find_and_copy_words<u16>(share, search, chunks, shift, row_bytes, rows, out, gives_zeros,
+                             tally);
   else
-    find_and_copy_words<u8>(share, search, chunks, shift, row_bytes, rows, out, tally);
+    find_and_copy_words<u8>(share, search, chunks, shift, row_bytes, rows, out, gives_zeros, tally);
 }
 #else
 template <bool kBuckets>
 SOK_DEVICE void find_and_copy_in(const SokShare share, const Search& search, const u64* chunks,
-                                 i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+                                 i64 shift, i64 row_bytes, u32* rows, u8* out, i64 gives_zeros,
+                                 Tally* tally) {
   // Asked for each row: a search for each width would take more registers.
   const i64 width = copied_width(row_bytes, out);
   SOK_FOR_EACH_TILE(i, search.n) {
     const u32 row = search_for<kBuckets>(search, i, tally);
     if (sok_is_leader()) rows[i] = row;
-    if (row_bytes == 0 || row == SOK_NO_ROW) continue;
-    const u8* from = sok_row<u8>(chunks, shift, row_bytes, row);
+    if (row_bytes == 0 || (row == SOK_NO_ROW && !gives_zeros)) continue;
     u8* to = out + i * row_bytes;
+    if (row == SOK_NO_ROW) {
+      // Wide rows of odd lengths, which would need loops of their own, are rare.
+      if (width == 16)
+        sok_zero_row<SokWord>(to, row_bytes);
+      else
+        sok_zero_row<u8>(to, row_bytes);
+      continue;
+    }
+    const u8* from = sok_row<u8>(chunks, shift, row_bytes, row);
     if (width == 16)
       sok_copy_row<SokWord>(from, to, row_bytes);
     else if (width == 4)
@@ -253,11 +269,12 @@ SOK_DEVICE void find_and_copy_in(const SokShare share, const Search& search, con
   }
 }
 SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
-                              i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
+                              i64 shift, i64 row_bytes, u32* rows, u8* out, i64 gives_zeros,
+                              Tally* tally) {
   if (search.index.bucket)
-    find_and_copy_in<true>(share, search, chunks, shift, row_bytes, rows, out, tally);
+    find_and_copy_in<true>(share, search, chunks, shift, row_bytes, rows, out, gives_zeros, tally);
   else
-    find_and_copy_in<false>(share, search, chunks, shift, row_bytes, rows, out, tally);
+    find_and_copy_in<false>(share, search, chunks, shift, row_bytes, rows, out, gives_zeros, tally);
 }
 #endif
 
@@ -273,20 +290,21 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 // chunks, shift, row_bytes  where rows live; see rows.cuh
 // keys       (n,)
 // rows       (n,)  out  row number, or SOK_NO_ROW
-// out        (n, row_bytes)  out  rows; left as it was where a key is missing; null: not copied
+// out        (n, row_bytes)  out  rows; null: not copied
+// gives_zeros  whether `out` has zeros where a key is missing, or what it had
 // counts     (2,)  grow by the keys that are missing and, where there are scores or access
 //                  counts, by those that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
  i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, const u64* given, u8* accesses,
  i64 is_counting, const u64* chunks, i64 shift, i64 row_bytes, const i64* keys, u32* rows, u8* out,
- i64* counts, i64 n) {
+ i64 gives_zeros, i64* counts, i64 n) {
   const Search search =
       make_search(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key, keys, n,
                   stamp, strategy, epoch, given, accesses, is_counting);
   Tally tally;
   if (!out) row_bytes = 0;
-  find_and_copy(share, search, chunks, shift, row_bytes, rows, out, &tally);
+  find_and_copy(share, search, chunks, shift, row_bytes, rows, out, gives_zeros, &tally);
   if (!counts) return;
   sok_count(counts, tally.missing);
   sok_count(counts + 1, tally.first);

@@ -106,4 +106,10 @@ SOK_DEVICE void sok_copy_row(const u8* from, u8* to, i64 bytes) {
   sok_copy_words((const W*)from, (W*)to, bytes / (i64)sizeof(W));
 }
 
+// The lanes of a tile write zeros into a row together.
+template <class W>
+SOK_DEVICE void sok_zero_row(u8* to, i64 bytes) {
+  SOK_FOR_EACH_OF_TILE(w, bytes / (i64)sizeof(W)) { ((W*)to)[w] = W{}; }
+}
+
 #endif  // SOK_ROWS_CUH_

@@ -30,7 +30,7 @@ LAST_FULL = ROOT / "tests" / "last_full.json"
 # Most tests use one core, so two lanes of stages share two cores.
 LANES = 2
 # Seconds that a check may take after set-up, on two quiet cores.
-BUDGET = {"quick": 600, "full": 4500}
+BUDGET = {"quick": 600, "full": 3600}
 OLDEST = ".venv-oldest"
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets everything up and runs the main job: a click model on dynamic embeddings, trained over two
-# ranks under horovodrun. The last line of its output is `RESULT {json}`.
+# ranks under horovodrun. The output ends in a sentence of what came out, and `RESULT {json}`.
 #
 #   bash scripts/demo.sh [--ranks N] [options of examples/train_ctr.py]
 #   bash scripts/demo.sh --help

@@ -36,6 +36,19 @@ class DocstringOfBase(griffe.Extension):
                 cls.docstring.value = base.docstring.value
 
 
+class FunctionOfAnotherFile(griffe.Function):
+    """A member of a class whose source is in `filepath`, and not in the file of the class."""
+
+    def __init__(self, *args: Any, filepath: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._filepath = filepath
+
+    @property
+    def filepath(self) -> Any:
+        """The file that `lineno` and `endlineno` are of."""
+        return self._filepath
+
+
 class FunctionsAsMethods(griffe.Extension):
     """Shows a method that a class has as `name = module.function` by what the function says."""
 
@@ -53,10 +66,11 @@ class FunctionsAsMethods(griffe.Extension):
                 _, *parameters = function.parameters  # the first is the object
                 cls.set_member(
                     name,
-                    griffe.Function(
+                    FunctionOfAnotherFile(
                         name,
-                        lineno=member.lineno,
-                        endlineno=member.endlineno,
+                        filepath=function.filepath,
+                        lineno=function.lineno,
+                        endlineno=function.endlineno,
                         docstring=function.docstring,
                         parameters=griffe.Parameters(*parameters),
                         returns=function.returns,

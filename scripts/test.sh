@@ -3,7 +3,7 @@
 #
 #   bash scripts/test.sh            quick: every test function once, but for those that are marked
 #                                   `full_only`, in ten minutes after set-up
-#   bash scripts/test.sh --full     every test in every variant, long ones too: up to 75 minutes
+#   bash scripts/test.sh --full     every test in every variant, long ones too: up to 60 minutes
 #   bash scripts/test.sh PATH...    what pytest runs of these: paths, names of tests, its options
 #
 # tests/conftest.py says how quick chooses. The last line counts the tests of all stages.

@@ -64,6 +64,7 @@ _MODULE_OF = {
     "set_comm_tool": "sok.communication",
     "dump": "sok.dump_load",
     "incremental_model_dump": "sok.dump_load",
+    "log_removals": "sok.dump_load",
     "load": "sok.dump_load",
     "DynamicVariable": "sok.dynamic_variable",
     "all2all_dense_embedding": "sok.lookup",

@@ -28,6 +28,7 @@ from sok_lite.sok.communication import set_comm_tool as set_comm_tool
 from sok_lite.sok.dump_load import dump as dump
 from sok_lite.sok.dump_load import incremental_model_dump as incremental_model_dump
 from sok_lite.sok.dump_load import load as load
+from sok_lite.sok.dump_load import log_removals as log_removals
 from sok_lite.sok.dynamic_variable import DynamicVariable as DynamicVariable
 from sok_lite.sok.lookup import all2all_dense_embedding as all2all_dense_embedding
 from sok_lite.sok.lookup import lookup_sparse as lookup_sparse

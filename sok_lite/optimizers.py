@@ -1,4 +1,7 @@
-"""Keras 3 optimizers that set rows of tables to 0, for `sok_lite.OptimizerWrapper`."""
+"""Optimizers that Keras 3 does not have, for `compile` and for `sok_lite.OptimizerWrapper`.
+
+`RowWiseAdagrad` keeps one number for a row; the others set rows to 0.
+"""
 
 from sok_lite.bridge.optimizers.group import (
     GroupAdam,
@@ -7,5 +10,13 @@ from sok_lite.bridge.optimizers.group import (
     GroupMomentum,
     SparseGroupFtrl,
 )
+from sok_lite.bridge.optimizers.rowwise_adagrad import RowWiseAdagrad
 
-__all__ = ["GroupAMSGrad", "GroupAdam", "GroupLamb", "GroupMomentum", "SparseGroupFtrl"]
+__all__ = [
+    "GroupAMSGrad",
+    "GroupAdam",
+    "GroupLamb",
+    "GroupMomentum",
+    "RowWiseAdagrad",
+    "SparseGroupFtrl",
+]

@@ -74,10 +74,11 @@ def test_a_block_for_several_ranks_runs_on_them(page, block, tmp_path):
 
 
 def test_the_chart_of_the_readme_has_numbers_that_were_measured():
-    """docs/performance.md has each, and the drawing is of these."""
+    """docs/performance.md has each, and the drawings, for a light and a dark page, are of these."""
     numbers = json.loads((ROOT / "docs" / "images" / "readme_numbers.json").read_text())
     page = (ROOT / "docs" / "performance.md").read_text()
-    chart = (ROOT / "docs" / "images" / "speed.svg").read_text()
+    charts = [path.read_text() for path in (ROOT / "docs" / "images").glob("*.svg")]
+    assert len(charts) == 2 and "#ffffff" not in "".join(charts), "a white ground"
     rows = {
         "lookup": "lookup, `tf.function`",
         "training step, Adam": "training step, `tf.function`",
@@ -86,7 +87,8 @@ def test_the_chart_of_the_readme_has_numbers_that_were_measured():
         dense, tfra = times["dense tf.Variable"], times["TFRA 0.8.1"]
         row = f"| {rows[work]} | uniform | {times['sok_lite']} | {dense} | {tfra} |"
         assert row in page
-        assert work in chart and all(f"{time} ms" in chart for time in times.values())
+        for chart in charts:
+            assert work in chart and all(f"{time} ms" in chart for time in times.values())
 
 
 def test_the_kernels_of_the_kernel_page_compile(tmp_path):
@@ -177,6 +179,15 @@ def test_the_table_of_optimizers_is_what_the_frameworks_and_the_code_give():
 def test_lines_of_a_page_are_short(page):
     for number, line in enumerate(page.read_text().splitlines(), 1):
         assert len(line) <= 120, f"{name_of(page)}, line {number}: {len(line)}"
+
+
+def test_code_is_as_wide_as_the_site_shows_it():
+    """At 1280 pixels 88 columns are seen. Of what a command prints the rest is scrolled to."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for info, body in FENCE.findall(page.read_text()):
+            if (page.name, info) != ("command_line.md", "text"):
+                wide = [line for line in body.splitlines() if len(line) > 88]
+                assert not wide, f"{name_of(page)}: {wide[0]}"
 
 
 def test_every_environment_variable_is_public():

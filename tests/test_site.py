@@ -22,6 +22,7 @@ PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 # The APIs of other systems: those of their classes that are described in the docstrings.
 COMPATIBLE = ("sok_lite.dynamic_embedding", "sok_lite.kv_variable")
 
+_NAVIGATION = re.compile(r"- ([^:\n]+):(?: |\n +- )([\w./-]+\.md)$", re.MULTILINE)
 _ENTRY = re.compile(r"^::: ([\w.]+)\n((?:    .*\n)*)", re.MULTILINE)
 _MEMBERS = re.compile(r"^      members:(?: \[(.*)\]\n|\n((?:        - \w+\n)+))", re.MULTILINE)
 
@@ -29,9 +30,19 @@ _MEMBERS = re.compile(r"^      members:(?: \[(.*)\]\n|\n((?:        - \w+\n)+))"
 # ------------------------------------------------------------------------ what it is made of
 
 
-def test_every_page_is_in_the_navigation_once():
-    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
-    assert sorted(re.findall(r"^ +- (?:[^:\n]+: )?([\w./-]+\.md)$", navigation, re.M)) == PAGES
+def test_every_page_is_in_the_navigation_once_by_its_title():
+    """The first page of a section has the title of the section, and that of the site its name."""
+    _, navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")
+    found = _NAVIGATION.findall(navigation)
+    assert sorted(page for _, page in found) == PAGES
+    for title, page in found:
+        heading = (DOCS / page).read_text().splitlines()[0]
+        assert heading == ("# sok_lite" if page == "index.md" else f"# {title}"), page
+
+
+def test_the_home_page_has_the_version():
+    version = re.search('"(.+)"', (ROOT / "sok_lite" / "_version.py").read_text().split("=")[1])
+    assert f"Version {version.group(1)}, " in (DOCS / "index.md").read_text()
 
 
 def test_pages_link_to_pages_of_the_site_alone():
@@ -115,7 +126,7 @@ def site(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     for name in ("docs", "sok_lite"):
         shutil.copytree(ROOT / name, project / name, ignore=ignored)
-    (project / "scripts").mkdir()
+    shutil.copytree(ROOT / "scripts" / "site_templates", project / "scripts" / "site_templates")
     shutil.copy(ROOT / "scripts" / "site_docstrings.py", project / "scripts")
     shutil.copy(ROOT / "mkdocs.yml", project)
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
@@ -145,7 +156,7 @@ def test_the_site_has_every_page_and_no_link_or_anchor_of_it_is_dead(site, pages
             file = (base / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
             file = file / "index.html" if file.is_dir() else file
             anchor = unquote(parts.fragment)
-            known = pages[file].ids if file in pages else set()
+            known = pages[file].ids if file in pages else {anchor}  # #only-dark of an image
             if not file.exists() or (anchor and anchor not in known):
                 dead.append(f"{path.relative_to(site)}: {target}")
     assert not dead
@@ -192,3 +203,9 @@ def test_search_finds_a_name_of_the_api_by_a_word_of_it(site):
         (found,) = (x for x in index["items"] if x["location"].endswith(f"#sok_lite.{name}"))
         words = re.split(index["config"]["separator"], found["title"])
         assert word in [each.lower() for each in words], name
+    for word, page in (
+        *(("OOM", "concepts/limits"), ("MirroredStrategy", "howto/several-hosts")),
+        *(("streaming", "howto/continuous-training"), ("HkvOptions", "api/variables")),
+    ):
+        items = [x for x in index["items"] if x["location"].startswith(f"{page}.html")]
+        assert any(word.lower() in f"{x['title']} {x['text']}".lower() for x in items), word

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "ops/launch.h"
 #include "ops/sought.h"
@@ -76,7 +75,7 @@ class Lookup {
     const bool counts = now.inserts && CountsRepeats();
     const bool notes = now.inserts && !counts;
     if (notes && !Tick(plan_.tables)) return false;
-    (plan_.is_pooled ? FindAndPool(notes) : Find(notes)).Run(*plan_.driver);
+    (plan_.is_pooled ? FindAndPool(notes) : Find(notes, now.gives_zeros)).Run(*plan_.driver);
     int64_t num_wrong = 0, num_missing = 0;
     for (size_t t = 0; t < missing.size(); ++t) {
       missing[t] = counters[t * kCounters + kMissing];
@@ -92,11 +91,7 @@ class Lookup {
       return false;
     }
     const bool draws = num_missing && !now.gives_zeros;
-    if (draws) {
-      GiveInitialValues();
-    } else if (num_missing && !plan_.is_pooled) {
-      GiveZeros();
-    }
+    if (draws) GiveInitialValues();
     if (plan_.is_pooled) ReadSources(draws);
     if (plan_.tells_found) TellFound();
     Count(plan_, given_, missing);
@@ -195,7 +190,8 @@ class Lookup {
     return launch;
   }
 
-  Launch Find(bool notes) const {
+  // gives_zeros  what keys without a row give of a local lookup: pooled, they add nothing
+  Launch Find(bool notes, bool gives_zeros) const {
     const Part& part = plan_.parts[0];
     const SokColumnRecord& value = *part.record->store->value;
     const int64_t row_bytes = part.dim * BytesOf(part.row_type), num_keys = given_[0].num_keys;
@@ -206,17 +202,8 @@ class Lookup {
     launch.More(std::array{note.stamp, note.strategy, note.epoch, int64_t{0}, note.accesses.counts,
                            note.accesses.is_counting});
     launch.More(std::array{value.chunks, value.shift, row_bytes, Word(given_[0].keys), Word(rows_),
-                           Word((*outputs_)[0]), CountersOf(part), num_keys});
+                           Word((*outputs_)[0]), int64_t{gives_zeros}, CountersOf(part), num_keys});
     return launch;
-  }
-
-  // Gives zeros where a key of a local lookup has no row: pooled, it adds nothing.
-  void GiveZeros() const {
-    const int64_t row_bytes = plan_.parts[0].dim * BytesOf(plan_.parts[0].row_type);
-    for (int64_t i = 0; i < given_[0].num_keys; ++i) {
-      if (rows_[i] != kNoRow) continue;
-      std::memset(static_cast<char*>((*outputs_)[0]) + i * row_bytes, 0, row_bytes);
-    }
   }
 
   // Whether native code can draw what missing keys give.

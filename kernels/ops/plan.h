@@ -36,7 +36,7 @@ struct Driver {
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
-    return find.num_arguments == 21 && find_and_pool.num_arguments == 25 &&
+    return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 6 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
            weight_grad[0].num_arguments == 10 && pool_again[0].num_arguments == 14 &&

@@ -59,9 +59,9 @@ inline void AddSearch(const SokTableRecord& table, const Note& note, const int64
                       Launch* launch) {
   launch->Add(num_keys, {});
   launch->More(PlaceOf(*table.index));
-  launch->More(std::array<int64_t, 14>{note.stamp, note.strategy, note.epoch, Word(times),
+  launch->More(std::array<int64_t, 15>{note.stamp, note.strategy, note.epoch, Word(times),
                                        note.accesses.counts, note.accesses.is_counting, 0, 0, 0,
-                                       Word(keys), Word(rows), 0, Word(counts), num_keys});
+                                       Word(keys), Word(rows), 0, 0, Word(counts), num_keys});
 }
 
 // Keys of some tables.

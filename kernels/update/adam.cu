@@ -11,6 +11,13 @@ SOK_DEVICE f32 update_element(const AdamRule& rule, f32 w, f32 g, f32& m, f32& v
   return decayed(w, rule.decay) - m * rule.alpha / (sok_sqrt(v) + rule.epsilon);
 }
 
+// Of beta_1 = 0: m is the gradient, and no row has it.
+struct NoMomentumRule : AdamRule {};
+SOK_DEVICE f32 update_element(const NoMomentumRule& rule, f32 w, f32 g, f32& v) {
+  v += (g * g - v) * rule.one_minus_beta_2;
+  return decayed(w, rule.decay) - g * rule.alpha / (sok_sqrt(v) + rule.epsilon);
+}
+
 struct AmsgradRule : AdamRule {};
 SOK_DEVICE f32 update_element(const AmsgradRule& rule, f32 w, f32 g, f32& m, f32& v, f32& vhat) {
   m += (g - m) * rule.one_minus_beta_1;
@@ -19,7 +26,8 @@ SOK_DEVICE f32 update_element(const AmsgradRule& rule, f32 w, f32 g, f32& m, f32
   return decayed(w, rule.decay) - m * rule.alpha / (sok_sqrt(vhat) + rule.epsilon);
 }
 
-// Adam; with a column vhats, AMSGrad. `alpha` carries the learning rate and the bias correction.
+// Adam; without a column ms, of beta_1 = 0; with a column vhats, AMSGrad. `alpha` carries the
+// learning rate and the bias correction.
 #define SOK_UPDATE_ADAM(T)                                                                     \
   SOK_ROW_KERNEL(update_adam_##T)                                                              \
   (const SokShare share, const u64* values, const u64* ms, const u64* vs, const u64* vhats,    \
@@ -28,7 +36,9 @@ SOK_DEVICE f32 update_element(const AmsgradRule& rule, f32 w, f32 g, f32& m, f32
    f32 epsilon, i64 n) {                                                                       \
     Batch batch{share, values, shift, dim, rows, grads, num_nonfinite, keys, seed, step, n};   \
     AdamRule adam{alpha, decay, one_minus_beta_1, one_minus_beta_2, epsilon};                  \
-    if (vhats)                                                                                 \
+    if (!ms)                                                                                   \
+      update_rows<T>(NoMomentumRule{adam}, batch, vs);                                         \
+    else if (vhats)                                                                            \
       update_rows<T>(AmsgradRule{adam}, batch, ms, vs, vhats);                                 \
     else                                                                                       \
       update_rows<T>(adam, batch, ms, vs);                                                     \

@@ -1,7 +1,7 @@
 // Update rules of optimizers, in place on row numbers: gradients go in, values and states change.
 //
-// Every kernel of a rule has this frame; the columns of a row store share shift, dim and row
-// numbers.
+// Every kernel of a rule has this frame; the columns of a row store share shift and row numbers,
+// and dim, but for states of which a row has one number.
 //
 // values     (num_chunks,)  addresses of the chunks of the `value` column, elements of T
 // <state>    (num_chunks,)  the same of a state column, always f32; null: the rule runs without it

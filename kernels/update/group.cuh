@@ -14,6 +14,7 @@
 // in every pass over the row: it reads what it has written itself.
 #pragma once
 #include "update/frame.cuh"
+#include "update/row_sums.cuh"
 
 // A rule has members decay, l1 and l21, and these functions; `states` are those but for z:
 //
@@ -47,24 +48,10 @@ SOK_DEVICE f32 above_l1(f32 z, f32 l1) {
   return clipped - z;
 }
 
-// The Euclidean norm of a row, of what each column is; f64, in which no square is 0 or infinite.
+// The Euclidean norm of a row, of what each column is.
 template <class Column>
 SOK_DEVICE f64 norm_of_row(const SokLanes& lanes, i64 dim, const Column& column) {
-  f64 squares[SOK_SUMS] = {};
-  const i64 num_blocks = dim / SOK_SUMS, rest = dim % SOK_SUMS;
-  SOK_FOR_EACH_WORD(b, lanes, num_blocks) {
-    for (int k = 0; k < SOK_SUMS; ++k) {
-      const f64 x = column(b * SOK_SUMS + k);
-      squares[k] += x * x;
-    }
-  }
-  SOK_FOR_EACH_WORD(c, lanes, rest) {
-    const f64 x = column(dim - rest + c);
-    squares[0] += x * x;
-  }
-  f64 sum = 0.0;
-  for (int k = 0; k < SOK_SUMS; ++k) sum += squares[k];
-  return sok_sqrt(sok_sum_of_row(lanes, sum));
+  return sok_sqrt(sum_of_squares(lanes, dim, column));
 }
 
 // max(1 - l21 * sqrt(dim) / ||s||, 0). Without l21 it is 1, where ||s|| is 0 as well.

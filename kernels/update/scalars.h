@@ -112,6 +112,9 @@ struct Adagrad : UpdateRule {
   }
 };
 
+// One accumulator for a row (Mudigere et al., 2022), with the same numbers.
+struct RowWiseAdagrad : Adagrad {};
+
 // Dual averaging of the same paper, as TF1 has it: it counts the steps of l1 and l2.
 struct AdagradDA : UpdateRule {
   double l1, l2, initial_accumulator, global_step;
@@ -125,7 +128,7 @@ struct AdagradDA : UpdateRule {
 // 2018.
 struct Adam : UpdateRule {
   double beta_1, beta_2, epsilon;
-  Flag amsgrad, adaptive_epsilon, has_products;
+  Flag amsgrad, adaptive_epsilon, has_products, has_m;
 
   Scalars at(double rate, int64_t step) const {
     const float first =
@@ -392,6 +395,7 @@ inline constexpr Entry kRules[] = {
     entry<ProximalSGD>("update_proximal_sgd"),
     entry<RMSprop>("update_rmsprop"),
     entry<RectifiedAdam>("update_rectified_adam"),
+    entry<RowWiseAdagrad>("update_rowwise_adagrad"),
     entry<ScheduleFreeAdamW>("update_schedule_free_adamw"),
     entry<SGD>("update_sgd"),
     entry<SparseGroupFtrl>("update_sparse_group_ftrl"),

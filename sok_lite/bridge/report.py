@@ -1,9 +1,11 @@
-"""`report`: the content of the tables of all ranks; `prometheus`: the numbers of this rank."""
+"""`report`: the content of the tables of all ranks; `prometheus`, `serve`: the numbers of this."""
 
 import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from http.server import ThreadingHTTPServer
 from itertools import chain
 from typing import Any
 
@@ -16,9 +18,16 @@ from sok_lite.bridge.keras import held
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
+from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.failure import together
-from sok_lite.reports.openmetrics import openmetrics, samples_of, samples_of_process
+from sok_lite.reports.openmetrics import (
+    checked_labels,
+    openmetrics,
+    samples_of,
+    samples_of_process,
+)
 from sok_lite.reports.report import Report, TableReport
+from sok_lite.reports.server import serve_text
 from sok_lite.reports.tables import report_of
 
 # What must be equal on all ranks, so that numbers of ranks can be added up.
@@ -105,7 +114,7 @@ def _gather_reports(comm: Communicator, mine: Sequence[TableReport]) -> list[lis
     return [[TableReport.of_dict(table) for table in tables] for tables in parts]
 
 
-def prometheus(tables: Any) -> str:
+def prometheus(tables: Any, labels: Mapping[str, str] | None = None) -> str:
     """Returns the numbers of tables on this rank as OpenMetrics text.
 
     It does not communicate: each rank has its own numbers, with its number as the label "rank". It
@@ -117,13 +126,17 @@ def prometheus(tables: Any) -> str:
     Args:
       tables: a variable of a table, a layer or model of Keras that has some, or a list, tuple or
         dict of such.
+      labels: more labels of all numbers, such as {"job_name": "ctr"}, to tell jobs apart. Not
+        "job" or "instance", which Prometheus sets, nor those that the numbers have.
 
     Raises:
-      TypeError: there are no tables in `tables`. ValueError: two of them have one name.
+      TypeError: there are no tables in `tables`, or a label is no text. ValueError: two tables have
+        one name, or a label has a name that it cannot have.
       RuntimeError: in a tf.function, or `sok_lite.init` has not connected the ranks.
     """
     if tf.inside_function():
         raise RuntimeError("Metrics are of the moment. Ask for them outside of the tf.function.")
+    more = checked_labels(labels)
     rank, found = communicator().rank, [variable.table for variable in tables_in(tables)]
     counts = Counter(table.name for table in found)
     repeated = [name for name, count in counts.items() if count > 1]
@@ -134,4 +147,35 @@ def prometheus(tables: Any) -> str:
         )
     shown = [table for table in found if rank == 0 or table.var_type != "remote"]
     of_tables = [(table.name, on_device(table.backend, samples_of, table)) for table in shown]
-    return openmetrics(rank, of_tables, samples_of_process())
+    return openmetrics(rank, of_tables, samples_of_process(), more)
+
+
+def serve(
+    tables: Any, port: int = 9400, host: str = "", labels: Mapping[str, str] | None = None
+) -> ThreadingHTTPServer:
+    """Serves the numbers of `prometheus` over HTTP, from threads that end with the process.
+
+    Each rank that calls it has a port of its own: `port`, and its number on this host. Where that
+    one is taken, as by another job on the host, it takes the next free one of 100, and the logger
+    "sok_lite" warns which. It does not communicate. Whoever reaches the port can read the numbers.
+
+    Args:
+      tables, labels: as of `prometheus`.
+      port: that of the first rank of each host. 0: any that is free.
+      host: the address to listen at, such as "127.0.0.1"; "": all of this host.
+
+    Returns:
+      The server: `server_port` is its port; `shutdown()` and `server_close()` end it.
+
+    Raises:
+      TypeError, ValueError, RuntimeError: as `prometheus`; or `port` is none.
+      OSError: none of these ports is free, or the address cannot be listened at.
+    """
+    check_integer("port", port, 0)
+    if port > 65_535:
+        raise ValueError(f"`port` must be at most 65,535. Received: port={port}.")
+    text = partial(prometheus, tables, labels)
+    text()  # raises here what is wrong with the arguments
+    comm = communicator()
+    first = min(port + comm.local_rank, 65_535) if port else 0
+    return serve_text(text, host, first, f"Rank {comm.rank}")

@@ -160,6 +160,8 @@ class TableVariable(RefusesDense, OfTable, tf_private.ResourceVariable):
     # What to do where a program must say which optimizers train it, and this one was not; None: no
     # program says so.
     instead_of_this_optimizer: str | None = None
+    # What trains it in place of the optimizer that is given its gradient; None: that one does.
+    own_optimizer: Any = None
     # Whether such a step is that of the mean of all ranks' losses.
     averages_over_ranks = False
     # Whether the layer that lists it among its weights saves it, and gives it as a weight.

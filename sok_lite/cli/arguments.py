@@ -7,15 +7,25 @@ from sok_lite.engine.local_path import local_path
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of commands that read one PATH of any format and print what is there."""
+    add_path(parser)
+    add_tables(parser)
+    add_json(parser)
+    add_from_format(parser, "PATH")
+
+
+def add_path(parser: argparse.ArgumentParser) -> None:
+    """Adds PATH, of any format."""
     parser.add_argument(
         "path",
         metavar="PATH",
         type=local,
-        help="a checkpoint, a .keras file, or a file of another format",
+        help="checkpoint folder, .keras file, or file in another format",
     )
-    add_tables(parser)
-    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
-    add_from_format(parser, "PATH")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds --json."""
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def add_tables(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +35,7 @@ def add_tables(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="only this table; may be repeated",
+        help="only this table (repeatable)",
     )
 
 
@@ -36,7 +46,7 @@ def add_from_format(parser: argparse.ArgumentParser, what: str) -> None:
       what: is read.
     """
     parser.add_argument(
-        "--from-format", metavar="FORMAT", help=f"of {what} (default: what it looks like)"
+        "--from-format", metavar="FORMAT", help=f"format of {what} (default: detected)"
     )
     add_option(parser, "--from-option", what)
 
@@ -48,7 +58,7 @@ def add_option(parser: argparse.ArgumentParser, name: str, what: str) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"an option of the format of {what}; may be repeated",
+        help=f"option of the format of {what} (repeatable)",
     )
 
 

@@ -2,12 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files import beside
 from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files.source import Source, columns_of
 
 
 def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str) -> None:
@@ -46,7 +47,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 @contextlib.contextmanager
-def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
+def in_place_of(path: str, module: ModuleType, sources: Sequence[Source] = ()) -> Iterator[str]:
     """Gives a path to write to, and puts what is there then in place of what is at another one.
 
     If the work inside fails, what was there stays and the new goes.
@@ -54,11 +55,15 @@ def in_place_of(path: str, module: ModuleType) -> Iterator[str]:
     Args:
       path: where it is to be.
       module: of the format; one that replaces by itself takes the path.
+      sources: what is written, for the error of a full disk.
 
     Raises:
       OSError: it cannot be put there.
     """
-    with naming_file(path, "the output"):
+    size = sum(each.num_keys * column.row_bytes for each in sources for column in columns_of(each))
+    names = ", ".join(repr(each.name) for each in sources)
+    of = f" of {names}, from {size:,} bytes of keys and rows" if sources else ""
+    with naming_file(path, f"the output{of}"):
         if getattr(module, "REPLACES_ITSELF", False):
             yield path
             return

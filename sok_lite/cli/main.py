@@ -13,9 +13,11 @@ from typing import NoReturn
 
 from sok_lite._version import __version__
 from sok_lite.cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, TERMINATED, WRONG_USE, WrongUse
+from sok_lite.engine.files.manifest import newest_at
 
 COMMANDS = (
     "inspect",
+    "get",
     "report",
     "verify",
     "diff",
@@ -27,9 +29,13 @@ COMMANDS = (
     "doctor",
     "plan",
 )
+# Arguments, of any command, that name what is read.
+_READ = ("path", "paths", "first", "second")
 _STATUS = """exit status:
-  0 fine, 1 verify, diff, doctor or plan has found something, 2 wrong use,
-  3 something cannot be read or written"""
+  0  success
+  1  verify, diff or doctor found something; get: a key is missing; plan: no room
+  2  usage error
+  3  a file cannot be read or written"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(arguments)
     try:
+        _read_newest(args)
         status: int = args.run(args)
         sys.stdout.flush()
         return status
@@ -63,6 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(args, FAILED, f"no memory ({error or 'it is not said for what'})")
     except Exception as error:
         return _fail(args, FAILED, f"{type(error).__name__}: {error} (--debug shows where)")
+
+
+def _read_newest(args: argparse.Namespace) -> None:
+    """Has commands read the newest save where they are given the folder of a `Checkpoint`."""
+    for name in _READ:
+        given = getattr(args, name, None)
+        if isinstance(given, str):
+            setattr(args, name, newest_at(given))
+        elif given is not None:
+            setattr(args, name, [newest_at(path) for path in given])
 
 
 def entry() -> int:
@@ -100,8 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
         prog="sok-lite",
-        description="Looks at checkpoints of sok_lite, makes others of them, and plans tables.",
-        epilog=f"sok-lite COMMAND --help says more, with an example.\n\n{_STATUS}",
+        description="Inspect, convert and plan checkpoints of embedding tables.",
+        epilog=f"sok-lite COMMAND --help shows all arguments, and an example.\n\n{_STATUS}",
         formatter_class=form,
     )
     parser.add_argument("--version", action="version", version=f"sok-lite {__version__}")
@@ -118,8 +135,8 @@ def _parser() -> argparse.ArgumentParser:
         )
         module.add_arguments(command)
         command.add_argument(
-            "--no-progress", dest="progress", action="store_false", help="show no bar"
+            "--no-progress", dest="progress", action="store_false", help="show no progress bar"
         )
-        command.add_argument("--debug", action="store_true", help="show where an error comes from")
+        command.add_argument("--debug", action="store_true", help="print the traceback of an error")
         command.set_defaults(run=module.run)
     return parser

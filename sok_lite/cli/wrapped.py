@@ -1,6 +1,6 @@
 """Sources that are others but for something."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -23,6 +23,9 @@ class Wrapped(Source):
 
     def texts(self) -> dict[int, bytes]:
         return self._source.texts()
+
+    def texts_of(self, keys: Collection[int]) -> dict[int, bytes]:
+        return self._source.texts_of(keys)
 
 
 def only_one(sources: Sequence[Source], what: str) -> Source:

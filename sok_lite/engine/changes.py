@@ -1,18 +1,24 @@
-"""The rows of several tables that have changed since a time, of all ranks together."""
+"""What has changed in several tables since a time, of all ranks together."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
+from sok_lite.backend import Array
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.failure import together
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
 
 
 def changes_since(
-    tables: Sequence[EmbeddingTable], times: Sequence[float], comm: Communicator
-) -> list[tuple[np.ndarray, np.ndarray]]:
+    tables: Sequence[EmbeddingTable],
+    times: Sequence[float],
+    comm: Communicator,
+    removed: bool = False,
+) -> list[tuple[np.ndarray, ...]]:
     """Returns keys and rows that have changed, those of all ranks on every rank.
 
     Every rank must call it.
@@ -20,29 +26,43 @@ def changes_since(
     Args:
       tables: the same on all ranks.
       times: of each table, in seconds since 1970; they need not be the same on all ranks.
+      removed: whether keys that were removed are told as well. What was removed before the time is
+        forgotten then.
 
     Returns:
       Of each table (keys (n,) of the key type, rows (n, dim) storage), on the host: the result of
-      `export_since` on rank 0, then that on rank 1 and so on.
+      `export_since` on rank 0, then that on rank 1 and so on. With `removed` the third is the keys
+      (m,) that have lost their rows.
 
     Raises:
-      ValueError: the ranks have different tables; on all ranks.
+      ValueError: the ranks have different tables, or one does not know what was removed since the
+        time; on all ranks.
       MemoryError: a rank has none for its rows; on all ranks.
     """
     names = {
         f"table {i}": [table.name, table.dim, table.row_dtype.name, table.key_dtype.name]
         for i, table in enumerate(tables)
     }
-    check_equal_on_all_ranks(comm, names, "An incremental dump")
+    check_equal_on_all_ranks(comm, {**names, "removed": removed}, "An incremental dump")
 
-    def exported() -> list[tuple[np.ndarray, np.ndarray]]:
+    def exported() -> list[tuple[np.ndarray, ...]]:
         return [
-            (table.backend.to_host(keys), table.backend.to_host(rows))
+            tuple(map(table.backend.to_host, alone(table, partial(_changes, table, at, removed))))
             for table, at in zip(tables, times, strict=True)
-            for keys, rows in [table.export_since(at)]
         ]
 
     def of_all(array: np.ndarray) -> np.ndarray:
         return comm.allgatherv(array, call="changes_since").rows
 
-    return [(of_all(keys), of_all(rows)) for keys, rows in together(comm, exported)]
+    found = together(comm, exported)
+    if removed:
+        for table, at in zip(tables, times, strict=True):
+            table.forget_removals(before=table.first_removal_since(at))
+    return [tuple(map(of_all, each)) for each in found]
+
+
+def _changes(table: EmbeddingTable, at: float, removed: bool) -> tuple[Array, ...]:
+    if not removed:
+        return table.export_since(at)
+    gone = table.removed_since(table.first_removal_since(at))
+    return (*table.export_since(at), gone)

@@ -3,6 +3,10 @@
 import ctypes
 import os
 import threading
+import time
+
+# When the process began with it, seconds since 1970.
+BEGAN = time.time()
 
 # A signal handler or a finalizer may look up while its thread adds.
 _lock = threading.RLock()

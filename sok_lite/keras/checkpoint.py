@@ -39,6 +39,8 @@ _log = logging.getLogger("sok_lite")
 _DENSE = re.compile(r"dense-[\d-]+")
 # The first file of each folder, and the last to go: of nothing else anything is removed.
 _MARK = "of_sok_lite_keras_checkpoint"
+# A link to the folder of the newest checkpoint.
+_LATEST = "latest"
 # Its place in training, in the `extra` of a dump.
 _EXTRA = "sok_lite.keras"
 
@@ -77,7 +79,8 @@ class CheckpointPart:
 
     It saves at the end of each epoch, and with `every` after so many batches too, and when `fit`
     is over. A process that is killed at any moment leaves a whole checkpoint. Each is a folder
-    `step-N` that `sok_lite.load` and `sok-lite` read.
+    `step-N` that `sok_lite.load` and `sok-lite` read, and the link `latest` leads to the newest
+    whole one, where the file system has links.
 
     On several ranks every rank must have it, with the same arguments and storage that all see. Each
     writes its tables, rank 0 the dense weights; any number of ranks restore them.
@@ -93,9 +96,9 @@ class CheckpointPart:
         On several ranks such a checkpoint is there from the next save, or end of an epoch, on.
 
     Raises:
-      TypeError, ValueError: an argument is not as said here. A save raises BlockingIOError (of
-        several ranks OSError) where another process writes the same checkpoint, FileExistsError
-        where what is there was not written by a Checkpoint.
+      TypeError, ValueError: an argument is not as said here, or `path` is one of the saves. A save
+        raises BlockingIOError (of several ranks OSError) where another process writes the same
+        checkpoint, FileExistsError where what is there was not written by a Checkpoint.
     """
 
     _of_every_rank = True
@@ -123,6 +126,11 @@ class CheckpointPart:
             )
         self._shown_path = local_path(path)
         self._path = os.path.abspath(self._shown_path)
+        if _is_ours(self._path):
+            raise ValueError(
+                "`path` must be the folder that the saves of a Checkpoint are in. Received: path="
+                f"{self._shown_path!r}, one of its saves. Give {os.path.dirname(self._path)!r}."
+            )
         self._every, self._keep, self._in_background = every, int(keep), bool(background)
         self._most_increments = sys.maxsize if incremental is True else int(incremental)
         self._increments = 0
@@ -322,6 +330,7 @@ class CheckpointPart:
             {_EXTRA: at},
             incremental=is_increment,
             prepare=prepare,
+            published=partial(_link_newest, self._path),
         )
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0
@@ -428,6 +437,27 @@ def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
         for old in list(filter(_is_ours, manifest.saves_in(path)))[:-keep]:
             manifest.remove_unless_written(old, partial(_empty, old))
+
+
+def _link_newest(path: str) -> None:
+    """Has the link `latest` lead to the newest whole checkpoint, at every moment to a whole one.
+
+    What is no link to a checkpoint stays, as of the user. Where the file system has no links there
+    is none: who is given the folder itself finds the newest as well.
+    """
+    link = os.path.join(path, _LATEST)
+    try:
+        newest = os.path.basename(manifest.saves_in(path)[-1])
+        before = os.readlink(link) if os.path.lexists(link) else None
+        if before == newest or not (before is None or manifest.SAVE.fullmatch(before)):
+            return
+        if os.path.islink(f"{link}.tmp"):  # of a process that was killed
+            os.unlink(f"{link}.tmp")
+        os.symlink(newest, f"{link}.tmp")
+        os.replace(f"{link}.tmp", link)
+        manifest.sync_path(path)
+    except OSError as error:
+        _log.info("%s does not lead to the newest checkpoint: %s.", link, error)
 
 
 def _empty(folder: str) -> bool:

@@ -62,9 +62,11 @@ class DenseStates(NamedTuple):
                 "it on a batch first, or give it a keras.Input."
             )
         optimizers = {id(each): each for each in (model.optimizer, *held.optimizers_in(model))}
-        variables = list(model.trainable_weights)
-        for optimizer in optimizers.values():
-            variables += _variables_of(optimizer, model)
+        trained = list(model.trainable_weights)
+        alone = {id(table.own_optimizer) for table in held.kept_tables(model)}
+        variables = [*trained]
+        for number, optimizer in optimizers.items():
+            variables += _variables_of(optimizer, [] if number in alone else trained)
         of_all = _dense(variables, [])
         metrics = [variable for metric in model.metrics for variable in metric.variables]
         carried = [carried_by(_inner(each)) for each in optimizers.values() if each is not None]
@@ -123,13 +125,14 @@ def _inner(optimizer: Any) -> Any:
     return inner_of(optimizer.optimizer if isinstance(optimizer, WrappedOptimizer) else optimizer)
 
 
-def _variables_of(optimizer: Any, model: Any) -> list[Any]:
+def _variables_of(optimizer: Any, trained: list[Any]) -> list[Any]:
+    """Returns the variables of an optimizer, which is built for those that it trains."""
     if optimizer is None:
         return []
     if isinstance(optimizer, WrappedOptimizer):
-        return [optimizer.iterations, *_variables_of(optimizer.optimizer, model)]
+        return [optimizer.iterations, *_variables_of(optimizer.optimizer, trained)]
     if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
-        optimizer.build(model.trainable_variables)
+        optimizer.build(trained)
     return held.variables_of(optimizer)
 
 

@@ -1,4 +1,4 @@
-"""`TableMetrics`: how tables grow, among the metrics of each epoch and every some steps."""
+"""`TableMetrics`: how tables grow, each epoch and every some steps; totals, and table by table."""
 
 import logging
 from collections.abc import Callable
@@ -24,26 +24,35 @@ from sok_lite.engine.work_done import (
 )
 
 _log = logging.getLogger("sok_lite")
+# Of each table at the end of an epoch, and of all together in the logs.
+_FACTS = ("keys", "new_keys", "evicted", "bytes")
 
 
 class TableMetricsPart:
-    """A callback that puts sizes of tables among the metrics of each epoch.
+    """A callback that tells how tables grow.
 
-    Of each table "<name>/keys", "<name>/new_keys" in the epoch, "<name>/evicted" in all, and
-    "<name>/bytes" of its rows, states and index: of all ranks together, and every rank must have
-    it. Put it before the callbacks that log metrics.
+    To the logs of each epoch, which the progress line, `History.history` and other callbacks read,
+    it adds four numbers of all tables together: "tables/keys", "tables/new_keys" in the epoch,
+    "tables/evicted" so far, and "tables/bytes" of rows, states and index. Each table's own are in
+    `history`, and with `log_dir` in TensorBoard. All numbers are sums over ranks, and every rank
+    must have it. Put it before the callbacks that read logs.
 
     Args:
       every: also tell how tables do within an epoch, after every so many steps: keys, the hit rate,
         and new and evicted keys for each step since; of all tables together "seconds_per_step" of
         lookups, gradients and updates, the mean over ranks, and "sent_bytes_per_step" between
         ranks. None: once an epoch only.
-      log_dir: where rank 0 then writes it for TensorBoard, as "sok/<name>/keys" and the like, with
-        the keys of the rank with most. None: the logger "sok_lite" tells it, at level INFO.
+      log_dir: where rank 0 writes each table's numbers for TensorBoard: "epoch_sok/<name>/keys" and
+        the like by epoch, and with `every` "sok/<name>/keys" and the like by step, with the keys of
+        the rank with most. None: with `every` the logger "sok_lite" tells them, at level INFO.
+
+    Attributes:
+      history: "<name>/keys", "<name>/new_keys", "<name>/evicted" and "<name>/bytes" of each table:
+        a list with a number for each epoch of the last `fit`; the same on all ranks.
 
     Raises:
-      TypeError, ValueError: `every` is no integer above 0, or there is a log_dir without it. In
-        `fit`, on all ranks: `every` differs between ranks.
+      TypeError, ValueError: `every` is no integer above 0. In `fit`, on all ranks: `every` differs
+        between ranks.
     """
 
     _of_every_rank = True
@@ -54,13 +63,9 @@ class TableMetricsPart:
             raise TypeError(f"`every` must be a number of steps. Received: every={every!r}.")
         if every is not None and every < 1:
             raise ValueError(f"`every` must be at least 1. Received: every={every}.")
-        if log_dir is not None and every is None:
-            raise ValueError(
-                f"`log_dir` is for what is told within an epoch. Received: log_dir={log_dir!r} and "
-                "every=None. Give `every`, such as 100 steps."
-            )
+        self.history: dict[str, list[float]] = {}
         self._made: dict[str, int] = {}
-        self._every, self._log_dir = every, log_dir
+        self._every, self._log_dir = None if every is None else int(every), log_dir
         self._writer: Any = None
         # Steps so far, those of the epochs before, and those when it was told the last time.
         self._steps = self._before = self._told = 0
@@ -72,13 +77,13 @@ class TableMetricsPart:
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Notes how tables are to begin with."""
-        if self._every is None:
-            return
         comm = other_ranks()
         if comm is not None:
-            check_equal_on_all_ranks(comm, {"every": int(self._every)}, "`every` of TableMetrics")
+            check_equal_on_all_ranks(comm, {"every": self._every}, "`every` of TableMetrics")
+        self.history = {}
         self._before = self._told = self._steps = 0
-        self._last, self._work = self._of_tables(_totals_of), _work()
+        if self._every is not None:
+            self._last, self._work = self._of_tables(_totals_of), _work()
         if self._log_dir is not None and (comm is None or comm.rank == 0):
             self._writer = tf.summary.create_file_writer(str(self._log_dir))
 
@@ -135,12 +140,18 @@ class TableMetricsPart:
             told["seconds_per_step"] = seconds / since / (1 if comm is None else comm.size)
             if comm is not None:
                 told["sent_bytes_per_step"] = num_bytes / since
-        if self._writer is not None:
-            with self._writer.as_default(step):
-                for name, value in told.items():
-                    tf.summary.scalar(f"sok/{name}", value)
-        elif self._log_dir is None and (comm is None or comm.rank == 0):
+        self._write(step, "sok", told)
+        if self._log_dir is None and (comm is None or comm.rank == 0):
             _log.info("step %d: %s", step, ", ".join(f"{n} {v:,.6g}" for n, v in told.items()))
+
+    def _write(self, step: int, group: str, told: dict[str, float]) -> None:
+        """Writes numbers for TensorBoard, on the rank that does."""
+        if self._writer is None:
+            return
+        # Keras' callback has others record some steps only.
+        with tf.summary.record_if(True), self._writer.as_default(step):
+            for name, value in told.items():
+                tf.summary.scalar(f"{group}/{name}", value)
 
     def _of_tables(
         self, function: Callable[[EmbeddingTable], dict[str, int]]
@@ -154,20 +165,30 @@ class TableMetricsPart:
         self._made = {name: facts["made"] for name, facts in self._of_tables(_facts_of).items()}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the metrics."""
+        """Adds the totals to the logs, and each table's numbers to what has them."""
         self._before = self._steps
-        if logs is None:
+        found = self._of_tables(_facts_of)
+        if not found:
             return
-        found: dict[str, float] = {}
-        for name, facts in self._of_tables(_facts_of).items():
+        for name, facts in found.items():
             facts["new_keys"] = facts.pop("made") - self._made.get(name, 0)
-            found |= {f"{name}/{fact}": float(value) for fact, value in facts.items()}
-        if found and other_ranks() is not None:
-            names = sorted(found)
-            numbers = np.array([found[name] for name in names])
-            of_all = allreduce(tf.constant(numbers), "sum").numpy().tolist()
-            found = dict(zip(names, of_all, strict=True))
-        logs.update(found)
+        names = sorted(found)
+        numbers = np.array([[found[name][fact] for fact in _FACTS] for name in names], np.float64)
+        if other_ranks() is not None:
+            numbers = allreduce(tf.constant(numbers), "sum").numpy()
+        told = {
+            f"{name}/{fact}": value
+            for name, values in zip(names, numbers.tolist(), strict=True)
+            for fact, value in zip(_FACTS, values, strict=True)
+        }
+        for name, value in told.items():
+            self.history.setdefault(name, []).append(value)
+        self._write(epoch, "epoch_sok", told)
+        if self._writer is not None:
+            self._writer.flush()
+        if logs is not None:
+            totals = numbers.sum(axis=0).tolist()
+            logs.update({f"tables/{fact}": v for fact, v in zip(_FACTS, totals, strict=True)})
 
 
 def _facts_of(table: EmbeddingTable) -> dict[str, int]:

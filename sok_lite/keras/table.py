@@ -16,11 +16,12 @@ from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.keras.classes import made_so_far, object_of, says_what_is_shared
 from sok_lite.bridge.keras.hooks import is_cloning
 from sok_lite.bridge.loss_weight import make_weight
+from sok_lite.bridge.optimizers.patched import train_alone
 from sok_lite.bridge.texts import remember_texts, texts_of_keys
 from sok_lite.bridge.variable import facts_html, table_for_variable
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.initializer_spec import make_initializer, refusing_sizes, warn_of_fans
-from sok_lite.engine.owner import MOD
+from sok_lite.engine.owner import HASH, MOD
 from sok_lite.engine.table import EmbeddingTable, make_table
 from sok_lite.engine.table.hkv_options import HkvOptions, refuse_option_of_hybrid, rounded_up
 from sok_lite.keras.features import Feature, rows_of
@@ -33,14 +34,15 @@ _numbers = itertools.count()
 _TEXTS = "str"
 _KEY_TYPES = ("int64", "int32", "uint64", _TEXTS)
 _ROW_DTYPES = ("float32", "float16", "bfloat16")
+_OWNERS = {"mod": MOD, "hash": HASH}
 _OF_LOOKUP_SPARSE = "filter_ratio"
 _OF_BATCH = (
     "A step touches the rows of its batch alone: penalize those, for example with "
     "keras.layers.ActivityRegularization behind the table. docs/howto/regularization.md has more."
 )
 _OF_VARIABLE = (
-    "It is an option of sok_lite.DynamicVariable: the keys of a Table are owned by key mod ranks, "
-    "and their gradients travel as float32."
+    "It is an option of sok_lite.DynamicVariable: all ranks have a part of a Table, and its "
+    "gradients travel as float32."
 )
 # What an Embedding of Keras or a DynamicVariable takes, and what to write here.
 _INSTEAD = {
@@ -61,7 +63,6 @@ _INSTEAD = {
     "weights": "Make the table, and then table.assign(keys, rows).",
     "sparse": "The gradients of a table are sparse always: leave it out.",
     "mode": _OF_VARIABLE,
-    "partitioner": _OF_VARIABLE,
     "gradient_dtype": _OF_VARIABLE,
 }
 # In a config: the number, in its process, of a table that several layers share.
@@ -92,6 +93,12 @@ class TablePart:
       keep_texts: whether a table of key_type=str remembers its texts, so that `texts` finds those
         of keys. This rank keeps those that its lookups in training ask for.
       trainable: whether it is trained.
+      partitioner: which of several ranks owns a key: "mod", key mod ranks; or "hash", which spreads
+        keys that "mod" would crowd on some ranks, such as even numbers on two.
+      optimizer: trains this table in place of the one that the model is compiled with, at its own
+        learning rate and with its own schedule and clipping: an optimizer of the same Keras, or its
+        name; tables may share one. None: the model's does. Its steps count those that have a
+        gradient of the table. It is saved with the table.
       dtype: of Keras.
       **options: `init_capacity`, keys to make room for at once; for "hybrid" see
         `sok_lite.engine.table.hkv_options.HkvOptions`. Capacities are rounded up to powers of two,
@@ -99,6 +106,7 @@ class TablePart:
 
     Attributes:
       variable: the weight: what `model.trainable_weights` lists.
+      optimizer: that of the table alone, as an object; None: it has none.
 
     Raises:
       TypeError, ValueError: an argument that is not as said here.
@@ -130,13 +138,17 @@ class TablePart:
         row_shape: tuple[int, int] | None = None,
         keep_texts: bool = False,
         trainable: bool = True,
+        partitioner: str = "mod",
+        optimizer: Any = None,
         dtype: Any = None,
         **options: Any,
     ) -> None:
         names = _checked_arguments(name, dim, seed, key_type, row_dtype, var_type, keep_texts)
+        _check_among("partitioner", partitioner, tuple(_OWNERS))
         key_type, row_dtype = names
         options = _checked_options(var_type, options)
         super().__init__(name=name, trainable=trainable, dtype=dtype)  # type: ignore[call-arg]
+        optimizer = _own_optimizer(self.package, name, optimizer)
         if initializer is None or isinstance(initializer, str):
             initializer = self.package.initializers.get(initializer or "uniform")
         initial = make_initializer(initializer, int(dim), row_shape)
@@ -153,7 +165,7 @@ class TablePart:
                 dtype=row_dtype,
                 name=name,
                 seed=int(seed),
-                owner=MOD,
+                owner=_OWNERS[partitioner],
                 **options,
             )
 
@@ -167,6 +179,8 @@ class TablePart:
             seed=int(seed),
             **({"row_shape": tuple(row_shape)} if row_shape is not None else {}),
             **({"keep_texts": True} if keep_texts else {}),
+            **({"partitioner": partitioner} if partitioner != "mod" else {}),
+            **({"optimizer": optimizer} if optimizer is not None else {}),
             **options,
         )
         self._number = next(_numbers)
@@ -177,6 +191,7 @@ class TablePart:
         make_weight()
         self.variable = TableWeight(table, name=name, trainable=True)
         self.variable.is_frozen = not trainable
+        self.optimizer = self.variable.own_optimizer = optimizer
         self.supports_masking = self.built = True
 
     # ---------------------------------------------------------------- facts
@@ -278,10 +293,10 @@ class TablePart:
     def assign(self, keys: Any, rows: Any) -> None:
         """Sets the rows of keys on this rank, inserting keys that are new. No communication.
 
-        Of several ranks each gives the keys with key mod ranks == rank, of texts that of their
-        hashes. Here and below the keys of a table of texts are texts, or their hashes as an int64
-        tensor or array, as `export` and `sok_lite.hash_strings` give them; integers of Python are
-        none.
+        Of several ranks each gives the keys that it owns: those with key mod ranks == rank, of
+        texts that of their hashes, unless `partitioner` is "hash". Here and below the keys of a
+        table of texts are texts, or their hashes as an int64 tensor or array, as `export` and
+        `sok_lite.hash_strings` give them; integers of Python are none.
 
         Args:
           keys: (n,) integers, or texts.
@@ -475,6 +490,25 @@ def _checked_options(var_type: str, options: Mapping[str, Any]) -> dict[str, Any
     return rounded_up(given, stacklevel=5) if var_type == "hybrid" else given
 
 
+def _own_optimizer(package: Any, name: str, given: Any) -> Any:
+    """Returns the optimizer of a table alone, as an object; None: it has none.
+
+    Raises:
+      TypeError: it is no optimizer of the same Keras. ValueError: an unknown name.
+      NotImplementedError: it cannot train rows, or not beside another.
+    """
+    if given is None:
+        return None
+    optimizer = package.optimizers.get(given) if isinstance(given, str) else given
+    if not isinstance(optimizer, package.optimizers.Optimizer):
+        raise TypeError(
+            f"`optimizer` of table {name!r} must be an optimizer of {package.__name__}, or its "
+            f"name. Received: {type(given).__module__}.{type(given).__name__}."
+        )
+    train_alone(optimizer, f"table {name!r}")
+    return optimizer
+
+
 def _name_of(dtype: Any) -> str:
     """Returns the name of a dtype; of what is none, its text."""
     try:
@@ -557,4 +591,9 @@ def _table_of(cls: Any, config: dict[str, Any]) -> Any:
 
 
 def _made(cls: Any, config: dict[str, Any]) -> Any:
-    return cls(**{**config, "initializer": object_of(config["initializer"], cls.package)})
+    made = {"initializer": object_of(config["initializer"], cls.package)}
+    if config.get("optimizer") is not None:
+        # One of its own: a config that was not written has that of the other table.
+        its = object_of(config["optimizer"], cls.package)
+        made["optimizer"] = type(its).from_config(its.get_config())
+    return cls(**{**config, **made})

@@ -7,13 +7,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-# Seconds. A time is known to about a second, and to 1/128 of how long ago it was.
+# Seconds. A time is known to about a second, and to 1/128 of how long ago it was. Every second one
+# of them alone reads as well.
 AGES = (
-    *(10.0, 1.0 * _MINUTE, 10.0 * _MINUTE, 1.0 * _HOUR, 6.0 * _HOUR),
-    *(1.0 * _DAY, 7.0 * _DAY, 30.0 * _DAY, 90.0 * _DAY, 365.0 * _DAY),
+    *(1.0, 2.0, 5.0, 10.0, 30.0),
+    *(float(_MINUTE * count) for count in (1, 2, 5, 10, 30)),
+    *(float(_HOUR * count) for count in (1, 2, 6, 12)),
+    *(float(_DAY * count) for count in (1, 3, 7, 14, 30, 90, 180, 365)),
 )
-# 1, 2 and 5 times each power of ten: the rows of a new table differ by less than a power of ten.
-NORMS = tuple(float(f"{digit}e{power}") for power in range(-6, 6) for digit in (1, 2, 5))
+# Ten in each power of ten, about 1.26 times the one before: the rows of a new table differ by less
+# than a power of ten.
+_DIGITS = ("1", "1.25", "1.6", "2", "2.5", "3.2", "4", "5", "6.3", "8")
+NORMS = tuple(float(f"{digits}e{power}") for power in range(-6, 6) for digits in _DIGITS)
+# Ranges that are shown: of a wider histogram several neighbors are one.
+_MOST_SHOWN = 15
+_TOGETHER = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
 class Histogram(NamedTuple):
@@ -38,17 +46,30 @@ class Histogram(NamedTuple):
         return sum(self.counts) + sum(self.others.values())
 
     def shown(self) -> list[tuple[str, int]]:
-        """Returns (range in words, keys) of all ranges from the first to the last with keys."""
-        texts = [_age(edge) if self.unit == "s" else f"{edge:g}" for edge in self.edges]
+        """Returns (range in words, keys) of all ranges from the first to the last with keys.
+
+        Where these would be more than 15, neighbors are shown as one range.
+        """
+        for step in _TOGETHER:
+            edges, counts = self._with_every(step)
+            used = [i for i, count in enumerate(counts) if count]
+            if not used or used[-1] - used[0] < _MOST_SHOWN:
+                break
+        texts = [_age(edge) if self.unit == "s" else f"{edge:g}" for edge in edges]
         ranges = [
             f"below {texts[0]}",
             *(f"{low} to {high}" for low, high in pairwise(texts)),
             f"from {texts[-1]} on",
         ]
-        used = [i for i, count in enumerate(self.counts) if count]
         span = slice(used[0], used[-1] + 1) if used else slice(0)
         some = [(name, count) for name, count in self.others.items() if count]
-        return some + list(zip(ranges[span], self.counts[span], strict=True))
+        return some + list(zip(ranges[span], counts[span], strict=True))
+
+    def _with_every(self, step: int) -> tuple[tuple[float, ...], list[int]]:
+        """Returns edges and counts with every so manieth edge only, from the first on."""
+        starts = range(1, len(self.counts), step)
+        sums = [sum(self.counts[start : start + step]) for start in starts]
+        return self.edges[::step], [self.counts[0], *sums]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns values that JSON knows."""

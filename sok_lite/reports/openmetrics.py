@@ -4,12 +4,14 @@ Names and units follow https://prometheus.io/docs/practices/naming. A label is a
 one of a few words, never a key: each value of a label is a time series of its own.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sok_lite._version import __version__
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.work_done import (
+    BEGAN,
     DUMPS,
     GRADIENTS,
     LOOKUPS,
@@ -93,8 +95,18 @@ _DUMP_BYTES = Family("sok_dump_bytes", "counter", "bytes", "Bytes of the files o
 _LAST_DUMP = Family(
     "sok_last_dump_timestamp_seconds", "gauge", "seconds", "When the last one was finished."
 )
+# Its labels are those of the last dump, which it stands for in an alert until there is one.
+_START = Family(
+    "sok_process_start_time_seconds", "gauge", "seconds", "When the process imported sok_lite."
+)
 # A gauge, since readers of the older text format know no type "info".
 _BUILD = Family("sok_build_info", "gauge", "", "1, with the version of sok_lite.")
+
+
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+# Of ours, and those that Prometheus gives to what it scrapes: it renames what comes with them.
+_TAKEN = {"table", "rank", "result", "reason", "part", "tier", "call", "content", "version"}
+_TAKEN |= {"job", "instance"}
 
 
 class Sample(NamedTuple):
@@ -151,27 +163,57 @@ def samples_of_process() -> list[Sample]:
         Sample(_DUMP_SECONDS, DUMPS.seconds, {}),
         Sample(_DUMP_BYTES, DUMPS.num_bytes, {}),
         *last,
+        Sample(_START, BEGAN, {}),
     ]
 
 
+def checked_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns labels that a program adds to all numbers.
+
+    Raises:
+      TypeError, ValueError: a name or text is none, or the name has a meaning already.
+    """
+    for name, text in dict(labels or {}).items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(
+                f"`labels` must be a dict of texts by name. Received: {name!r}: {text!r}."
+            )
+        if not _LABEL.fullmatch(name) or name.startswith("__"):
+            raise ValueError(
+                "A label's name must be of letters, digits and _, and begin with neither a digit "
+                f"nor __. Received: labels={{{name!r}: {text!r}}}."
+            )
+        if name in _TAKEN:
+            raise ValueError(
+                f"The label {name!r} has a meaning already: Prometheus sets job and instance, and "
+                f"sok_lite the others of {', '.join(sorted(_TAKEN))}. Take another name, such as "
+                "'job_name'."
+            )
+    return dict(labels or {})
+
+
 def openmetrics(
-    rank: int, of_tables: Sequence[tuple[str, Sequence[Sample]]], of_process: Sequence[Sample] = ()
+    rank: int,
+    of_tables: Sequence[tuple[str, Sequence[Sample]]],
+    of_process: Sequence[Sample] = (),
+    more: Mapping[str, str] | None = None,
 ) -> str:
     """Returns the text of a rank.
 
     Args:
       of_tables: name and numbers of each table.
       of_process: numbers of all of them together.
+      more: labels of all numbers, of `checked_labels`.
     """
+    of_all = {"rank": str(rank), **(more or {})}
     lines: dict[Family, list[str]] = {}
     for name, samples in of_tables:
         for family, value, labels in samples:
-            all_labels = {"table": name, "rank": str(rank), **labels}
-            lines.setdefault(family, []).append(_line(family, all_labels, value))
+            line = _line(family, {"table": name, **of_all, **labels}, value)
+            lines.setdefault(family, []).append(line)
     for family, value, labels in of_process:
-        line = _line(family, {"rank": str(rank), **labels}, value)
-        lines.setdefault(family, []).append(line)
-    lines[_BUILD] = [_line(_BUILD, {"version": __version__, "rank": str(rank)}, 1)]
+        lines.setdefault(family, []).append(_line(family, {**of_all, **labels}, value))
+    lines[_BUILD] = [_line(_BUILD, {"version": __version__, **of_all}, 1)]
     text = [line for family, found in lines.items() for line in [*_heads(family), *found]]
     return "\n".join([*text, "# EOF"]) + "\n"
 

@@ -9,8 +9,11 @@ from sok_lite.reports.report import Report, histograms_of
 
 __all__ = ["growth", "histograms"]
 
-_HOUR = 3600.0
 _WIDTH, _HEIGHT = 6.0, 3.2  # inches, of one plot
+# Of an axis, the largest first.
+_TIMES = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+_SIZES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
+_LABELS = {"age": "time since a key was last seen", "norm": "L2 length of a row"}
 
 
 def histograms(report: Report) -> Any:
@@ -38,7 +41,7 @@ def histograms(report: Report) -> Any:
         for axis in line[len(found) :]:
             axis.set_axis_off()
         for axis, (title, histogram) in zip(line, found, strict=False):
-            _draw(axis, f"{name}: {title.split(':')[0]}", histogram)
+            _draw(axis, name, title.split(":")[0], histogram)
     return figure
 
 
@@ -49,8 +52,8 @@ def growth(reports: Sequence[Report]) -> Any:
       reports: of `sok_lite.report`, in the order in which they were made; at least one.
 
     Returns:
-      A matplotlib Figure, whose x axis is hours since the first report. The last line of a
-      notebook's cell shows it, and `savefig` writes it.
+      A matplotlib Figure, whose axes have units by what there is: seconds to days since the first
+      report, bytes to TiB. The last line of a notebook's cell shows it, and `savefig` writes it.
 
     Raises:
       ImportError: there is no matplotlib. ValueError: there are no reports.
@@ -58,31 +61,39 @@ def growth(reports: Sequence[Report]) -> Any:
     if not reports:
         raise ValueError("Give at least one report. Received: none.")
     figure, ((of_keys, of_bytes),) = _figure(1, 2)
-    names = dict.fromkeys(table.name for report in reports for table in report.tables)
-    for name in names:
+    ages = [report.time - reports[0].time for report in reports]
+    tables = [table for report in reports for table in report.tables]
+    time_unit, seconds = _unit(_TIMES, max(ages) - min(ages))
+    size_unit, num_bytes = _unit(_SIZES, max((table.num_bytes for table in tables), default=0))
+    for name in dict.fromkeys(table.name for table in tables):
         found = [
-            ((report.time - reports[0].time) / _HOUR, table)
-            for report in reports
+            (age / seconds, table)
+            for age, report in zip(ages, reports, strict=True)
             for table in report.tables
             if table.name == name
         ]
-        hours = [hour for hour, _ in found]
-        of_keys.plot(hours, [table.keys for _, table in found], marker="o", label=name)
-        mebibytes = [table.num_bytes / 2**20 for _, table in found]
-        of_bytes.plot(hours, mebibytes, marker="o", label=name)
-    for axis, title in ((of_keys, "keys"), (of_bytes, "MiB")):
-        axis.set(title=title, xlabel="hours since the first report")
+        times = [time for time, _ in found]
+        of_keys.plot(times, [table.keys for _, table in found], marker="o", label=name)
+        sizes = [table.num_bytes / num_bytes for _, table in found]
+        of_bytes.plot(times, sizes, marker="o", label=name)
+    for axis, title, unit in ((of_keys, "keys", "keys"), (of_bytes, "memory", size_unit)):
+        axis.set(title=title, ylabel=unit, xlabel=f"{time_unit} since the first report")
         axis.set_ylim(bottom=0)
         axis.legend()
     return figure
 
 
-def _draw(axis: Any, title: str, histogram: Histogram) -> None:
+def _unit(units: Sequence[tuple[str, float]], most: float) -> tuple[str, float]:
+    """Returns the largest unit of which there are two or more, else the smallest."""
+    return next((unit for unit in units if most >= 2 * unit[1]), units[-1])
+
+
+def _draw(axis: Any, table: str, title: str, histogram: Histogram) -> None:
     shown = histogram.shown()
     names = [name.replace("_", " ") for name, _ in shown]
     axis.barh(range(len(shown)), [count for _, count in shown], tick_label=names)
     axis.invert_yaxis()
-    axis.set(title=title, xlabel="keys")
+    axis.set(title=f"{table}: {title}", xlabel="keys", ylabel=_LABELS.get(title, title))
 
 
 def _figure(num_lines: int, num_columns: int) -> tuple[Any, Any]:

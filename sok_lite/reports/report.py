@@ -23,7 +23,50 @@ COUNTERS = ("found", "missed", "inserted", "evicted", "erased", "refused", "not_
 
 _LETTERS = 30  # of the longest bar of a text
 
-_ROW, _LABEL, _BAR = 18, 130, 200  # pixels of HTML: height of a row, width of its name and bar
+# Of a part of any page, such as a notebook: no color but that of its text. Every name begins with
+# "sok-", so that nothing else on the page is meant.
+_STYLE = """
+.sok-report { max-width: 56rem }
+.sok-report table { border-collapse: collapse; margin: .5rem 0 1rem }
+.sok-report caption { text-align: left; caption-side: top; padding: .25rem 0 }
+.sok-report th, .sok-report td { text-align: left; vertical-align: top; font-weight: normal;
+  padding: .15rem 1rem .15rem 0; overflow-wrap: anywhere }
+.sok-report th { white-space: nowrap }
+.sok-report .sok-name { font-weight: bold; font-size: 1.15em; margin: 1.25rem 0 0 }
+.sok-report .sok-number { text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums }
+.sok-report .sok-bars { width: 100%; max-width: 36rem }
+.sok-report .sok-bars th { width: 1% }
+.sok-report .sok-bars .sok-number { width: 1%; padding-right: 0 }
+.sok-report .sok-bars div { height: .8em; margin-top: .35em; background: currentColor;
+  opacity: .75; min-width: 1px; print-color-adjust: exact; -webkit-print-color-adjust: exact }
+"""
+# Of a page of its own: the colors and measures of the documentation's site, light or dark.
+_PAGE_STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --text: rgba(0, 0, 0, .87);
+  --soft: rgba(0, 0, 0, .54); --line: rgba(0, 0, 0, .12); --head: #4051b5; --link: #4051b5 }
+@media (prefers-color-scheme: dark) { :root { --ground: #1e2129; --text: rgba(226, 228, 233, .87);
+  --soft: rgba(226, 228, 233, .62); --line: rgba(226, 228, 233, .12); --link: #7b9bea } }
+body { margin: 0; background: var(--ground); color: var(--text); line-height: 1.6;
+  font-family: -apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, Helvetica, Arial, sans-serif }
+header { background: var(--head); color: #fff; font-weight: bold; padding: .75rem 1rem;
+  box-shadow: 0 0 .2rem rgba(0, 0, 0, .1), 0 .2rem .4rem rgba(0, 0, 0, .2) }
+header, main { padding-left: max(1rem, calc(50% - 28rem)) }
+main { padding-right: 1rem; padding-bottom: 3rem }
+h1, h2 { font-weight: 300; line-height: 1.3; letter-spacing: -.01em; overflow-wrap: anywhere }
+h1 { color: var(--soft); font-size: 2rem; margin: 1.5rem 0 .5rem }
+h2 { font-size: 1.5rem; margin: 2.5rem 0 .5rem }
+a { color: var(--link) }
+.sok-report table { font-size: .875rem; border: 1px solid var(--line); border-radius: 2px }
+.sok-report th, .sok-report td { padding: .5rem .75rem; border-top: 1px solid var(--line) }
+.sok-report th { color: var(--soft) }
+.sok-report thead th { color: inherit; font-weight: bold }
+.sok-scroll { overflow-x: auto }
+.sok-report .sok-scroll td:first-child { min-width: 10rem }
+.sok-report .sok-bars, .sok-report .sok-bars th, .sok-report .sok-bars td { border: 0 }
+.sok-report .sok-bars th, .sok-report .sok-bars td { padding: .1rem .75rem .1rem 0 }
+.sok-report .sok-bars div { background: var(--link); border-radius: 1px; opacity: 1 }
+"""
 
 
 class TableReport(NamedTuple):
@@ -313,52 +356,81 @@ def _report_html(report: Report) -> str:
     """Returns a part of a page."""
     parts = [f"<p>{escape(_heading(report))}</p>"]
     for table in report.tables:
-        cells = [_cells(name, text) for name, text in facts_of(table)]
-        parts.append(f"<table><caption>{escape(table.name)}</caption>{''.join(cells)}</table>")
-        if table.memory and table.num_bytes:
-            parts.append(_chart("bytes by part", list(table.memory.items()), as_bytes))
-        parts += [_chart(name, _shown(each), "{:,}".format) for name, each in histograms_of(table)]
-    return f'<div class="sok-report">{"".join(parts)}</div>'
+        parts += [f'<div class="sok-name">{escape(table.name)}</div>', _table_html(table)]
+    return f'<div class="sok-report"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
 def report_page(report: Report) -> str:
-    """Returns a whole page, for a file."""
-    title = f"sok_lite: {report.source or 'tables'}"
+    """Returns a whole page, for a file: no script, and nothing that is anywhere else."""
+    what, _, facts = _heading(report).rpartition(" at ")
+    parts = [f"<h1>{escape(what)}</h1><p>{escape(facts)}</p>"]
+    if len(report.tables) > 1:
+        parts.append(_overview(report.tables))
+    for i, table in enumerate(report.tables):
+        parts += [f'<h2 id="table-{i}">{escape(table.name)}</h2>', _table_html(table)]
     return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        "<style>:root { color-scheme: light dark; font-family: sans-serif } "
-        "th { text-align: left; padding-right: 1em }</style></head>"
-        f"<body>{_report_html(report)}</body></html>\n"
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(what)} - sok_lite</title><style>{_STYLE}{_PAGE_STYLE}</style></head>"
+        f'<body><header>sok_lite</header><main class="sok-report">{"".join(parts)}</main>'
+        "</body></html>\n"
     )
 
 
-def _cells(name: str, text: str) -> str:
-    return f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+def _overview(tables: Sequence[TableReport]) -> str:
+    """Returns a table with a line for each table, whose name leads to it."""
+    names = ("keys", "memory", "hit rate", "evicted")
+    heads = "".join(f'<th class="sok-number">{name}</th>' for name in names)
+    lines = []
+    for i, table in enumerate(tables):
+        numbers = (
+            f"{table.keys:,}",
+            "" if table.memory is None else as_bytes(table.num_bytes),
+            "" if table.hit_rate is None else f"{table.hit_rate:.3f}",
+            "" if table.counts is None else f"{table.counts['evicted']:,}",
+        )
+        cells = "".join(f'<td class="sok-number">{number}</td>' for number in numbers)
+        link = f'<a href="#table-{i}">{escape(table.name)}</a>'
+        lines.append(f"<tr><td>{link}</td>{cells}</tr>")
+    return (
+        f'<div class="sok-scroll"><table><thead><tr><th>table</th>{heads}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _table_html(table: TableReport) -> str:
+    """Returns what is known of a table: its facts, and bars."""
+    cells = [
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
+        for name, text in facts_of(table)
+    ]
+    parts = [f"<table>{''.join(cells)}</table>"]
+    if table.memory and table.num_bytes:
+        parts.append(_bars_html("bytes by part", list(table.memory.items()), as_bytes))
+    parts += [_bars_html(name, _shown(each), "{:,}".format) for name, each in histograms_of(table)]
+    return "".join(parts)
 
 
 def _shown(histogram: Histogram) -> list[tuple[str, int]]:
     return [(name.replace("_", " "), count) for name, count in histogram.shown()]
 
 
-def _chart(title: str, rows: list[tuple[str, int]], as_text: Callable[[int], str]) -> str:
-    """Returns bars, one below the other, as SVG.
+def _bar(share: float) -> str:
+    return f'<div style="width:{share:.1%}"></div>'
+
+
+def _bars_html(title: str, rows: list[tuple[str, int]], as_text: Callable[[int], str]) -> str:
+    """Returns bars, one below the other, each with its name and number: a table without style.
 
     Args:
       rows: (name, number) of each.
       as_text: a number -> text.
     """
     most = max((number for _, number in rows), default=0)
-    drawn = []
-    for i, (name, number) in enumerate(rows):
-        y, width = i * _ROW, _BAR * number / max(1, most)
-        drawn.append(
-            f'<text x="{_LABEL - 6}" y="{y + 13}" text-anchor="end">{escape(name)}</text>'
-            f'<rect x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}"/>'
-            f'<text x="{_LABEL + width + 6:.1f}" y="{y + 13}">{escape(as_text(number))}</text>'
-        )
-    size = f'width="{_LABEL + _BAR + 100}" height="{max(1, len(rows)) * _ROW}"'
-    label = escape(title)
-    return (
-        f'<figure><figcaption>{label}</figcaption><svg {size} role="img" aria-label="{label}" '
-        f'fill="currentColor" font-size="11">{"".join(drawn)}</svg></figure>'
-    )
+    drawn = [
+        f'<tr><th scope="row">{escape(name)}</th>'
+        f"<td>{_bar(number / max(1, most)) if number else ''}</td>"
+        f'<td class="sok-number">{escape(as_text(number))}</td></tr>'
+        for name, number in rows
+    ]
+    return f'<table class="sok-bars"><caption>{escape(title)}</caption>{"".join(drawn)}</table>'

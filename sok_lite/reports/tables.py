@@ -150,14 +150,22 @@ def _norms(source: Source) -> Histogram:
     return norms.histogram()
 
 
-def _ages(source: Source) -> Histogram | None:
-    """Returns the ages of keys; None: the file does not say when they were seen."""
+def clock_of(source: Source) -> Clock | None:
+    """Returns the clock of a table in a file; None: the file does not say when lookups were."""
     facts: dict[str, Any] = dict(source.about.facts)
-    if "stamps" not in source.columns or not facts.get("spans", {}).get("numbers"):
+    if not facts.get("spans", {}).get("numbers"):
         return None
     spans, clock = Spans.of(facts["spans"], facts["num_lookups"]), Clock()
     publish(clock.plan_restart(facts["num_lookups"], spans))
-    ages = CountingAges(spans.ends[-1])
+    return clock
+
+
+def _ages(source: Source) -> Histogram | None:
+    """Returns the ages of keys; None: the file does not say when they were seen."""
+    clock = clock_of(source)
+    if "stamps" not in source.columns or clock is None:
+        return None
+    ages = CountingAges(clock.last_time)
     for last_seen in source.read("stamps"):
         ages.add_times(clock.times_of(last_seen))
     return ages.histogram()

@@ -1,6 +1,9 @@
 """OpenMetrics text, read by the parser of prometheus_client."""
 
+import http.client
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,9 +165,73 @@ def test_dumps_are_counted_with_their_bytes_and_age(tmp_path):
     written = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert (dumps, num_bytes) == (2, written) and 0 < seconds < 2 * (time.time() - begun)
     assert begun <= numbers("sok_last_dump_timestamp_seconds")[()] <= time.time()
+    # In an alert the start of the process stands for a dump that there was not yet.
+    assert numbers("sok_process_start_time_seconds").keys() == {()}
     with pytest.raises(OSError):
         sok.dump("/proc/none", [table])
     assert numbers("sok_dumps_total")[()] == before["sok_dumps_total"] + 2
+
+
+def test_the_start_of_the_process_is_told():
+    # Of the kernel: in clock ticks since the machine was started.
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    started += ticks / os.sysconf("SC_CLK_TCK")
+    assert started - 1 < numbers("sok_process_start_time_seconds")[()] < time.time()
+
+
+def test_labels_of_the_program_are_on_all_numbers():
+    text = sok.metrics.prometheus(looked_up("one"), labels={"job_name": 'c"tr'})
+    _, families = parsed(text)
+    samples = [sample for family in families.values() for sample in family.samples]
+    assert len(samples) > 20 and all(s.labels["job_name"] == 'c"tr' for s in samples)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error"),
+    [
+        ({"job": "ctr"}, "The label 'job' has a meaning already: .* such as 'job_name'"),
+        ({"rank": "1"}, "The label 'rank' has a meaning already"),
+        ({"job-name": "ctr"}, "must be of letters, digits and _"),
+        ({"__name__": "ctr"}, "must be of letters, digits and _"),
+        ({"day": 3}, "must be a dict of texts by name. Received: 'day': 3"),
+    ],
+)
+def test_labels_that_have_a_meaning_or_none_are_refused(labels, error):
+    with pytest.raises((TypeError, ValueError), match=error):
+        sok.metrics.prometheus(sok.DynamicVariable(2, name="one"), labels=labels)
+
+
+def test_a_second_server_takes_another_port_and_says_which(caplog):
+    table = looked_up("served")
+    first = sok.metrics.serve(table, port=0, host="127.0.0.1")
+    second = sok.metrics.serve(
+        table, port=first.server_port, host="127.0.0.1", labels={"job_name": "b"}
+    )
+    try:
+        (said,) = (each.message for each in caplog.records if each.name == "sok_lite")
+        assert said == (
+            f"Rank 0 serves its metrics on port {second.server_port}: port {first.server_port} is "
+            "taken, as by another job."
+        )
+        for server, job in ((first, None), (second, "b")):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.request("GET", "/metrics")
+            response = connection.getresponse()
+            assert response.getheader("Content-Type") == sok.metrics.CONTENT_TYPE
+            (keys,) = parsed(response.read().decode())[1]["sok_table_keys"].samples
+            assert keys.value == 350 and keys.labels.get("job_name") == job
+    finally:
+        for server in (first, second):
+            server.shutdown()
+            server.server_close()
+
+
+def test_a_port_or_tables_that_cannot_be_are_refused():
+    table = sok.DynamicVariable(2, name="one")
+    for port, tables in ((-1, table), (65_536, table), (0, [])):
+        with pytest.raises((TypeError, ValueError), match="`port` must be|Expected tables"):
+            sok.metrics.serve(tables, port=port)
 
 
 def test_one_rank_sends_nothing():

@@ -22,8 +22,8 @@ def test_the_numbers_are_those_of_the_table():
     found = report["shop"]
     assert (found.keys, found.dim, found.dtype, found.var_type) == (5, 2, "float32", "hbm")
     assert found.counts["inserted"] == table.statistics().inserted_total == 5
-    assert found.norms.shown() == [("1 to 2", 5)]  # the root of 2
-    assert "table 'shop'" in str(report) and "<caption>shop</caption>" in report._repr_html_()
+    assert found.norms.shown() == [("1.25 to 1.6", 5)]  # the root of 2
+    assert "table 'shop'" in str(report) and ">shop<" in report._repr_html_()
 
 
 def test_variables_of_other_apis_are_reported():

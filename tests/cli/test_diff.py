@@ -155,6 +155,7 @@ def test_of_a_key_that_repeats_the_first_counts_as_for_a_load(tmp_path):
     assert (table.export()[1] == 0).all()
     dump(tmp_path / "b", [table], ONE)
     fine("diff", tmp_path / "a", tmp_path / "b")
+    assert "key 3\n  row        0\n" in fine("get", tmp_path / "a", "x", 3)
 
 
 def test_keys_that_were_only_seen_are_compared(tmp_path):

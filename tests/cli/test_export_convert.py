@@ -223,6 +223,20 @@ def test_any_call_of_the_system_may_fail(tmp_path, code):
     assert num_failed > 10
 
 
+def test_a_full_disk_is_told_with_the_table_and_its_bytes(tmp_path):
+    dumped(tmp_path / "c", 20, names=["user"])
+    (source,) = checkpoint_sources(tmp_path / "c")
+    size, to, errors = source.num_keys * (8 + 3 * 4), tmp_path / "u.csv", []
+    told = f"{to}: No space left on device: the output of 'user', from {size:,} bytes of keys and"
+    for number in range(1, 6):
+        with pytest.MonkeyPatch.context() as patch:
+            FailingCalls(patch, number, errno.ENOSPC)
+            arguments = ("export", tmp_path / "c", "--format", "csv", "--to", to, "--force")
+            status, _, err = run(*arguments)
+        errors += [err] * (status == 3)
+    assert errors and all(told in err and "bytes are free" in err for err in errors), errors
+
+
 class Folder:
     """A format that is a folder of one file."""
 

@@ -117,3 +117,19 @@ def test_a_dump_of_one_rank_is_merged_with_increments(tmp_path):
     expected = loaded(tmp_path / "whole", "table")[0]
     found = loaded(tmp_path / "all", "table")[0]
     assert found.pop(10**6) and found == expected
+
+
+@pytest.mark.parametrize("kind", ["hbm", "kEpochLfu"])
+def test_single_keys_are_found_in_increments(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("sok_lite.engine.files.saved_file.CHUNK_BYTES", 50)
+    in_parts(tmp_path, 2, kind)
+    parts, whole = (checkpoint_sources(tmp_path / name)[0] for name in ("parts", "whole"))
+    names = [column.name for column in columns_of(whole)]
+    columns = [np.concatenate(list(whole.read(name))) for name in names]
+    expected = dict(zip(columns[0].tolist(), zip(*columns, strict=True), strict=True))
+    missing = set(some_keys(60).tolist()) - expected.keys()
+    found = parts.find([*expected, *missing], names)
+    assert len(missing) == 4 and found.keys() == expected.keys()
+    for key, entries in expected.items():
+        for name, entry in zip(names, entries, strict=True):
+            np.testing.assert_array_equal(found[key][name], entry, strict=True)

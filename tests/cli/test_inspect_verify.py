@@ -59,7 +59,7 @@ def test_some_tables_are_shown_with_their_time_and_what_was_only_seen(tmp_path):
     dump(tmp_path / "c", [table, new_table(CPU, 2)], ONE)
     text = fine("inspect", tmp_path / "c", "--table", NAMES[1])
     assert re.search(r"lookups   1, the last one at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
-    assert "keys      0 of int64, 3 more were seen" in text
+    assert "keys      0 of int64, 3 more seen, without a row yet" in text
     assert "table 'it/em, ä\\n'" in text and "'table'" not in text
     status, _, err = run("inspect", tmp_path / "c", "--table", "x")
     assert status == 2 and "has no table 'x'; it has: 'it/em, ä\\n', 'table'" in err
@@ -149,7 +149,7 @@ def test_a_manifest_that_is_corrupt_is_found(tmp_path):
     assert status == 1 and "its SHA-256 is not the one that it names" in out
     path.unlink()
     status, _, err = run("verify", tmp_path / "c")
-    assert status == 3 and "this save was not finished, or is being written" in err
+    assert status == 3 and "it is unfinished, was ended or is being written" in err
 
 
 def rewritten(folder, change_shards):
@@ -171,10 +171,10 @@ def test_keys_in_files_of_other_ranks_are_found(tmp_path, key_type):
     one_file, two_file = files_of(tmp_path / "d")
     # The manifest has the files the other way round: that of rank 1 has the even keys.
     assert re.match(
-        re.escape(f"{two_file}: table 'user': ") + r"\d+ keys of other ranks than 0", one
+        re.escape(f"{two_file}: table 'user': ") + r"\d+ keys owned by other ranks than 0", one
     )
     assert re.match(
-        re.escape(f"{one_file}: table 'user': ") + r"\d+ keys of other ranks than 1", two
+        re.escape(f"{one_file}: table 'user': ") + r"\d+ keys owned by other ranks than 1", two
     )
     counts = [int(re.search(r": (\d+) keys", line)[1]) for line in (one, two)]
     assert sum(counts) == 20 and "by key mod ranks: " in one and one.endswith(", ...")
@@ -187,9 +187,9 @@ def test_keys_that_are_there_twice_are_found(tmp_path, monkeypatch, num_bytes):
     fine("reshard", tmp_path / "c", tmp_path / "d", "--ranks", 2)
     rewritten(tmp_path / "d", lambda shards: (shards[0], shards[0]))
     foreign, twice = findings(tmp_path / "d")
-    assert "of other ranks than 1" in foreign
+    assert "owned by other ranks than 1" in foreign
     count = manifest.read(tmp_path / "d").tables["user"].shards[0].rows
-    start = f"{tmp_path / 'd'}: table 'user': {count} keys are there again: "
+    start = f"{tmp_path / 'd'}: table 'user': {count} keys are repeated: "
     assert twice.startswith(start)
     assert re.match(r"-?\d+ in rank 0 and rank 1, ", twice[len(start) :])
 
@@ -205,7 +205,7 @@ class Twice(Source):
 def test_a_key_that_is_twice_in_one_file_is_found(tmp_path):
     write_checkpoint(tmp_path, [Twice()])
     (finding,) = findings(tmp_path)
-    assert finding == f"{tmp_path}: table 'x': 1 key is there again: 4 in rank 0"
+    assert finding == f"{tmp_path}: table 'x': 1 key is repeated: 4 in rank 0"
 
 
 def test_owners_that_a_function_says_are_not_looked_at(tmp_path):
@@ -214,7 +214,7 @@ def test_owners_that_a_function_says_are_not_looked_at(tmp_path):
         dump(tmp_path, [new_table(CPU, 3, owner=rule)], comm)
 
     run_ranks(2, program)
-    assert "whose its keys are was not looked at: function 'f'" in fine("verify", tmp_path)
+    assert "owners of keys were not checked: function 'f'" in fine("verify", tmp_path)
 
 
 def test_a_manifest_of_a_dtype_that_there_is_not_cannot_be_read(tmp_path):

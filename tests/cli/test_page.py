@@ -11,9 +11,11 @@ import pytest
 from sok_lite.backend.sources import kernel_folder
 from sok_lite.cli.main import COMMANDS
 from sok_lite.engine.files.dump import dump
+from sok_lite.engine.fingerprint import fingerprints
 from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.table import make_table
+from sok_lite.engine.texts import TextStore
 from tests.cli.helpers import CPU, ONE, Optimizer, fine, run
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "command_line.md"
@@ -32,6 +34,19 @@ def table(name, keys, number=0.0):
     return made, optimizer
 
 
+def with_texts(rows):
+    """A table of the hashes of texts, which keeps the texts."""
+    made = make_table("hbm", CPU, 2, name="town", initializer=Initializer("constant", 0.0))
+    made.texts = TextStore(lambda keys: np.ones(keys.size, bool))
+    optimizer = Optimizer()
+    acquire_states([made], [{"m": (2, 0.0)}], [optimizer])
+    for text, row in rows.items():
+        key = fingerprints([text.encode()])
+        made.insert_or_assign(key, np.float32([row]))
+        made.texts.add({int(key[0]): text.encode()})
+    return made, optimizer
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     """The folder in which the examples run."""
@@ -43,6 +58,8 @@ def runs(tmp_path, monkeypatch):
     dump("runs/later", [made for made, _ in changed], ONE, {"iterations": [300]})
     for name, (made, _) in zip(("users", "items"), tables, strict=True):
         dump(f"runs/{name}", [made], ONE)
+    towns = with_texts({"Oslo": [1, 2], "Lima": [0.5, -0.25]})
+    dump("runs/towns", [towns[0]], ONE)
     np.savez("rows.npz", keys=np.arange(100), values=np.zeros((100, 8), np.float32))
     return tmp_path
 
@@ -78,9 +95,15 @@ def _steady(text):
     return re.sub(r"data-[0-9a-f]{16}", "data-X", text)
 
 
-def test_the_page_shows_every_command():
+def test_the_page_shows_every_command_and_says_what_its_help_does():
     text = "".join(body for kind, body in blocks() if kind == "bash")
     assert {f"sok-lite {command}" for command in COMMANDS} <= set(re.findall(r"sok-lite \w+", text))
+    rows = re.findall(r"^\| `(\w+)[^|]*` \| ([^|]*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(command, command_module(command).HELP) for command in COMMANDS]
+
+
+def command_module(command):
+    return importlib.import_module(f"sok_lite.cli.commands.{command}")
 
 
 def test_the_examples_of_help_run(runs, monkeypatch):
@@ -89,19 +112,11 @@ def test_the_examples_of_help_run(runs, monkeypatch):
     few = [kernel_folder() / "slots.cu"]
     monkeypatch.setattr("sok_lite.cli.commands.compile.kernel_files", lambda: few)
     for command in COMMANDS:
-        module = importlib.import_module(f"sok_lite.cli.commands.{command}")
-        for line in module.EXAMPLES.splitlines():
+        for line in command_module(command).EXAMPLES.splitlines():
             program, *arguments = shlex.split(line)
             assert program == "sok-lite"
             if command == "diff":
                 assert run(*arguments)[0] == 1
             else:
-                replaces = command not in (
-                    "inspect",
-                    "report",
-                    "verify",
-                    "compile",
-                    "doctor",
-                    "plan",
-                )
+                replaces = command in ("convert", "reshard", "merge", "export")
                 fine(*arguments, *["--force"] * replaces)

@@ -37,9 +37,9 @@ def test_what_has_no_room_in_gpus_is_put_in_two_tiers():
         )
     )
     heads = [line.split(",")[0] for line in lines if line and not line.startswith(" ")][1:]
-    order = ["make the tables", "memory of a rank", "bytes a key", "a step of 65", "what would"]
+    order = ["create the tables", "memory of a rank", "bytes per key", "a step of 65", "what would"]
     assert all(head.startswith(start) for head, start in zip(heads, order, strict=False)), heads
-    assert heads[5:] == ["start it", "assumed"]
+    assert heads[5:] == ["launch", "assumptions"]
 
 
 def test_what_does_not_fit_has_status_1_and_says_what_would_help():

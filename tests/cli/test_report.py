@@ -1,6 +1,7 @@
 """`sok-lite report`: of a checkpoint what `sok.report` says of the tables that wrote it."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -73,8 +74,36 @@ def test_a_save_that_was_not_finished_is_called_that(tmp_path, command):
     (unfinished / manifest.NAME).unlink()
     status, out, err = run(command, unfinished)
     assert (status, out) == (3, "") and err.count("\n") == 1
-    assert f"{unfinished} has no manifest.json: this save was not finished" in err
+    assert f"{unfinished} has no manifest.json: it is unfinished" in err
     assert f"The newest whole one is {tmp_path / 'step-0000000020'}." in err
+
+
+def test_the_folder_of_all_saves_is_read_as_the_newest_whole_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for steps in (10, 20, 30):
+        dumped(f"fit/step-{steps:010d}", steps)
+    os.unlink(f"fit/step-0000000030/{manifest.NAME}")
+    os.symlink("step-0000000010", "fit/latest")
+    one, two = "fit/step-0000000010", "fit/step-0000000020"
+    for command in ("inspect", "verify"):
+        assert fine(command, "fit") == fine(command, two) != fine(command, "fit/latest")
+        assert fine(command, "fit/latest") == fine(command, one)
+    assert [shown(path)["source"] for path in ("fit", "fit/latest")] == [two, one]
+    saves = "step-0000000010 whole, step-0000000020 whole, step-0000000030 unfinished"
+    assert f"\nsaves: {saves}\n" in fine("inspect", "fit")
+    assert fine("diff", "fit", two) == f"{two} and {two} are equal\n"
+    fine("reshard", "fit", "two", "--ranks", "2")
+    fine("merge", "fit/latest", "fit", "merged")
+    for path in ("two", "merged"):
+        assert fine("diff", "fit", path).endswith("are equal\n")
+    status, _, err = run("reshard", "fit", "fit", "--ranks", "2", "--force")
+    assert status == 2 and "cannot be replaced" in err
+    assert run("plan", "fit", "--ranks", "2", "--host-gb", "9")[1].startswith("fits")
+    for path in (one, two):
+        os.unlink(f"{path}/{manifest.NAME}")
+    status, out, err = run("report", "fit")
+    assert (status, out) == (3, "")
+    assert "fit has no whole save: step-0000000030 is unfinished" in err
 
 
 def test_what_is_no_checkpoint_is_an_error(tmp_path):

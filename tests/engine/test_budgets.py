@@ -196,6 +196,9 @@ BUDGETS = {
     "forward, new, growing, admitting": Budget(("growing, admitting",), new, 18, 19, 6, 5, _FEW),
     "forward, new, all kinds": Budget(MIXED, new, 29, 32, 6, 5),
     "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 7, 8, 4, 2, _FEW),
+    "forward, missing, zeros": Budget(
+        ALL, lambda job: new(job, insert=False, missing="zeros"), 1, 2, 3, 1, _FEW
+    ),
     # It waits for the number of distinct keys, the length of what TensorFlow is given.
     "backward": Budget(ALL, backward, 7, 7, 3, 1),
     "backward, three formats": Budget(FORMATS, backward, 7, 7, 3, 1, _FEW),

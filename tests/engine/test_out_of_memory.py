@@ -70,7 +70,7 @@ _NOT_HERE = (("clear", "roomy"), ("reseed", "hbm"), ("reseed", "wide"))
 def test_any_malloc_may_fail(failing_memory, tmp_path, name, kind):
     """In a process of its own: NumPy itself may crash where it does not ask whether it got any."""
     done = run_limited(
-        *(MALLOC, name, kind, 75, tmp_path),
+        *(MALLOC, name, kind, 150, tmp_path),  # arrays of at least a kilobyte
         timeout=600,
         LD_PRELOAD=str(failing_memory),
         PYTHONFAULTHANDLER="1",

@@ -58,7 +58,7 @@ def check_facts(outputs):
         for what in ("weight", "Adam-m", "Adam-v"):
             expected[f"{table}-{what}"] = SOK_HEADER + 4 * data["DIM"] * count
     assert sizes_of(outputs["sok"]) == expected
-    assert outputs["sok-back"].endswith("\nfrom_tfra and from_sok have the same\n")
+    assert outputs["sok-back"].endswith("\nfrom_tfra and from_sok are equal\n")
 
     size, auc_again, same = outputs["keras"].splitlines()
     assert numbers_of(size) == [users, items]

@@ -140,6 +140,11 @@ def test_the_result_line_says_what_was_done(two_ranks):
     expected = {"rows": 1585, "batch": 64, "dim": 8, "seed": 7, "optimizer": "adam", "epochs": 1}
     assert {name: result[name] for name in expected} == expected
     assert sum(line.startswith("RESULT ") for line in two_ranks.lines) == 1
+    sentence = two_ranks.lines[-2]
+    assert sentence.startswith(f"Trained 26 tables of {result['keys']:,} keys on 1,268 rows in ")
+    found = f"{result['auc']:.4f}"
+    assert f" s: AUC {found} on 317 held-out rows, and {found} after the ranks " in sentence
+    assert sentence.endswith(f"the best possible is {result['best_auc']:.4f}.")
 
 
 @pytest.mark.full_only("starts ranks once more")

@@ -1,6 +1,7 @@
 """`Checkpoint`: what `fit` comes to after a restore is what it comes to without a stop."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,12 @@ def test_a_dense_file_with_another_byte_is_named(tmp_path, keras, sk):
             assert str(path) in str(error)
             told += 1
     assert told
+
+
+def saves(folder):
+    """The folders of saves, the oldest first; `latest` leads to one of them."""
+    assert (folder / "latest").resolve().parent == folder.resolve()
+    return sorted(folder.glob("step-*"))
 
 
 def data():
@@ -295,10 +302,10 @@ def test_several_batches_in_one_call_that_do_not_divide_an_epoch(keras, sk, tmp_
     checkpoint = sk.Checkpoint(tmp_path, every=1, keep=99)
     fit(model, checkpoint)
     assert model.optimizer.iterations == 3 * STEPS
-    found = [manifest.read(path).extra["sok_lite.keras"] for path in sorted(tmp_path.iterdir())]
+    found = [manifest.read(path).extra["sok_lite.keras"] for path in saves(tmp_path)]
     at = [(each["epoch"], each["batch"], each["steps"]) for each in found]
     assert at == [(0, 2, 2), (1, 0, 3), (1, 2, 5), (2, 0, 6), (2, 2, 8), (3, 0, 9)]
-    for path in sorted(tmp_path.iterdir())[3:]:
+    for path in saves(tmp_path)[3:]:
         shutil.rmtree(path)
     three = made(keras, sk)
     three.compile("adam", "mse", steps_per_execution=3)
@@ -395,7 +402,7 @@ def test_a_layer_that_is_never_called_is_no_hindrance(keras, sk, tmp_path):
     model = Own()
     model.compile("sgd", "mse")
     fit(model, sk.Checkpoint(tmp_path), epochs=1)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(saves(tmp_path)) == 1
 
 
 # Makes itself be killed at the n-th change of a file below a folder: between those it can be
@@ -456,6 +463,7 @@ def test_a_killed_process_leaves_what_goes_on(keras, sk, tmp_path, number, optio
     fit(whole)
     newest = sk.Checkpoint(tmp_path, **options).restore(made(keras, sk))
     assert newest is not None and 0 < newest.steps < 3 * STEPS
+    assert manifest.is_whole(tmp_path / "latest")
     fit(again, sk.Checkpoint(tmp_path, **options))
     check_same(everything(again), everything(whole))
 
@@ -464,14 +472,13 @@ def test_a_save_that_was_broken_off_is_no_checkpoint(keras, sk, tmp_path):
     """What a process leaves that is killed before the manifest, and that the next save removes."""
     model, checkpoint = made(keras, sk), sk.Checkpoint(tmp_path)
     fit(model, checkpoint, epochs=1)
-    (whole,) = tmp_path.iterdir()
+    (whole,) = saves(tmp_path)
     shutil.copytree(whole, tmp_path / "step-0000000900")
     (tmp_path / "step-0000000900" / manifest.NAME).unlink()
     again, later = made(keras, sk, seed=2), sk.Checkpoint(tmp_path)
     assert later.restore(again) == (str(whole), 1, 0, STEPS)
     fit(again, later, epochs=1)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["step-0000000003", "step-0000000006"]
+    assert [path.name for path in saves(tmp_path)] == ["step-0000000003", "step-0000000006"]
 
 
 def files_in(folder):
@@ -498,7 +505,7 @@ def test_nothing_of_others_is_removed(keras, sk, tmp_path):
     own = keras.callbacks.LambdaCallback(on_epoch_begin=dump_and_look)
     fit(made(keras, sk), own, sk.Checkpoint(tmp_path, every=2, keep=1), epochs=2)
     assert before[0].items() <= files_in(tmp_path).items()
-    assert {path.name for path in tmp_path.iterdir()} == {*others, f"step-{2 * STEPS:010d}"}
+    assert {path.name for path in saves(tmp_path)} == {*others, f"step-{2 * STEPS:010d}"}
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -519,7 +526,7 @@ def test_a_folder_of_others_is_not_written(keras, sk, tmp_path, is_whole):
 def test_a_save_of_another_process_is_not_broken_off(keras, sk, tmp_path):
     model = made(keras, sk)
     fit(model, sk.Checkpoint(tmp_path / "own"), epochs=1)
-    (whole,) = (tmp_path / "own").iterdir()
+    (whole,) = saves(tmp_path / "own")
     under_way = tmp_path / "ck" / "step-0000000900"
     shutil.copytree(whole, under_way)
     (under_way / manifest.NAME).unlink()
@@ -528,6 +535,37 @@ def test_a_save_of_another_process_is_not_broken_off(keras, sk, tmp_path):
         assert len(list(under_way.iterdir())) == 4  # rows, dense weights, the mark and the lock
     fit(made(keras, sk, seed=2), sk.Checkpoint(tmp_path / "ck"), epochs=2)
     assert not under_way.exists()
+
+
+def test_the_folder_of_one_save_is_refused_with_that_above_it(keras, sk, tmp_path):
+    fit(made(keras, sk), sk.Checkpoint(tmp_path, keep=2), epochs=2)
+    (tmp_path / "step-0000000006" / manifest.NAME).unlink()  # unfinished
+    before = files_in(tmp_path)
+    for name in ("step-0000000003", "latest", "step-0000000006"):
+        with pytest.raises(ValueError, match=f"{name}', one of its saves. Give '{tmp_path}'"):
+            sk.Checkpoint(tmp_path / name)
+    assert files_in(tmp_path) == before
+
+
+def test_the_link_leads_to_the_newest_whole_save(keras, sk, tmp_path):
+    seen = []
+
+    def look(*_, **__):
+        if (tmp_path / "latest").is_symlink():
+            steps = manifest.read(tmp_path / "latest").extra["sok_lite.keras"]["steps"]
+            seen.append((steps, os.readlink(tmp_path / "latest")))
+
+    own = keras.callbacks.LambdaCallback(on_train_batch_end=look, on_epoch_end=look)
+    checkpoint = sk.Checkpoint(tmp_path, every=1, incremental=1, keep=1)
+    fit(made(keras, sk), checkpoint, own, epochs=2)
+    whole = [(n, f"step-{n - (n + 1) % 2:010d}") for n in (1, 2, 2, 3, 4, 5, 5, 6)]
+    assert seen == whole
+    link = tmp_path / "latest"
+    assert main(["verify", str(link)]) == 0
+    link.unlink()
+    link.write_text("of the user")
+    fit(made(keras, sk), sk.Checkpoint(tmp_path, keep=1))
+    assert link.read_text() == "of the user"
 
 
 def test_two_processes_do_not_write_one_folder(keras, sk, tmp_path):
@@ -550,7 +588,7 @@ def test_an_address_is_no_path(sk, tmp_path, monkeypatch):
 def test_a_copy_of_its_tables_does_not_name_dense_weights(keras, sk, tmp_path, command):
     model = made(keras, sk)
     fit(model, sk.Checkpoint(tmp_path / "own"), epochs=1)
-    (own,) = (tmp_path / "own").iterdir()
+    (own,) = saves(tmp_path / "own")
     name, *options = command
     copy = tmp_path / "copies" / own.name
     copy.parent.mkdir()
@@ -568,7 +606,7 @@ def test_the_folder_of_all_saves_gives_the_newest(keras, sk, tmp_path, options):
     fit(model, sk.Checkpoint(tmp_path, **options), epochs=2)
     expected = {name: model.get_layer(name).export() for name in ("items", "users")}
     other = made(keras, sk, seed=2)
-    sok.load(tmp_path, other)
+    sok.load(tmp_path / "latest", other)
     rows = sok.DynamicVariable(dimension=3, name="items")
     sok.load(tmp_path, rows)
     read = sok.open_readonly(tmp_path)
@@ -586,7 +624,7 @@ def test_what_is_no_folder_of_saves_is_named(keras, sk, tmp_path):
     (newest / manifest.NAME).unlink()
     model.save(tmp_path / "m.keras")
     for path, text in (
-        (newest, f"this save was not finished, .*whole one is {newest.parent}/step-{STEPS:010d}"),
+        (newest, f"it is unfinished, .*whole one is {newest.parent}/step-{STEPS:010d}"),
         (
             tmp_path / "m.keras",
             "is a file, .*model.load_weights read files of Keras; .*sok-lite co",
@@ -603,11 +641,8 @@ def test_what_is_no_folder_of_saves_is_named(keras, sk, tmp_path):
 def test_so_many_are_kept_and_each_is_whole(keras, sk, tmp_path):
     model = made(keras, sk)
     fit(model, sk.Checkpoint(tmp_path, every=1, keep=2), epochs=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-0000000005",
-        "step-0000000006",
-    ]
-    for path in tmp_path.iterdir():
+    assert [path.name for path in saves(tmp_path)] == ["step-0000000005", "step-0000000006"]
+    for path in saves(tmp_path):
         assert main(["verify", str(path)]) == 0
         assert len(list(path.glob("dense-*"))) == 1
     rows = sok.DynamicVariable(dimension=3, name="items")
@@ -617,7 +652,7 @@ def test_so_many_are_kept_and_each_is_whole(keras, sk, tmp_path):
 
 def test_increments_are_added_to_a_whole_one(keras, sk, tmp_path):
     fit(made(keras, sk), sk.Checkpoint(tmp_path, every=1, incremental=2, keep=9), epochs=2)
-    found = {path.name: manifest.read(path) for path in tmp_path.iterdir()}
+    found = {path.name: manifest.read(path) for path in saves(tmp_path)}
     increments = [
         max(len(s.before) for s in found[n].tables["items"].shards) for n in sorted(found)
     ]

@@ -345,7 +345,6 @@ OF_OTHERS = {
     "weights": r"table.assign\(keys, rows\)",
     "sparse": "leave it out",
     "mode": "sok_lite.DynamicVariable",
-    "partitioner": "sok_lite.DynamicVariable",
     "gradient_dtype": "sok_lite.DynamicVariable",
 }
 

@@ -1,4 +1,4 @@
-"""`TableMetrics` within an epoch: what TensorBoard or the log is told, against the table itself."""
+"""`TableMetrics`: what logs, TensorBoard and the log are told, against the tables themselves."""
 
 import logging
 
@@ -47,7 +47,38 @@ def test_tensorboard_gets_the_numbers_of_every_few_steps(sk, fitted, tmp_path):
     seconds = found["sok/seconds_per_step"]
     assert set(seconds) == {3, 6, 9, 12} and all(0 < each < 60 for each in seconds.values())
     names = ("keys", "hit_rate", "new_keys_per_step", "evicted_per_step")
-    assert set(found) == {"sok/seconds_per_step", *(f"sok/item/{name}" for name in names)}
+    of_steps = {tag for tag in found if tag.startswith("sok/")}
+    assert of_steps == {"sok/seconds_per_step", *(f"sok/item/{name}" for name in names)}
+
+
+def test_logs_have_totals_and_each_table_is_told_by_itself(keras, sk, tmp_path):
+    tables = [sk.Table("item", 2), sk.Table("user", 3, var_type="hybrid", max_capacity=128)]
+    ids = keras.Input([], dtype="int64")
+    rows = keras.layers.Concatenate()([table(ids) for table in tables])
+    model = keras.Model(ids, keras.layers.Dense(1)(rows))
+    model.compile("sgd", "mse")
+    counts = sk.TableMetrics(log_dir=tmp_path)
+    calls = {"batch_size": 10, "initial_epoch": 2, "epochs": 4, "verbose": 0, "callbacks": [counts]}
+    logs = model.fit(np.arange(400), np.zeros([400, 1]), **calls).history
+    numbers = [table.statistics() for table in tables]
+    last = {f"{t.name}/keys": n.size for t, n in zip(tables, numbers, strict=True)}
+    last |= {f"{t.name}/evicted": n.evicted_total for t, n in zip(tables, numbers, strict=True)}
+    for t, n in zip(tables, numbers, strict=True):
+        last[f"{t.name}/bytes"] = n.index_bytes + n.near_bytes + n.far_bytes
+    assert last["item/keys"] == 400 and last["user/evicted"] > 400
+    assert {name: counts.history[name][-1] for name in last} == last
+    new = [counts.history[f"{table.name}/new_keys"] for table in tables]
+    assert new[0] == [400, 0] and sum(new[1]) == numbers[1].inserted_total
+    for fact in ("keys", "new_keys", "evicted", "bytes"):
+        of_each = [counts.history[f"{table.name}/{fact}"] for table in tables]
+        assert logs[f"tables/{fact}"] == np.sum(of_each, axis=0).tolist()
+    assert len(logs) == 5 and len(counts.history) == 8  # with the loss
+    assert scalars(tmp_path) == {
+        f"epoch_sok/{name}": dict(zip([2, 3], values, strict=True))
+        for name, values in counts.history.items()
+    }
+    model.fit(np.arange(10), np.zeros([10, 1]), verbose=0, callbacks=[counts])
+    assert counts.history["item/new_keys"] == [0]  # of this call alone
 
 
 def test_several_steps_at_once_are_told_once(sk, fitted, tmp_path):
@@ -75,7 +106,6 @@ def test_once_an_epoch_no_step_is_looked_at(keras, sk):
     [
         ({"every": 0}, "`every` must be at least 1. Received: every=0"),
         ({"every": 1.5}, "`every` must be a number of steps"),
-        ({"log_dir": "x"}, "Give `every`, such as 100 steps"),
     ],
 )
 def test_wrong_arguments_are_refused(sk, options, error):

@@ -703,3 +703,16 @@ def test_serving_gives_the_same(keras, model, tmp_path):
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert expected.shape == (N, 1)
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.weights.h5"])
+def test_a_full_disk_is_told_with_the_file_and_the_tables(keras, sk, tmp_path, name):
+    ids = keras.Input([], dtype="int64")
+    table = sk.Table("item", 4)
+    model = keras.Model(ids, table(ids))
+    table.assign(np.arange(9), np.ones([9, 4]))
+    path = tmp_path / name
+    path.symlink_to("/dev/full")
+    told = f"No space left on device: a model with 'item.*', with 144 bytes of .*free: '{path}'"
+    with pytest.raises(OSError, match=told):
+        (model.save if name == "m.keras" else model.save_weights)(str(path))

@@ -1,5 +1,7 @@
 """`Checkpoint` over real ranks: each goes on with what it had, and others with what all had."""
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -75,6 +77,8 @@ def test_each_rank_goes_on_with_what_it_had(comm, folder, keras, sk, options):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+    names = sorted(path.name for path in (folder / "all").glob("step-*"))
+    assert os.readlink(folder / "all" / "latest") == names[-1]
 
 
 @pytest.mark.full_only("fits three models once more")

@@ -135,6 +135,20 @@ def test_what_has_changed_is_that_of_all_ranks(comm):
     np.testing.assert_array_equal(values_list[0], rows_of(keys_list[0]))
 
 
+def test_what_was_removed_is_that_of_all_ranks(comm):
+    mine, since = KEYS[KEYS % comm.size == comm.rank], datetime.now() - timedelta(hours=1)
+    one = sok.DynamicVariable(2, name="v")
+    with pytest.raises(ValueError, match="does not note which keys are removed"):
+        sok.incremental_model_dump(one, since, removed=True)
+    sok.log_removals(one)
+    sok.assign(one, mine, rows_of(mine))
+    gone = KEYS[:5]
+    one.erase(gone[gone % comm.size == comm.rank])
+    keys, _, removed = sok.incremental_model_dump(one, since, removed=True)
+    assert sorted(removed[0].tolist()) == sorted(gone.tolist())
+    assert sorted(keys[0].tolist()) == sorted(KEYS[5:].tolist())
+
+
 def test_a_folder_that_cannot_be_made_is_one_error(comm):
     with pytest.raises(OSError, match="checkpoint"):
         sok.dump("/dev/null/checkpoint", variable(KEYS))

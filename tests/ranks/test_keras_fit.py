@@ -370,7 +370,8 @@ def test_metrics_are_those_of_one_rank_on_all_data(comm, once, keras, sk):
     model.compile("sgd", "mse", metrics=[keras.metrics.AUC(from_logits=True), "mae"])
     part = sok_lite.keras.shard(on_labels())
     before = model.get_weights()
-    callbacks = [sk.AllRanks(), sk.TableMetrics()]
+    counts = sk.TableMetrics()
+    callbacks = [sk.AllRanks(), counts]
     logs = model.fit(part, validation_data=part, verbose=0, callbacks=callbacks).history
     outputs = model.predict(on_labels(), verbose=0)  # of all data, on each rank
     auc = keras.metrics.AUC(from_logits=True)
@@ -393,8 +394,9 @@ def test_metrics_are_those_of_one_rank_on_all_data(comm, once, keras, sk):
     for y, given in steps:
         auc.update_state(y, given)
     np.testing.assert_allclose(trained, [float(auc.result())], rtol=1e-5)
-    sizes = {name: logs[f"ranks/{name}"] for name in ("keys", "new_keys", "evicted")}
+    sizes = {name: logs[f"tables/{name}"] for name in ("keys", "new_keys", "evicted")}
     assert sizes == {"keys": [NUM_KEYS], "new_keys": [0], "evicted": [0]}  # of all ranks
+    assert counts.history["ranks/keys"] == [NUM_KEYS]
 
 
 @pytest.mark.full_only("test_metrics_are_those_of_one_rank_... is the smoke")

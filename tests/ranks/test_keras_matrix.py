@@ -8,6 +8,8 @@ the models as this file makes them; what else a line is about has tests of its o
 import os
 import subprocess
 import sys
+from itertools import compress
+from operator import not_
 
 import numpy as np
 import pytest
@@ -76,7 +78,8 @@ class Kit:
         return tables
 
     def fill(self, table, name):
-        own = np.arange(self.comm.rank, NUM_KEYS, self.comm.size)
+        keys = np.arange(NUM_KEYS)
+        own = keys[table.variable.table.owner.owners(keys, self.comm.size) == self.comm.rank]
         table.assign(own, ROWS[name][own])
 
     def dense(self):
@@ -311,6 +314,35 @@ def test_a_train_step_of_a_programs_own(kit):
     models = kit.both(classes=(Own, Own))
     kit.fit(models)
     kit.check(models)
+
+
+@on_one_rank_in_quick
+def test_a_table_with_an_optimizer_and_owners_of_its_own(kit):
+    """The dense model parts the gradients in a step of its own."""
+    rate = kit.keras.optimizers.schedules.ExponentialDecay(0.4, 3, 0.7)
+    own, twin = (kit.keras.optimizers.Adagrad(rate, clipvalue=0.05) for _ in range(2))
+    tables, layers = kit.tables(), kit.dense()
+    tables["items"] = kit.sk.Table("table_items", DIM, partitioner="hash", optimizer=own)
+    kit.fill(tables["items"], "items")
+
+    class Parted(kit.keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            variables = self.trainable_variables
+            pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
+            is_apart = [variable is layers["items"].rows for variable in variables]
+            twin.apply_gradients(list(compress(pairs, is_apart)))
+            self.optimizer.apply_gradients(list(compress(pairs, map(not_, is_apart))))
+            return {"loss": loss}
+
+    models = [kit.model(kit.layers(tables)), kit.model(layers, cls=Parted)]
+    for model in models:
+        kit.compile(model)
+    kit.fit(models)
+    kit.check(models)
+    assert int(own.iterations) == int(twin.iterations) == int(models[0].optimizer.iterations)
 
 
 @on_one_rank_in_quick

@@ -20,7 +20,7 @@ def test_all_ranks_get_the_numbers_of_all(comm):
     found = sok.report(table)["v"]
     of_ranks = tuple(10 * (rank + 1) for rank in range(comm.size))
     assert found.keys_of_ranks == of_ranks and found.keys == sum(of_ranks)
-    assert found.norms.shown() == [("1 to 2", sum(of_ranks))]
+    assert found.norms.shown() == [("1.25 to 1.6", sum(of_ranks))]
     assert found.counts["missed"] == sum(of_ranks)
     assert sum(found.bytes_of_ranks) == found.num_bytes
     if comm.size > 1:

@@ -32,6 +32,7 @@ def test_the_bars_are_the_counts_of_the_report(plots):
     figure = plots.histograms(made)
     titles = ["user: age", "user: norm", "item: age", "item: norm"]
     assert [axis.get_title() for axis in figure.axes] == titles
+    assert figure.axes[0].get_ylabel() == "time since a key was last seen"
     for axis, histogram in zip(
         figure.axes, [h for table in made.tables for h in (table.ages, table.norms)], strict=True
     ):
@@ -52,18 +53,25 @@ def test_what_has_no_histogram_has_no_plot(plots):
         plots.histograms(Report((far,), 1, 0.0))
 
 
-def test_growth_goes_from_report_to_report(plots):
-    reports = [report(n, 3600.0 * i + 5) for i, n in enumerate((40, 50, 90))]
-    reports.append(report(99, 3600.0 * 4 + 5, names=("user",)))
+UNITS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86_400.0}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_growth_goes_from_report_to_report(plots, unit):
+    reports = [report(n, UNITS[unit] * i + 5) for i, n in enumerate((40, 50, 90))]
+    reports.append(report(99, UNITS[unit] * 4 + 5, names=("user",)))
     keys, sizes = plots.growth(reports).axes
+    assert keys.get_xlabel() == sizes.get_xlabel() == f"{unit} since the first report"
     user, item = keys.get_lines()
     assert [line.get_label() for line in (user, item)] == ["user", "item"]
     np.testing.assert_array_equal(
         user.get_data(), [[0, 1, 2, 4], [each["user"].keys for each in reports]]
     )
     np.testing.assert_array_equal(item.get_xdata(), [0, 1, 2])
+    most = max(each["user"].num_bytes for each in reports)
+    assert sizes.get_ylabel() == "KiB" and 2048 <= most < 2 << 20
     np.testing.assert_allclose(
-        sizes.get_lines()[0].get_ydata(), [each["user"].num_bytes / 2**20 for each in reports]
+        sizes.get_lines()[0].get_ydata(), [each["user"].num_bytes / 2**10 for each in reports]
     )
     with pytest.raises(ValueError, match="at least one report"):
         plots.growth([])

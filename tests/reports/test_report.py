@@ -1,13 +1,15 @@
 """A report as text, HTML and JSON; what several ranks say together."""
 
 import json
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.reports.report import Report, TableReport, report_page
+from sok_lite.engine.table import clock as clock_module
+from sok_lite.reports.report import Report, TableReport
 from sok_lite.reports.tables import report_of
 from tests.support.filled_tables import filled
 from tests.support.helpers import new_table
@@ -44,8 +46,10 @@ def test_rows_that_all_ranks_share_are_counted_once():
     assert TableReport.sum_of([shared, shared]).keys == 7
 
 
-def test_the_text_says_what_there_is():
-    text = str(report())
+def test_the_text_says_what_there_is(monkeypatch):
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(time=lambda: 1000.0))
+    made = report()
+    text = str(made)
     for said in (
         "Tables in memory at 1970-01-01 00:00:00 UTC: 1 table, 2 ranks, ",
         "keys       40 of int64, rows of 2 x float32, hbm",
@@ -53,10 +57,10 @@ def test_the_text_says_what_there_is():
         "lost       0 evicted, 0 expired or erased",
         "hit rate   0.200 of 50 looked up keys",
         "balance    10 to 30 keys on a rank; rank 0 has 1.50 of the mean",
-        "below 10 s  ############################## 40",
+        "below 1 s  ############################## 40",
     ):
         assert said in text, said
-    assert repr(report()) == text
+    assert repr(made) == text
 
 
 def test_the_json_is_the_numbers():
@@ -74,16 +78,23 @@ def test_the_json_is_the_numbers():
 def test_the_html_is_well_formed_and_escaped():
     html = report()._repr_html_()
     root = ElementTree.fromstring(html)  # of HTML that is XML too
-    assert root.find("table/caption").text == NAME and "<b>" not in html
-    assert {figure.find("figcaption").text.split(":")[0] for figure in root.iter("figure")} == {
-        "bytes by part",
-        "age",
-        "norm",
-    }
-    bars = [float(bar.get("width")) for bar in root.iter("rect")]
-    assert len(bars) >= 3 and max(bars) == 200
+    named = [each.text for each in root.iter("div") if each.get("class") == "sok-name"]
+    assert named == [NAME] and "<b>" not in html
+    captions = [each.text.split(":")[0] for each in root.iter("caption")]
+    assert captions == ["bytes by part", "age", "norm"]
+    for chart in (each for each in root.iter("table") if each.get("class") == "sok-bars"):
+        bars = [float(each.get("style")[len("width:") : -1]) for each in chart.iter("div")]
+        counts = [line.findall("td")[1].text for line in chart.iter("tr")]
+        counts = [count for count in counts if count not in ("0", "0 B")]
+        assert len(bars) == len(counts) > 0 and max(bars) == 100
+        if "KiB" not in counts[0]:
+            counts = [int(count) for count in counts]
+            np.testing.assert_allclose(bars, 100 * np.array(counts) / max(counts), atol=0.05)
     assert "<script" not in html and "http" not in html and len(html) < 5000
-    assert report_page(report()).startswith("<!DOCTYPE html>")
+    # Nothing else on the page of a notebook is meant, and it has no color of its own.
+    style = root.find("style").text
+    assert all(each.strip().startswith(".sok-report") for each in style.split("}")[:-1])
+    assert "#" not in style and "rgb" not in style
 
 
 def test_no_key_is_in_it():

@@ -47,7 +47,9 @@ def test_a_page_has_all_of_the_report_and_nothing_from_elsewhere(tmp_path):
     text = (tmp_path / "r.html").read_text("utf-8")
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>") and "color-scheme: light dark" in text
-    assert page.fetched == [] and "script" not in page.tags
+    assert page.fetched == ["#table-0", "#table-1"] and "script" not in page.tags
+    assert all(f'id="{link[1:]}"' in text for link in page.fetched) and "url(" not in text
+    assert 'name="viewport"' in text and len(text) < 12_000
     assert {"a<b>", "far", "norm: L2 length of a row"} <= set(page.texts)
     made("other").save_html(tmp_path / "r.html")
     assert "a&lt;b&gt;" not in (tmp_path / "r.html").read_text()

@@ -70,7 +70,7 @@ def test_ages_are_those_of_the_lookups(backend, monkeypatch):
         table.lookup(list(keys))
     # Since the last lookup, at 30 h: 0 to 2 were seen 28 h before, 3 to 7 30 h, 8 to 11 then.
     assert [each for each in report_of(table).ages.shown() if each[1]] == [
-        ("below 10 s", 4),
+        ("below 1 s", 4),
         ("1 d to 7 d", 8),
     ]
     time.now += 1e6  # and not since now

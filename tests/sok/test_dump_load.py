@@ -288,6 +288,39 @@ def test_what_changed_since_a_time(monkeypatch, dtype):
     assert sok.incremental_model_dump(second, everything)[0][0].tolist() == [-1, 3, 5, 7, 9]
 
 
+def test_what_was_removed_since_a_time(monkeypatch):
+    first, second = tables = [
+        sok.DynamicVariable(2, "ones", name="first", key_type=tf.int32),
+        sok.DynamicVariable(2, "ones", "hybrid", name="second", init_capacity=16, max_capacity=16),
+    ]
+    noon = datetime(2024, 2, 29, 12, tzinfo=timezone.utc)
+    look_up(first, [9, 7, 5], noon.timestamp(), monkeypatch)
+    with pytest.raises(ValueError, match="'first' does not note which keys are removed.*log_remov"):
+        sok.incremental_model_dump(first, noon, removed=True)
+    sok.log_removals(tables)
+    with pytest.raises(ValueError, match="has the removals since lookup 1"):
+        sok.incremental_model_dump(first, datetime.fromtimestamp(0), removed=True)
+    look_up(second, list(range(8)), noon.timestamp(), monkeypatch)
+    first.erase([9])  # between two lookups, before the time: it may be told
+    look_up(first, [1, 5], noon.timestamp() + 60, monkeypatch)
+    first.erase([5, 7])
+    look_up(first, [7], noon.timestamp() + 120, monkeypatch)  # and is back
+    for number in range(1, 20):
+        look_up(second, list(range(8 * number, 8 * number + 8)), noon.timestamp() + 60, monkeypatch)
+    since = noon + timedelta(seconds=30)
+    keys, rows, removed = sok.incremental_model_dump(tables, since, removed=True)
+    assert set(removed[0].tolist()) - {9} == {5} and removed[0].dtype == np.int32
+    assert keys[0].tolist() == [1, 7] and rows[0].shape == (2, 2)
+    left = set(sok.export(second)[0].numpy().tolist())
+    assert set(removed[1].tolist()) == set(range(160)) - left and len(left) == 16
+    again = sok.incremental_model_dump(tables, since, removed=True)
+    assert [each.tolist() for each in again[2]] == [each.tolist() for each in removed]
+    later = noon + timedelta(seconds=90)
+    assert sok.incremental_model_dump(first, later, removed=True)[2][0].tolist() == [5]
+    with pytest.raises(ValueError, match="has the removals since lookup"):
+        sok.incremental_model_dump(first, noon, removed=True)
+
+
 @pytest.mark.parametrize("zone", ["UTC+9", "UTC", "UTC-9"])  # of POSIX: + is west
 def test_the_first_and_the_last_time_are_those_of_all_keys_and_none(monkeypatch, zone):
     table = sok.DynamicVariable(2, "ones")

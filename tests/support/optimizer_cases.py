@@ -80,6 +80,7 @@ _STATES = {
     "sgd": (),
     "momentum": ("momentum",),
     "adagrad": ("accumulator",),
+    "rowwiseadagrad": ("accumulator",),
     "adam": ("m", "v", "vhat"),
     "rectifiedadam": ("m", "v", "vhat"),
     "rmsprop": ("rms", "mean_grad", "momentum"),
@@ -105,7 +106,8 @@ class Twin:
 
     Attributes:
       rows: (n, dim) float64.
-      states: by name, (n, dim) float64; some cases have no use for all of them.
+      states: by name, (n, dim) float64, or (n, 1) of what a row has once; some cases
+        have no use for all of them.
       num_steps: that were taken.
     """
 
@@ -116,6 +118,8 @@ class Twin:
         self.states = {
             name: np.full_like(self.rows, self._initial(name)) for name in _STATES[case.twin]
         }
+        if case.twin == "rowwiseadagrad":
+            self.states["accumulator"] = self.states["accumulator"][:, :1]
         self.num_steps = 0
 
     def _initial(self, state: str) -> float:
@@ -124,6 +128,7 @@ class Twin:
             return self._case.hyper.get("initial_rms", 0.0)
         starts = {
             "adagrad": "accumulator",
+            "rowwiseadagrad": "accumulator",
             "ftrl": "accumulator",
             "sparsegroupftrl": "accumulator",
             "proximaladagrad": "accumulator",
@@ -199,7 +204,7 @@ def _new_cases(family: str) -> list[Case]:
             ],
         ),
         ("Adagrad", "adagrad", [{}, {"initial_accumulator_value": 0.5, "epsilon": 1e-3, **decay}]),
-        ("Adam", "adam", [{}, {"amsgrad": True}, {**rough, **decay}]),
+        ("Adam", "adam", [{}, {"amsgrad": True}, {**rough, **decay}, {"beta_1": 0.0, **decay}]),
         ("AdamW", "adam", [decay, {"amsgrad": True, **rough, **decay}]),
         (
             "RMSprop",
@@ -354,6 +359,8 @@ def _group_cases() -> list[Case]:
         listed.append(("GroupLamb", "grouplamb", {}))
         lamb = _case("Keras 3", "GroupLamb", {"epsilon": 1e-7}, "grouplamb")
         cases.append(replace(lamb, is_dense_alike=False))
+    rowwise = _case("Keras 3", "RowWiseAdagrad", {"epsilon": 1e-3}, "rowwiseadagrad")
+    cases.append(replace(rowwise, is_dense_alike=False))
     # The option of GroupAdam that makes it another rule.
     amsgrad = _case("Keras 3", "GroupAdam", {"amsgrad": True}, "groupamsgrad")
     cases.append(replace(amsgrad, hyper={}))

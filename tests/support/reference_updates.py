@@ -46,6 +46,26 @@ def adagrad(
         w -= lr * g / (np.sqrt(accumulator) + epsilon)
 
 
+def rowwiseadagrad(
+    w,
+    states,
+    g,
+    lr,
+    step,
+    epsilon=1e-7,
+    epsilon_inside_root=True,
+    initial_accumulator=0.1,
+    weight_decay=0.0,
+):
+    w -= w * (weight_decay * lr)
+    accumulator = states["accumulator"]  # (u, 1)
+    for row in range(len(w)):
+        accumulator[row, 0] += sum(x * x for x in g[row]) / len(g[row])
+        of_row = accumulator[row, 0]
+        inside, outside = (epsilon, 0) if epsilon_inside_root else (0, epsilon)
+        w[row] -= lr * g[row] / (np.sqrt(of_row + inside) + outside)
+
+
 def adam(
     w,
     states,
@@ -58,10 +78,11 @@ def adam(
     amsgrad=False,
     adaptive_epsilon=False,
     has_products=False,  # of what is computed in float64 here the powers are too
+    has_m=True,
     weight_decay=0.0,
 ):
     w -= w * (weight_decay * lr)
-    m, v = states["m"], states["v"]
+    m, v = states["m"] if has_m else np.zeros_like(w), states["v"]
     m[:] = beta_1 * m + (1 - beta_1) * g
     v[:] = beta_2 * v + (1 - beta_2) * g**2
     if amsgrad:

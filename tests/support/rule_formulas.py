@@ -55,6 +55,9 @@ def adagrad(rule, learning_rate, step):
     return learning_rate, decay(rule, learning_rate), rule.epsilon, how
 
 
+rowwiseadagrad = adagrad
+
+
 def adagradda(rule, learning_rate, step):
     l1, l2 = rule.l1 * rule.global_step, rule.l2 * rule.global_step
     return learning_rate, decay(rule, learning_rate), l1, l2

@@ -41,7 +41,10 @@ def apply_rule(table, rule, rows, grads, learning_rate, step, rounding=None):
     """
     backend, store = table.backend, table.store
     taken = rule_step(rule, learning_rate, step)
-    states = {name: ensure_state(store, name, initial) for name, initial in taken.states.items()}
+    states = {
+        name: ensure_state(store, name, initial, dim)
+        for name, (dim, initial) in taken.kinds(store.dim).items()
+    }
     step_of_rows = RowStep(store, states, taken, rows, grads, rounding)
     count = backend.xp.zeros(1, np.int64)
     part = step_of_rows.part(count)

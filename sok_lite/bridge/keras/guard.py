@@ -30,14 +30,18 @@ _lock = threading.Lock()
 _told: list[Callable[[str, Any], None]] = []
 
 
-def tell(function: Callable[[str, Any], None]) -> None:
+def tell(function: Callable[[str, Any], None], at_once: bool = True) -> None:
     """Calls a function with name and module of each Keras, once it is known here. Once a function.
 
     That is when a program that has imported it makes a table, or looks rows up.
+
+    Args:
+      at_once: whether each that is imported by now becomes known.
     """
     if function in _told:
         return
-    watch()
+    if at_once:
+        watch()
     _told.append(function)
     for name in _guarded:
         function(name, sys.modules[name])

@@ -76,6 +76,15 @@ def owner_of(cls: Any, name: str) -> Any:
     return next((base for base in bases if name in vars(base)), None)
 
 
+def original_of(cls: type, name: str) -> Callable[..., Any]:
+    """Returns a method of a class, as a function, without what is done around it here."""
+    method = getattr(cls, name)
+    while method in _wrappers:
+        method = method.__wrapped__
+    found: Callable[..., Any] = method
+    return found
+
+
 def is_theirs(method: Any) -> bool:
     """Whether a bound method is one of Keras or TensorFlow that is changed here, and no other."""
     return getattr(method, "__func__", None) in _wrappers

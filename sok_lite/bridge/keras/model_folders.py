@@ -55,7 +55,14 @@ def look_at_folders(name: str, package: Any) -> None:
     """
     _models.append(package.Model)
     hooks.around(*SAVED_MODELS, _exporting)
-    if name != "tf_keras":
+    if name == "tf_keras":
+        look_in_tf_keras()
+
+
+def look_in_tf_keras() -> None:
+    """Has `save_model` and `load_model` of tf_keras look at such folders, if it is imported: a
+    program may load a model before it has made a table."""
+    if "tf_keras" not in sys.modules:
         return
     with contextlib.suppress(ImportError):  # another version
         module = importlib.import_module(SAVED_MODELS_OF_TF_KERAS)

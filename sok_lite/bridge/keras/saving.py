@@ -10,7 +10,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,6 +26,7 @@ from sok_lite.bridge.keras.weights import check_saving, check_weights
 from sok_lite.bridge.set_within import set_within
 from sok_lite.bridge.tf_private import CHILDREN, TRACK
 from sok_lite.comm.header import save_by
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 
 # Public: what a program calls on models.
@@ -124,7 +125,7 @@ def _saving(package: str, method: str, call: Any, self: Any, /, *args: Any, **kw
         may_skip = bool(kwargs.get("skip_mismatch"))
         left = method == "load_weights" and not _loads_optimizers(self)
         with set_within(_no_optimizer, left), _all_done(method, tables, may_skip):
-            with _scratch(method, filepath, tables) as path:
+            with _scratch(method, filepath, tables) as path, _naming(path, tables):
                 return call(self, path, *more, **rest)
     _check_left_out(package, method, self, arguments)
     return call(self, *args, **kwargs)
@@ -247,6 +248,13 @@ def _scratch(method: str, filepath: Any, tables: Sequence[Any]) -> Iterator[Any]
             with tempfile.TemporaryDirectory() as folder:
                 yield os.path.join(folder, os.path.basename(str(filepath)))
         comm.barrier()
+
+
+def _naming(path: Any, tables: Sequence[Any]) -> AbstractContextManager[None]:
+    """Has a full disk told with the file and the tables."""
+    size = sum(each.table.store.used_bytes for each in tables if each.table.var_type != "remote")
+    of = f"{size:,} bytes of rows and states on this rank"
+    return naming_file(str(path), f"a model with {names_of(tables)}, with {of}")
 
 
 @contextmanager

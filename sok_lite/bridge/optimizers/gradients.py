@@ -11,7 +11,7 @@ that of tables they are scaled before it sees them: then it finds no norm that i
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -35,13 +35,31 @@ DensePairs = list[tuple[Any, Any]]
 _WHAT = "A step that looks at the gradients of all ranks"
 
 
+class Changed(NamedTuple):
+    """Gradients as an optimizer would have changed them before its step.
+
+    Attributes:
+      pairs: of tables, changed for good.
+      dense: dense pairs for the optimizer, which changes them itself.
+      beside: of tables that other optimizers train, unscaled.
+      go: scalar of booleans, whether the step is to be taken; None: it is. Where it is not, dense
+        gradients are NaN.
+    """
+
+    pairs: Pairs
+    dense: DensePairs
+    beside: Pairs
+    go: tf.Tensor | None
+
+
 def changed(
     optimizer: Any,
     family: Family,
     pairs: Pairs,
     dense: DensePairs,
     loss_scale: LossScale | None = None,
-) -> tuple[Pairs, DensePairs, tf.Tensor | None]:
+    beside: Pairs | None = None,
+) -> Changed:
     """Returns gradients as an optimizer would have changed them before its step.
 
     With several ranks, and where norms are clipped or steps skipped, every rank must call it, with
@@ -52,11 +70,7 @@ def changed(
       pairs: of tables that have a gradient; the same table may come several times.
       dense: of other variables; a gradient may be None.
       loss_scale: of the LossScaleOptimizer around the optimizer.
-
-    Returns:
-      (pairs of tables, changed for good; dense pairs for the optimizer, which changes them itself;
-      scalar of booleans, whether the step is to be taken, None: it is). Where it is not, dense
-      gradients are NaN.
+      beside: of tables that other optimizers train, in the same step.
 
     Raises:
       TypeError, ValueError: a gradient does not fit. No rank has been told anything.
@@ -68,18 +82,22 @@ def changed(
     skips = loss_scale is not None and loss_scale.skips
     if loss_scale is not None and loss_scale.unscale is not None:
         changes = changes._replace(unscale=loss_scale.unscale)
+    beside = [] if beside is None else beside
     if all(each is None for each in changes) and not skips:
-        return pairs, dense, None
+        return Changed(pairs, dense, beside, None)
     if not pairs and not any(_is_part(*pair) for pair in dense):
-        return pairs, dense, None  # the optimizer's own affair
+        if not beside:
+            return Changed(pairs, dense, beside, None)  # the optimizer's own affair
+        changes = changes._replace(value=None, norm=None, global_norm=None)
     refuse_replicas(_WHAT)
     comm = other_ranks() if changes.limit is not None or skips else None
     # Eagerly, the other ranks may wait for the norms already; in a graph nothing runs yet.
     with contextlib.ExitStack() as stack:
         if comm is not None and tf.executing_eagerly():
             stack.enter_context(failure_known_to_all(comm))
-        bad = [_num_not_finite([*pairs, *dense])] if skips else []
+        bad = [_num_not_finite([*pairs, *beside, *dense])] if skips else []
         pairs, dense = _but_for_norms(changes, pairs, dense)
+        beside = _unscaled(changes, beside)
     parts = [*pairs, *(pair for pair in dense if _is_part(*pair))]
     squares = [] if changes.limit is None else _squares(parts, len(pairs), changes)
     summed = _over_ranks(comm, [var for _, var in parts], [*squares, *bad], changes)
@@ -89,9 +107,9 @@ def changed(
     elif changes.global_norm is not None:
         pairs, dense = _clip_all(changes, pairs, dense, totals)
     if not skips:
-        return pairs, dense, None
+        return Changed(pairs, dense, beside, None)
     go = tf.equal(summed[-1], 0.0)
-    return pairs, map_values(partial(_or_nan, go), dense), go
+    return Changed(pairs, map_values(partial(_or_nan, go), dense), beside, go)
 
 
 def _or_nan(go: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
@@ -108,9 +126,7 @@ def _num_not_finite(pairs: DensePairs) -> tf.Tensor:
 
 def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[Pairs, DensePairs]:
     """Returns gradients that are checked, unscaled, of one row a key and clipped by value."""
-    pairs = [(_as_float32(*pair), pair[1]) for pair in pairs]
-    if changes.unscale is not None:
-        pairs = map_values(lambda values: values / changes.unscale, pairs)
+    pairs = _unscaled(changes, pairs)
     if changes.value is None and changes.limit is None:
         return pairs, dense
     pairs = _one_row_a_key(pairs)
@@ -122,6 +138,15 @@ def _but_for_norms(changes: Changes, pairs: Pairs, dense: DensePairs) -> tuple[P
         return pairs, dense
     clip = partial(tf.clip_by_value, clip_value_min=-changes.value, clip_value_max=changes.value)
     return map_values(clip, pairs), dense if changes.limit is None else map_values(clip, dense)
+
+
+def _unscaled(changes: Changes, pairs: Pairs) -> Pairs:
+    """Returns gradients of tables that are checked, and of the loss as it was before its scale."""
+    pairs = [(_as_float32(*pair), pair[1]) for pair in pairs]
+    if changes.unscale is None:
+        return pairs
+    unscaled: Pairs = map_values(lambda values: values / changes.unscale, pairs)
+    return unscaled
 
 
 # ---- norms ---------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ def _adam(o: Any) -> Settings:
     flags = {
         "amsgrad": bool(o.amsgrad),
         "adaptive_epsilon": bool(getattr(o, "adaptive_epsilon", False)),
+        # The plain number alone, as with momentum 0 of SGD.
+        "has_m": bool(o.amsgrad) or not isinstance(o.beta_1, (int, float)) or o.beta_1 != 0,
     }
     return Settings(rules.Adam, _numbers(o, *_MOMENTS), flags)
 
@@ -39,6 +41,10 @@ def _adam(o: Any) -> Settings:
 def _adagrad(o: Any) -> Settings:
     flags = {"initial_accumulator": float(o.initial_accumulator_value)}
     return Settings(rules.Adagrad, _numbers(o, "epsilon"), flags)
+
+
+def _rowwise_adagrad(o: Any) -> Settings:
+    return _adagrad(o)._replace(rule=rules.RowWiseAdagrad)
 
 
 def _rmsprop(o: Any) -> Settings:
@@ -97,7 +103,8 @@ _KERAS_SETTINGS = {
     "Nadam": _by_names(rules.Nadam, *_MOMENTS),
     "Lion": _by_names(rules.Lion, "beta_1", "beta_2"),
     "ScheduleFreeAdamW": _by_names(rules.ScheduleFreeAdamW, *_MOMENTS, "warmup_steps"),
-    # Our own, see group.py.
+    # Our own, see rowwise_adagrad.py and group.py.
+    "RowWiseAdagrad": _rowwise_adagrad,
     "GroupAdam": _group_adam,
     "GroupAMSGrad": _group_adam,
     "GroupLamb": _group_lamb,

@@ -27,7 +27,7 @@ from sok_lite.bridge.keras import guard, held, hooks
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.accumulation import accumulates
 from sok_lite.bridge.optimizers.family import FallbackStep, Family
-from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS
+from sok_lite.bridge.optimizers.keras3 import KERAS3, TF_KERAS, num_batches
 from sok_lite.bridge.optimizers.loss_scale import build, inner_of, scales_loss
 from sok_lite.bridge.optimizers.patched_step import (
     APIS,
@@ -95,6 +95,31 @@ def train_for(api: str, optimizer: Any, **said: Any) -> None:
     patch_optimizers()
     _wrap_class(type(optimizer), family)
     vars(inner).setdefault(APIS, {})[api] = said
+
+
+def train_alone(optimizer: Any, what: str) -> None:
+    """Has an optimizer of Keras train tables within the steps of another.
+
+    Args:
+      what: it trains, for errors.
+
+    Raises:
+      TypeError, NotImplementedError: it cannot train rows, or not within the steps of another.
+    """
+    for is_so, why in (
+        (scales_loss(optimizer), "is a LossScaleOptimizer"),
+        (num_batches(optimizer) > 1, "has gradient_accumulation_steps"),
+        (getattr(optimizer, "loss_scale_factor", None) is not None, "has a loss_scale_factor"),
+    ):
+        if is_so:
+            raise NotImplementedError(
+                f"The optimizer of {what} steps when that of the model does, which alone scales "
+                f"the loss and accumulates gradients. Received: {type(optimizer).__name__}, which "
+                f"{why}. Leave that out here."
+            )
+    settings = settings_of(optimizer, family_of(optimizer))
+    if isinstance(settings, FallbackStep):
+        begin(settings, stochastic_rounding=False)
 
 
 def trains_for(api: str, optimizer: Any) -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
+from sok_lite.bridge.keras import hooks
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.accumulation import accumulates
 from sok_lite.bridge.optimizers.all_ranks import averaged, summed
+from sok_lite.bridge.optimizers.keras3 import KERAS3, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.minimize import check_any, warn_of_untrained
 from sok_lite.bridge.optimizers.per_graph import DenseStep, PerGraphSteps
@@ -97,11 +99,56 @@ def take_step(
         (grad, variable.trained_as if isinstance(variable, TableVariable) else variable)
         for grad, variable in over_ranks(optimizer, pairs)
     ]
-    steps = vars(optimizer).get(_STEPS)
-    if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
-        more = vars(inner_of(optimizer)).get(OPTIONS, {})
-        steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **more)
+    more = vars(inner_of(optimizer)).get(OPTIONS, {})
+    steps = _steps_of(optimizer, dense_step, more)
+    pairs, of_others = _apart(optimizer, pairs)
+    if of_others:
+        options = dict(options)
+        options["beside"] = [
+            (_steps_of(own, _dense_step_of(own), more), its) for own, its in of_others
+        ]
     return _tell_trained(ours, steps.take(pairs, **options))
+
+
+def _steps_of(optimizer: Any, dense_step: DenseStep, options: dict[str, Any]) -> PerGraphSteps:
+    steps: PerGraphSteps | None = vars(optimizer).get(_STEPS)
+    if steps is None or steps.optimizer is not optimizer:  # a copy has that of its model
+        steps = vars(optimizer)[_STEPS] = PerGraphSteps(optimizer, dense_step, **options)
+    return steps
+
+
+def _apart(
+    optimizer: Any, pairs: list[tuple[Any, Any]]
+) -> tuple[list[tuple[Any, Any]], list[tuple[Any, list[tuple[Any, Any]]]]]:
+    """Returns the pairs that an optimizer trains, and those of each other that a table has.
+
+    Raises:
+      NotImplementedError: there are such, and the optimizer is not one beside which they can be.
+    """
+    its, of_others = [], dict[int, tuple[Any, list[tuple[Any, Any]]]]()
+    for grad, variable in pairs:
+        own = variable.own_optimizer if isinstance(variable, TableVariable) else None
+        if grad is None or own is None or own is optimizer:
+            its.append((grad, variable))
+            continue
+        inner = inner_of(optimizer)
+        if family_of(inner) is V1 or num_batches(inner) > 1:
+            which = "of TF1" if family_of(inner) is V1 else "with gradient_accumulation_steps"
+            raise NotImplementedError(
+                f"Table {variable.table.name!r} has an optimizer of its own, which takes a step in "
+                f"each step of an optimizer of Keras. Received: {type(optimizer).__name__} {which}."
+                " Make the table without `optimizer`, or use another here."
+            )
+        of_others.setdefault(id(own), (own, []))[1].append((grad, variable))
+    return its, list(of_others.values())
+
+
+def _dense_step_of(optimizer: Any) -> DenseStep:
+    """Returns the step of an optimizer's class, which comes not here again."""
+    if family_of(optimizer) is not KERAS3:
+        return hooks.original_of(type(optimizer), "apply_gradients")
+    apply = hooks.original_of(type(optimizer), "apply")
+    return lambda its, dense: apply(its, *map(list, zip(*dense, strict=True)))
 
 
 def _tell_trained(ours: list[tuple[Any, TableVariable]], done: Any) -> Any:

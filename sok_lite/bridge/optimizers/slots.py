@@ -62,7 +62,7 @@ def _is_known(value: Any) -> bool:
 def kinds_of(settings: Settings | FallbackStep, table: EmbeddingTable) -> Kinds:
     """Returns the states of the rows of a table, before the first update as well."""
     if isinstance(settings, Settings):
-        return {name: (table.dim, initial) for name, initial in rule_of(settings).states.items()}
+        return rule_of(settings).kinds(table.dim)
     steps = fallback_steps(settings)
     with tf.init_scope():
         steps.know(settings.optimizer, now_of(settings), [table])

@@ -4,9 +4,9 @@ The wrapped optimizer gives the hyper-parameters and updates the dense variables
 updated by the engine's kernels, all of a call in one operation.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -30,6 +30,13 @@ from sok_lite.bridge.optimizers.slots import begin, create_slots
 from sok_lite.bridge.optimizers.step import Pairs, RowOptimizer, separated
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable
+
+
+class Steps(Protocol):
+    """Takes steps of tables, as `PerGraphSteps` does."""
+
+    def take(self, grads_and_vars: Iterable[tuple[Any, Any]], *, go: Any) -> Any:
+        """Updates tables, where `go`."""
 
 
 @unconverted
@@ -111,14 +118,23 @@ class WrappedOptimizer(RowOptimizer):
         grads_and_vars: Iterable[tuple[Any, Any]],
         global_step: Any = None,
         name: str | None = None,
+        go: Any = None,
+        beside: Sequence[tuple["Steps", Pairs]] = (),
         **options: Any,
     ) -> Any:
-        """Does what `apply_gradients` does, with further options for the dense variables."""
+        """Does what `apply_gradients` does, with further options for the dense variables.
+
+        Args:
+          go: scalar of booleans, whether rows are to move; None: they are.
+          beside: pairs of tables that other optimizers train, and their steps: taken in this one,
+            and skipped where it is.
+        """
         refuse_unsupported(self._inner)
         grads_and_vars = list(grads_and_vars)
         pairs, dense = separated(grads_and_vars)
+        self._refuse_others([variable for _, variable in pairs])
         has_dense = any(grad is not None for grad, _ in dense)
-        if not pairs and not has_dense:
+        if not pairs and not has_dense and not beside:
             return None
         self._refuse_elsewhere()
         batches = num_batches(self._inner)
@@ -126,7 +142,14 @@ class WrappedOptimizer(RowOptimizer):
             check_accumulates(self.optimizer, self._family)
         loss_scale = loss_scale_of(self.optimizer, self._family, dense)
         self._refuse_step(pairs, loss_scale)
-        pairs, dense, go = changed(self._inner, self._family, pairs, dense, loss_scale)
+        others = [pair for _, its in beside for pair in its]
+        pairs, dense, others, skips = changed(
+            self._inner, self._family, pairs, dense, loss_scale, others
+        )
+        go = is_counted = skips if go is None else go
+        for steps, its in beside:
+            steps.take(others[: len(its)], go=go)
+            others = others[len(its) :]
         if batches > 1:
             go, accumulation = is_last(self._inner), accumulation_of(self._inner)
             tables = [var for _, var in grads_and_vars if isinstance(var, TableVariable)]
@@ -148,7 +171,7 @@ class WrappedOptimizer(RowOptimizer):
             pairs,
             dense,
             settings,
-            partial(self._dense_step, dense, has_dense, global_step, name, options)
+            partial(self._dense_step, dense, has_dense, global_step, name, is_counted, options)
             if has_more
             else None,
             optimizer=self._inner,
@@ -195,15 +218,33 @@ class WrappedOptimizer(RowOptimizer):
         if why is not None:
             apart[0].step_type.refuse(apart[0].name, why)
 
+    def _refuse_others(self, variables: list[TableVariable]) -> None:
+        """Raises where a table has an optimizer of its own, and this is another."""
+        for variable in variables:
+            if variable.own_optimizer is not None and variable.own_optimizer is not self._inner:
+                raise NotImplementedError(
+                    f"Table {variable.table.name!r} has an optimizer of its own, and "
+                    f"{type(self).__name__} would train it by {type(self._inner).__name__}. Have "
+                    "the optimizer itself apply the gradients, which leaves such tables to theirs, "
+                    "or make the table without `optimizer`."
+                )
+
     def _dense_step(
-        self, dense: Any, has_dense: bool, global_step: Any, name: Any, options: dict[str, Any]
+        self,
+        dense: Any,
+        has_dense: bool,
+        global_step: Any,
+        name: Any,
+        is_counted: Any,
+        options: dict[str, Any],
     ) -> Any:
         if self._family is V1:
             if not has_dense:
                 return global_step.assign_add(1)
             return self._apply_dense(dense, global_step=global_step, name=name, **options)
         if not has_dense:
-            batch_counter(self._inner).assign_add(1)
+            counter = batch_counter(self._inner)
+            counter.assign_add(1 if is_counted is None else tf.cast(is_counted, counter.dtype))
             return None
         return self._apply_dense(dense, **options)
 

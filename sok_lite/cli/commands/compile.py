@@ -12,7 +12,7 @@ from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.progress import progress_bar
 from sok_lite.native import library
 
-HELP = "compile the kernels of this machine ahead, which the first job would wait for"
+HELP = "compile the kernels ahead of time, so that the first job does not wait for them"
 EXAMPLES = "sok-lite compile --gpu 90"
 
 
@@ -21,9 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="CAPABILITY",
         action="append",
-        help="for GPUs of this compute capability, such as 90 for an H100. It needs no GPU: so an "
-        "image brings its kernels. It may be given several times. Else for the GPUs of this "
-        "machine, or for its CPU where it has none",
+        help="compute capability to compile for, such as 90 for an H100; needs no GPU, so that an "
+        "image can bring its kernels (repeatable; default: the GPUs of this machine, or its CPU)",
     )
 
 

@@ -2,17 +2,19 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 
 from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables, local
 from sok_lite.cli.destination import check_destination, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
-from sok_lite.cli.importers import FORMATS, format_module, names_with
+from sok_lite.cli.importers import format_module, names_with
 from sok_lite.cli.options import options_for
 from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
+from sok_lite.engine.files.source import Source
 from sok_lite.reports.text import counted
 
-HELP = "write the tables of one format in another"
+HELP = "convert tables from one file format to another"
 EXAMPLES = (
     "sok-lite convert rows.npz runs/rows --to-option ranks=2\n"
     "sok-lite convert runs/model rows.csv --table user --to-format csv"
@@ -20,18 +22,18 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="FROM", type=local, help="what to read")
-    parser.add_argument("to", metavar="TO", type=local, help="what to write")
+    parser.add_argument("path", metavar="FROM", type=local, help="file or folder to read")
+    parser.add_argument("to", metavar="TO", type=local, help="file or folder to write")
     add_from_format(parser, "FROM")
     parser.add_argument(
         "--to-format",
         metavar="FORMAT",
         default=OWN,
-        help=f"of TO (default: {OWN}); the formats: {', '.join(FORMATS)}",
+        help=f"format of TO: {', '.join(names_with('write'))} (default: {OWN})",
     )
     add_tables(parser)
     add_option(parser, "--to-option", "TO")
-    add_force(parser, "what is at TO")
+    add_force(parser, "TO if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,14 +49,26 @@ def run(args: argparse.Namespace) -> int:
     options = options_for(module.write, args.to_option, args.to_format)
     check_destination(args.to, module, args.force, args.path)
     sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
-    with watched(sources, "convert", args.progress) as shown, in_place_of(args.to, module) as path:
+    with (
+        watched(sources, "convert", args.progress) as shown,
+        in_place_of(args.to, module, sources) as path,
+    ):
         module.write(path, shown, **options)
-    for source in sources:
-        if source.about.num_pending and args.to_format != OWN:
-            keys = counted(source.about.num_pending, "key")
+    for source in sources if args.to_format != OWN else ():
+        has_texts = getattr(module, "HOLDS_TEXTS", False)
+        for what in _left_out(source, has_texts):
             print(
-                f"sok-lite convert: table {source.name!r}: left out {keys} without a row, which "
-                f"format {args.to_format} has no place for",
+                f"sok-lite convert: table {source.name!r}: left out {what}, which format "
+                f"{args.to_format} has no place for",
                 file=sys.stderr,
             )
     return FINE
+
+
+def _left_out(source: Source, has_texts: bool) -> Iterator[str]:
+    """Yields what no other format has a place for, or this one has none for."""
+    if source.about.num_pending:
+        yield f"{counted(source.about.num_pending, 'key')} without a row"
+    texts = {} if has_texts else source.texts()
+    if texts:
+        yield f"the texts of {counted(len(texts), 'key')}"

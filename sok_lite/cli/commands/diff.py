@@ -16,7 +16,7 @@ from sok_lite.cli.wrapped import PendingKeys, WithColumns, plain
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import PENDING_COLUMNS, Source, column_of
 from sok_lite.engine.table.joined import joined_states
-from sok_lite.reports.text import counted, listed
+from sok_lite.reports.text import counted, listed, named
 
 HELP = "compare two checkpoints: tables, keys, rows and optimizer states"
 EXAMPLES = "sok-lite diff runs/model runs/later --tolerance 1e-6"
@@ -44,21 +44,21 @@ class Difference(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "first", metavar="A", type=local, help="a checkpoint, or a file of another format"
+        "first", metavar="A", type=local, help="checkpoint folder, or file in another format"
     )
-    parser.add_argument("second", metavar="B", type=local, help="another one")
+    parser.add_argument("second", metavar="B", type=local, help="what to compare it with")
     parser.add_argument(
         "--tolerance",
         type=float,
         default=0.0,
         metavar="X",
-        help="elements that differ by X or less are equal (default: 0)",
+        help="treat elements that differ by at most X as equal (default: 0)",
     )
     add_tables(parser)
     parser.add_argument(
         "--all",
         action="store_true",
-        help="compare stamps, scores, and keys that were seen and have no row as well",
+        help="also compare stamps (when keys were last seen), scores, and keys without a row yet",
     )
 
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
                 count += 1
     if count:
         return FINDINGS
-    print(f"{args.first} and {args.second} have the same")
+    print(f"{args.first} and {args.second} are equal")
     return FINE
 
 
@@ -101,9 +101,9 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
     # The keys alone where rows of different lengths cannot be compared.
     column = "values" if first.dim == second.dim else "keys"
     compared = difference(sources, (column, column), args.tolerance)
-    yield from _of_keys(args, compared)
+    yield from _of_keys(args, sources, compared)
     if column == "values" and compared.differing:
-        yield _of_rows("rows", compared)
+        yield _of_rows("rows", sources, compared)
     for state in joined_states([source.states for source in sources]):
         if len(state.tensors) < 2:
             only = args.first if 0 in state.tensors else args.second
@@ -111,37 +111,49 @@ def _findings(args: argparse.Namespace, sources: tuple[Source, Source]) -> Itera
             continue
         compared = difference(sources, (state.tensors[0], state.tensors[1]), args.tolerance)
         if compared.differing:
-            yield _of_rows(f"rows of state {state.name!r}", compared)
+            yield _of_rows(f"rows of state {state.name!r}", sources, compared)
     for name in [*dict.fromkeys([*first.columns, *second.columns])]:
         if name not in first.columns or name not in second.columns:
             yield f"{name}: only in {args.first if name in first.columns else args.second}"
             continue
         compared = difference(sources, (name, name), args.tolerance)
         if compared.differing:
-            yield _of_rows(name, compared)
+            yield _of_rows(name, sources, compared)
     if first.about.num_pending or second.about.num_pending:
         seen = PendingKeys(first), PendingKeys(second)
         for name in PENDING_COLUMNS[1:]:
             compared = difference(seen, (name, name), args.tolerance)
             if name == PENDING_COLUMNS[1]:
-                yield from _of_keys(args, compared, " without a row")
+                yield from _of_keys(args, sources, compared, " without a row")
             if compared.differing:
-                yield _of_rows(name, compared)
+                yield _of_rows(name, sources, compared)
 
 
-def _of_keys(args: argparse.Namespace, compared: Difference, which: str = "") -> Iterator[str]:
+def _of_keys(
+    args: argparse.Namespace,
+    sources: tuple[Source, Source],
+    compared: Difference,
+    which: str = "",
+) -> Iterator[str]:
     paths, examples = (args.first, args.second), compared.examples[:2]
     for path, count, keys in zip(paths, compared.only, examples, strict=True):
         if count:
-            yield f"{counted(count, 'key')}{which} only in {path}: {listed(keys, count)}"
+            shown = listed(_with_texts(sources, keys), count)
+            yield f"{counted(count, 'key')}{which} only in {path}: {shown}"
 
 
-def _of_rows(what: str, compared: Difference) -> str:
-    keys = listed(compared.examples[2], compared.differing)
+def _of_rows(what: str, sources: tuple[Source, Source], compared: Difference) -> str:
+    keys = listed(_with_texts(sources, compared.examples[2]), compared.differing)
     return (
         f"{what} of {compared.differing:,} of {counted(compared.both, 'key')} differ, by up to "
         f"{compared.largest:g}: {keys}"
     )
+
+
+def _with_texts(sources: tuple[Source, Source], keys: list[int]) -> list[str]:
+    """Returns keys, each with its text where one of two tables knows it."""
+    first, second = (source.texts_of(keys) for source in sources)
+    return [named(key, second | first) for key in keys]
 
 
 def difference(

@@ -19,7 +19,7 @@ from sok_lite.backend.build import built_library, cache_folder, compiler
 from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.native.library import load
 
-HELP = "say what is installed, what is missing, and how to mend it"
+HELP = "check what is installed, and print how to fix what is missing or broken"
 EXAMPLES = "sok-lite doctor"
 
 OK, MISSING, BROKEN = "ok", "missing", "BROKEN"

@@ -2,7 +2,7 @@
 
 import argparse
 
-from sok_lite.cli.arguments import add_force, local
+from sok_lite.cli.arguments import add_force, add_path, local
 from sok_lite.cli.destination import check_destination, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module
@@ -11,7 +11,7 @@ from sok_lite.cli.reading import chosen, open_sources
 from sok_lite.cli.wrapped import WithColumns
 
 FORMATS = ("npz", "parquet", "csv")
-HELP = "write a table as an npz, Parquet or CSV file"
+HELP = "export one table to an npz, Parquet or CSV file"
 EXAMPLES = (
     "sok-lite export runs/model --table user --format parquet --to user.parquet\n"
     "sok-lite export runs/model --table user --format npz --to user.npz --columns states.0.m"
@@ -19,17 +19,19 @@ EXAMPLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", type=local, help="a checkpoint")
-    parser.add_argument("--table", metavar="NAME", help="which table, if there are several")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="of the file")
-    parser.add_argument("--to", required=True, metavar="FILE", type=local, help="the file")
+    add_path(parser)
+    parser.add_argument(
+        "--table", metavar="NAME", help="table to export; needed if there are several"
+    )
+    parser.add_argument("--format", required=True, choices=FORMATS, help="file format")
+    parser.add_argument("--to", required=True, metavar="FILE", type=local, help="file to write")
     parser.add_argument(
         "--columns",
         default="",
         metavar="A,B",
-        help="what else to write beside keys and rows, such as stamps,states.0.m; 'all': all",
+        help="columns to write beside keys, texts and rows, such as stamps,states.0.m; or all",
     )
-    add_force(parser, "what is at FILE")
+    add_force(parser, "FILE if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
     if args.columns != "all":
         columns = [name for name in args.columns.split(",") if name]
         sources = [WithColumns(sources[0], columns)]
-    with watched(sources, "export", args.progress) as shown, in_place_of(args.to, module) as path:
+    with (
+        watched(sources, "export", args.progress) as shown,
+        in_place_of(args.to, module, sources) as path,
+    ):
         module.write(path, shown)
     return FINE

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from datetime import datetime, timezone
 from typing import Any
 
 from sok_lite.cli.arguments import add_reading
@@ -11,9 +10,9 @@ from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of
-from sok_lite.reports.text import counted
+from sok_lite.reports.text import at_time, counted
 
-HELP = "show the tables of a checkpoint: keys, rows, bytes, ranks, states, options"
+HELP = "list the tables of a checkpoint: keys, row format, bytes, ranks, optimizer states"
 EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table user --json"
 
 
@@ -28,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     found = manifest.read(args.path) if name == OWN else None
     if found is not None:
         described |= {"ranks": found.ranks, "extra": found.extra}
+        saves = manifest.saves_beside(args.path)
+        described |= {"saves": saves} if saves else {}
     described["tables"] = [
         _describe(source, found) for source in chosen(sources, args.table, args.path)
     ]
@@ -75,6 +76,9 @@ def _text(described: dict[str, Any]) -> str:
     if "ranks" in described:
         counts.insert(0, counted(described["ranks"], "rank"))
     lines = [f"{described['path']} is of format {described['format']}: {', '.join(counts)}"]
+    if "saves" in described:
+        saves = [f"{name} {what}" for name, what in described["saves"].items()]
+        lines.append(f"saves: {', '.join(saves)}")
     if described.get("extra"):
         lines.append(f"extra: {json.dumps(described['extra'])}")
     for table in tables:
@@ -86,7 +90,7 @@ def _text(described: dict[str, Any]) -> str:
 def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
     counts = table.get("keys_of_ranks", [])
     by_rank = f", {min(counts):,} to {max(counts):,} on a rank" if len(counts) > 1 else ""
-    sighted = f", {table['sighted']:,} more were seen" if table.get("sighted") else ""
+    sighted = f", {table['sighted']:,} more seen, without a row yet" if table.get("sighted") else ""
     states = [
         f"{state['name']} of {state['dim']} from {state['initial']:g}"
         + ("" if state["group"] is None else f" (optimizer {state['group']})")
@@ -113,7 +117,4 @@ def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    last = datetime.fromtimestamp(seconds, timezone.utc)
-    return f", the last one at {last:%Y-%m-%d %H:%M:%S} UTC"
+    return "" if seconds is None else f", the last one at {at_time(seconds)}"

@@ -19,7 +19,7 @@ from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import PENDING_COLUMNS, JoinedSource, Source
 
-HELP = "write the tables of several checkpoints as one; of equal keys the last one counts"
+HELP = "merge checkpoints into one; if several have a key, the last one wins"
 EXAMPLES = "sok-lite merge runs/users runs/items runs/both"
 
 _RECORD = np.dtype([("key", np.int64), ("place", np.int64)])
@@ -31,13 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         type=local,
-        help="checkpoints, or files of other formats",
+        help="checkpoint folder, or file in another format",
     )
-    parser.add_argument("to", metavar="TO", type=local, help="the new checkpoint")
+    parser.add_argument("to", metavar="TO", type=local, help="new checkpoint")
     parser.add_argument(
-        "--ranks", type=rank_count, metavar="N", help="of the new one (default: most of any PATH)"
+        "--ranks",
+        type=rank_count,
+        metavar="N",
+        help="ranks of the new one (default: the most of any PATH)",
     )
-    add_force(parser, "a checkpoint that is at TO")
+    add_force(parser, "the checkpoint at TO if there is one")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,6 +104,8 @@ class MergedSource(JoinedSource):
     def close(self) -> None:
         """Removes the temporary files."""
         self._buckets.close()
+
+    find = Source.find  # of what `read` yields: the last one of a key counts
 
     def _mark(self, num_rows: int) -> None:
         """Finds out what to take of each key: its last row, else its last pending count.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sok_lite.cli.arguments import local, rank_count
+from sok_lite.cli.arguments import add_json, local, rank_count
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.reading import open_sources
 from sok_lite.engine import optimizers
@@ -29,7 +29,7 @@ GIB = 1 << 30
 MOST_ROOM = 64
 _DIGITS = 12  # of the factor of the keys that have room, in bits
 
-HELP = "say whether tables have room on machines, and how to make them"
+HELP = "estimate whether tables fit on machines, and print how to create them"
 EXAMPLES = (
     "sok-lite plan --keys 2e8 --dim 64 --gpus 8 --gpu-gb 80\n"
     "sok-lite plan --keys 2e9 --dim 64 --optimizer adam --gpus 8 --gpu-gb 80 --host-gb 1400\n"
@@ -262,21 +262,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         nargs="?",
         type=local,
-        help="a checkpoint whose tables there are to be",
+        help="plan for the tables of this checkpoint",
     )
     parser.add_argument(
-        "--times", type=_factor, default=1.0, help="so many times as many keys: 100 (default: 1)"
+        "--times",
+        type=_factor,
+        default=1.0,
+        metavar="X",
+        help="plan for X times as many keys (default: 1)",
     )
-    parser.add_argument("--keys", type=_count, help="of one table, of all ranks together: 2e9")
-    parser.add_argument("--dim", type=_count, help="elements of a row of it")
+    parser.add_argument(
+        "--keys", type=_count, metavar="N", help="keys of one table, over all ranks, such as 2e9"
+    )
+    parser.add_argument("--dim", type=_count, metavar="N", help="elements per row of that table")
     parser.add_argument(
         "--table",
         action="append",
         default=[],
         metavar="name=N,keys=K,dim=D",
-        help="one of several tables; may have dtype=, optimizer= and ids= (of a row of the batch)",
+        help="one of several tables; also takes dtype=, optimizer= and ids= (per row of the batch)",
     )
-    parser.add_argument("--dtype", choices=_ROW_TYPES, help="of rows (default: float32)")
+    parser.add_argument("--dtype", choices=_ROW_TYPES, help="row format (default: float32)")
     parser.add_argument(
         "--optimizer",
         choices=sorted(_RULES),
@@ -284,29 +290,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(sorted(_RULES))} (default: {_DEFAULT}, or states as in PATH)",
     )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--gpus", type=rank_count, help="a rank for each")
-    where.add_argument("--ranks", type=rank_count, help="ranks on machines without GPUs")
-    parser.add_argument("--gpu-gb", type=_size, help="memory of a GPU, in GiB")
-    parser.add_argument("--host-gb", type=_size, help="memory of a machine, in GiB")
+    where.add_argument("--gpus", type=rank_count, metavar="N", help="number of GPUs, one rank each")
+    where.add_argument(
+        "--ranks", type=rank_count, metavar="N", help="number of ranks, on machines without GPUs"
+    )
+    parser.add_argument("--gpu-gb", type=_size, metavar="GIB", help="memory of a GPU")
+    parser.add_argument("--host-gb", type=_size, metavar="GIB", help="memory of a machine")
     parser.add_argument(
         "--ranks-per-host",
         type=rank_count,
-        help=f"on one machine (default: all, up to {_RANKS_OF_HOST})",
+        metavar="N",
+        help=f"ranks per machine (default: all, up to {_RANKS_OF_HOST})",
     )
     parser.add_argument(
         "--reserve",
         type=float,
         default=0.1,
         metavar="SHARE",
-        help="of all memory, for everything else than tables (default: 0.1)",
+        help="share of all memory to leave for everything but tables (default: 0.1)",
     )
     parser.add_argument(
-        "--batch", type=_count, default=65536, help="rows of a step, of all ranks (default: 65536)"
+        "--batch",
+        type=_count,
+        default=65536,
+        metavar="N",
+        help="rows per step, over all ranks (default: 65536)",
     )
     parser.add_argument(
-        "--new-keys-per-day", type=_count, default=0, help="to say how long there will be room"
+        "--new-keys-per-day",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="estimate when memory runs out",
     )
-    parser.add_argument("--json", action="store_true", help="write JSON, for programs")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -372,8 +389,11 @@ def _needs(args: argparse.Namespace) -> list[Need]:
 def _need(
     name: str, keys: int, dim: int, dtype: str | None, optimizer: str | None, ids: float = 1
 ) -> Need:
-    num_states = len(_RULES[optimizer or _DEFAULT].states)
-    return Need(name, keys, dim, dtype or "float32", num_states * dim, ids)
+    return Need(name, keys, dim, dtype or "float32", _state_size(optimizer or _DEFAULT, dim), ids)
+
+
+def _state_size(optimizer: str, dim: int) -> int:
+    return sum(size for size, _ in _RULES[optimizer].kinds(dim).values())
 
 
 def _parse_table(given: str, args: argparse.Namespace) -> Need:
@@ -426,7 +446,7 @@ def _needs_of(args: argparse.Namespace) -> list[Need]:
         dtype = args.dtype or row_dtype(source.dtype).name
         states = sum(state.dim for state in source.states)
         if args.optimizer is not None:
-            states = len(_RULES[args.optimizer].states) * source.dim
+            states = _state_size(args.optimizer, source.dim)
         needs.append(Need(source.name, max(1, source.num_keys), source.dim, dtype, states))
     return needs
 
@@ -497,9 +517,11 @@ def _would_help(needs: Sequence[Need], found: Plan) -> list[dict[str, Any]]:
     """Returns changes and the bytes that each saves on a rank, the most first."""
     halves = [need._replace(dtype="bfloat16") for need in needs]
     changes = [("rows of bfloat16", halves, found.machines)]
-    for name in ("adagrad", "sgd"):
-        count = len(_RULES[name].states)
-        fewer = [n._replace(state_size=min(n.state_size, count * n.dim)) for n in needs]
+    for name in ("adagrad", "rowwiseadagrad", "sgd"):
+        fewer = [
+            need._replace(state_size=min(need.state_size, _state_size(name, need.dim)))
+            for need in needs
+        ]
         changes.append((f"the optimizer {name}", fewer, found.machines))
     twice = found.machines._replace(ranks=2 * found.machines.ranks)
     changes.append((f"{twice.ranks} ranks", list(needs), twice))
@@ -532,20 +554,21 @@ def _text(answer: Mapping[str, Any]) -> str:
         _verdict(answer),
         *_now_lines(answer),
         "",
-        "make the tables, with sok_lite.keras as sk",
+        "create the tables (import sok_lite.keras as sk)",
     ]
     lines += [f"  {_constructor(table)}" for table in answer["tables"]]
     lines += ["", *_memory_lines(answer), "", *_table_lines(answer), "", *_sent_lines(answer)]
     if answer["would_help"]:
-        lines += ["", "what would help most, on each rank"]
+        lines += ["", "what would save most memory on each rank"]
+        width = max(len(each["what"]) for each in answer["would_help"])
         lines += [
-            f"  {each['what']:24} {_gib(each['saved_bytes']):>8} GiB less"
+            f"  {each['what']:{width}} {_gib(each['saved_bytes']):>8} GiB less"
             f"{'' if each['fits'] == answer['fits'] else ', and it fits'}"
             for each in answer["would_help"]
             if each["fits"] or not answer["fits"]
         ]
     return "\n".join(
-        [*lines, "", "start it", f"  {answer['launch']}", "", *_assumption_lines(answer)]
+        [*lines, "", "launch", f"  {answer['launch']}", "", *_assumption_lines(answer)]
     )
 
 
@@ -618,9 +641,10 @@ def _memory_line(name: str, sizes: list[int], far: str) -> str:
 
 def _table_lines(answer: Mapping[str, Any]) -> list[str]:
     """Returns what a key of each table takes, and its part of the memory."""
-    width = max(len("on a rank"), *(len(table["name"]) for table in answer["tables"]))
+    title = "bytes per key"
+    width = max(len(title) - 2, *(len(table["name"]) for table in answer["tables"]))
     head = ("keys on a rank", "row", "states", "index", "GiB", "share", "near")
-    lines = [f"bytes a key  {'':{max(0, width - 11)}}" + "".join(f"{each:>15}" for each in head)]
+    lines = [f"{title:{width + 2}}" + "".join(f"{each:>15}" for each in head)]
     everything = max(1, answer["near_bytes"] + answer["far_bytes"])
     for table in answer["tables"]:
         parts = [table[name] for each in _PARTS for name in each[1:] if name]
@@ -665,7 +689,7 @@ def _assumption_lines(answer: Mapping[str, Any]) -> list[str]:
             "ranks are not",
             "no id comes twice in a batch: frequent ids make a step send less",
         ]
-    return ["assumed", *(f"  {each}" for each in known), "  nothing was measured"]
+    return ["assumptions", *(f"  {each}" for each in known), "  nothing was measured"]
 
 
 def _gib(num_bytes: float) -> str:

@@ -14,13 +14,13 @@ from sok_lite.cli.reading import chosen, format_of, keys_of_ranks, open_sources
 from sok_lite.reports.report import Report
 from sok_lite.reports.tables import READ_COLUMNS, report_of_source
 
-HELP = "read all rows of a checkpoint and show keys, bytes, ages, norms, balance over ranks"
+HELP = "read all rows of a checkpoint and summarize bytes, ages, norms, balance over ranks"
 EXAMPLES = "sok-lite report runs/model\nsok-lite report runs/model --html report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading(parser)
-    parser.add_argument("--html", metavar="FILE", help="write a page of HTML into a file")
+    parser.add_argument("--html", metavar="FILE", help="write the report to FILE as an HTML page")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,17 +10,19 @@ from sok_lite.cli.progress import watched
 from sok_lite.cli.reading import OWN, open_sources, own_extra
 from sok_lite.engine.files.rewriting import write_checkpoint
 
-HELP = "write a checkpoint for another number of ranks, so that each reads one file"
+HELP = "rewrite a checkpoint for another number of ranks, so that each reads one file"
 EXAMPLES = "sok-lite reshard runs/model runs/model-8 --ranks 8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", type=local, help="a checkpoint")
+    parser.add_argument("path", metavar="PATH", type=local, help="checkpoint folder")
     parser.add_argument(
-        "to", metavar="TO", type=local, help="the new one; with --force it may be PATH itself"
+        "to", metavar="TO", type=local, help="new checkpoint; with --force it may be PATH"
     )
-    parser.add_argument("--ranks", type=rank_count, required=True, metavar="N", help="how many")
-    add_force(parser, "a checkpoint that is at TO")
+    parser.add_argument(
+        "--ranks", type=rank_count, required=True, metavar="N", help="number of ranks"
+    )
+    add_force(parser, "the checkpoint at TO if there is one")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from sok_lite.engine.files.table_file import open_shard
 from sok_lite.engine.files.text_file import read_texts
 from sok_lite.reports.text import counted, listed
 
-HELP = "read every byte of a checkpoint and say what is wrong with it"
+HELP = "read every byte of a checkpoint and list what is corrupt, missing or duplicated"
 EXAMPLES = "sok-lite verify runs/model"
 
 _NUM_EXAMPLES = 5
@@ -31,7 +31,7 @@ _RECORD = np.dtype([("key", np.int64), ("rank", np.int32)])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", type=local, help="a checkpoint")
+    parser.add_argument("path", metavar="PATH", type=local, help="checkpoint folder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 print(finding)
                 count += 1
             if owner_rule(facts.owner, found.ranks) is None:
-                print(f"table {facts.name!r}: whose its keys are was not looked at: {facts.owner}")
+                print(f"table {facts.name!r}: owners of keys were not checked: {facts.owner}")
     if count:
         print(f"{counted(count, 'finding')}")
         return FINDINGS
@@ -176,8 +176,8 @@ def _keys(
     if num_foreign:
         count = counted(num_foreign, "key")
         yield (
-            f"{path_of(folder, shard)}: table {facts.name!r}: {count} of other ranks than {rank}, "
-            f"by {facts.owner}: {listed(examples, num_foreign)}"
+            f"{path_of(folder, shard)}: table {facts.name!r}: {count} owned by other ranks than "
+            f"{rank}, by {facts.owner}: {listed(examples, num_foreign)}"
         )
 
 
@@ -195,6 +195,4 @@ def _repeats(folder: str, facts: TableFacts, buckets: Buckets) -> Iterator[str]:
             examples.append(f"{key} in {files}")
     if num_repeats:
         count = counted(num_repeats, "key is", "keys are")
-        yield (
-            f"{folder}: table {facts.name!r}: {count} there again: {listed(examples, num_repeats)}"
-        )
+        yield f"{folder}: table {facts.name!r}: {count} repeated: {listed(examples, num_repeats)}"

@@ -6,7 +6,8 @@ A module has
   sources(path, **options)           a list of the tables there, each a `Source` of the engine
   write(path, sources, **options)    writes tables there
 
-or the first two or the last one of them. Where it writes a folder that the command line replaces
+or the first two or the last one of them. Where it writes the texts of keys that a table keeps, it
+says `HOLDS_TEXTS = True`. Where it writes a folder that the command line replaces
 and `detect` does not look at all that is in it, it has
 
   others(path) -> list[str]          names of what is there and not of its format
@@ -71,9 +72,9 @@ def detected_format(path: str) -> str:
     for name in with_sources:
         if format_module(name).detect(path):
             return name
-    if manifest.newest_in(path) is not None:  # as where sok_lite.keras.Checkpoint saves
+    if manifest.newest_in(path) is not None:  # as above those of sok.dump
         raise WrongUse(manifest.what_is_missing(path).removesuffix("."))
-    if manifest.is_unfinished(path):
+    if manifest.is_unfinished(path) or manifest.all_saves_in(path):
         raise FileNotFoundError(manifest.what_is_missing(path))
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "

@@ -15,9 +15,12 @@ import numpy as np
 
 from sok_lite.cli.file_source import Stored
 from sok_lite.cli.named import ABOUT, about_text, named_columns, naming, reader, shape_of
+from sok_lite.cli.text_column import text_arrays
 from sok_lite.cli.wrapped import only_one, read_plain
 from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Source
+
+HOLDS_TEXTS = True
 
 _END = ".npy"
 _ERRORS = (
@@ -142,14 +145,25 @@ def write(path: str, sources: Sequence[Source], compress: bool = False) -> None:
     with zipfile.ZipFile(path, "x") as archive:
         for name, column in named_columns(source):
             facts = _array_facts(column.dtype, shape_of(source, column))
-            with archive.open(_info(name, compress), "w", force_zip64=True) as file:
-                np.lib.format.write_array_header_1_0(file, facts)
-                for piece in read_plain(source, column.name):
-                    file.write(np.ascontiguousarray(piece).data)
+            _write_array(archive, _info(name, compress), facts, read_plain(source, column.name))
+        for name, dtype, size, pieces in text_arrays(source):
+            _write_array(archive, _info(name, compress), _array_facts(dtype, (size,)), pieces)
         about = np.array(about_text(source))
         with archive.open(_info(ABOUT, compress), "w") as file:
             np.lib.format.write_array_header_1_0(file, _array_facts(about.dtype, ()))
             file.write(about.tobytes())
+
+
+def _write_array(
+    archive: zipfile.ZipFile,
+    info: zipfile.ZipInfo,
+    facts: dict[str, Any],
+    pieces: Iterator[np.ndarray],
+) -> None:
+    with archive.open(info, "w", force_zip64=True) as file:
+        np.lib.format.write_array_header_1_0(file, facts)
+        for piece in pieces:
+            file.write(np.ascontiguousarray(piece).data)
 
 
 def _info(name: str, compress: bool) -> zipfile.ZipInfo:

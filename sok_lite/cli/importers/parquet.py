@@ -21,9 +21,13 @@ from sok_lite.cli.named import (
     package,
     regrouped,
 )
+from sok_lite.cli.text_column import texts_beside
 from sok_lite.cli.wrapped import only_one, read_plain
 from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import Column, Source
+from sok_lite.reports.text import readable
+
+HOLDS_TEXTS = True
 
 _MARK = b"PAR1"
 _METADATA = b"sok_lite"
@@ -188,8 +192,10 @@ def write(path: str, sources: Sequence[Source], wide: bool = False) -> None:
     """
     source = only_one(sources, "a Parquet file")
     parquet, arrow = (_package(m) for m in ("pyarrow.parquet", "pyarrow"))
-    columns = named_columns(source)
+    columns, texts = named_columns(source), texts_beside(source)
     fields = [field for each in columns for field in _fields(arrow, *each, wide)]
+    if texts is not None:
+        fields.insert(1, arrow.field("text", arrow.string()))
     schema = arrow.schema(fields, metadata={_METADATA: about_text(source).encode()})
     with (
         open(path, "xb") as file,
@@ -201,6 +207,9 @@ def write(path: str, sources: Sequence[Source], wide: bool = False) -> None:
                 for (_, column), piece in zip(columns, pieces, strict=True)
                 for array in _arrays(arrow, column, piece, wide)
             ]
+            if texts is not None:
+                its = [None if text is None else readable(text) for text in next(texts)]
+                arrays.insert(1, arrow.array(its, arrow.string()))
             writer.write_batch(arrow.record_batch(arrays, schema=schema))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from sok_lite.cli.file_source import Stored, raw_rows
 from sok_lite.cli.named import ABOUT, about_text, named_columns, reader, shape_of
+from sok_lite.cli.text_column import text_arrays
 from sok_lite.cli.wrapped import only_one
 from sok_lite.engine.files.shard import (
     CHUNK_BYTES,
@@ -23,6 +24,8 @@ from sok_lite.engine.files.shard import (
 )
 from sok_lite.engine.files.source import Source
 from sok_lite.engine.json_text import parsed
+
+HOLDS_TEXTS = True
 
 _DTYPES = {
     "I64": "int64",
@@ -110,11 +113,16 @@ def write(path: str, sources: Sequence[Source]) -> None:
         )
         for name, column in columns
     ]
+    texts = text_arrays(source)
+    tensors += [Tensor(each.name, dtype_of(each.dtype.name), (each.size,)) for each in texts]
     about = {"table": source.name, ABOUT: about_text(source)}
     writer = ShardWriter(path, tensors, about, CHUNK_BYTES)
     try:
         for _, column in columns:
             for piece in source.read(column.name):
+                writer.write(piece)
+        for each in texts:
+            for piece in each.pieces:
                 writer.write(piece)
         writer.finish()
     finally:

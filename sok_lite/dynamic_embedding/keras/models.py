@@ -15,7 +15,12 @@ import tensorflow as tf
 from sok_lite.bridge.keras import guard
 from sok_lite.bridge.keras.classes import share_in_copies
 from sok_lite.bridge.keras.held import layers_in, tables_in
-from sok_lite.bridge.keras.model_folders import ModelFolder, keep_in_folders, look_at_folders
+from sok_lite.bridge.keras.model_folders import (
+    ModelFolder,
+    keep_in_folders,
+    look_at_folders,
+    look_in_tf_keras,
+)
 from sok_lite.bridge.keras.weights import check_saving
 from sok_lite.bridge.serving.as_a_whole import as_a_whole
 from sok_lite.bridge.serving.function import export_functions
@@ -503,7 +508,8 @@ def _is_model_folder(path: Any) -> bool:
     return (Path(plain_path(path)) / _IN_SAVED_MODEL).is_file()
 
 
-guard.tell(look_at_folders)
+guard.tell(look_at_folders, at_once=False)
+look_in_tf_keras()
 keep_in_folders(
     (TrainableWrapper, HashTable),
     ModelFolder(de_save_model, load_model, load_weights, _is_model_folder),

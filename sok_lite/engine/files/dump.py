@@ -75,6 +75,7 @@ def dump(
     report: Report | None = None,
     incremental: bool = False,
     prepare: Callable[[], None] | None = None,
+    published: Callable[[], None] | None = None,
 ) -> None:
     """Writes the whole content of tables to a folder. Every rank must call it; it returns together.
 
@@ -97,6 +98,7 @@ def dump(
       incremental: whether to add to the existing checkpoint.
       prepare: called on every rank before the tables are locked, once nobody else writes into the
         folder; it may communicate, and what it writes stays.
+      published: called on rank 0, by any thread, as soon as the checkpoint is there.
 
     Raises:
       TypeError: an item is no table with keys of its own.
@@ -106,7 +108,7 @@ def dump(
       BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    begun = _begin(path, tables, comm, extra, incremental, prepare)
+    begun = _begin(path, tables, comm, extra, incremental, prepare, published)
 
     def write(parts: list[ShardContent]) -> list[Shard]:
         return _write_parts(begun, parts, chunk_bytes, report)
@@ -128,6 +130,7 @@ class _Begun(NamedTuple):
       texts: by table what this rank writes of them, of tables that keep some.
       since: when it began, as of time.monotonic().
       lock: of the folder, on rank 0.
+      published: called on rank 0 when the checkpoint is there.
     """
 
     folder: str
@@ -140,6 +143,7 @@ class _Begun(NamedTuple):
     texts: Mapping[str, KeyTexts]
     since: float
     lock: Lock | None
+    published: Callable[[], None] | None
 
 
 def _begin(
@@ -148,7 +152,8 @@ def _begin(
     comm: Communicator,
     extra: Mapping[str, Any] | None,
     incremental: bool,
-    prepare: Callable[[], None] | None = None,
+    prepare: Callable[[], None] | None,
+    published: Callable[[], None] | None,
 ) -> _Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
     path = together(comm, lambda: local_path(path), save_by("dump()"))
@@ -172,7 +177,8 @@ def _begin(
             locks[0].release()
         raise
     before: Mapping[str, Shard] = {}
-    begun = _Begun(folder, data, items, [], comm, dict(extra or {}), before, {}, since, locks[0])
+    more = dict(extra or {})
+    begun = _Begun(folder, data, items, [], comm, more, before, {}, since, locks[0], published)
     try:
         if incremental:
             names = [item.table.name for item in items]
@@ -300,6 +306,8 @@ def _publish(begun: _Begun, by_rank: list[list[Shard]]) -> None:
     }
     text = manifest.as_text(Manifest(begun.comm.size, tables, begun.extra))
     manifest.publish(begun.folder, text)
+    if begun.published is not None:
+        begun.published()
 
 
 def _facts(table: AnyTable) -> TableFacts:
@@ -464,6 +472,7 @@ def dump_in_background(
     chunk_bytes: int = CHUNK_BYTES,
     incremental: bool = False,
     prepare: Callable[[], None] | None = None,
+    published: Callable[[], None] | None = None,
 ) -> BackgroundDump:
     """Begins a dump of the present content of tables. Every rank must call it; it returns together.
 
@@ -479,7 +488,7 @@ def dump_in_background(
       MemoryError: a rank has no memory for a copy of its part. The old checkpoint is as it was.
       Later failures are raised by `wait`.
     """
-    begun = _begin(path, tables, comm, extra, incremental, prepare)
+    begun = _begin(path, tables, comm, extra, incremental, prepare, published)
     try:
         parts = together(comm, lambda: _with_parts(begun, chunk_bytes, _copies))
     except BaseException:

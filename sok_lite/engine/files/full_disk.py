@@ -32,11 +32,11 @@ def naming_file(path: str, what: str, num_bytes: int = 0, of_all: int = 0) -> It
     except OSError as error:
         if error.errno not in _FULL or isinstance(error, DiskFullError):
             raise
-        text = _told(error, path, what, num_bytes, of_all)
+        text = f"{os.strerror(error.errno)}: {_told(path, what, num_bytes, of_all)}"
         raise DiskFullError(error.errno, text, path) from error
 
 
-def _told(error: OSError, path: str, what: str, num_bytes: int, of_all: int) -> str:
+def _told(path: str, what: str, num_bytes: int, of_all: int) -> str:
     facts = [f"{what} needs {num_bytes:,} bytes" if num_bytes else what]
     with contextlib.suppress(OSError):
         if os.path.isfile(path):
@@ -45,7 +45,7 @@ def _told(error: OSError, path: str, what: str, num_bytes: int, of_all: int) -> 
         facts.append(f"all files of this rank need {of_all:,}")
     with contextlib.suppress(OSError):
         facts.append(f"{shutil.disk_usage(_folder_of(path)).free:,} bytes are free")
-    return f"{error.strerror}: {'; '.join(facts)}"
+    return "; ".join(facts)
 
 
 def _folder_of(path: str) -> str:

@@ -44,10 +44,10 @@ def load(
     """Loads tables from a checkpoint. Every rank must call it; it returns together.
 
     The new content of a table is built beside the old one, so there must be memory for both, unless
-    the table is empty. Kinds and options of tables may differ from those that were written, and so
-    may the number of ranks: each rank needs room, by its own `max_capacity`, for the keys that it
-    owns now. No other thread may look the tables up on all ranks meanwhile: the
-    ranks would deadlock.
+    the table is empty. Kinds and options of tables may differ from those that were written, a table
+    of int64 takes keys of int32, and the number of ranks may be another: each rank needs room, by
+    its own `max_capacity`, for the keys that it owns now. No other thread may look the tables up on
+    all ranks meanwhile: the ranks would deadlock.
 
     Args:
       path: of the folder that `dump` wrote; of that of a `sok_lite.keras.Checkpoint` its newest
@@ -129,6 +129,8 @@ def _checked_items(
 def _check_fits(folder: str, table: AnyTable, facts: TableFacts, cast: bool) -> None:
     mine = (table.dim, table.key_dtype.name, table.row_dtype.name)
     theirs = (facts.dim, facts.key_type, facts.dtype)
+    if facts.key_type == "int32" and table.key_dtype.name == "int64":  # which has them all
+        theirs = (facts.dim, "int64", facts.dtype)
     advice = "Make the table as it was"
     if mine[:2] == theirs[:2] and mine[2] != theirs[2]:
         are_floats = not table.row_dtype.is_integer and not row_dtype(facts.dtype).is_integer

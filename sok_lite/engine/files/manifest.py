@@ -232,23 +232,48 @@ def is_unfinished(folder: str | os.PathLike[str]) -> bool:
     return not is_whole(folder) and any(map(is_name_in_checkpoint, _names_in(folder)))
 
 
-def saves_in(folder: str | os.PathLike[str]) -> list[str]:
-    """Returns the folders of the whole saves of a `sok_lite.keras.Checkpoint`, the newest last.
+def all_saves_in(folder: str | os.PathLike[str]) -> dict[str, bool]:
+    """Returns the folders of the saves of a `sok_lite.keras.Checkpoint`, the newest last.
 
     Args:
       folder: what it was given; another one has none.
+
+    Returns:
+      Whether each is whole, by path. One that is not is being written, or was ended.
     """
     matches = filter(None, map(SAVE.fullmatch, _names_in(folder)))
     found = sorted((int(match[1]), match[0]) for match in matches)
-    return [path for _, name in found if is_whole(path := os.path.join(folder, name))]
+    paths = [os.path.join(folder, name) for _, name in found]
+    return {path: is_whole(path) for path in paths if is_whole(path) or is_unfinished(path)}
+
+
+def saves_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Returns those of `all_saves_in` that are whole, the newest last."""
+    return [path for path, whole in all_saves_in(folder).items() if whole]
+
+
+def saves_beside(path: str) -> dict[str, str]:
+    """Returns what the saves are of the `Checkpoint` whose save a folder is; {}: it is of none.
+
+    Returns:
+      "whole" or "unfinished" of each by its name, the newest last.
+    """
+    folder, name = os.path.split(os.path.realpath(path))
+    found = {
+        os.path.basename(save): "whole" if whole else "unfinished"
+        for save, whole in all_saves_in(folder).items()
+    }
+    return found if name in found else {}
 
 
 def newest_at(path: str) -> str:
     """Returns the folder of the checkpoint at a path: of a `sok_lite.keras.Checkpoint` the newest.
 
-    Any other path comes as it is.
+    Of a link to one it is what that leads to now. Any other path comes as it is.
     """
-    return path if is_whole(path) else next(reversed(saves_in(path)), path)
+    if not is_whole(path):
+        return next(reversed(saves_in(path)), path)
+    return os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
 
 
 def newest_in(folder: str) -> str | None:
@@ -284,7 +309,13 @@ def what_is_missing(folder: str | os.PathLike[str]) -> str:
     if is_unfinished(path):
         beside = saves_in(os.path.normpath(os.path.join(path, os.pardir)))
         newest = f"The newest whole one is {beside[-1]}." if beside else "Dump into it once more."
-        return f"{path} has no {NAME}: this save was not finished, or is being written. {newest}"
+        return f"{path} has no {NAME}: it is unfinished, was ended or is being written. {newest}"
+    unfinished = list(all_saves_in(path))
+    if unfinished:
+        return (
+            f"{path} has no whole save: {os.path.basename(unfinished[-1])} is unfinished, was "
+            "ended or is being written. Train on: the next save replaces it."
+        )
     return (
         f"{path} has no {NAME}: no dump into it was ever finished. Give the folder that was given "
         "to `dump`."

@@ -13,6 +13,7 @@ import numpy as np
 
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import row_dtype
+from sok_lite.engine.files.key_search import first_places
 from sok_lite.engine.files.manifest import Shard, TableFacts
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.shard import CHUNK_BYTES, ShardReader
@@ -202,6 +203,29 @@ class SavedFile(SavedPart):
         keys_with_rows = (next(file.ranges("keys", [(0, file.num_rows)])) for file in self.files)
         return newest_rows(self.whole("keys"), keys_with_rows, self.corrupt)
 
+    def places_of_rows(
+        self, places: Mapping[int, int]
+    ) -> list[tuple[SavedFileRows, dict[int, int]]]:
+        """Returns the files that have the newest rows of some keys, and where they are in each.
+
+        Args:
+          places: of the keys, by key, among all keys of this file.
+
+        Returns:
+          Files, each with the places of rows by key, ascending.
+
+        Raises:
+          OSError: a file cannot be read. ValueError: it is corrupt; a key has no row.
+        """
+        first = {key: place for key, place in places.items() if place < self._rows.num_rows}
+        found, left = [(self._rows, first)], places.keys() - first
+        for file in self.files[1:]:
+            found.append((file, first_places(file.ranges("keys", file.spans), left)))
+            left.difference_update(found[-1][1])
+        if left:
+            raise self.corrupt(_without_row(len(left)))
+        return found
+
 
 def newest_rows(
     keys: np.ndarray, keys_with_rows: Iterable[np.ndarray], corrupt: Callable[[str], ValueError]
@@ -235,10 +259,12 @@ def newest_rows(
         rest[taken] = False
         left = left[0][rest], left[1][rest]
     if left[0].size:
-        raise corrupt(
-            f"{left[0].size:,} of its keys have no row there, nor in the files that it continues"
-        )
+        raise corrupt(_without_row(left[0].size))
     return found
+
+
+def _without_row(count: int) -> str:
+    return f"{count:,} of its keys have no row there, nor in the files that it continues"
 
 
 def _tensors_of_chain(shard: Shard, tensor: str) -> list[str | None]:

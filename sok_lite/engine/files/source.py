@@ -6,7 +6,7 @@ sources.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -15,10 +15,11 @@ import numpy as np
 
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.key_search import entries_at, first_places
 from sok_lite.engine.files.manifest import Shard, StateFacts, TableFacts
 from sok_lite.engine.files.saved_file import SavedFile
 from sok_lite.engine.files.table_file import open_shard
-from sok_lite.engine.files.text_file import read_texts
+from sok_lite.engine.files.text_file import find_texts, read_texts
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
 
 # What goes with the keys that were seen and have no row, by column.
@@ -27,6 +28,8 @@ _NUMBERS = {"stamps": "uint32", "scores": "uint64", "sightings": "uint32"}
 _NUMBERS["sighting_stamps"] = "uint32"
 
 _NewestRows = Callable[[SavedFile], list[tuple[np.ndarray, np.ndarray]]]
+# What columns have of keys: entries by column, by key.
+Entries = dict[int, dict[str, np.ndarray]]
 
 
 class Column(NamedTuple):
@@ -100,6 +103,27 @@ class Source(Protocol):
         """
         ...
 
+    def find(self, keys: Collection[int], columns: Sequence[str]) -> Entries:
+        """Returns what columns have of some keys; keys that are missing are left out.
+
+        Keys are read until all are found, and of the columns what has them. Of a key that is there
+        twice the first counts, as for a load.
+
+        Args:
+          keys: distinct numbers of the key type.
+          columns: as `read` takes them.
+
+        Raises:
+          OSError: a file cannot be read. ValueError: it is corrupt.
+        """
+        places = first_places(self.read("keys"), keys)
+        found: Entries = {key: {} for key in places}
+        for column in columns:
+            entries = entries_at(self.read(column), places.values())
+            for key, entry in zip(places, entries, strict=True):
+                found[key][column] = entry
+        return found
+
     def texts(self) -> dict[int, bytes]:
         """Returns the texts of keys by key, all in memory; {}: it has none.
 
@@ -107,6 +131,11 @@ class Source(Protocol):
           OSError: a file cannot be read. ValueError: it is corrupt.
         """
         return {}
+
+    def texts_of(self, keys: Collection[int]) -> dict[int, bytes]:
+        """Returns the texts of some keys, as `texts` does; unknown ones are left out."""
+        texts = self.texts()
+        return {key: texts[key] for key in keys if key in texts}
 
 
 def column_of(source: Source, name: str) -> Column:
@@ -176,8 +205,29 @@ class JoinedSource(Source):
             if column not in PENDING_COLUMNS or source.about.num_pending:
                 yield from self._read(i, source, column)
 
+    def find(self, keys: Collection[int], columns: Sequence[str]) -> Entries:
+        found: Entries = {}
+        for i, source in enumerate(self._sources):
+            left = [key for key in keys if key not in found]
+            states = {name: self._states[name] for name in columns if name in self._states}
+            # Of each column its name there; None: a state that this source does not have.
+            names = {c: states[c].tensors.get(i) if c in states else c for c in columns}
+            some = source.find(left, [name for name in names.values() if name is not None])
+            for key, entries in some.items():
+                found[key] = {
+                    column: np.full(states[column].dim, states[column].initial, np.float32)
+                    if name is None
+                    else entries[name]
+                    for column, name in names.items()
+                }
+        return found
+
     def texts(self) -> dict[int, bytes]:
         return {key: text for source in self._sources for key, text in source.texts().items()}
+
+    def texts_of(self, keys: Collection[int]) -> dict[int, bytes]:
+        # No key is in two files.
+        return {key: text for s in self._sources for key, text in s.texts_of(keys).items()}
 
     def _read(self, i: int, source: Source, column: str) -> Iterator[np.ndarray]:
         state = self._states.get(column)
@@ -221,6 +271,25 @@ class _ShardSource(Source):
         file = self._texts
         return {} if file is None else read_texts(file, self.name, self._folder).as_dict()
 
+    def texts_of(self, keys: Collection[int]) -> dict[int, bytes]:
+        file = self._texts
+        return {} if file is None else find_texts(file, self.name, self._folder, keys)
+
+    def find(self, keys: Collection[int], columns: Sequence[str]) -> Entries:
+        places = first_places(self._file.read("keys"), keys)
+        rows = self._file.places_of_rows(places)
+        found: Entries = {key: {} for key in places}
+        for column in columns:
+            name = "value" if column == "values" else column
+            is_of_keys = name == "keys" or name in self.columns
+            for file, at in [(self._file.files[0], places)] if is_of_keys else rows:
+                spans = [(place, place + 1) for place in at.values()]
+                is_there = is_of_keys or file.has(name)
+                entries = file.ranges(name, spans) if is_there else self._initial(name, spans)
+                for key, (entry,) in zip(at, entries, strict=True):
+                    found[key][column] = entry
+        return found
+
     def read(self, column: str) -> Iterator[np.ndarray]:
         name = "value" if column == "values" else column
         if column in PENDING_COLUMNS or not self._file.older:
@@ -230,7 +299,6 @@ class _ShardSource(Source):
     def _read_increments(self, name: str) -> Iterator[np.ndarray]:
         is_of_keys = name == "keys" or name in self.columns
         whole = self._file.whole(name) if is_of_keys else None
-        state = next((state for state in self.states if state.tensor == name), None)
         for file, (at, places) in zip(self._file.files, self._newest_rows(self._file), strict=True):
             cuts = [np.searchsorted(at, span).tolist() for span in file.spans]
             cuts = [(a, b) for a, b in cuts if a < b]
@@ -241,9 +309,13 @@ class _ShardSource(Source):
                 for (a, b), rows in zip(cuts, file.ranges(name, ranges), strict=True):
                     yield rows[at[a:b] - at[a]]
             else:
-                assert state is not None
-                for a, b in cuts:
-                    yield np.full((b - a, state.dim), state.initial, np.float32)
+                yield from self._initial(name, cuts)
+
+    def _initial(self, name: str, spans: Sequence[tuple[int, int]]) -> Iterator[np.ndarray]:
+        """Yields rows of a state, in spans of a file that was written before there was one."""
+        (state,) = (state for state in self.states if state.tensor == name)
+        for first, end in spans:
+            yield np.full((end - first, state.dim), state.initial, np.float32)
 
 
 def checkpoint_sources(folder: str | os.PathLike[str]) -> list[Source]:

@@ -8,9 +8,18 @@ rank may read any of them: who wants a text asks all ranks.
   data  (b,)  U8, all texts
 """
 
+from collections.abc import Collection
+
+from sok_lite.engine.files.key_search import first_places
 from sok_lite.engine.files.manifest import TableFacts, TextFile, path_of, text_file_name
 from sok_lite.engine.files.progress import Progress
-from sok_lite.engine.files.shard import NOT_WRITTEN, ShardReader, ShardWriter, Tensor
+from sok_lite.engine.files.shard import (
+    CHUNK_BYTES,
+    NOT_WRITTEN,
+    ShardReader,
+    ShardWriter,
+    Tensor,
+)
 from sok_lite.engine.texts import KeyTexts
 
 
@@ -55,15 +64,39 @@ def read_texts(file: TextFile, table: str, folder: str) -> KeyTexts:
     Raises:
       OSError: it cannot be read. ValueError: it is corrupt.
     """
-    reader = ShardReader(path_of(folder, file), file.written, table)
+    reader = _opened(file, table, folder)
     tensors = tensors_of_texts(file.keys, file.num_bytes)
-    for tensor in tensors:
-        reader.expect(tensor)
     texts = KeyTexts(*(next(reader.rows(t.name, iter([(0, t.shape[0])]))) for t in tensors))
     fault = texts.fault()
     if fault is not None:
         raise reader.corrupt(fault)
     return texts
+
+
+def find_texts(file: TextFile, table: str, folder: str, keys: Collection[int]) -> dict[int, bytes]:
+    """Returns the texts of some keys, as far as a file has them, without all of it in memory.
+
+    Raises:
+      OSError: it cannot be read. ValueError: it is corrupt.
+    """
+    reader, step = _opened(file, table, folder), CHUNK_BYTES // 8
+    pieces = ((first, min(first + step, file.keys)) for first in range(0, file.keys, step))
+    found = {}
+    for key, place in first_places(reader.rows("keys", pieces), keys).items():
+        (ends,) = reader.apart().rows("ends", iter([(max(0, place - 1), place + 1)]))
+        begin, end = (0, *ends.tolist())[-2:]
+        if not 0 <= begin <= end <= file.num_bytes:
+            raise reader.corrupt(f"the text of key {key} ends where none can")
+        (text,) = reader.apart().rows("data", iter([(begin, end)]))
+        found[key] = text.tobytes()
+    return found
+
+
+def _opened(file: TextFile, table: str, folder: str) -> ShardReader:
+    reader = ShardReader(path_of(folder, file), file.written, table)
+    for tensor in tensors_of_texts(file.keys, file.num_bytes):
+        reader.expect(tensor)
+    return reader
 
 
 def texts_in(facts: TableFacts, folder: str, rank: int = 0, ranks: int = 1) -> dict[int, bytes]:

@@ -17,6 +17,7 @@ from sok_lite.engine.optimizers.proximal_adagrad import ProximalAdagrad
 from sok_lite.engine.optimizers.proximal_sgd import ProximalSGD
 from sok_lite.engine.optimizers.rectified_adam import RectifiedAdam
 from sok_lite.engine.optimizers.rmsprop import RMSprop
+from sok_lite.engine.optimizers.rowwise_adagrad import RowWiseAdagrad
 from sok_lite.engine.optimizers.rule import UpdateRule
 from sok_lite.engine.optimizers.schedule_free_adamw import ScheduleFreeAdamW
 from sok_lite.engine.optimizers.sgd import SGD
@@ -42,6 +43,7 @@ __all__ = [
     "ProximalSGD",
     "RMSprop",
     "RectifiedAdam",
+    "RowWiseAdagrad",
     "ScheduleFreeAdamW",
     "SparseGroupFtrl",
     "UpdateRule",

@@ -23,6 +23,7 @@ class Adam(UpdateRule):
       adaptive_epsilon: multiplies epsilon by sqrt(1 - beta_2^t), an option of tf_keras' Adam.
       has_products: has the powers of beta as products in float32 that get a factor in each step, as
         TF1 does: after ten steps a row differs by 1e-5 of its change.
+      has_m: False: rows have no `m`, which is the gradient where beta_1 is 0.
     """
 
     beta_1: BelowOne = 0.9
@@ -31,15 +32,22 @@ class Adam(UpdateRule):
     amsgrad: bool = False
     adaptive_epsilon: bool = False
     has_products: bool = False
+    has_m: bool = True
 
     kernel: ClassVar[str] = "update_adam"
     columns: ClassVar[tuple[str, ...]] = ("m", "v", "vhat")
     counts_steps: ClassVar[bool] = True
     lazy: ClassVar[str] = "steps by `m`; fading of `m` and `v`"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.has_m:
+            self.require(self.beta_1 == 0, "beta_1", "0 where rows have no `m`")
+            self.require(not self.amsgrad, "amsgrad", "False where rows have no `m`")
+
     @property
     def states(self) -> dict[str, float]:
-        states = {"m": 0.0, "v": 0.0}
+        states = {"m": 0.0, "v": 0.0} if self.has_m else {"v": 0.0}
         if self.amsgrad:
             states["vhat"] = 0.0
         return states

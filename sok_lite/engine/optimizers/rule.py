@@ -61,6 +61,8 @@ class UpdateRule:
     kernel: ClassVar[str]
     # Columns in the kernel's order; one that `states` lacks is passed as a null pointer.
     columns: ClassVar[tuple[str, ...]] = ()
+    # Those with one number for a row; the others have one for each element of it.
+    one_a_row: ClassVar[frozenset[str]] = frozenset()
     # Whether a step depends on its number: the states are then worth nothing without the count.
     counts_steps: ClassVar[bool] = False
     # The field that is no setting, but counts the steps of a program; None: there is none.
@@ -105,6 +107,11 @@ class UpdateRule:
         """Returns the state columns beside the values, and what a new row has in them: 0, where a
         rule does not say otherwise."""
         return dict.fromkeys(self.columns, 0.0)
+
+    def kinds(self, dim: int) -> Kinds:
+        """Returns the kinds of the states, for rows of `dim` elements."""
+        sizes = {name: 1 if name in self.one_a_row else dim for name in self.columns}
+        return {name: (sizes[name], initial) for name, initial in self.states.items()}
 
     def scalars(self, learning_rate: float, step: int) -> Scalars:
         """Returns the numbers the kernel takes, in its order.
@@ -190,7 +197,7 @@ class RuleStep(NamedTuple):
 
     def kinds(self, dim: int) -> Kinds:
         """Returns the kinds of its states, for rows of `dim` elements."""
-        return {name: (dim, initial) for name, initial in self.states.items()}
+        return self.rule.kinds(dim)
 
 
 def rule_step(rule: UpdateRule | None, learning_rate: float, number: int) -> RuleStep:

@@ -22,12 +22,14 @@ class Copying(NamedTuple):
       chunk_shift: a chunk holds 2**chunk_shift rows.
       row_bytes: of a row.
       out: (n * row_bytes,) uint8, to write into.
+      gives_zeros: whether zeros are written where there is no row.
     """
 
     pointers: Array
     chunk_shift: int
     row_bytes: int
     out: Array
+    gives_zeros: int
 
 
 class NewRows(NamedTuple):
@@ -102,11 +104,11 @@ class RowAccess:
             )
         return out
 
-    def copying(self, out: Array) -> Copying:
+    def copying(self, out: Array, gives_zeros: bool) -> Copying:
         """Returns what a kernel needs that copies value rows into memory from `output`."""
         col = self.column()
         flat = out.reshape(-1).view(np.uint8)
-        return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat)
+        return Copying(col.pointers, self.chunk_shift, col.row_bytes, flat, int(gives_zeros))
 
     def place(self, column: str = "value") -> tuple[Array, int, int, int]:
         """Returns where a column is, as kernels take it: pointers, chunk_shift, dim, format."""

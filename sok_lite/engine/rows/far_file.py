@@ -23,6 +23,8 @@ class FarFile:
       path: an existing folder, for a file without a name in it, which the system removes even if
         the process is killed; or the name of a file, which must not exist yet.
 
+      whose: rows are in it, for errors, such as "table 'item'".
+
     Attributes:
       path: the argument.
 
@@ -32,8 +34,8 @@ class FarFile:
       OSError: the file cannot be made.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = local_path(path, "far_path")
+    def __init__(self, path: str | os.PathLike[str], whose: str = "a table") -> None:
+        self.path, self._whose = local_path(path, "far_path"), whose
         if os.path.isdir(self.path):
             self._fd, unnamed = tempfile.mkstemp(prefix="sok_lite_rows_", dir=self.path)
             os.unlink(unnamed)
@@ -66,7 +68,8 @@ class FarFile:
     def sibling(self) -> "FarFile":
         """Returns a new file without a name in the same folder."""
         is_folder = os.path.isdir(self.path)
-        return FarFile(self.path if is_folder else os.path.dirname(os.path.abspath(self.path)))
+        folder = self.path if is_folder else os.path.dirname(os.path.abspath(self.path))
+        return FarFile(folder, self._whose)
 
     def zeros(self, num_bytes: int) -> np.ndarray:
         """Returns new zeroed memory at the end of the file, (num_bytes,) uint8.
@@ -82,9 +85,11 @@ class FarFile:
             memory = mmap.mmap(self._fd, length, mmap.MAP_SHARED, offset=start)
         except (OSError, OverflowError) as error:
             self.truncate(start)
+            disk = os.fstatvfs(self._fd)
+            free = disk.f_bavail * disk.f_frsize
             raise MemoryError(
-                f"No {num_bytes:,} bytes for rows in far_path {self.path!r}, which holds "
-                f"{start:,} bytes: {error}"
+                f"No {num_bytes:,} bytes for rows of {self._whose} in far_path {self.path!r}, "
+                f"which holds {start:,} bytes: {error}. {free:,} bytes are free."
             ) from error
         # Rows are read in no order: what lies beside them is not worth reading from the disk.
         memory.madvise(mmap.MADV_RANDOM)

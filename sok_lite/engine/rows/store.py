@@ -46,6 +46,7 @@ class RowStore(RowAccess):
         whole chunks: all of them below 32 rows, more than 31/32 of them above.
       far_path: only on the cpu backend, only with `near_rows`: keeps far rows in a scratch file
         instead of memory; a folder or the name of a new file, see FarFile.
+      whose: rows they are, for errors.
 
     Attributes:
       backend: where the rows are.
@@ -75,6 +76,7 @@ class RowStore(RowAccess):
         *,
         near_rows: int | None = None,
         far_path: str | os.PathLike[str] | None = None,
+        whose: str = "a table",
     ) -> None:
         if far_path is not None and (near_rows is None or backend.name != "cpu"):
             raise ValueError(
@@ -88,7 +90,7 @@ class RowStore(RowAccess):
         self.sole_states: SoleStates | None = None
         self.near_rows = self.slabs.near_rows
         self._first_far = NO_ROW if self.near_rows is None else self.near_rows
-        self._far_file = None if far_path is None else FarFile(far_path)
+        self._far_file = None if far_path is None else FarFile(far_path, whose)
         self.has_far_file = self._far_file is not None
         self.chunks = Chunks(0, 0)
         self.record = StoreRecord()

@@ -75,6 +75,7 @@ class EmbeddingTable(TableParts):
     export_since = history.export_since
     log_removals = history.log_removals
     removed_since = history.removed_since
+    first_removal_since = history.first_removal_since
     forget_removals = history.forget_removals
 
     # ---------------------------------------------------------------- removals

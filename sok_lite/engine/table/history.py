@@ -141,6 +141,18 @@ def removed_since(table: TableParts, number: int) -> Array:
     return sorted_keys(table, keys[table.index.find(keys).rows == np.uint32(NO_ROW)])
 
 
+def first_removal_since(table: TableParts, at: float) -> int:
+    """Returns the number for `removed_since` that has all removals since a time.
+
+    One between two lookups counts as of the first of these: so that is the lookup before the first
+    one since then.
+
+    Args:
+      at: in seconds since 1970.
+    """
+    return max(table.clock.first_since(at) - 1, 0)
+
+
 @changing
 def forget_removals(table: TableParts, *, before: int) -> None:
     """Forgets which keys were removed before a lookup began, and gives the memory back.

@@ -217,11 +217,11 @@ class Index(Segmented):
         """
         xp, n = self.backend.xp, int(keys.size)
         rows, counts = into or (xp.empty(n, np.uint32), xp.zeros(2, np.int64))
-        pointers, shift, row_bytes, out = (None, 0, 0, None) if copying is None else copying
+        *where, out, gives_zeros = (None, 0, 0, None, 0) if copying is None else copying
         note = self.seen_arguments(lookup_number, accesses, refreshes)
         arguments = (
             *(*self.place(), *note[:3], caller_scores, *note[3:]),
-            *(pointers, shift, row_bytes, keys, rows, out, counts, n),
+            *(*where, keys, rows, out, gives_zeros, counts, n),
         )
         return Search(Launch(self.backend, "find", Work(n, arguments)), rows, counts)
 

@@ -4,7 +4,7 @@ Only where keys are missing more is done; see engine/table/new_keys.py.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import compress
+from itertools import compress, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,8 +161,17 @@ def look_up_batch(
         publish(*[actions for actions in touching if actions])
     if not any(missing):
         return missing
+    requests = lookup.requests()
+    if not any(starmap(_is_incomplete, zip(requests, missing, strict=True))):
+        return missing
     search = Incomplete(counters, found.tolist(), split_offsets(np.array(sizes, np.int64)))
-    return complete(backend, keys, rows, lookup.requests(), search, extra_actions)
+    return complete(backend, keys, rows, requests, search, extra_actions)
+
+
+def _is_incomplete(request: LookupRequest, num_missing: int) -> bool:
+    """Whether more is to be done for missing keys than to give zeros, which the search does."""
+    draws = request.missing == "initial" and bool(request.outputs)
+    return num_missing > 0 and (request.insert or draws)
 
 
 def _search(backend: Backend, keys: Array, rows: Array, lookup: BatchedLookup) -> Array:
@@ -236,7 +245,10 @@ def _finding_of(
     backend = table.backend
     accesses = access_counts(table) if lookup_number else None
     is_pooled = bool(outputs) and outputs[0].row_splits is not None
-    copying = None if is_pooled or not outputs else table.store.copying(outputs[0].out)
+    copying = None
+    if outputs and not is_pooled:
+        gives_zeros = not request.insert and request.missing == "zeros"
+        copying = table.store.copying(outputs[0].out, gives_zeros)
     find = table.index.plan_search(
         keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
     ).launch
@@ -292,7 +304,7 @@ def _plan_find_and_pool(
         first = split_offsets(sizes)[:-1]
         its_keys, its_rows = address(keys) + 8 * first, address(rows) + 4 * first
         search = (indexes, notes[:, :3], 0, notes[:, 3:], 0, 0, 0)
-        found = (its_keys, its_rows, 0, counts, sizes)
+        found = (its_keys, its_rows, 0, 0, counts, sizes)
         kernels = [(table.backend, "find") for table in tables]
         actions += joined_column_launches(kernels, lookup.sizes, [*search, *found], arrays)
     if len(parts.table) > num_tables:  # a table has several outputs

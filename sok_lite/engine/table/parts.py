@@ -135,7 +135,8 @@ class TableParts(Exclusive, ABC):
         own_seed = getattr(initializer, "seed", None)
         self.seed = seed if own_seed is None else own_seed
         self.initializer = initializer
-        self.store = RowStore(backend, dim, self.row_dtype, **(store or {}))
+        whose = f"table {name!r}"
+        self.store = RowStore(backend, dim, self.row_dtype, whose=whose, **(store or {}))
         self.table_seed = table_seed(self.seed, name)
         self.clock = Clock.of(self.record)
         self.removals: RemovalLog | None = None

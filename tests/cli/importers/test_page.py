@@ -35,7 +35,7 @@ def test_its_commands_run(tmp_path, monkeypatch):
     archive(tmp_path / "model.keras", weights(user))
     np.savez("user.npz", id=np.arange(3, dtype=np.uint32), row=rows, adam_m=rows)
     for body in re.findall(r"^```bash\n((?s:.*?))^```$", PAGE.read_text(), re.MULTILINE):
-        for line in body.splitlines():
+        for line in body.replace("\\\n", "").splitlines():
             fine(*shlex.split(line)[1:])
     assert [source.name for source in checkpoint_sources("runs/from_sok")] == ["item", "user"]
     assert [source.name for source in checkpoint_sources("runs/from_keras")] == ["user"]

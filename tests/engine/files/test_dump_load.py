@@ -207,6 +207,23 @@ def test_float32_comes_from_bfloat16_and_back_when_asked(backend, tmp_path):
     np.testing.assert_array_equal(backend.to_host(table.export()[1]), bits)
 
 
+@pytest.mark.parametrize("mode", ["replace", "merge"])
+def test_int64_takes_keys_of_int32_and_not_the_other_way(backend, tmp_path, mode):
+    narrow, wide = new_table(backend, 3, key_type="int32"), new_table(backend, 3)
+    keys = np.array([5, -7, 2**31 - 1, -(2**31), 0], np.int32)
+    rows = np.arange(15, dtype=np.float32).reshape(5, 3)
+    narrow.insert_or_assign(backend.from_host(keys), backend.from_host(rows))
+    dump(tmp_path, [narrow], ONE)
+    load(tmp_path, [wide], ONE, mode=mode)
+    audit(wide)
+    expected = {int(key): row.tolist() for key, row in zip(keys, rows, strict=True)}
+    found = (backend.to_host(each).tolist() for each in wide.export())
+    assert dict(zip(*found, strict=True)) == expected
+    dump(tmp_path, [wide], ONE)
+    with pytest.raises(ValueError, match="key_type int64.*Received: .*key_type int32"):
+        load(tmp_path, [narrow], ONE)
+
+
 def test_kinds_of_tables_may_differ(backend, tmp_path):
     table, oracle = filled(backend, 33, **KINDS["sightings"])
     dump(tmp_path, [table], ONE)

@@ -152,6 +152,10 @@ def unfinished_beside_others(path):
     return unfinished(path)
 
 
+def only_unfinished(path):
+    return unfinished(path).parent
+
+
 def of_several(path):
     for name in ("monday", "tuesday"):
         made_whole(path / name)
@@ -168,10 +172,14 @@ NO_CHECKPOINT = {
     ),
     "another file": (other_file, "{path} is a file.* other formats `sok-lite convert {path} FOLD"),
     "of TensorFlow": (of_tensorflow, "{path} has no manifest.json: .*by tf.train.Checkpoint"),
-    "unfinished": (unfinished, "{path} has no .*: this save was not finished, .*Dump into it once"),
+    "unfinished": (unfinished, "{path} has no .*: it is unfinished, .*Dump into it once"),
     "unfinished beside others": (
         unfinished_beside_others,
-        "{path} has no .*: this save was not finished, .*whole one is .*/step-0000000020\\.$",
+        "{path} has no .*: it is unfinished, .*whole one is .*/step-0000000020\\.$",
+    ),
+    "a folder of unfinished saves": (
+        only_unfinished,
+        "{path} has no whole save: step-0000000009 is unfinished, .* Train on",
     ),
     "a folder of checkpoints": (
         of_several,
@@ -200,6 +208,12 @@ def test_the_newest_save_is_that_of_most_steps(tmp_path):
     assert manifest.newest_at(inner) == inner
     made = manifest.saves_in(tmp_path)
     assert [int(path.rpartition("-")[2]) for path in made] == [20, 999_999_999, 10_000_000_000]
+    everything = manifest.all_saves_in(tmp_path)
+    assert [path for path, whole in everything.items() if whole] == made
+    assert [path for path in everything if path not in made] == [f"{tmp_path}/step-0000000009"]
+    (tmp_path / "latest").symlink_to("step-0000000020")
+    # Of what it leads to now: it may lead elsewhere before all is read.
+    assert manifest.newest_at(f"{tmp_path}/latest") == inner
     manifest.publish(str(tmp_path), manifest.as_text(WHOLE))
     assert manifest.newest_at(str(tmp_path)) == str(tmp_path)
 

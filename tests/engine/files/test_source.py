@@ -147,6 +147,11 @@ def test_states_of_ranks_are_joined_and_those_that_a_rank_lacks_begin(tmp_path):
     assert source.states == (StateFacts("states.0.m", "m", 3, 0.25, None),)
     expected = np.where(whole(source, "keys") % 2, 9, 0.25)
     np.testing.assert_array_equal(whole(source, "states.0.m"), np.stack([expected] * 3, 1))
+    found = source.find([2, 3, 8], ["states.0.m"])
+    assert {key: each["states.0.m"].tolist() for key, each in found.items()} == {
+        2: [0.25] * 3,
+        3: [9.0] * 3,
+    }
     assert [column.name for column in columns_of(source)][:2] == ["keys", "values"]
 
 

@@ -41,7 +41,10 @@ def train(backend, rule, dim, num_rows, num_touched, dtype="float32", seed=0):
     start = rng.normal(0, 0.5, (num_rows, dim)).astype(np.float32)
     table, rows = new_table(backend, start, dtype)
     w = read(table, rows).astype(np.float64)
-    states = {name: np.full((num_rows, dim), value) for name, value in rule.states.items()}
+    states = {
+        name: np.full((num_rows, size), initial)
+        for name, (size, initial) in rule.kinds(dim).items()
+    }
     update = getattr(reference_updates, type(rule).__name__.lower())
     for step, learning_rate in enumerate(LEARNING_RATES, start=1):
         touched = rng.choice(num_rows, num_touched, replace=False)
@@ -257,6 +260,7 @@ def test_every_rule_names_its_states():
         (Adam, {"beta_2": -0.1}, "beta_2"),
         (Adam, {"epsilon": 0.0}, "epsilon"),
         (Adam, {"epsilon": float("nan")}, "`epsilon` of Adam must be finite"),
+        (Adam, {"has_m": False}, "`beta_1` of Adam must be 0 where rows have no `m`"),
         (AdamW, {"weight_decay": -1.0}, "weight_decay"),
         (Adagrad, {"initial_accumulator": -0.1}, "initial_accumulator"),
         (Adagrad, {"epsilon": 0.0, "initial_accumulator": 0.0}, "> 0 where epsilon is 0"),

@@ -173,7 +173,7 @@ def test_a_rule_that_native_code_does_not_have_is_refused():
 
     with pytest.raises(NotImplementedError, match="Received: kernel='update_own'"):
         Own().scalars(0.1, 1)
-    with pytest.raises(NotImplementedError, match="Longer must .*scalars.h, 7. Received: 8"):
+    with pytest.raises(NotImplementedError, match="Longer must .*scalars.h, 8. Received: 9"):
         Longer().scalars(0.1, 1)
 
 

@@ -1,0 +1,42 @@
+"""A few keys among the many of a file, which is read piece by piece until all are found."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+import numpy as np
+
+
+def first_places(pieces: Iterable[np.ndarray], keys: Collection[int]) -> dict[int, int]:
+    """Returns where keys come first, in ascending order of their places. Missing ones are left out.
+
+    Args:
+      pieces: all keys of the file, one after the other; no more are taken than it needs.
+      keys: distinct, and within the type of the pieces.
+    """
+    found: dict[int, int] = {}
+    begin = 0
+    if not keys:
+        return found
+    for piece in pieces:
+        wanted = np.array(list(keys), piece.dtype)
+        for at in np.flatnonzero(np.isin(piece, wanted)).tolist():
+            found.setdefault(int(piece[at]), begin + at)
+        if len(found) == len(keys):
+            break
+        begin += len(piece)
+    return found
+
+
+def entries_at(pieces: Iterable[np.ndarray], places: Iterable[int]) -> Iterator[np.ndarray]:
+    """Yields copies of some entries of a column.
+
+    Args:
+      pieces: the column, whose entries are those of all keys; no more are taken than it needs.
+      places: ascending.
+    """
+    begin = end = 0
+    left, piece = iter(pieces), np.empty(0)
+    for place in places:
+        while place >= end:
+            piece = next(left)
+            begin, end = end, end + len(piece)
+        yield piece[place - begin].copy()

@@ -1,0 +1,64 @@
+"""Numbers for Prometheus over HTTP: a port in each process, whatever else runs on the host."""
+
+import errno
+import logging
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+from sok_lite.reports.openmetrics import CONTENT_TYPE
+
+_log = logging.getLogger("sok_lite")
+_MOST_PORTS = 100  # that are tried
+
+
+def serve_text(text: Callable[[], str], host: str, port: int, whose: str) -> ThreadingHTTPServer:
+    """Answers each GET with a text, from threads that end with the process.
+
+    Args:
+      text: called for each request, from any thread.
+      host: address to listen at; "": at all of the machine.
+      port: the one to try first; where it is taken the next 99 are. 0: any that is free.
+      whose: for the log.
+
+    Returns:
+      The server: `server_port` is its port, `shutdown()` and `server_close()` end it.
+
+    Raises:
+      OSError: no port is free, or the address cannot be listened at.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = text().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            """Says nothing: else a line on stderr for each request."""
+
+    end = min(port + _MOST_PORTS, 1 << 16)
+    for each in range(port, end):
+        try:
+            server = ThreadingHTTPServer((host, each), Handler)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        Thread(target=server.serve_forever, name="sok_lite metrics", daemon=True).start()
+        found = server.server_port
+        if port in (0, found):
+            _log.info("%s serves its metrics on port %d.", whose, found)
+        else:
+            _log.warning(
+                "%s serves its metrics on port %d: port %d is taken, as by another job.",
+                *(whose, found, port),
+            )
+        return server
+    raise OSError(
+        errno.EADDRINUSE,
+        f"No port for metrics: {port} to {end - 1} are taken. Give another `port`, or 0 for any",
+    )

@@ -1,0 +1,94 @@
+"""Row-wise Adagrad from Keras to the rows, against its twin in float64."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+import sok_lite.keras as sk
+from sok_lite.optimizers import RowWiseAdagrad
+from tests.support import reference_updates
+
+KEYS = np.array([5, -7, 2**40, 3, 11])
+SETTINGS = {"epsilon": 1e-3, "initial_accumulator_value": 0.2, "weight_decay": 0.05}
+
+
+@pytest.mark.parametrize("dim", [1, 6])
+def test_rows_follow_the_twin_and_dense_variables_adagrad(dim, mode):
+    rng = np.random.default_rng(dim)
+    optimizer = sok.OptimizerWrapper(RowWiseAdagrad(0.1, **SETTINGS))
+    by_adagrad = keras.optimizers.Adagrad(0.1, **SETTINGS)
+    table = sok.DynamicVariable(dim, name=f"rowwise {dim}")
+    w = rng.normal(0, 1, (len(KEYS), dim)).astype(np.float32)
+    sok.assign(table, KEYS, w)
+    w = w.astype(np.float64)
+    states = {"accumulator": np.full((len(KEYS), 1), 0.2)}
+    dense, alone = tf.Variable([0.5, -1.0]), tf.Variable([0.5, -1.0])
+
+    @mode
+    def step(keys, rows, grad):
+        optimizer.apply_gradients([(tf.IndexedSlices(rows, keys), table), (grad, dense)])
+
+    for number in range(1, 7):
+        touched = np.flatnonzero(rng.random(len(KEYS)) < 0.7)
+        rows = rng.normal(0, 1, (len(touched), dim)).astype(np.float32)
+        grad = tf.constant(rng.normal(0, 1, 2), tf.float32)
+        step(tf.constant(KEYS[touched]), tf.constant(rows), grad)
+        by_adagrad.apply_gradients([(grad, alone)])
+        w_part, part = w[touched], {"accumulator": states["accumulator"][touched]}
+        reference_updates.rowwiseadagrad(
+            *(w_part, part, rows.astype(np.float64), 0.1, number), epsilon=1e-3, weight_decay=0.05
+        )
+        w[touched], states["accumulator"][touched] = w_part, part["accumulator"]
+    order = np.argsort(KEYS)
+    np.testing.assert_allclose(sok.export(table)[1], w[order], rtol=2e-5, atol=2e-6)
+    accumulators = optimizer.get_slot(table, "accumulator").export()[1]
+    np.testing.assert_allclose(accumulators, states["accumulator"][order], rtol=2e-5)
+    np.testing.assert_array_equal(dense, alone)
+
+
+def test_rows_of_one_element_are_those_of_adagrad():
+    exported = []
+    for make in (RowWiseAdagrad, keras.optimizers.Adagrad):
+        optimizer = sok.OptimizerWrapper(make(0.1))
+        table = sok.DynamicVariable(1, initializer="zeros")
+        for seed in range(4):
+            rows = np.random.default_rng(seed).normal(0, 1, (5, 1)).astype(np.float32)
+            optimizer.apply_gradients([(tf.IndexedSlices(rows, KEYS), table)])
+        exported.append(sok.export(table)[1].numpy())
+    np.testing.assert_array_equal(*exported)
+
+
+def model_of(name):
+    ids = keras.Input([2], dtype="int64")
+    rows = sk.Table(name, 8)(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    model.compile(RowWiseAdagrad(0.1), "mse")
+    return model
+
+
+def test_fit_saves_and_goes_on_with_one_number_for_a_row(tmp_path):
+    x = np.random.default_rng(0).integers(0, 50, (64, 2))
+    y = (x[:, :1] % 3).astype(np.float32)
+    keras.utils.set_random_seed(1)
+    model = model_of("rowwise_item")
+    model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    states = sok.optimizer_states(model.layers[1].variable)
+    assert {name: each.dimension for name, each in states.items()} == {"accumulator": 1}
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    for each in (model, again):
+        assert type(each.optimizer) is RowWiseAdagrad
+        each.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), again.predict(x, verbose=0))
+
+
+def test_states_of_adagrad_are_not_taken_for_its_own():
+    table = sok.DynamicVariable(4, name="both")
+    optimizers = [
+        sok.OptimizerWrapper(each) for each in (keras.optimizers.Adagrad(), RowWiseAdagrad())
+    ]
+    for optimizer in optimizers:
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones([1, 4]), [4]), table)])
+    assert sorted(each.dimension for each in sok.optimizer_states(table).values()) == [1, 4]
