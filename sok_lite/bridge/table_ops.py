@@ -223,6 +223,20 @@ def assign_scores(variable: TableVariable, keys: Any, scores: Any) -> Any:
     )
 
 
+def decay_scores(variable: TableVariable, factor: float) -> Any:
+    """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down, on this
+    rank: a key that was popular once has to be seen again to stay. The next increment of a
+    checkpoint is a whole one. Returns the operation in a graph.
+
+    Args:
+      factor: from 0 to 1, such as 0.5 once a day.
+
+    Raises:
+      TypeError, ValueError: `factor` is no such number, or the table evicts by something else.
+    """
+    return method_call(variable, "decay_scores", lambda table: table.decay_scores(factor))
+
+
 def epoch(variable: TableVariable) -> int:
     """Returns the epoch of kEpochLru and kEpochLfu: keys of an earlier one are evicted first.
 

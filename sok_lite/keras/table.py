@@ -322,6 +322,19 @@ class TablePart:
         """
         return table_ops.scores(self.variable, keys_of(self, keys))
 
+    def decay_scores(self, factor: float) -> None:
+        """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down, on
+        this rank: a key that was popular once has to be seen again to stay.
+
+        Args:
+          factor: from 0 to 1, such as 0.5 once a day. The next increment of a checkpoint is a whole
+            one.
+
+        Raises:
+          TypeError, ValueError: `factor` is no such number, or the table evicts by something else.
+        """
+        table_ops.decay_scores(self.variable, factor)
+
     def erase(self, keys: Any) -> tf.Tensor:
         """Removes keys of any shape with rows and optimizer state; returns how many there were."""
         return table_ops.erase(self.variable, keys_of(self, keys))
