@@ -310,9 +310,14 @@ class TablePart:
         keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)
 
-    def contains(self, keys: Any) -> tf.Tensor:
-        """Returns whether keys of any shape have a row on this rank, bool of their shape."""
-        return table_ops.contains(self.variable, keys_of(self, keys))
+    def contains(self, keys: Any, all_ranks: bool = False) -> tf.Tensor:
+        """Returns whether keys of any shape have a row on this rank, bool of their shape.
+
+        Args:
+          all_ranks: whether to ask the ranks that own the keys, each rank about keys of its own:
+            every rank must call it then.
+        """
+        return table_ops.contains(self.variable, keys_of(self, keys), all_ranks)
 
     def scores(self, keys: Any) -> tf.Tensor:
         """Returns the scores of keys of any shape, uint64; the lowest is evicted first.
