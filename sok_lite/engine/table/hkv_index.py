@@ -192,7 +192,6 @@ class HkvIndex(Index):
         self._grow(capacity, capacity)
 
     def plan_decay(self, factor: float) -> list[Action]:
-        """Prepares to multiply the counts of kLfu or kEpochLfu by a factor, rounded down."""
         beside = self.side[4:].view(np.uint64)
         has_epochs = int(self.strategy == "kEpochLfu")
         parts = [
