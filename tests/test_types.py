@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Any to mypy, whatever the annotations here say.
 SEEN = {
     "table": "sok_lite.sok.dynamic_variable.DynamicVariable",
-    "table.contains": "def (keys: Any) -> Any",
+    "table.contains": "def (keys: Any, all_ranks: bool =) -> Any",
     "7 in table": "bool",
     "sok.lookup_sparse([table], [3])": "list[Any]",
     "sok.lookup_sparse": r"Overload\(def \(params: .*DynamicVariable \| .*FixedVariable, sp_ids: .*"

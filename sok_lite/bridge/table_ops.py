@@ -1,7 +1,7 @@
 """Methods of a table that a variable has not: remove keys, show scores, count.
 
 Functions of a variable, which the APIs name as its methods. Each acts on the part of this rank and
-does not communicate. Those that give tensors work in eager mode and in graphs.
+does not communicate, unless it says so. Those that give tensors work in eager mode and in graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,12 @@ import tensorflow as tf
 
 from sok_lite.backend import Array
 from sok_lite.bridge.checks import checked_keys, checked_scores
+from sok_lite.bridge.collectives import alltoall
 from sok_lite.bridge.host_call import on_device
+from sok_lite.bridge.job import communicator
 from sok_lite.bridge.table_call import array_call, method_call, of_each_key
 from sok_lite.bridge.table_exports import Predicate, on_host
+from sok_lite.bridge.tensor import as_int64, from_int64
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.dtypes import instead_of_key, is_integer, number_in
 from sok_lite.engine.table import EmbeddingTable, Statistics
@@ -92,21 +95,42 @@ def statistics(variable: TableVariable) -> Statistics:
     return on_device(variable.table.backend, variable.table.statistics)
 
 
-def contains(variable: TableVariable, keys: Any) -> tf.Tensor:
+def contains(variable: TableVariable, keys: Any, all_ranks: bool = False) -> tf.Tensor:
     """Returns whether keys have a row. It changes nothing.
 
     Args:
       keys: integers of any shape.
+      all_ranks: whether to ask the ranks that own the keys, each rank about keys of its own: every
+        rank must call it then. False: this rank alone.
 
     Returns:
       bool, of the keys' shape.
     """
+    keys = checked_keys(variable, keys)
+    if all_ranks and communicator().size > 1:
+        return tf.reshape(_at_owners(variable, tf.reshape(keys, [-1])), tf.shape(keys))
 
     def run(table: EmbeddingTable, keys: Array) -> Array:
         # As numbers: not every TensorFlow takes bits of bool from outside.
         return table.contains(keys).view(np.uint8)
 
     return tf.cast(of_each_key(variable, "contains", keys, run, tf.uint8), tf.bool)
+
+
+def _at_owners(variable: TableVariable, keys: tf.Tensor) -> tf.Tensor:
+    """Returns whether keys (n,) have a row on the ranks that own them, (n,) bool."""
+
+    def run(table: EmbeddingTable, keys: Array) -> tuple[Array, Array]:
+        xp, size = table.backend.xp, communicator().size
+        owners = table.owner.owners(table.engine_keys(keys), size, table.key_dtype, xp)
+        return xp.argsort(owners, kind="stable"), xp.bincount(owners, minlength=size)
+
+    dtypes, shapes = [tf.int64, tf.int64], [keys.shape, [None]]
+    order, splits = method_call(variable, "contains", run, [keys], dtypes, shapes)
+    asked, asked_splits = alltoall(tf.gather(as_int64(keys), order), splits)
+    here = contains(variable, from_int64(asked, keys.dtype))
+    told, _ = alltoall(tf.cast(here, tf.uint8), asked_splits)
+    return tf.cast(tf.scatter_nd(order[:, None], told, [tf.size(keys)]), tf.bool)
 
 
 def scores(variable: TableVariable, keys: Any) -> tf.Tensor:
@@ -221,6 +245,20 @@ def assign_scores(variable: TableVariable, keys: Any, scores: Any) -> Any:
     return method_call(
         variable, "assign_scores", lambda table, k, s: table.assign_scores(k, s), [keys, scores]
     )
+
+
+def decay_scores(variable: TableVariable, factor: float) -> Any:
+    """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down, on this
+    rank: a key that was popular once has to be seen again to stay. The next increment of a
+    checkpoint is a whole one. Returns the operation in a graph.
+
+    Args:
+      factor: from 0 to 1, such as 0.5 once a day.
+
+    Raises:
+      TypeError, ValueError: `factor` is no such number, or the table evicts by something else.
+    """
+    return method_call(variable, "decay_scores", lambda table: table.decay_scores(factor))
 
 
 def epoch(variable: TableVariable) -> int:

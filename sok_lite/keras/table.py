@@ -310,9 +310,14 @@ class TablePart:
         keys = keys_of(self, keys, remember=True)
         writes.insert_or_assign(self.variable, "Table.assign", keys, rows, None)
 
-    def contains(self, keys: Any) -> tf.Tensor:
-        """Returns whether keys of any shape have a row on this rank, bool of their shape."""
-        return table_ops.contains(self.variable, keys_of(self, keys))
+    def contains(self, keys: Any, all_ranks: bool = False) -> tf.Tensor:
+        """Returns whether keys of any shape have a row on this rank, bool of their shape.
+
+        Args:
+          all_ranks: whether to ask the ranks that own the keys, each rank about keys of its own:
+            every rank must call it then.
+        """
+        return table_ops.contains(self.variable, keys_of(self, keys), all_ranks)
 
     def scores(self, keys: Any) -> tf.Tensor:
         """Returns the scores of keys of any shape, uint64; the lowest is evicted first.
@@ -321,6 +326,19 @@ class TablePart:
         the key.
         """
         return table_ops.scores(self.variable, keys_of(self, keys))
+
+    def decay_scores(self, factor: float) -> None:
+        """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down, on
+        this rank: a key that was popular once has to be seen again to stay.
+
+        Args:
+          factor: from 0 to 1, such as 0.5 once a day. The next increment of a checkpoint is a whole
+            one.
+
+        Raises:
+          TypeError, ValueError: `factor` is no such number, or the table evicts by something else.
+        """
+        table_ops.decay_scores(self.variable, factor)
 
     def erase(self, keys: Any) -> tf.Tensor:
         """Removes keys of any shape with rows and optimizer state; returns how many there were."""

@@ -267,6 +267,7 @@ class DynamicVariable(TableVariable):
     clear = table_ops.clear
     reserve = table_ops.reserve
     assign_scores = table_ops.assign_scores
+    decay_scores = table_ops.decay_scores
     scatter_add = writes.scatter_add
     scatter_sub = writes.scatter_sub
     scatter_update = writes.scatter_update

@@ -152,6 +152,14 @@ def test_scores_and_export_by_score(options, mode):
         table.assign_scores([1], [1.0])
 
 
+def test_counts_decay(mode):
+    table = sok.DynamicVariable(2, var_type="hybrid", evict_strategy="kLfu", max_capacity=64)
+    for _ in range(3):
+        tf.nn.embedding_lookup(table, [7])
+    mode(doing(lambda: table.decay_scores(0.5)))()
+    assert table.scores([7, 8]).numpy().tolist() == [1, 0]
+
+
 @pytest.mark.parametrize("num_slots", [7, 1 << 20])
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda d: d.name)
 def test_export_chunks(options, num_slots, dtype):

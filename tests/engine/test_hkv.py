@@ -177,6 +177,59 @@ def test_custom_scores_are_the_callers(backend):
     assert not backend.to_host(watch.table.contains([5])).any()
 
 
+@pytest.mark.parametrize("factor", [0, 0.3, 0.5, 1])
+@pytest.mark.parametrize("strategy", ["kLfu", "kEpochLfu"])
+def test_counts_decay_and_nothing_else_does(backend, strategy, factor):
+    table = full_table(backend, strategy, 64)
+    keys = np.array([*range(30), -5, I64.min, I64.max, I64.min + 1, 2**40])  # reserved ones too
+    counts = np.random.default_rng(1).integers(0, 2**31, keys.size).astype(np.uint64)
+    counts[:3] = 0, 1, 2**31
+    epochs = (np.arange(keys.size) % 3).astype(np.uint64) << np.uint64(32)
+    scores = counts + epochs  # of kLfu all of it is a count
+    table.insert_or_assign(keys, zeros(keys) + 7, scores)
+    last_seen, rows = (
+        backend.to_host(table.index.last_seen(backend.from_host(keys))),
+        table.export()[1],
+    )
+    table.decay_scores(factor)
+    fading = counts if strategy == "kEpochLfu" else scores
+    left = [int(int(count) * float(np.float32(factor))) for count in fading]
+    kept = epochs if strategy == "kEpochLfu" else np.zeros_like(epochs)
+    found = backend.to_host(table.scores(keys))
+    assert found.tolist() == [x + int(y) for x, y in zip(left, kept, strict=True)]
+    np.testing.assert_array_equal(
+        backend.to_host(table.index.last_seen(backend.from_host(keys))), last_seen
+    )
+    np.testing.assert_array_equal(*map(backend.to_host, (table.export()[1], rows)))
+    audit_segments(table.index)
+
+
+def test_a_key_that_was_popular_once_goes(backend):
+    watch = watched(backend, "kLfu", 16, max_bucket_size=16)
+    for _ in range(9):
+        watch.lookup(list(range(16)))
+    watch.table.decay_scores(0.1)
+    for _ in range(2):
+        watch.lookup(list(range(15)))
+    table = watch.table
+    table.lookup(np.array([100]))
+    assert backend.to_host(table.contains([15, 100])).tolist() == [False, True]
+
+
+def test_what_cannot_decay_is_refused(backend):
+    table = full_table(backend, "kLfu")
+    for factor in (True, "0.5", None):
+        with pytest.raises(TypeError, match="`factor` must be a number"):
+            table.decay_scores(factor)
+    for factor in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="`factor` must be from 0 to 1. Received: factor="):
+            table.decay_scores(factor)
+    with pytest.raises(ValueError, match="which evicts by kLru. Make it with"):
+        full_table(backend).decay_scores(0.5)
+    with pytest.raises(ValueError, match="which evicts nothing. Make it with"):
+        new_table(backend, 2).decay_scores(0.5)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_given_scores_are_kept_and_decide_who_gets_in(backend, strategy):
     """As when a checkpoint is loaded: the scores are those of another table."""

@@ -28,6 +28,24 @@ def other_tens(keys, ranks):
     return (keys // 10 + 1) % ranks
 
 
+@pytest.mark.parametrize("key_type", [tf.int64, tf.int32, tf.uint64], ids=lambda d: d.name)
+@pytest.mark.parametrize("partitioner", ["mod", "hash", by_tens])
+def test_keys_are_asked_for_at_their_owners(comm, partitioner, key_type):
+    """Each rank asks about others, some with a row on no rank, and some by nobody."""
+    name = f"asked {partitioner} {key_type.name}"
+    table = sok.DynamicVariable(DIM, name=name, partitioner=partitioner, key_type=key_type)
+    keys = np.arange(0, 90, 2).astype(key_type.as_numpy_dtype)
+    owners = table.table.owner.owners(keys.astype(np.int64), comm.size)
+    own = keys[owners == comm.rank]
+    sok.assign(table, own, np.ones((own.size, DIM), np.float32))
+    asked = np.random.default_rng(comm.rank).integers(0, 120, (comm.rank * 5, 3))
+    traced = tf.function(lambda ids: table.contains(ids, all_ranks=True))
+    for find in (traced, lambda ids: table.contains(ids, all_ranks=True)):
+        found = find(tf.constant(asked.astype(key_type.as_numpy_dtype)))
+        np.testing.assert_array_equal(found, np.isin(asked, keys))
+    assert table.table.size == own.size
+
+
 def new_tables():
     return [
         sok.DynamicVariable(DIM, "uniform", name="mod", partitioner="mod"),

@@ -49,6 +49,7 @@ class EmbeddingTable(TableParts):
     accumulate = writes.accumulate
     accum_or_assign = writes.accum_or_assign
     assign_scores = writes.assign_scores
+    decay_scores = writes.decay_scores
     reserve = writes.reserve
 
     # ---------------------------------------------------------------- what it holds

@@ -191,6 +191,15 @@ class HkvIndex(Index):
         capacity = min(2 * self._capacity, self.max_capacity)
         self._grow(capacity, capacity)
 
+    def plan_decay(self, factor: float) -> list[Action]:
+        beside = self.side[4:].view(np.uint64)
+        has_epochs = int(self.strategy == "kEpochLfu")
+        parts = [
+            Work(int(scores.size), (scores, has_epochs, factor, int(scores.size)))
+            for scores in (*(segment.scores for segment in self.directory.segments), beside)
+        ]
+        return self.backend.joined("scores_decay", parts)
+
     def aged(self, scores: Array) -> Array:
         if self.strategy == "kLru":
             return super().aged(scores)

@@ -249,6 +249,11 @@ class Index(Segmented):
         ]
         return self.backend.joined("slots_age", parts)
 
+    def plan_decay(self, factor: float) -> list[Action]:
+        """Prepares to multiply the counts of kLfu or kEpochLfu, which no other index has, by a
+        factor, rounded down."""
+        raise NotImplementedError(f"an index of {type(self).__name__} has no counts")
+
     def aged(self, scores: Array) -> Array:
         """Returns scores (n,) uint64 as `plan_age` makes them."""
         return scores >> np.uint64(1)

@@ -20,6 +20,7 @@ from sok_lite.engine.table.arguments import (
     checked_keys,
     checked_scores,
 )
+from sok_lite.engine.table.dumped import plan_forget
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.finding import find_and_mark_seen, mark_seen_search
 from sok_lite.engine.table.insertion import insert
@@ -230,6 +231,33 @@ def assign_scores(table: TableParts, keys: Any, scores: Any) -> None:
     last = last_of_each(table.backend, inverse, int(distinct.size))
     check_assignable(table, scores)
     publish(table.plan_scores(distinct, table.backend.xp.take(scores, last)))
+
+
+@changing
+def decay_scores(table: TableParts, factor: float) -> None:
+    """Multiplies the counts by which kLfu and kEpochLfu evict by a factor, rounded down: a key that
+    was popular once has to be seen again to stay.
+
+    Args:
+      factor: from 0 to 1.
+
+    Raises:
+      TypeError, ValueError: `factor` is no such number, or the table evicts by something else.
+        Nothing has changed.
+    """
+    is_number = isinstance(factor, (int, float, np.integer, np.floating))
+    if not is_number or isinstance(factor, bool):
+        raise TypeError(f"`factor` must be a number. Received: factor={factor!r}.")
+    if not 0 <= factor <= 1:
+        raise ValueError(f"`factor` must be from 0 to 1. Received: factor={factor!r}.")
+    strategy = None if table.keeps_every_key else table.evict_strategy
+    if strategy not in ("kLfu", "kEpochLfu"):
+        by = "evicts nothing" if strategy is None else f"evicts by {strategy}"
+        raise ValueError(
+            "Only tables that evict by counts have some that can decay. Received: table "
+            f"{table.name!r}, which {by}. Make it with var_type='hybrid' and evict_strategy='kLfu'."
+        )
+    publish([*table.index.plan_decay(float(factor)), *plan_forget(table)])
 
 
 @changing
