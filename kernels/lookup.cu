@@ -240,24 +240,15 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 #else
 template <bool kBuckets>
 SOK_DEVICE void find_and_copy_in(const SokShare share, const Search& search, const u64* chunks,
-                                 i64 shift, i64 row_bytes, u32* rows, u8* out, i64 gives_zeros,
-                                 Tally* tally) {
+                                 i64 shift, i64 row_bytes, u32* rows, u8* out, Tally* tally) {
   // Asked for each row: a search for each width would take more registers.
   const i64 width = copied_width(row_bytes, out);
   SOK_FOR_EACH_TILE(i, search.n) {
     const u32 row = search_for<kBuckets>(search, i, tally);
     if (sok_is_leader()) rows[i] = row;
-    if (row_bytes == 0 || (row == SOK_NO_ROW && !gives_zeros)) continue;
-    u8* to = out + i * row_bytes;
-    if (row == SOK_NO_ROW) {
-      // Wide rows of odd lengths, which would need loops of their own, are rare.
-      if (width == 16)
-        sok_zero_row<SokWord>(to, row_bytes);
-      else
-        sok_zero_row<u8>(to, row_bytes);
-      continue;
-    }
+    if (row_bytes == 0 || row == SOK_NO_ROW) continue;
     const u8* from = sok_row<u8>(chunks, shift, row_bytes, row);
+    u8* to = out + i * row_bytes;
     if (width == 16)
       sok_copy_row<SokWord>(from, to, row_bytes);
     else if (width == 4)
@@ -269,12 +260,11 @@ SOK_DEVICE void find_and_copy_in(const SokShare share, const Search& search, con
   }
 }
 SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const u64* chunks,
-                              i64 shift, i64 row_bytes, u32* rows, u8* out, i64 gives_zeros,
-                              Tally* tally) {
+                              i64 shift, i64 row_bytes, u32* rows, u8* out, i64, Tally* tally) {
   if (search.index.bucket)
-    find_and_copy_in<true>(share, search, chunks, shift, row_bytes, rows, out, gives_zeros, tally);
+    find_and_copy_in<true>(share, search, chunks, shift, row_bytes, rows, out, tally);
   else
-    find_and_copy_in<false>(share, search, chunks, shift, row_bytes, rows, out, gives_zeros, tally);
+    find_and_copy_in<false>(share, search, chunks, shift, row_bytes, rows, out, tally);
 }
 #endif
 
@@ -291,7 +281,8 @@ SOK_DEVICE void find_and_copy(const SokShare share, const Search& search, const 
 // keys       (n,)
 // rows       (n,)  out  row number, or SOK_NO_ROW
 // out        (n, row_bytes)  out  rows; null: not copied
-// gives_zeros  whether `out` has zeros where a key is missing, or what it had
+// gives_zeros  whether `out` gets zeros where a key is missing, or keeps what it had. On a GPU it
+//              keeps that: to write zeros too would take registers, and with them threads.
 // counts     (2,)  grow by the keys that are missing and, where there are scores or access
 //                  counts, by those that are found, each once; null: they are not counted
 SOK_TILE_KERNEL(find)

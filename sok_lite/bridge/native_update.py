@@ -59,10 +59,10 @@ def plan_of(update: UpdateByRule) -> UpdatePlan | None:
 
 
 def _plan_of(update: UpdateByRule) -> UpdatePlan | None:
-    tables, initial = update.tables, update.decayed.states.items()
+    tables = update.tables
     for table in tables:
         table.store.number_states()
-    kinds = [{name: (table.dim, value) for name, value in initial} for table in tables]
+    kinds = [update.decayed.kinds(table.dim) for table in tables]
     states = usual_states(tables, kinds, [update.optimizer] * len(tables))
     if states is None:
         return None

@@ -32,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("initialised")
 patch_optimizers()
 
 NUM_STEPS = 11
-OWN = {"GroupAdam", "GroupAMSGrad", "GroupLamb", "GroupMomentum", "SparseGroupFtrl"}
+OWN = {"GroupAdam", "GroupAMSGrad", "GroupLamb", "GroupMomentum"}
+OWN |= {"RowWiseAdagrad", "SparseGroupFtrl"}
 # The first case of each optimizer: with its defaults, mostly.
 OPTIMIZERS = list(
     {(case.family, case.name): case for case in reversed(CASES) if case.name not in OWN}.values()

@@ -62,7 +62,7 @@ KINDS = {
     "an oracle that shares": ["step"],
 }
 # Few rounds draw a number and forge it in a place where it is believed.
-SEEDS = {"a number that is believed": range(1, 60)}
+SEEDS = {"a number that is believed": range(90, 120)}
 if "planted" not in sys.argv:
     print("CLEAN", json.dumps(found(range(1, 4))))
 for name, planted in PLANTED.items() if "planted" in sys.argv else ():

@@ -19,7 +19,7 @@ SYSTEMS = {"ubuntu22.04": ("3.10", 35), "ubuntu24.04": ("3.12", 39)}
 
 def base_image():
     """(CUDA's major version, Python, x of glibc 2.x) of the Dockerfile."""
-    (tag,) = re.findall(r"^FROM nvidia/cuda:(\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    (tag,) = re.findall(r"^ARG BASE=nvidia/cuda:(\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
     assert "cudnn" not in tag, "a second cuDNN, beside the one of TensorFlow's wheels"
     version, kind, system = tag.split("-")
     assert kind == "devel", "Horovod needs nvcc and NCCL's headers"

@@ -248,6 +248,8 @@ def _finding_of(
     copying = None
     if outputs and not is_pooled:
         gives_zeros = not request.insert and request.missing == "zeros"
+        if gives_zeros and backend.name != "cpu":
+            outputs[0].out.fill(0)  # a kernel has no registers for it
         copying = table.store.copying(outputs[0].out, gives_zeros)
     find = table.index.plan_search(
         keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
