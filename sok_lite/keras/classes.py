@@ -1,6 +1,7 @@
 """The layers and callbacks as classes of each Keras that a program uses."""
 
 import functools
+import importlib
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -86,10 +87,17 @@ def _classes_of(package: Any) -> SimpleNamespace:
     )
 
 
+def know_optimizers(name: str, package: Any) -> None:
+    """Has Keras 3 know our own optimizers by their names, which a model that is loaded may have."""
+    if name == "keras":
+        for module in ("group", "rowwise_adagrad"):
+            importlib.import_module(f"sok_lite.bridge.optimizers.{module}")
+
+
 patch_optimizers()
 for _told in (
     *(keep_tables, help_callbacks, share_in_copies, resume_fit, check_ranks, count_by_rows),
-    look_up_together,
+    *(look_up_together, know_optimizers),
 ):
     guard.tell(_told)
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either

@@ -7,8 +7,9 @@ import tensorflow as tf
 
 import sok_lite as sok
 import sok_lite.keras as sk
-from sok_lite.optimizers import RowWiseAdagrad
+from sok_lite.optimizers import GroupAdam, RowWiseAdagrad
 from tests.support import reference_updates
+from tests.support.own_process import run_program
 
 KEYS = np.array([5, -7, 2**40, 3, 11])
 SETTINGS = {"epsilon": 1e-3, "initial_accumulator_value": 0.2, "weight_decay": 0.05}
@@ -81,6 +82,24 @@ def test_fit_saves_and_goes_on_with_one_number_for_a_row(tmp_path):
         assert type(each.optimizer) is RowWiseAdagrad
         each.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.predict(x, verbose=0), again.predict(x, verbose=0))
+
+
+@pytest.mark.full_only("imports TensorFlow once more")
+def test_a_program_that_only_loads_a_model_knows_it_by_its_name(tmp_path):
+    ids = keras.Input([2], dtype="int64")
+    rows = sk.Table("own_item", 2, optimizer=RowWiseAdagrad(0.5))(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    model.compile(GroupAdam(0.1), "mse")
+    model.save(tmp_path / "m.keras")
+    program = """
+    import sys
+    import keras
+    import sok_lite.keras
+    model = keras.models.load_model(sys.argv[1])
+    print(type(model.optimizer).__name__, type(model.get_layer("own_item").optimizer).__name__)
+    """
+    text = run_program(program, tmp_path / "m.keras")
+    assert text.split() == ["GroupAdam", "RowWiseAdagrad"]
 
 
 def test_states_of_adagrad_are_not_taken_for_its_own():

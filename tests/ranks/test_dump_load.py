@@ -149,6 +149,17 @@ def test_what_was_removed_is_that_of_all_ranks(comm):
     assert sorted(keys[0].tolist()) == sorted(KEYS[5:].tolist())
 
 
+def test_int64_takes_keys_of_int32_by_their_owners(comm, folder):
+    mine = KEYS[KEYS % comm.size == comm.rank]
+    narrow, wide = (sok.DynamicVariable(2, name="k", key_type=t) for t in (tf.int32, tf.int64))
+    sok.assign(narrow, mine.astype(np.int32), rows_of(mine))
+    sok.dump(folder / "narrow", narrow)
+    sok.load(folder / "narrow", wide)
+    keys, rows = sok.export(wide)
+    np.testing.assert_array_equal(keys, np.sort(mine))
+    np.testing.assert_array_equal(rows, rows_of(np.sort(mine)))
+
+
 def test_a_folder_that_cannot_be_made_is_one_error(comm):
     with pytest.raises(OSError, match="checkpoint"):
         sok.dump("/dev/null/checkpoint", variable(KEYS))
