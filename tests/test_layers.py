@@ -165,11 +165,12 @@ def test_the_bridge_speaks_of_no_single_api(path):
 
 
 # Where the owner of a key is asked for: when it travels, in a part of a checkpoint, in a gradient,
-# and when others have its text.
+# when others have its text, and when a program asks of all ranks whether a key is there.
 ASK_OWNERS = {
     *("sok_lite.engine.owner", "sok_lite.engine.exchange", "sok_lite.engine.foreign_keys"),
     *("sok_lite.engine.table.content_parts", "sok_lite.engine.files.rewriting"),
     *("sok_lite.engine.texts", "sok_lite.cli.commands.verify", "sok_lite.bridge.serving.tables"),
+    "sok_lite.bridge.table_ops",
 }
 
 
