@@ -69,7 +69,8 @@ def test_a_checkpoint_resumes_it(keras, sk, tmp_path):
     whole, broken, resumed = made(), made(), made()
     fit(whole, 4)
     fit(broken, 2, callbacks=[sk.Checkpoint(tmp_path)])
-    table_of(resumed).optimizer.learning_rate.assign(0.7)  # the checkpoint's counts
+    if keras.__name__ == "keras":  # the checkpoint's rate counts; under tf_keras the program's
+        table_of(resumed).optimizer.learning_rate.assign(0.7)
     fit(resumed, 4, callbacks=[sk.Checkpoint(tmp_path)])
     for one, other in zip(rows_of(whole), rows_of(resumed), strict=True):
         np.testing.assert_array_equal(one, other)
