@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from sok_lite.cli.importers import format_module
 from sok_lite.engine.files.source import checkpoint_sources
@@ -26,6 +27,9 @@ PARTS = {
 
 
 def test_its_commands_run(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
     monkeypatch.chdir(tmp_path)
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     for name in ("item_0", "user_0"):
@@ -34,6 +38,9 @@ def test_its_commands_run(tmp_path, monkeypatch):
     user = {"table": ("user", arrays_of(filled(CPU, 5)[0]))}
     archive(tmp_path / "model.keras", weights(user))
     np.savez("user.npz", id=np.arange(3, dtype=np.uint32), row=rows, adam_m=rows)
+    vectors = pyarrow.FixedSizeListArray.from_arrays(rows.ravel(), 2)
+    items = {"item_id": np.arange(3), "vec": vectors}
+    parquet.write_table(pyarrow.table(items), "items.parquet")
     for body in re.findall(r"^```bash\n((?s:.*?))^```$", PAGE.read_text(), re.MULTILINE):
         for line in body.replace("\\\n", "").splitlines():
             fine(*shlex.split(line)[1:])
