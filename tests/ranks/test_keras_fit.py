@@ -14,6 +14,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm.protocol import RanksDifferError
 from sok_lite.comm.single import SingleCommunicator
 from tests.support.datasets import batched
+from tests.support.own_train_step import loss_and_pairs
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 40, 4, 8
 RNG = np.random.default_rng(0)
@@ -166,11 +167,7 @@ def test_a_function_that_was_traced_before_a_step_counts_by_its_rows_too(comm, o
 def test_a_step_of_a_programs_own_with_an_optimizer_for_what_is_dense(comm, once, keras, sk):
     class Own(keras.Model):
         def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            variables = self.trainable_variables
-            pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
+            loss, pairs = loss_and_pairs(self, data)
             of_tables = [pair for pair in pairs if isinstance(pair[1], TableVariable)]
             if of_tables:
                 self.optimizer.apply_gradients(of_tables)

@@ -20,6 +20,7 @@ from sok_lite.bridge import job
 from sok_lite.comm import launched_ranks
 from tests.support.datasets import batched
 from tests.support.dense_rows import dense_rows
+from tests.support.own_train_step import loss_and_pairs
 
 DIM, NUM_KEYS, FIELDS, BATCH = 3, 30, 4, 8
 RNG = np.random.default_rng(3)
@@ -303,12 +304,8 @@ def test_learning_rate_scheduler(kit):
 def test_a_train_step_of_a_programs_own(kit):
     class Own(kit.keras.Model):
         def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            variables = self.trainable_variables
-            gradients = tape.gradient(loss, variables)
-            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            loss, pairs = loss_and_pairs(self, data)
+            self.optimizer.apply_gradients(pairs)
             return {"loss": loss}
 
     models = kit.both(classes=(Own, Own))
@@ -327,12 +324,8 @@ def test_a_table_with_an_optimizer_and_owners_of_its_own(kit):
 
     class Parted(kit.keras.Model):
         def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            variables = self.trainable_variables
-            pairs = list(zip(tape.gradient(loss, variables), variables, strict=True))
-            is_apart = [variable is layers["items"].rows for variable in variables]
+            loss, pairs = loss_and_pairs(self, data)
+            is_apart = [variable is layers["items"].rows for _, variable in pairs]
             twin.apply_gradients(list(compress(pairs, is_apart)))
             self.optimizer.apply_gradients(list(compress(pairs, map(not_, is_apart))))
             return {"loss": loss}
