@@ -77,12 +77,20 @@ SOK_ROW_KERNEL(combine_f64)
 }
 SOK_EXPORT(combine_f64)
 
+// Row splits; of rows that are all equally long there is no array.
+struct RowSplits {
+  const i64* at;
+  i64 length;
+  SOK_DEVICE_MEMBER i64 operator[](i64 b) const { return at ? at[b] : b * length; }
+};
+
 // Pools rows of a store by their numbers.
 template <class T, bool kWeighted>
 SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> items,
-                          const i64* row_splits, i64 combiner, f32* out, i64* counts, i64 n,
+                          const i64* splits, i64 combiner, f32* out, i64* counts, i64 n,
                           i64 num_rows) {
   const i64 dim = items.dim;
+  const RowSplits row_splits{splits, splits || !num_rows ? 0 : n / num_rows};
   const bool in_quads = sums_quads(dim, (const T*)nullptr, out);
   i64 wrong = 0;
   SOK_FOR_EACH(b, num_rows) {
@@ -99,7 +107,8 @@ SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> 
 // pool_<T>: pools rows of a store by their numbers; SOK_NO_ROW counts as zeros.
 //
 // rows        (n,)
-// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
+// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted;
+//                              null: all rows are equally long
 // weights     (n,)             null: all 1
 // combiner    see pooling.cuh
 // out         (num_rows, dim)  out

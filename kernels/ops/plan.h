@@ -16,14 +16,17 @@
 
 namespace sok {
 
+struct Gpu;
+
 struct Kernel {
-  void* run;
+  void* run;  // on a GPU a GpuKernel
   int64_t num_arguments;
 };
 
 // What the library of kernels has (cpu_runtime.cpp), and how its launches are cut. The order is
 // that of sok_lite/native/plans.py.
 struct Driver {
+  const Gpu* gpu;  // where kernels run; null: on the CPU
   void (*launch)(const void* launch);
   int64_t num_threads, grain, pieces, may_spin;
   int64_t seed;                              // of hash tables that live for one call
@@ -33,9 +36,16 @@ struct Driver {
   Kernel pool_again[4];   // of the same
   Kernel rows_write[4];   // of words of 1, 2, 4 and 8 bytes
   Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
+  // Of a GPU:
+  Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
+  Kernel recall_rows;
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
+    if (gpu) {
+      return find.num_arguments == 22 && pool[0].num_arguments == 11 &&
+             rows_read[0].num_arguments == 6 && recall_rows.num_arguments == 15;
+    }
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 6 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&

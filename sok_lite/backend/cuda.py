@@ -1,6 +1,7 @@
 """Kernels on the GPU: the same sources, compiled by NVRTC when they are first used."""
 
 import copy
+import ctypes
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBi
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.publish import Action
 from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, kernel_files
+from sok_lite.backend.table_lock import has_functions
 from sok_lite.backend.tunables import THREADS_PER_BLOCK
 
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
@@ -41,6 +43,14 @@ class _Kernel(NamedTuple):
     max_threads: int  # of a block: its registers are shared
 
 
+class _KernelRecord(ctypes.Structure):
+    """A kernel as native code launches it: GpuKernel of kernels/ops/gpu.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("narrow", "wide", "lanes", "max_threads", "max_wide")
+    )
+
+
 class CudaBackend(Backend):
     """CuPy arrays on this rank's GPU and the kernels compiled for it."""
 
@@ -53,6 +63,7 @@ class CudaBackend(Backend):
         # By whether launches are wide.
         self._modules: dict[tuple[Path, bool], Any] = {}
         self._kernels: dict[tuple[str, bool], _Kernel] = {}
+        self._records: dict[str, _KernelRecord] = {}  # native code has their addresses
         self._binaries = GpuBinaries(cupy.cuda.nvrtc, cupy.cuda.runtime)
         self._sources = all_kernels()
         self._source_of: dict[str, KernelSource] = {}
@@ -92,6 +103,28 @@ class CudaBackend(Backend):
             most = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, run.ptr)
             kernel = self._kernels[name, is_wide] = _Kernel(run, self._lanes[source.kind], most)
         return kernel
+
+    def kernel(self, name: str) -> tuple[int, int]:
+        """Returns the address of a kernel, as native code launches it, and the number of its
+        arguments."""
+        record = self._records.get(name)
+        if record is None:
+            narrow = wide = self._kernel(name, False)
+            if self._binaries.has_wide:
+                wide = self._kernel(name, True)
+            limits = (narrow.lanes, narrow.max_threads, wide.max_threads)
+            record = _KernelRecord(narrow.run.ptr, wide.run.ptr, *limits)
+            record = self._records.setdefault(name, record)  # another thread may have made one
+        return ctypes.addressof(record), len(self._source(name).signature)
+
+    def launching(self) -> tuple[int, int, int, int]:
+        """Returns what bounds a launch: the threads and the number of blocks, and the words that a
+        narrow and a wide one take; 0: there is no wide one."""
+        wide_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else 0
+        return self._threads_per_block, self._max_blocks, LAUNCH_WORDS, wide_words
+
+    def new_lock(self, record: Any) -> Any:
+        return record.lock if has_functions() else super().new_lock(record)
 
     def load_kernels(self) -> None:
         capability = self._device.compute_capability

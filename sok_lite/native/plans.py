@@ -12,12 +12,13 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
+from sok_lite.backend import Backend
 from sok_lite.backend.arguments import WORDS
-from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, call_of, operations
+from sok_lite.native.gpu import record_of
 
 
 class Rows(IntEnum):
@@ -93,7 +94,10 @@ _KERNELS = (
     *(f"pool_again_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
     *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
     *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
+    *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "recall_rows"),
 )
+# Those that native code launches on a GPU.
+_OF_GPU = ("find", "rows_read_", "pool_f", "pool_b", "recall_rows")
 _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
 
@@ -101,26 +105,29 @@ class _Driver(ctypes.Structure):
     """What the library of kernels has; as in kernels/ops/plan.h."""
 
     _fields_ = (
-        *[(name, ctypes.c_int64) for name in (*_NUMBERS, "seed")],
+        *[(name, ctypes.c_int64) for name in ("gpu", *_NUMBERS, "seed")],
         *[(name, ctypes.c_int64 * 2) for name in _KERNELS],
     )
 
 
 # Of each backend, by its number: plans have the address.
-_drivers: dict[int, tuple[CpuBackend, _Driver]] = {}
+_drivers: dict[int, tuple[Backend, _Driver]] = {}
 
 
-def _driver_of(backend: CpuBackend) -> _Driver:
+def _driver_of(backend: Any) -> _Driver:
     known = _drivers.get(id(backend))
     if known is None:
-        driver = _Driver(seed=seed_of_process())
+        gpu = None if backend.name == "cpu" else record_of(backend)
+        driver = _Driver(seed=seed_of_process(), gpu=0 if gpu is None else addressof(gpu))
         for name in _KERNELS:
-            setattr(driver, name, backend.kernel(name))
+            if gpu is None or name.startswith(_OF_GPU) and name != "find_and_pool":
+                setattr(driver, name, backend.kernel(name))
         # Another thread may have made one meanwhile, which plans have the address of.
         known = _drivers.setdefault(id(backend), (backend, driver))
     _, driver = known
-    for name, number in zip(_NUMBERS, backend.launching(), strict=True):
-        setattr(driver, name, number)
+    if backend.name == "cpu":
+        for name, number in zip(_NUMBERS, backend.launching(), strict=True):
+            setattr(driver, name, number)
     return driver
 
 
@@ -128,7 +135,7 @@ class LookupPlan(NamedTuple):
     """A lookup that native code may do.
 
     Attributes:
-      backend: of all tables, a CpuBackend.
+      backend: of all tables.
       is_pooled: whether rows are pooled, by all of several tables; else those of one table are
         given as they are.
       work, gradient_work: what counts it, and its gradient; None: nothing does.
@@ -173,7 +180,7 @@ class WritePlan(NamedTuple):
     """A write to rows of one table that native code may do.
 
     Attributes:
-      backend: of the table, a CpuBackend.
+      backend: of the table.
       writing: what it does.
       begins_lookup: whether it would insert keys, so that it counts as a lookup.
       has_flags: whether the keys are followed by flags, of each whether it is to be there.
@@ -229,7 +236,7 @@ class UpdatePlan(NamedTuple):
     """An update that native code may do as Python did the one before it.
 
     Attributes:
-      backend: of all tables, a CpuBackend.
+      backend: of all tables.
       work: what counts it.
       num_nonfinite: the address of (1,) int64, never freed, to which non-finite rows are added.
       taken: the address of an int64, never freed either, that gets the number of a step with its

@@ -68,6 +68,7 @@ def play(monkeypatch):
 
     play = play_gpu(monkeypatch)
     yield play
+    play.check()
     play.watch.check()
 
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64
-from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
@@ -95,11 +94,12 @@ class NonFiniteRows:
     def __reduce__(self) -> Any:
         return NonFiniteRows, (self.count,)  # a copy counts by itself
 
-    def word(self, backend: CpuBackend) -> int:
+    def word(self, backend: Backend) -> int:
         """Returns the address of what kernels add to, which is never freed."""
         count = self.count_on(backend)
-        _written[count.ctypes.data] = count
-        return int(count.ctypes.data)
+        address = backend.address(count)
+        _written[address] = count
+        return address
 
     @property
     def count(self) -> int:
@@ -295,7 +295,7 @@ class RuleHost(StepHost):
 
     def _plan_next(self, call: int, values: list[float], taken: TakenStep | None) -> None:
         owner, backend = self._owner(), self._backend
-        if owner is None or self._on_nonfinite != "allow" or not isinstance(backend, CpuBackend):
+        if owner is None or self._on_nonfinite != "allow":
             return
         tables = live_tables(self._variables)
         settings = struct.pack(f"{len(values)}d", *values)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set
+from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.row_initializer import GivesFirstRows
@@ -147,7 +148,7 @@ class TableParts(Exclusive, ABC):
 
     def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
         """Prepares to have other keys and other rows, which native code finds from then on."""
-        allows = (READS | INSERTS) * (self.backend.name == "cpu")
+        allows = (READS | INSERTS) * isinstance(self.lock, TableLock)
         where = {"index": addressof(index.record), "store": addressof(store.record)}
         return [
             *plan_set(self.record, allows=allows, counts_repeats=self.counts_repeats, **where),
