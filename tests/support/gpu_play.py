@@ -183,7 +183,7 @@ def _driver(play, known, forget):
     from tests.support.simt import runtime, streams
     from tests.support.simt.driver import Driver
 
-    of_thread = threading.local()
+    noted = {}  # by thread of the system: some are not Python's, which keeps nothing of them
 
     def note(address, num_bytes, is_input):
         if not num_bytes:
@@ -192,18 +192,18 @@ def _driver(play, known, forget):
         known[address] += 1
         runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of an operation")
         content = np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), "u1")
-        vars(of_thread).setdefault("contents", []).append((address, content))
+        noted.setdefault(threading.get_native_id(), []).append((address, content))
         if play.stream is not None:
             before = "TensorFlow's operation" if is_input else "TensorFlow's earlier operation"
             _begin(play, content, before if is_new or not is_input else None)
 
     def ended():
-        noted = vars(of_thread).pop("contents", [])
+        of_operation = noted.pop(threading.get_native_id(), [])
         if play.stream is not None:
-            _go_on(play, [content for _, content in noted])
+            _go_on(play, [content for _, content in of_operation])
         else:
             streams.run()
-        for address, _ in noted:
+        for address, _ in of_operation:
             forget(address)
 
     return Driver(play.backend, lambda: play.stream or streams.NULL, note, ended)

@@ -7,6 +7,7 @@ of the driver returns a number, which native code answers by leaving the call to
 import ctypes
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,7 +64,8 @@ class Driver:
         self.errors: list[BaseException] = []
         self._events: dict[int, streams.Clock] = {}
         self._numbers = itertools.count(0xE000)
-        self._of_thread = threading.local()
+        # By thread of the system: of one that is not Python's, Python keeps nothing between calls.
+        self._depths: Counter[int] = Counter()
         self._kept: list[Any] = []  # what native code has addresses of
         self.record = GpuRecord(context=_CONTEXT, order=1, is_simulated=1)
         for name, types in _SIGNATURES.items():
@@ -139,11 +141,11 @@ class Driver:
 
     def _push_context(self, context: int) -> None:
         assert context == _CONTEXT
-        self._of_thread.depth = getattr(self._of_thread, "depth", 0) + 1
+        self._depths[threading.get_native_id()] += 1
 
     def _pop_context(self, place: int) -> None:
         self._check_context()
-        self._of_thread.depth -= 1
+        self._depths[threading.get_native_id()] -= 1
 
     def _new_host_memory(self, place: int, num_bytes: int, flags: int) -> None:
         memory = np.full(num_bytes, device.POISON, np.uint8)
@@ -153,7 +155,7 @@ class Driver:
     # ---------------------------------------------------------------- what they use
 
     def _check_context(self) -> None:
-        assert getattr(self._of_thread, "depth", 0) > 0, "no context is current"
+        assert self._depths[threading.get_native_id()] > 0, "no context is current"
 
     def _queue(self, stream: int) -> streams.Queue:
         queue = streams.queue_of(0 if stream == _NULL_STREAM else stream)
