@@ -208,7 +208,7 @@ class UpdateOfCall {
     const size_t count = plan_.parts.size();
     int64_t num_keys = 0;
     for (size_t i = 0; i < count; ++i) {
-      if (!MayBeLast(i)) return false;
+      if (arrays_[i].type == kInt32 || !MayBeLast(i)) return false;
       num_keys += arrays_[i].size;
     }
     constexpr int64_t kNumCounts = 2;  // of all tables: other keys, and keys without a row

@@ -169,6 +169,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
     play.watch.begin(monkeypatch)
     if streams:
         _add_stream(monkeypatch, play)
+    native_gpu.prepare(backend)  # of tables that the engine makes
     if is_native:
         play.driver = _driver(play, known, forget)
     record = None if play.driver is None else play.driver.record

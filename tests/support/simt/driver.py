@@ -22,7 +22,7 @@ _NULL_STREAM = 1  # CU_STREAM_LEGACY
 _CONTEXT = 0xC0
 _FAILED = 719  # CUDA_ERROR_LAUNCH_FAILED
 # The parameters of each function; the first seven numbers of a launch are a grid and a block.
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+SIGNATURES: dict[str, tuple[Any, ...]] = {
     "launch": (_POINTER, *[_UINT] * 7, _POINTER, _POINTER, _POINTER),
     "fill": (_POINTER, ctypes.c_ubyte, _SIZE, _POINTER),
     "copy_to_host": (_POINTER, _POINTER, _SIZE, _POINTER),
@@ -36,6 +36,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "record_all": (_POINTER, _POINTER),
     "all_wait": (_POINTER, _POINTER),
 }
+
+# Native code keeps them by thread, longer than any driver of a test.
+_events: dict[int, streams.Clock] = {}
+_numbers = itertools.count(0xE000)
+_memory: list[np.ndarray] = []
 
 
 class Driver:
@@ -62,13 +67,11 @@ class Driver:
     ) -> None:
         self._backend = backend
         self.errors: list[BaseException] = []
-        self._events: dict[int, streams.Clock] = {}
-        self._numbers = itertools.count(0xE000)
         # By thread of the system: of one that is not Python's, Python keeps nothing between calls.
         self._depths: Counter[int] = Counter()
         self._kept: list[Any] = []  # what native code has addresses of
         self.record = GpuRecord(context=_CONTEXT, order=1, is_simulated=1)
-        for name, types in _SIGNATURES.items():
+        for name, types in SIGNATURES.items():
             self._set(name, ctypes.c_int, types, getattr(self, f"_{name}"))
 
         def ptr_of(operation: int) -> int:
@@ -121,23 +124,23 @@ class Driver:
         device.wait(self._queue(stream))
 
     def _new_event(self, place: int, flags: int) -> None:
-        number = next(self._numbers)
-        self._events[number] = {}
+        number = next(_numbers)
+        _events[number] = {}
         _POINTER.from_address(place).value = number
 
     def _record(self, event: int, stream: int) -> None:
-        self._events[event] = dict(self._queue(stream).clock)
+        _events[event] = dict(self._queue(stream).clock)
 
     def _wait(self, stream: int, event: int, flags: int) -> None:
         queue = self._queue(stream)
-        queue.clock = streams._joined([queue.clock, self._events[event]])
+        queue.clock = streams._joined([queue.clock, _events[event]])
 
     def _record_all(self, context: int, event: int) -> None:
-        self._events[event] = streams._joined(each.clock for each in streams._queues)
+        _events[event] = streams._joined(each.clock for each in streams._queues)
 
     def _all_wait(self, context: int, event: int) -> None:
         for queue in streams._queues:
-            queue.clock = streams._joined([queue.clock, self._events[event]])
+            queue.clock = streams._joined([queue.clock, _events[event]])
 
     def _push_context(self, context: int) -> None:
         assert context == _CONTEXT
@@ -149,7 +152,7 @@ class Driver:
 
     def _new_host_memory(self, place: int, num_bytes: int, flags: int) -> None:
         memory = np.full(num_bytes, device.POISON, np.uint8)
-        self._kept.append(memory)
+        _memory.append(memory)
         _POINTER.from_address(place).value = memory.ctypes.data
 
     # ---------------------------------------------------------------- what they use
