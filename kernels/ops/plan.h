@@ -103,6 +103,7 @@ struct UpdatePart {
   int64_t states_number;  // of the store's record
   int64_t key_type;       // TensorFlow's number
   int64_t dim;
+  bool is_of_gradient;  // whether its keys are always those of one of our gradients
   bool decays, is_stochastic;
   int64_t seed;  // of random bits
   Kernel kernel;

@@ -4,8 +4,9 @@
 // record has their row numbers. Others are searched for, and then count as seen by the last lookup;
 // the gradients of a key that repeats are summed. Where a key has no row Python does the whole.
 //
-// On a GPU a kernel compares the keys with those of the last gradient, and the host waits for it:
-// where they are others, Python does the whole.
+// On a GPU a kernel compares the keys with those of the last gradient. Keys of gradients that a
+// program has changed may be others, and Python's: for these the host waits. Those of a gradient as
+// we gave it may at most be of one before the last, and have rows too.
 // What else a step depends on was so in the step before, which Python took.
 #include "ops/update.h"
 
@@ -101,7 +102,7 @@ class UpdateOfCall {
     if (!held.Take(plan_, false, kSokReads) || !AreUsual()) return false;
     if (const Gpu* gpu = plan_.driver->gpu) {
       GpuCall call(*gpu, outputs_->operation());
-      return RecallAll(&call) && (told_.doing == kCheck || Step(&call));
+      return Recall(&call) && (told_.doing == kCheck || Step(&call));
     }
     if (!Find()) return false;
     if (told_.doing == kCheck) return true;
@@ -203,21 +204,26 @@ class UpdateOfCall {
            last.lookup_number == table.clock.now;
   }
 
-  // Returns whether all keys are those of the last gradients. It waits.
-  bool RecallAll(GpuCall* gpu) {
+  // Recalls the rows of the keys of the last gradients. Returns whether all keys are these, which it
+  // waits for unless it is known.
+  bool Recall(GpuCall* gpu) {
     const size_t count = plan_.parts.size();
     int64_t num_keys = 0;
+    bool is_known = true;
     for (size_t i = 0; i < count; ++i) {
       if (arrays_[i].type == kInt32 || !MayBeLast(i)) return false;
       num_keys += arrays_[i].size;
+      is_known = is_known && plan_.parts[i].is_of_gradient;
     }
+    if (is_known && told_.doing == kCheck) return true;
     constexpr int64_t kNumCounts = 2;  // of all tables: other keys, and keys without a row
     const int64_t num_bytes = kNumCounts * sizeof(int64_t);
-    auto* counts = static_cast<int64_t*>(outputs_->Temporary(num_bytes));
+    int64_t* counts = nullptr;
+    if (!is_known) counts = static_cast<int64_t*>(outputs_->Temporary(num_bytes));
     auto* rows = static_cast<uint32_t*>(outputs_->Temporary(4 * std::max<int64_t>(num_keys, 1)));
-    if (!counts || !rows) return false;
+    if (!rows || (!is_known && !counts)) return false;
     gpu->Begin();
-    gpu->FillZeros(counts, num_bytes);
+    if (counts) gpu->FillZeros(counts, num_bytes);
     Launch launch(plan_.driver->recall_rows);
     moved_.resize(count);
     for (size_t i = 0; i < count; ++i) {
@@ -226,11 +232,15 @@ class UpdateOfCall {
       moved_[i] = {keys, rows, static_cast<const float*>(arrays_[count + i].data), last.size};
       launch.Add(last.size, {});
       launch.More(PlaceOf(*plan_.parts[i].record->index));
-      launch.More(std::array<int64_t, 8>{0, Word(keys), Word(last.keys), Word(last.rows),
-                                         Word(rows), Word(counts), Word(counts + 1), last.size});
+      // Keys that are searched for count as seen.
+      const int64_t stamp = is_known ? plan_.parts[i].record->clock.now : 0;
+      launch.More(std::array<int64_t, 8>{stamp, Word(keys), Word(last.keys), Word(last.rows),
+                                         Word(rows), Word(counts),
+                                         Word(counts ? counts + 1 : nullptr), last.size});
       rows += last.size;
     }
     launch.Run(*plan_.driver, gpu);
+    if (is_known) return true;
     const std::vector<int64_t> read = gpu->Read(counts, kNumCounts);
     return read[0] == 0 && read[1] == 0;
   }

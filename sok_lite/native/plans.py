@@ -213,6 +213,7 @@ class UpdatePart(NamedTuple):
       states_number: of the record of its store.
       key_type: TensorFlow's number, of the keys.
       dim: of the rows.
+      is_of_gradient: whether its keys are always those of one of our gradients.
       decays: whether weight decay acts on it.
       is_stochastic, seed: whether rows are rounded by random bits, and the seed of these.
       kernel, num_arguments: the address of the rule's kernel for its rows, and how many it takes.
@@ -224,6 +225,7 @@ class UpdatePart(NamedTuple):
     states_number: int
     key_type: int
     dim: int
+    is_of_gradient: bool
     decays: bool
     is_stochastic: bool
     seed: int

@@ -307,6 +307,7 @@ class RuleHost(StepHost):
             [alive(each).key_type.as_datatype_enum for each in self._variables],
             *self._rules(values),
             self._decays,
+            self._of_gradients,
             self._stochastic_rounding,
             None if self._optimizer is None else alive(self._optimizer),
             self._names,
