@@ -120,7 +120,7 @@ def _driver_of(backend: Any) -> _Driver:
         gpu = None if backend.name == "cpu" else record_of(backend)
         driver = _Driver(seed=seed_of_process(), gpu=0 if gpu is None else addressof(gpu))
         for name in _KERNELS:
-            if gpu is None or name.startswith(_OF_GPU) and name != "find_and_pool":
+            if gpu is None or (name.startswith(_OF_GPU) and name != "find_and_pool"):
                 setattr(driver, name, backend.kernel(name))
         # Another thread may have made one meanwhile, which plans have the address of.
         known = _drivers.setdefault(id(backend), (backend, driver))

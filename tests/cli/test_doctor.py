@@ -157,3 +157,16 @@ def test_the_versions_are_those_that_pip_is_asked_for():
     (first, end) = (".".join(map(str, each)) for each in doctor._TENSORFLOWS)
     assert f"tensorflow-cpu>={first},<{end}" in text
     assert 'requires-python = ">=3.10' in text
+
+
+def test_launches_on_a_gpu_are_told_with_what_is_in_the_way(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "cuda_unavailable", lambda: None)
+    monkeypatch.setattr(doctor, "record_of", lambda backend: None)
+    monkeypatch.setattr(doctor.gpu, "chosen", "tensorflow")
+    monkeypatch.setattr(doctor.gpu, "reasons", {})
+    assert told(capsys)[1]["GPU launches"] == ["ok", "in order by way of 'tensorflow'", None]
+    monkeypatch.setattr(doctor.gpu, "chosen", "context")
+    monkeypatch.setattr(doctor.gpu, "reasons", {"tensorflow": "no compiler"})
+    state, found, mend = told(capsys)[1]["GPU launches"]
+    assert (state, mend) == ("missing", "install g++, for lookups that wait less")
+    assert found == "in order by way of 'context' (not 'tensorflow': no compiler)"

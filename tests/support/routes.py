@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import sok_lite as sok
-
 from sok_lite.bridge import variable as of_bridge
 from sok_lite.bridge import writes
 from sok_lite.bridge.variable import TableVariable

@@ -176,4 +176,3 @@ class Driver:
 
 def _bytes(address: int, count: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)
-
