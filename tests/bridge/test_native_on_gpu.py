@@ -140,7 +140,7 @@ def test_what_a_step_of_known_keys_asks_of_a_gpu(monkeypatch, mode, num_tables):
     recall = (num_tables + 254) // 255
     its.check()
     assert counted(step.look_up) == [0, find + pool, 0, 1, 1, 0, 1]
-    # In eager mode gradients come as they were given. A function that takes them does not know that.
+    # In eager mode gradients come as they were given; a function that takes them cannot know that.
     step.grads = step.gradients()
     asks = [1, 1, 0, 1] if mode is traced else [0, 0, 0, 0]
     assert counted(step.update) == [0, recall + step_of, 0, *asks]

@@ -32,6 +32,10 @@ from sok_lite.native import gpu as native_gpu
 from tests.support.gpu_kernels import Watch
 
 
+# Native code has their addresses, in plans of graphs that may outlive a test.
+_of_plays = []
+
+
 class Play:
     """What a test may change, and what it may look at.
 
@@ -173,8 +177,10 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
     if is_native:
         play.driver = _driver(play, known, forget)
     record = None if play.driver is None else play.driver.record
-    monkeypatch.setattr(native_gpu, "_records", {})
-    monkeypatch.setattr(plans, "_drivers", {})
+    of_play = {}, {}
+    _of_plays.append((*of_play, play.driver))
+    monkeypatch.setattr(native_gpu, "_records", of_play[0])
+    monkeypatch.setattr(plans, "_drivers", of_play[1])
     monkeypatch.setattr(native_gpu, "open_gpu", lambda _: record)
     return play
 
