@@ -1,4 +1,5 @@
-"""What a training step through TensorFlow asks of a GPU: counted on the simulated one."""
+"""What a training step through TensorFlow asks of a GPU where Python launches: counted on the
+simulated one. tests/bridge/test_native_on_gpu.py counts what native code asks."""
 
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from tests.support.call_counts import counts_of, on_launch
+from tests.support.gpu_play import play_gpu
 from tests.support.simt import device
 
 
@@ -38,6 +40,14 @@ class Asked(NamedTuple):
 MOST = {"lookup": (2, 2, 4, 2), "step": (12, 6, 9, 4)}
 # Bytes for each table, and for all of them; numbers of which no array is made but on the host.
 BYTES = {"lookup": ((0, 0), (96, 0)), "step": ((16, 16), (104, 8))}
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """A play in which native code launches nothing."""
+    play = play_gpu(monkeypatch, is_native=False)
+    yield play
+    play.watch.check()
 
 
 @pytest.fixture
