@@ -215,11 +215,13 @@ SOK_EXPORT(keys_count_outside)
 
 // The row of every item, and the factor of the gradient of that row for the item.
 //
+// splits        (batch + 1,)  row splits; null: all rows have `length` items
 // item_rows     (n,)  out
 // coefficients  (n,)  out  weight / divisor; null: not wanted
 SOK_KERNEL(combine_items)
-(const SokShare share, const i64* row_splits, const f32* weights, i64 combiner, i32* item_rows,
- f32* coefficients, i64 batch) {
+(const SokShare share, const i64* splits, const f32* weights, i64 combiner, i32* item_rows,
+ f32* coefficients, i64 length, i64 batch) {
+  const RowSplits row_splits{splits, length};
   SOK_FOR_EACH(b, batch) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     for (i64 j = begin; j < end; ++j) item_rows[j] = (i32)b;

@@ -106,7 +106,7 @@ SOK_EXPORT(dedup_insert)
 //
 // keys, rows_of  (n,)  of each item; rows_of null: nobody asks for rows
 // first          (num_keys,)  out  the first item
-// distinct       (num_keys,)  out  the key
+// distinct       (num_keys,)  out  the key; null: nobody asks for keys
 // rows           (num_keys,)  out  rows_of of that item
 struct Numbered {
   const i64* keys;
@@ -117,7 +117,7 @@ struct Numbered {
 };
 SOK_DEVICE void give_number(const Numbered& numbered, i64 item, i64 number) {
   numbered.first[number] = (i32)item;
-  numbered.distinct[number] = numbered.keys[item];
+  if (numbered.distinct) numbered.distinct[number] = numbered.keys[item];
   if (numbered.rows_of) numbered.rows[number] = numbered.rows_of[item];
 }
 
@@ -375,6 +375,26 @@ SOK_KERNEL(group_items)
 }
 SOK_EXPORT(group_items)
 #endif
+
+// Gives the distinct keys of a table, and notes them with their rows.
+//
+// keys         (all items,)
+// rows         (num_keys,)  of each key
+// first        (num_keys,)  its first item
+// out          (num_keys,)  out  its keys
+// noted, noted_rows  (num_keys,)  out; null: they are not noted
+SOK_KERNEL(give_distinct)
+(const SokShare share, const i64* keys, const u32* rows, const i32* first, i64* out, i64* noted,
+ u32* noted_rows, i64 num_keys) {
+  SOK_FOR_EACH(u, num_keys) {
+    const i64 key = keys[first[u]];
+    out[u] = key;
+    if (!noted) continue;
+    noted[u] = key;
+    noted_rows[u] = rows[u];
+  }
+}
+SOK_EXPORT(give_distinct)
 
 // The last item of each label.
 //

@@ -92,8 +92,8 @@ void GpuCall::Launch(const GpuKernel& kernel, int64_t num_arguments,
     const int64_t threads = std::min(gpu_.threads_per_block, max_threads / 32 * 32);
     blocks.clear();
     for (int64_t i = first; i < first + count; ++i) {
-      const int64_t lanes = (begin[i + 1] - begin[i]) * kernel.lanes;
-      blocks.push_back((lanes + threads - 1) / threads);
+      const int64_t lanes = kernel.lanes ? kernel.lanes : threads;
+      blocks.push_back(((begin[i + 1] - begin[i]) * lanes + threads - 1) / threads);
     }
     const int64_t total = std::accumulate(blocks.begin(), blocks.end(), int64_t{0});
     if (total > gpu_.max_blocks) {

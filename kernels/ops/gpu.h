@@ -55,7 +55,7 @@ struct Gpu {
 // A kernel of a GPU: what `Kernel::run` points to.
 struct GpuKernel {
   void *narrow, *wide;             // CUDA's functions
-  int64_t lanes;                   // threads that share an item
+  int64_t lanes;                   // threads that share an item; 0: all of a block
   int64_t max_threads, max_wide;   // of a block
 };
 
@@ -68,8 +68,9 @@ class GpuCall {
   GpuCall& operator=(const GpuCall&) = delete;
   ~GpuCall();
 
-  // Everything that was launched for the tables comes before what this call launches. It has their
-  // locks.
+  // Everything that was launched for the tables comes before what this call launches, and so does
+  // what TensorFlow's stream still does in memory that it has given: called again after more was
+  // had. The call has the tables' locks.
   void Begin();
   // What this call has launched comes before everything that is launched later. It still has the
   // locks.

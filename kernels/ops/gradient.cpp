@@ -3,12 +3,15 @@
 // The lookup has left the row numbers of its keys: by these the items are grouped (items.h). They
 // tell which keys are equal, whatever has become of the rows since.
 //
+// On a GPU the items are sorted (gpu_groups.h), and the host waits once, for how many keys there are.
+//
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
 
 #include <array>
 #include <memory>
 
+#include "ops/gpu_groups.h"
 #include "ops/items.h"
 #include "ops/launch.h"
 
@@ -47,7 +50,10 @@ class GradientOfCall {
   GradientOfCall(const Plan& plan, const std::vector<Array>& arrays, Outputs* outputs)
       : plan_(plan), arrays_(arrays), outputs_(outputs) {}
 
-  bool Run() { return Read() && Note() && Allocate() && SumAll(); }
+  bool Run() {
+    if (!Read()) return false;
+    return plan_.driver->gpu ? RunOnGpu() : Note() && Allocate() && SumAll();
+  }
 
  private:
   int64_t Count() const { return static_cast<int64_t>(plan_.parts.size()); }
@@ -74,13 +80,15 @@ class GradientOfCall {
     if (!reader_->Read(&given_)) return false;
     std::vector<int64_t> sizes;
     for (const Given& its : given_) sizes.push_back(its.num_keys);
-    if (IsOneTooLong(sizes, plan_.driver->num_threads)) return false;
+    if (!plan_.driver->gpu && IsOneTooLong(sizes, plan_.driver->num_threads)) return false;
     return ReadRows(arrays_[context]) && AreGradients() && ReadSources(sources);
   }
 
   bool ReadRows(const Array& rows) {
     int64_t num_items = 0;
     for (const Given& its : given_) num_items += its.num_keys;
+    if (plan_.driver->gpu && num_items > kMostItems) return false;
+    rows_ = static_cast<const uint32_t*>(rows.data);
     if (rows.type != kInt64 || rows.size != (num_items + 1) / 2) return false;
     const auto* next = static_cast<const uint32_t*>(rows.data);
     items_.resize(given_.size());
@@ -138,16 +146,111 @@ class GradientOfCall {
     for (Items& items : items_) launch.Add(items.its.num_keys, {Word(&items)});
     for (SokTableRecord* table : plan_.tables) table->gradient.size = -1;
     launch.Run(*plan_.driver);
-    for (const int64_t i : last) {
-      SokGradientRecord& gradient = plan_.parts[i].record->gradient;
-      gradient.keys = gradient.room_keys;
-      gradient.rows = gradient.room_rows;
-      gradient.row_epoch = told_[i];
-      gradient.is_complete = told_[Count() + i] == 0;
-      gradient.lookup_number = told_[2 * Count() + i];
-      gradient.size = items_[i].num_keys;
-    }
+    for (const int64_t i : last) NoteKeys(i);
     return true;
+  }
+
+  bool RunOnGpu() {
+    const Driver& driver = *plan_.driver;
+    const size_t count = items_.size();
+    Held held;
+    if (!held.Take(plan_, false, kSokReads)) return false;
+    std::vector<int64_t> last(plan_.tables.size());
+    for (int64_t i = 0; i < Count(); ++i) last[plan_.parts[i].table] = i;
+    for (const int64_t i : last) {
+      if (plan_.parts[i].record->gradient.room < given_[i].num_keys) return false;
+    }
+    GpuGroups groups(driver, items_, rows_);
+    std::vector<float*> pieces(count);
+    Scratch scratch;
+    groups.Want(&scratch);
+    for (size_t i = 0; i < count; ++i) {
+      Items& its = items_[i];
+      const int64_t n = its.its.num_keys;
+      if (its.its.weights && !its.its.splits) return false;  // its gradient takes an array
+      if (its.HasIndex()) scratch.Want(&its.index, n);
+      if (its.HasFactors()) scratch.Want(&its.factors, n);
+      if (n >= kPiece) scratch.Want(&pieces[i], n / kPiece * plan_.parts[i].dim);
+    }
+    auto* memory = static_cast<char*>(outputs_->Temporary(scratch.num_bytes()));
+    if (!memory) return false;
+    scratch.Take(memory);
+    for (SokTableRecord* table : plan_.tables) table->gradient.size = -1;
+    GpuCall call(*driver.gpu, outputs_->operation());
+    call.Begin();
+    Launch combine(driver.combine_items);
+    for (const Items& its : items_) {
+      if (!its.HasIndex()) continue;
+      combine.Add(its.its.num_rows,
+                  {Word(its.its.splits), Word(its.its.weights), its.combiner, Word(its.index),
+                   Word(its.factors), its.row_length, its.its.num_rows});
+    }
+    combine.Run(driver, &call);
+    groups.Run(&call);
+    for (size_t i = 0; i < count; ++i) {
+      items_[i].num_keys = groups.starts[i + 1] - groups.starts[i];
+    }
+    if (!Allocate()) return false;
+    call.Begin();
+    SumOnGpu(groups, pieces, last, &call);
+    for (size_t i = 0, number = 0; i < count; ++i) {
+      if (items_[i].its.weights) GiveWeightGradient(i, number++, &call);
+    }
+    for (const int64_t i : last) NoteKeys(i);
+    call.End();
+    return true;
+  }
+
+  // last  of each table the part whose keys are noted
+  void SumOnGpu(const GpuGroups& groups, const std::vector<float*>& pieces,
+                const std::vector<int64_t>& last, GpuCall* call) const {
+    const Driver& driver = *plan_.driver;
+    const size_t count = items_.size();
+    Launch summing(driver.segment_sums), adding(driver.segment_add_pieces);
+    Launch giving(driver.give_distinct);
+    for (size_t i = 0; i < count; ++i) {
+      const Items& its = items_[i];
+      const Part& part = plan_.parts[i];
+      const int64_t n = its.its.num_keys, start = groups.starts[i], begin = groups.begin(i);
+      const std::array<int64_t, 13> words{Word(arrays_[i].data),
+                                          part.dim,
+                                          Word(its.index),
+                                          Word(its.factors),
+                                          Word(groups.offsets()),
+                                          Word(groups.order()),
+                                          Word(groups.labels()),
+                                          start,
+                                          its.num_keys,
+                                          begin,
+                                          n,
+                                          Word(pieces[i]),
+                                          Word((*outputs_)[i])};
+      summing.Add(n, {});
+      summing.More(words);
+      if (n > kPiece) {
+        adding.Add(n, {});
+        adding.More(words);
+      }
+      const bool is_noted = last[part.table] == static_cast<int64_t>(i);
+      const SokGradientRecord& gradient = part.record->gradient;
+      giving.Add(its.num_keys,
+                 {Word(its.its.keys) - 8 * begin, Word(groups.rows_of_keys() + start),
+                  Word(groups.first() + start), Word((*outputs_)[count + i]),
+                  Word(is_noted ? gradient.room_keys : nullptr),
+                  Word(is_noted ? gradient.room_rows : nullptr), its.num_keys});
+    }
+    for (const Launch* each : {&summing, &adding, &giving}) each->Run(driver, call);
+  }
+
+  // Notes where the keys of a part are, in the record of its table.
+  void NoteKeys(int64_t i) const {
+    SokGradientRecord& gradient = plan_.parts[i].record->gradient;
+    gradient.keys = gradient.room_keys;
+    gradient.rows = gradient.room_rows;
+    gradient.row_epoch = told_[i];
+    gradient.is_complete = told_[Count() + i] == 0;
+    gradient.lookup_number = told_[2 * Count() + i];
+    gradient.size = items_[i].num_keys;
   }
 
   bool Allocate() {
@@ -192,12 +295,12 @@ class GradientOfCall {
     sums.Run(driver);
     adding.Run(driver);
     for (size_t i = 0, number = 0; i < count; ++i) {
-      if (items_[i].its.weights) GiveWeightGradient(i, number++);
+      if (items_[i].its.weights) GiveWeightGradient(i, number++, nullptr);
     }
     return true;
   }
 
-  void GiveWeightGradient(size_t i, size_t number) const {
+  void GiveWeightGradient(size_t i, size_t number, GpuCall* call) const {
     const Items& items = items_[i];
     const Part& part = plan_.parts[i];
     Launch launch(plan_.driver->weight_grad[KernelOf(part.row_type)]);
@@ -206,7 +309,7 @@ class GradientOfCall {
                {Word(arrays_[i].data), Word(sources_[number]), part.dim, 0, 0, Word(splits),
                 Word(items.its.weights), part.combiner,
                 Word((*outputs_)[2 * items_.size() + number]), items.its.num_rows});
-    launch.Run(*plan_.driver);
+    launch.Run(*plan_.driver, call);
   }
 
   const Plan& plan_;
@@ -218,6 +321,7 @@ class GradientOfCall {
   std::vector<Items> items_;
   std::vector<const void*> sources_;  // of each table with weights
   const int64_t* told_ = nullptr;
+  const uint32_t* rows_ = nullptr;  // of all items
   Scratch scratch_;
 };
 

@@ -216,9 +216,11 @@ bool LookUp(Frame* frame, int64_t call) {
 // The gradient has the call of its lookup, or another one with the same plan.
 bool Gradient(Frame* frame, int64_t call) {
   const std::shared_ptr<const sok::Plan> plan = sok::PlanOf(call);
-  if (!plan || frame->is_on_gpu || plan->driver->gpu) return false;
-  OutputsOf outputs(frame, nullptr);
-  return sok::Gradient(*plan, InputsOf(frame, nullptr), &outputs);
+  if (!plan || !IsThere(frame, *plan->driver)) return false;
+  const sok::Gpu* gpu = plan->driver->gpu;
+  const Noted noted(gpu);
+  OutputsOf outputs(frame, gpu);
+  return sok::Gradient(*plan, InputsOf(frame, gpu), &outputs);
 }
 
 // An eager update tells whether native code has done it, or would.

@@ -38,16 +38,22 @@ struct Driver {
   Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
   // Of a GPU:
   Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
-  Kernel recall_rows;
+  Kernel recall_rows, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
+  Kernel give_distinct;
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
     if (gpu) {
       return find.num_arguments == 22 && pool[0].num_arguments == 11 &&
-             rows_read[0].num_arguments == 6 && recall_rows.num_arguments == 15;
+             rows_read[0].num_arguments == 6 && recall_rows.num_arguments == 15 &&
+             dedup_insert.num_arguments == 10 && dedup_number.num_arguments == 13 &&
+             dedup_labels.num_arguments == 11 && sort_pass.num_arguments == 12 &&
+             group_sorted.num_arguments == 4 && give_distinct.num_arguments == 7 &&
+             combine_items.num_arguments == 7 && segment_sums.num_arguments == 13 &&
+             segment_add_pieces.num_arguments == 13;
     }
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
-           rows_read[0].num_arguments == 6 && combine_items.num_arguments == 6 &&
+           rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
            weight_grad[0].num_arguments == 10 && pool_again[0].num_arguments == 14 &&
            rows_write[0].num_arguments == 7 && rows_add[0].num_arguments == 7;

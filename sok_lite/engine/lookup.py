@@ -206,8 +206,8 @@ def backward(
     keys = Pieces(distinct.keys, shapes, starts)
     rows = Pieces(distinct.rows, shapes, starts)
     tables, route = [table for table, _, _ in parts], context.pooling.route
-    # Of several ranks, and on a GPU, native code takes no gradient.
-    is_native = route.comm.size == 1 and backend.name == "cpu"
+    # Of several ranks native code takes no gradient.
+    is_native = route.comm.size == 1 and all(table.record.allows for table in tables)
     num_items = route.num_received.tolist() if is_native else None
     note_gradients(backend, tables, keys, rows, context.found, num_items)
     return Gradients(keys, sums, weight_grads)

@@ -95,9 +95,13 @@ _KERNELS = (
     *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
     *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
     *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "recall_rows"),
+    *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
+    "give_distinct",
 )
-# Those that native code launches on a GPU.
-_OF_GPU = ("find", "rows_read_", "pool_f", "pool_b", "recall_rows")
+# Those that native code launches on a GPU alone, and nowhere else.
+_ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
+_ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", *_KERNELS[-11:]}
+_ON_GPU |= {name for name in _KERNELS if name.startswith(("rows_read_", "combine_weight_grad_"))}
 _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
 
@@ -120,7 +124,7 @@ def _driver_of(backend: Any) -> _Driver:
         gpu = None if backend.name == "cpu" else record_of(backend)
         driver = _Driver(seed=seed_of_process(), gpu=0 if gpu is None else addressof(gpu))
         for name in _KERNELS:
-            if gpu is None or (name.startswith(_OF_GPU) and name != "find_and_pool"):
+            if name in _ON_GPU if gpu is not None else name not in _ON_GPU_ALONE:
                 setattr(driver, name, backend.kernel(name))
         # Another thread may have made one meanwhile, which plans have the address of.
         known = _drivers.setdefault(id(backend), (backend, driver))

@@ -36,9 +36,9 @@ class Asked(NamedTuple):
     to_host: int
 
 
-# However many tables: launches, operations, memsets, waits and results. An operation waits when it begins,
-# when it has memory of results, and when it ends; the lookup and the gradient once more, for
-# numbers.
+# However many tables: launches, operations, memsets, waits and results. An operation waits when it
+# begins, when it has memory of results, and when it ends; the lookup and the gradient once more,
+# for numbers.
 MOST = {"lookup": (2, 1, 1, 4, 2), "step": (12, 2, 2, 9, 4)}
 # Bytes for each table, and for all of them; numbers of which no array is made but on the host.
 BYTES = {"lookup": ((0, 0), (96, 0)), "step": ((0, 16), (104, 8))}

@@ -9,6 +9,7 @@ import tensorflow as tf
 import sok_lite as sok
 from sok_lite.native import gpu
 from sok_lite.native.plans import num_entries
+from tests.bridge import test_native_gradient as gradients
 from tests.bridge import test_native_lookup as lookups
 from tests.bridge import test_native_update as updates
 from tests.conftest import QUICK
@@ -16,8 +17,7 @@ from tests.support.gpu_play import play_gpu
 from tests.support.routes import KINDS, new_variable
 from tests.support.simt import device
 from tests.support.simt.driver import SIGNATURES
-from tests.support.simt.streams import Race
-from tests.support.tf_fixtures import traced
+from tests.support.simt.runtime import SimtError
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
@@ -52,6 +52,13 @@ def test_drawn_lookups_have_the_bits_of_python(monkeypatch, seed):
     lookups.audit_both(*program.routes)
 
 
+@pytest.mark.parametrize("seed", range(2 if QUICK else 10))
+def test_drawn_gradients_have_the_bits_of_python(monkeypatch, seed):
+    its = play_gpu(monkeypatch)
+    assert gradients.compare_drawn(seed) < 8  # of 8 some have what is Python's
+    its.check()
+
+
 @pytest.mark.parametrize("kind", [updates.Trained, updates.EagerWithDense, updates.EagerLocal])
 @pytest.mark.parametrize("stochastic_rounding", [False, True])
 def test_steps_have_the_bits_of_python(monkeypatch, kind, stochastic_rounding):
@@ -82,6 +89,7 @@ class Step:
         self.look_up = mode(lambda: sok.lookup_sparse(self.tables, self.ids))
         self.gradients = mode(self._gradients)
         self.update = mode(self._update)
+        self.whole = mode(self._whole)
         self.grads = None
 
     def _gradients(self):
@@ -89,6 +97,11 @@ class Step:
             rows = sok.lookup_sparse(self.tables, self.ids)
             loss = tf.add_n([tf.reduce_sum(tf.square(each)) for each in rows])
         return tape.gradient(loss, self.tables)
+
+    def _whole(self):
+        self.grads = self._gradients()
+        self._update()
+        self.grads = None
 
     def _update(self):
         self.optimizer.apply_gradients(zip(self.grads, self.tables, strict=True))
@@ -133,17 +146,27 @@ def test_what_a_step_of_known_keys_asks_of_a_gpu(monkeypatch, mode, num_tables):
     its = play(monkeypatch)
     step = Step(num_tables, mode)
     for _ in range(2):
-        step.grads = step.gradients()
-        step.update()
-    # More tables need more launches only where their arguments find no room in one.
-    find, pool, step_of = ((most + num_tables - 1) // most for most in (177, 341, 227))
-    recall = (num_tables + 254) // 255
+        step.whole()
+    # 300 tables need more launches where their arguments find no room in one.
+    more = num_tables > 200
+    assert counted(step.look_up) == [0, 2 + more, 0, 1, 1, 0, 1]
+    # By the gradient: the rows of the batch, three for the numbers of keys, one or more for the
+    # sort, offsets, sums, those of long groups, keys. By the update: rows, and the step.
+    assert counted(step.whole) == [0, 12 + 5 * more, 0, 2, 2, 0, 2]
     its.check()
-    assert counted(step.look_up) == [0, find + pool, 0, 1, 1, 0, 1]
-    # In eager mode gradients come as they were given; a function that takes them cannot know that.
-    step.grads = step.gradients()
-    asks = [1, 1, 0, 1] if mode is traced else [0, 0, 0, 0]
-    assert counted(step.update) == [0, recall + step_of, 0, *asks]
+
+
+def test_gradients_that_were_changed_are_compared(monkeypatch, mode):
+    its = play(monkeypatch)
+    step = Step(2, mode)
+    for _ in range(3):
+        step.grads = [
+            tf.IndexedSlices(2.0 * each.values, tf.identity(each.indices))
+            for each in step.gradients()
+        ]
+        asked = counted(step.update)
+    its.check()
+    assert asked == [0, 2, 0, 1, 1, 0, 1]
 
 
 # ------------------------------------------------------------------------------- what goes wrong
@@ -161,7 +184,8 @@ def test_a_stream_that_does_not_wait_for_the_other_is_found(monkeypatch, when):
         wait(stream, event, flags)
 
     its.driver._set("wait", ctypes.c_int, SIGNATURES["wait"], forget)
-    with pytest.raises(Race, match="nothing orders the two"):
+    # A Race, or a kernel that finds what was there before.
+    with pytest.raises(SimtError):
         for _ in range(4):
             step.grads = step.gradients()
             step.update()

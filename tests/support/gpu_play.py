@@ -31,7 +31,6 @@ from sok_lite.native import callbacks, plans
 from sok_lite.native import gpu as native_gpu
 from tests.support.gpu_kernels import Watch
 
-
 # Native code has their addresses, in plans of graphs that may outlive a test.
 _of_plays = []
 

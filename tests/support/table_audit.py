@@ -146,7 +146,7 @@ def _audit_last_gradient(table):
     """Raises AssertionError if an update would take another row for that of a key."""
     last, record = table.last_gradient, table.record.gradient
     if record.room:
-        where = [array.ctypes.data for array in last._room]
+        where = [table.backend.address(array) for array in last._room]
         assert [record.room_keys, record.room_rows] == where, "native code writes elsewhere"
         assert {array.size for array in last._room} == {record.room}
     known = last.read()

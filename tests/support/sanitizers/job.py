@@ -401,7 +401,7 @@ def native():
         table.lookup(np.arange(num_keys))
         table.lookup(others)
         table.store.number_states()
-        publish(table.last_gradient.plan_room(batch))
+        publish(table.last_gradient.plan_room(table.backend, batch))
         give_room(table)
     records = [(ctypes.addressof(each.record), each.record.generation) for each in tables]
     rule = optimizers.SGD()
