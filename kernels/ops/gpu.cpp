@@ -17,7 +17,8 @@ void Check(int error) {
   if (error) throw std::runtime_error("a call of CUDA's driver has failed");
 }
 
-// What a thread uses in each of its calls. It is never freed: CUDA may have ended before the thread.
+// What a thread uses in each of its calls. It is never freed: CUDA may have ended before the
+// thread.
 struct OfThread {
   void* event = nullptr;
   void* memory = nullptr;  // of the host, which a GPU writes
@@ -76,7 +77,8 @@ void GpuCall::End() {
                                      : gpu_.all_wait(gpu_.context, event));
 }
 
-// As `CudaBackend._plan_launches` (sok_lite/backend/cuda.py); kernels/parts.cuh says what words are.
+// As `CudaBackend._plan_launches` (sok_lite/backend/cuda.py); kernels/parts.cuh says what words
+// are.
 void GpuCall::Launch(const GpuKernel& kernel, int64_t num_arguments,
                      const std::vector<int64_t>& begin, const std::vector<int64_t>& words) {
   const int64_t num_parts = static_cast<int64_t>(begin.size()) - 1;

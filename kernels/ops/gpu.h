@@ -54,9 +54,9 @@ struct Gpu {
 
 // A kernel of a GPU: what `Kernel::run` points to.
 struct GpuKernel {
-  void *narrow, *wide;             // CUDA's functions
-  int64_t lanes;                   // threads that share an item; 0: all of a block
-  int64_t max_threads, max_wide;   // of a block
+  void *narrow, *wide;            // CUDA's functions
+  int64_t lanes;                  // threads that share an item; 0: all of a block
+  int64_t max_threads, max_wide;  // of a block
 };
 
 // What one call launches on a GPU. Where a function of CUDA's fails it throws: the call is Python's

@@ -55,9 +55,9 @@ class GpuGroups {
   // The first number of each table, and how many there are.
   std::vector<int64_t> starts;
 
-  const int32_t* first() const { return first_; }                // item of each key
+  const int32_t* first() const { return first_; }                 // item of each key
   const uint32_t* rows_of_keys() const { return rows_of_keys_; }  // of that item
-  const int32_t* labels() const { return labels_; }              // of each item its number
+  const int32_t* labels() const { return labels_; }               // of each item its number
   const int64_t* offsets() const { return offsets_; }
   const int32_t* order() const { return sorted_[(passes_ - 1) % 2] + n_; }
   int64_t begin(size_t table) const { return begin_[table]; }
@@ -78,12 +78,12 @@ class GpuGroups {
       insert.Add(size, {KeysOf(t), 0, first, 2 * first, 2 * size, 1, driver_.seed, heads,
                         Word(labels_), size});
       label.Add((size + tile_items_ - 1) / tile_items_,
-                {Word(labels_), heads, Word(first_), total, first, Word(labels_),
-                 Word(starts_ + t), passes_, bits_, Word(work_ + counts_at_), size});
+                {Word(labels_), heads, Word(first_), total, first, Word(labels_), Word(starts_ + t),
+                 passes_, bits_, Word(work_ + counts_at_), size});
     }
-    number.Add(num_tiles_, {0, Word(rows_), Word(labels_), heads, Word(first_), 0,
-                            Word(rows_of_keys_), total, Word(work_), Word(work_ + 1), tile_items_,
-                            num_tiles_, n_});
+    number.Add(num_tiles_,
+               {0, Word(rows_), Word(labels_), heads, Word(first_), 0, Word(rows_of_keys_), total,
+                Word(work_), Word(work_ + 1), tile_items_, num_tiles_, n_});
     for (const Launch* each : {&insert, &number, &label}) each->Run(driver_, gpu);
   }
 
@@ -92,11 +92,10 @@ class GpuGroups {
     for (int64_t i = 0; i < passes_; ++i) {
       int32_t* to = sorted_[i % 2];
       Launch pass(driver_.sort_pass);
-      pass.Add(num_tiles_,
-               {Word(labels), Word(items), Word(to), Word(to + n_),
-                Word(work_ + counts_at_ + (i << bits_)), Word(work_ + taken_at_ + i),
-                Word(work_ + told_at_ + ((i * num_tiles_) << bits_)), i * bits_, bits_, tile_items_,
-                num_tiles_, n_});
+      pass.Add(num_tiles_, {Word(labels), Word(items), Word(to), Word(to + n_),
+                            Word(work_ + counts_at_ + (i << bits_)), Word(work_ + taken_at_ + i),
+                            Word(work_ + told_at_ + ((i * num_tiles_) << bits_)), i * bits_, bits_,
+                            tile_items_, num_tiles_, n_});
       pass.Run(driver_, gpu);
       labels = to;
       items = to + n_;

@@ -3,7 +3,8 @@
 // The lookup has left the row numbers of its keys: by these the items are grouped (items.h). They
 // tell which keys are equal, whatever has become of the rows since.
 //
-// On a GPU the items are sorted (gpu_groups.h), and the host waits once, for how many keys there are.
+// On a GPU the items are sorted (gpu_groups.h), and the host waits once, for how many keys there
+// are.
 //
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
@@ -233,11 +234,10 @@ class GradientOfCall {
       }
       const bool is_noted = last[part.table] == static_cast<int64_t>(i);
       const SokGradientRecord& gradient = part.record->gradient;
-      giving.Add(its.num_keys,
-                 {Word(its.its.keys) - 8 * begin, Word(groups.rows_of_keys() + start),
-                  Word(groups.first() + start), Word((*outputs_)[count + i]),
-                  Word(is_noted ? gradient.room_keys : nullptr),
-                  Word(is_noted ? gradient.room_rows : nullptr), its.num_keys});
+      giving.Add(its.num_keys, {Word(its.its.keys) - 8 * begin, Word(groups.rows_of_keys() + start),
+                                Word(groups.first() + start), Word((*outputs_)[count + i]),
+                                Word(is_noted ? gradient.room_keys : nullptr),
+                                Word(is_noted ? gradient.room_rows : nullptr), its.num_keys});
     }
     for (const Launch* each : {&summing, &adding, &giving}) each->Run(driver, call);
   }

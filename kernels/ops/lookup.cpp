@@ -1,8 +1,8 @@
 // A lookup without Python, where no key is to be inserted: find and pool by one launch for all
 // tables. What begins a key that is missing and gets no row is drawn.
 //
-// On a GPU it is a launch that finds and one for each type of rows that pools, and one wait, for the
-// counts of what is missing.
+// On a GPU it is a launch that finds and one for each type of rows that pools, and one wait, for
+// the counts of what is missing.
 //
 // Where something is not as it is in most steps, Python does the whole: a key does not fit, splits
 // are wrong, a table does what native code cannot. Where keys are missing that are to be inserted,

@@ -204,8 +204,8 @@ class UpdateOfCall {
            last.lookup_number == table.clock.now;
   }
 
-  // Recalls the rows of the keys of the last gradients. Returns whether all keys are these, which it
-  // waits for unless it is known.
+  // Recalls the rows of the keys of the last gradients. Returns whether all keys are these, which
+  // it waits for unless it is known.
   bool Recall(GpuCall* gpu) {
     const size_t count = plan_.parts.size();
     int64_t num_keys = 0;
