@@ -411,7 +411,9 @@ def native():
         for its, dim in zip(records, dims, strict=True)
     ]
     moved = [
-        plans.UpdatePart(*its, table.store.record.states, INT64, dim, False, False, 0, *kernel, ())
+        plans.UpdatePart(
+            *(*its, table.store.record.states, INT64, dim, True, False, False, 0, *kernel), ()
+        )
         for its, table, dim in zip(records, tables, dims, strict=True)
     ]
     policy = plans.Policy(1, -1, 0, 0, 0)
