@@ -59,11 +59,12 @@ class CudaBackend(Backend):
         tunables = {**_TUNABLES, **self._binaries.defines}
         self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
         self._tuned: dict[int, CudaBackend] = {}  # by threads per block
-        # GPU threads that share an item of the main loop, by kind of kernel.
+        # GPU threads that share an item of the main loop, by kind of kernel; 0: all of a block.
         self._lanes = {
             "": 1,
             "row": tunables["SOK_ROW_LANES"],
             "tile": tunables.get("SOK_TILE", tunables["SOK_LINE"]),
+            "team": 0,
         }
         # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
         self.num_devices = cupy.cuda.runtime.getDeviceCount()
@@ -172,7 +173,7 @@ class CudaBackend(Backend):
         is_wide = num_words > LAUNCH_WORDS
         run, lanes, max_threads = self._kernel(kernel, is_wide)
         threads = min(self._threads_per_block, max_threads // 32 * 32)
-        blocks = [-(-count * lanes // threads) for count in num_items]
+        blocks = [-(-count * (lanes or threads) // threads) for count in num_items]
         if sum(blocks) > self._max_blocks:
             share = self._max_blocks / sum(blocks)
             blocks = [max(1, int(share * count)) for count in blocks]
@@ -212,6 +213,11 @@ class CudaBackend(Backend):
 
     def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
         return np.array(_addresses(arrays, dtype, "Array {}".format), np.int64)
+
+    def set_bits(self, n: int, dtype: np.dtype) -> Array:
+        array = cupy.empty(n, dtype)
+        array.data.memset_async(0xFF, array.nbytes)
+        return array
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory

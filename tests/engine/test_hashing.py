@@ -204,14 +204,15 @@ def test_rows_are_the_same_for_every_seed(backend, kind):
 
 def test_keys_that_are_chosen_against_no_seed_are_deduplicated_as_any_others(backend):
     keys, slots = chosen_keys.of_one_line(300), []
-    backend, launch = copy.copy(backend), backend.launch
+    backend, launch = copy.copy(backend), backend.launch_columns
 
-    def launched(kernel, num_items, *args):
-        launch(kernel, num_items, *args)
+    def launched(kernel, num_items, columns, arrays):
+        launch(kernel, num_items, columns, arrays)
         if kernel == "dedup_insert":
-            slots.extend(backend.to_host(args[-2]).tolist())
+            numbering = arrays
+            slots.extend(backend.to_host(numbering.slots).tolist())
 
-    backend.launch = launched
+    backend.launch_columns = launched
     found = unique(backend, backend.from_host(np.concatenate([keys, keys[::-1]])))
     assert backend.to_host(found.unique_keys).tolist() == keys.tolist()
     assert backend.to_host(found.inverse).tolist() == [*range(300), *reversed(range(300))]
