@@ -8,7 +8,7 @@
 // Deduplication: a scratch hash of item numbers, with slots of its own for each table, finds equal
 // keys. Each slot ends with the smallest item number of its key, whatever the order in which
 // threads came, so that the result is always the same. Then first occurrences are counted in blocks
-// of items, and numbered.
+// of items, and numbered; on a GPU in one launch, by tiles (tiles.cuh).
 //
 // Sums: a group is summed in pieces of kPiece items (pooling.cuh). Pieces of a group that has
 // several are summed apart, so that many threads share a hot key, and are then added up in their

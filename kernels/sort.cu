@@ -4,8 +4,8 @@
 // and is sorted by its lowest digit first, in one pass over the items for each digit of up to 9
 // bits. One launch counts the digits of all passes. A pass then knows where the items of each digit
 // begin, and within one launch each tile of items learns from the tiles before it how many of each
-// digit these have (tiles.cuh). So a pass is one launch ("Onesweep": Adinets and Merrill,
-// "Onesweep: A Faster Least Significant Digit Radix Sort for GPUs", 2022).
+// digit these have (tiles.cuh). So a pass is one launch (Adinets and Merrill, "Onesweep: A Faster
+// Least Significant Digit Radix Sort for GPUs", 2022).
 //
 // Unlike there a team reads its labels twice, to count and to place them, and keeps none; and an
 // item goes straight to its place, without being put beside its neighbours there first. Both are

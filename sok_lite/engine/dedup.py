@@ -6,7 +6,7 @@ number of launches does not depend on the number of tables.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -91,16 +91,12 @@ def dedup(
     Raises:
       ValueError: more than 2**30 keys, which int32 numbers could not address.
     """
-    begin, n = _checked(keys, begin)
-    if n == 0:
-        return _none(backend, keys, begin, rows)
-    work = backend.xp.zeros(_num_words(begin, missing, repeat), np.uint32)
-    numbered = _number(backend, keys, begin, work, rows, missing, repeat)
-    slots, heads, *others = numbered.words(backend, begin)
-    are_missing = 0 if missing is None else _address(backend, missing.rows, U32)
-    columns = [slots, heads, are_missing, *others, np.diff(begin)]
-    _launch_tables(backend, "dedup_inverse", np.diff(begin), columns, (numbered, missing))
-    return numbered.distinct(backend)
+    numbering = _Numbering(backend, keys, begin, rows, missing, repeat)
+    if not keys.size:
+        return numbering.none()
+    numbering.launch(numbering.new_work())
+    numbering.launch_of_tables("dedup_inverse", numbering.sizes, [numbering.at_missing])
+    return numbering.distinct()
 
 
 def dedup_and_group(
@@ -116,143 +112,154 @@ def dedup_and_group(
     Raises:
       ValueError: more than 2**30 keys.
     """
-    begin, n = _checked(keys, begin)
+    n = keys.size
     if backend.name == "cpu" or n == 0:
         distinct = dedup(backend, keys, begin, rows=rows)
         return distinct, group(backend, distinct.inverse, begin, distinct.starts)
+    numbering = _Numbering(backend, keys, begin, rows, None, True)
     # Nobody knows yet how many numbers there are: at most as many as items.
-    sort = Sort(backend, n, n, _num_words(begin, None, True))
-    numbered = _number(backend, keys, begin, sort.work, rows)
-    columns = [*numbered.words(backend, begin), *sort.counting, np.diff(begin)]
-    teams = -(-np.diff(begin) // sort.tiles.items)
-    _launch_tables(backend, "dedup_labels", teams, columns, (numbered, sort.work))
-    order, by_number = sort.sorted(numbered.inverse)
+    sort = Sort(backend, n, n, numbering.num_words)
+    numbering.launch(sort.work)
+    teams = -(-numbering.sizes // sort.tiles.items)
+    numbering.launch_of_tables("dedup_labels", teams, [], sort.counting)
+    order, by_number = sort.sorted(numbering.slots)
     offsets = backend.xp.empty(n + 1, np.int64)
     backend.launch("group_sorted", n, by_number, offsets, 0, n)
-    distinct = numbered.distinct(backend)
+    distinct = numbering.distinct()
     offsets = offsets[: distinct.keys.size + 1]
-    return distinct, Groups(offsets, order, distinct.inverse, begin, distinct.starts)
+    return distinct, Groups(offsets, order, distinct.inverse, numbering.begin, distinct.starts)
 
 
-class _Numbered(NamedTuple):
-    """Distinct keys that have numbers; how many they are is not known on the host.
-
-    Attributes:
-      inverse, first, keys, starts, rows: as of Distinct, or yet to be written, with room for as
-        many keys as items; starts: on the device. Until `inverse` is written it has the scratch
-        slot of each item.
-      work: what tiles tell and the scratch slots, see `_num_words`.
-    """
-
-    inverse: Array
-    first: Array
-    keys: Array
-    starts: Array
-    rows: Array | None
-    work: Array
-
-    def words(self, backend: Backend, begin: np.ndarray) -> list[Words]:
-        """Returns what a kernel is told that tells each item its number, but for rows and sizes."""
-        num_tables, address = begin.size - 1, backend.address
-        slots, starts = address(self.inverse), address(self.starts)
-        heads = address(self.work) + U32.itemsize * _num_told(self.inverse.size)
-        return [
-            *(slots, heads, address(self.first), starts + I64.itemsize * num_tables),
-            *(begin[:-1], slots, starts + I64.itemsize * np.arange(num_tables)),
-        ]
-
-    def distinct(self, backend: Backend) -> Distinct:
-        """Waits for the number of keys, and cuts what has room for more."""
-        starts = backend.to_host(self.starts)
-        count = int(starts[-1])
-        rows = None if self.rows is None else self.rows[:count]
-        return Distinct(self.inverse, self.first[:count], self.keys[:count], starts, rows)
-
-
-def _checked(keys: Array, begin: Sequence[int] | np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns where tables begin, and how many keys there are."""
-    if keys.size > 1 << 30:
-        raise ValueError(f"A batch must have at most 2**30 keys. Received: {keys.size}. Split it.")
-    return np.asarray(begin, np.int64), keys.size
-
-
-def _none(backend: Backend, keys: Array, begin: np.ndarray, rows: Array | None) -> Distinct:
-    empty = backend.xp.empty(0, np.int32)
-    return Distinct(empty, empty, keys, np.zeros(begin.size, np.int64), rows)
-
-
-def _num_slots(begin: np.ndarray, missing: Missing | None, repeat: bool) -> np.ndarray:
-    """Returns how many scratch slots each table has."""
-    if not repeat:
-        return np.diff(begin)
-    return 2 * (np.diff(begin) if missing is None else np.asarray(missing.counts, np.int64))
-
-
-def _num_words(begin: np.ndarray, missing: Missing | None, repeat: bool) -> int:
-    """Returns how many words have to be 0: what the tiles of a GPU tell, and the slots."""
-    # Items that take no part look at the first slot, whether or not others have any.
-    num_slots = max(1, int(_num_slots(begin, missing, repeat).sum()))
-    return _num_told(int(begin[-1])) + num_slots
-
-
-def _num_told(n: int) -> int:
-    """Returns how many words the tiles of a GPU have: of how many were taken, and one for each."""
-    return 1 + Tiles.of(n).number
-
-
-def _number(
-    backend: Backend,
-    keys: Array,
-    begin: np.ndarray,
-    work: Array,
-    rows: Array | None = None,
-    missing: Missing | None = None,
-    repeat: bool = True,
-) -> _Numbered:
-    """Gives numbers to distinct keys. It waits for nothing.
+class _Numbering:
+    """Distinct keys that are given numbers; how many they are the host learns at the end.
 
     Args:
-      work: uint32, `_num_words` or more of them 0.
-      The others: as of `dedup`; at least one key.
+      The arguments of `dedup`.
+
+    Attributes:
+      begin: (T + 1,) int64 on the host.
+      sizes: (T,) int64, items of each table.
+      slots: (n,) int32, the scratch slot of each item, and then its number.
+      num_words: that have to be 0: what the tiles of a GPU tell, and the scratch slots.
+      at_missing: the address of the rows that say what is missing; 0: all items take part.
     """
-    xp, n, address = backend.xp, keys.size, backend.address
-    sizes, num_slots = np.diff(begin), _num_slots(begin, missing, repeat)
-    slots, first, starts = xp.empty(n, np.int32), xp.empty(n, np.int32), xp.empty(begin.size, I64)
-    numbered = _Numbered(
-        slots, first, xp.empty(n, I64), starts, rows if rows is None else xp.empty(n, U32), work
-    )
-    at_keys, told, at_slots = _address(backend, keys, I64), address(work), address(slots)
-    heads = told + U32.itemsize * _num_told(n)
-    are_missing = 0 if missing is None else _address(backend, missing.rows, U32)
-    slots_of_tables = (begin[:-1], split_offsets(num_slots)[:-1], num_slots)
-    columns: list[Words] = [at_keys, are_missing, *slots_of_tables, int(repeat), seed_of_process()]
-    columns += [heads, at_slots, sizes]
-    arrays = (keys, missing, numbered, rows)
-    backend.launch_columns("dedup_insert", sizes.tolist(), columns, arrays)
-    total = starts[begin.size - 1 :]
-    if backend.name == "cuda":
-        tiles = Tiles.of(n)
-        at_rows = (0, 0) if rows is None else (_address(backend, rows, U32), address(numbered.rows))
-        columns = [at_keys, at_rows[0], at_slots, heads, address(first), address(numbered.keys)]
-        columns += [at_rows[1], address(total), told, told + U32.itemsize, *tiles, n]
-        backend.launch_columns("dedup_number_tiles", [tiles.number], columns, arrays)
-        return numbered
-    words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
-    num_blocks = -(-n // (32 * words))
-    marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
-    # A block is worth many items: the launch is told their number, not the blocks'.
-    blocks, of_slots = (words, num_blocks, n), work[_num_told(n) :].view(np.int32)
-    backend.launch("dedup_count", n, slots, of_slots, marks, counts, *blocks)
-    out = (first, numbered.keys, numbered.rows, total)
-    backend.launch("dedup_number", n, keys, rows, slots, of_slots, *out, marks, counts, *blocks)
-    return numbered
 
+    def __init__(
+        self,
+        backend: Backend,
+        keys: Array,
+        begin: Sequence[int] | np.ndarray,
+        rows: Array | None,
+        missing: Missing | None,
+        repeat: bool,
+    ) -> None:
+        n = keys.size
+        if n > 1 << 30:
+            raise ValueError(f"A batch must have at most 2**30 keys. Received: {n}. Split it.")
+        self._backend, self._keys, self._rows, self._missing = backend, keys, rows, missing
+        self._repeat = repeat
+        self.begin = begin = np.asarray(begin, np.int64)
+        self.sizes = begin[1:] - begin[:-1]
+        self._num_slots = self.sizes
+        if repeat:
+            self._num_slots = 2 * (self.sizes if missing is None else np.asarray(missing.counts))
+        self._tiles = Tiles.of(n)
+        self._num_told = 1 + self._tiles.number if backend.name == "cuda" else 0
+        # Items that take no part look at the first slot, whether or not others have any.
+        self.num_words = self._num_told + max(1, int(self._num_slots.sum()))
+        self.at_missing = 0 if missing is None else _address(backend, missing.rows, U32)
 
-def _launch_tables(
-    backend: Backend, kernel: str, num_items: np.ndarray, columns: list[Words], arrays: Any
-) -> None:
-    """Launches a kernel for all tables: also those without items, for what is told of them."""
-    backend.launch_columns(kernel, np.maximum(1, num_items).tolist(), columns, arrays)
+    def none(self) -> Distinct:
+        """Returns the distinct ones of no keys."""
+        empty = self._backend.xp.empty(0, np.int32)
+        return Distinct(empty, empty, self._keys, np.zeros(self.begin.size, np.int64), self._rows)
+
+    def new_work(self) -> Array:
+        """Returns the words that have to be 0, uint32."""
+        if self._backend.name == "cuda":
+            return self._backend.xp.zeros(self.num_words, np.uint32)
+        # Not zeros: the system would give the memory page by page, in the order of hashes.
+        work = np.empty(self.num_words, np.uint32)
+        work.fill(0)
+        return work
+
+    def launch(self, work: Array) -> None:
+        """Gives numbers to keys. It waits for nothing.
+
+        Args:
+          work: uint32, of which `num_words` are 0.
+        """
+        backend, xp, n = self._backend, self._backend.xp, self._keys.size
+        address = backend.address
+        self._work, self.slots = work, xp.empty(n, np.int32)
+        self._first, self._distinct = xp.empty(n, np.int32), xp.empty(n, np.int64)
+        self._starts = xp.empty(self.begin.size, np.int64)
+        self._rows_out = None if self._rows is None else xp.empty(n, np.uint32)
+        self._heads = address(work) + U32.itemsize * self._num_told
+        at_keys, at_slots = _address(backend, self._keys, I64), address(self.slots)
+        first_slots = split_offsets(self._num_slots)[:-1]
+        columns: list[Words] = [
+            *(at_keys, self.at_missing, self.begin[:-1], first_slots, self._num_slots),
+            *(int(self._repeat), seed_of_process(), self._heads, at_slots, self.sizes),
+        ]
+        backend.launch_columns("dedup_insert", self.sizes.tolist(), columns, self)
+        if backend.name == "cpu":
+            self._launch_in_blocks()
+            return
+        at_rows = 0 if self._rows is None else _address(backend, self._rows, U32)
+        rows_out = 0 if self._rows is None else address(self._rows_out)
+        columns = [
+            *(at_keys, at_rows, at_slots, self._heads, address(self._first)),
+            *(address(self._distinct), rows_out, self._at_start(-1)),
+            *(address(work), address(work) + U32.itemsize, *self._tiles, n),
+        ]
+        backend.launch_columns("dedup_number_tiles", [self._tiles.number], columns, self)
+
+    def _launch_in_blocks(self) -> None:
+        n = self._keys.size
+        words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
+        num_blocks = -(-n // (32 * words))
+        marks, counts = np.empty(-(-n // 32), np.uint32), np.empty(num_blocks, np.int32)
+        heads, launch = self._work.view(np.int32), self._backend.launch
+        # A block is worth many items: the launch is told their number, not the blocks'.
+        blocks = (marks, counts, words, num_blocks, n)
+        launch("dedup_count", n, self.slots, heads, *blocks)
+        out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
+        launch("dedup_number", n, self._keys, self._rows, self.slots, heads, *out, *blocks)
+
+    def _at_start(self, table: int) -> int:
+        """Returns the address of where the keys of a table start; -1: of the number of all."""
+        place = table % self.begin.size
+        return self._backend.address(self._starts) + I64.itemsize * place
+
+    def launch_of_tables(
+        self,
+        kernel: str,
+        num_items: np.ndarray,
+        before: Sequence[Words],
+        after: Sequence[Words] = (),
+    ) -> None:
+        """Launches a kernel that tells each item its number, and each table where its keys start.
+
+        Args:
+          num_items: of each table. One without any is told, too.
+          before, after: what it takes behind the scratch slots, and before the number of items.
+        """
+        slots = self._backend.address(self.slots)
+        starts = self._at_start(0) + I64.itemsize * np.arange(self.sizes.size)
+        columns = [
+            *(slots, self._heads, *before, self._backend.address(self._first), self._at_start(-1)),
+            *(self.begin[:-1], slots, starts, *after, self.sizes),
+        ]
+        sizes = [max(1, count) for count in num_items.tolist()]
+        self._backend.launch_columns(kernel, sizes, columns, self)
+
+    def distinct(self) -> Distinct:
+        """Waits for the number of keys, and returns them."""
+        starts = self._backend.to_host(self._starts)
+        count = int(starts[-1])
+        rows = None if self._rows_out is None else self._rows_out[:count]
+        return Distinct(self.slots, self._first[:count], self._distinct[:count], starts, rows)
 
 
 def _address(backend: Backend, array: Array, dtype: np.dtype) -> int:

@@ -209,8 +209,8 @@ def test_keys_that_are_chosen_against_no_seed_are_deduplicated_as_any_others(bac
     def launched(kernel, num_items, columns, arrays):
         launch(kernel, num_items, columns, arrays)
         if kernel == "dedup_insert":
-            numbered = arrays[2]  # whose numbers are slots yet
-            slots.extend(backend.to_host(numbered.inverse).tolist())
+            numbering = arrays
+            slots.extend(backend.to_host(numbering.slots).tolist())
 
     backend.launch_columns = launched
     found = unique(backend, backend.from_host(np.concatenate([keys, keys[::-1]])))
