@@ -52,6 +52,7 @@ _MODULES = (
 )
 # The module, below the package, that has each other public name.
 _MODULE_OF = {
+    "Autosave": "bridge.autosave",
     "inference_mode": "bridge.inference",
     "optimizer_states": "bridge.named_states",
     "report": "bridge.report",
