@@ -59,7 +59,8 @@ class Autosave:
         *,
         on_error: str = "warn",
     ) -> None:
-        functions = list(save) if isinstance(save, (list, tuple)) else [save]
+        given: Any = save
+        functions = list(given) if isinstance(given, (list, tuple)) else [given]
         if not functions or not all(map(callable, functions)):
             raise TypeError(
                 f"`save` must be a function of the number of steps, or several. Received: {save!r}."
