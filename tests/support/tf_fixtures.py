@@ -80,7 +80,7 @@ _NOT_ON_GPU = {
     # The GPU is simulated by Python, whose garbage it is.
     "test_an_eager_lookup_leaves_nothing_for_the_garbage_collector",
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
-    *("test_cluster", "test_keras_data"),
+    *("test_cluster", "test_keras_data", "test_keras_input_wait"),
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
     *(
         "test_as_a_whole",
