@@ -52,7 +52,6 @@ _MODULES = (
 )
 # The module, below the package, that has each other public name.
 _MODULE_OF = {
-    "Autosave": "bridge.autosave",
     "inference_mode": "bridge.inference",
     "optimizer_states": "bridge.named_states",
     "report": "bridge.report",
@@ -61,6 +60,7 @@ _MODULE_OF = {
     "hash_strings": "bridge.strings",
     "open_readonly": "engine.files.readonly",
     "Report": "reports.report",
+    "Autosave": "sok.autosave",
     "init": "sok.communication",
     "set_comm_tool": "sok.communication",
     "dump": "sok.dump_load",

@@ -160,12 +160,6 @@ def timed_input(batches: Iterable[T]) -> Iterator[T]:
 
     Args:
       batches: a tf.data.Dataset, or anything that can be iterated over.
-
-    Examples:
-      >>> for batch in sok.metrics.timed_input([1, 2]):
-      ...     pass
-      >>> "sok_input_batches_total" in sok.metrics.prometheus(sok.DynamicVariable(2, name="item"))
-      True
     """
     iterator, none = iter(batches), object()
     while True:

@@ -18,7 +18,8 @@ a lookup has seen, or a write changed, since the file before come first; so row 
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -148,17 +149,20 @@ class _Arrays:
     """All tensors of a table, in pieces of a chunk at most, on the host; the arguments are those of
     `_arrays`."""
 
-    def __init__(self, table: EmbeddingTable, *more: Any) -> None:
-        self._table, self._more = table, more
+    def __init__(
+        self, table: EmbeddingTable, outlined: Outline, since: int | None, chunk_bytes: int
+    ) -> None:
+        self._read = partial(_arrays, table, outlined, since, chunk_bytes)
+        self._is_on_host = table.backend.name == "cpu"
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return _arrays(self._table, *self._more, kept=None)
+        return self._read(None)
 
     def at_once(self) -> Iterator[np.ndarray]:
         """Yields the same in less time: what the index has of a key is read once, and not for each
         tensor, and kept meanwhile: some 20 bytes a key."""
         # On a GPU they would be in its memory, which may have none left.
-        return _arrays(self._table, *self._more, [] if self._table.backend.name == "cpu" else None)
+        return self._read([] if self._is_on_host else None)
 
 
 def _arrays(
