@@ -18,7 +18,6 @@ a lookup has seen, or a write changed, since the file before come first; so row 
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -135,8 +134,7 @@ def part_of(
         num_slots = _num_slots(table, columns, chunk_bytes)
         shard, since = continuing(table, shard, before, columns, num_slots)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    arrays = _Arrays(table, outlined, since, chunk_bytes)
-    return ShardContent(table.name, shard, tensors, arrays)
+    return ShardContent(table.name, shard, tensors, _arrays(table, outlined, since, chunk_bytes))
 
 
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
@@ -145,53 +143,26 @@ def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: in
     return max(1, chunk_bytes // max(widest, ENTRY_BYTES))
 
 
-class _Arrays:
-    """All tensors of a table, in pieces of a chunk at most, on the host; the arguments are those of
-    `_arrays`."""
-
-    def __init__(
-        self, table: EmbeddingTable, outlined: Outline, since: int | None, chunk_bytes: int
-    ) -> None:
-        self._read = partial(_arrays, table, outlined, since, chunk_bytes)
-        self._is_on_host = table.backend.name == "cpu"
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return self._read(None)
-
-    def at_once(self) -> Iterator[np.ndarray]:
-        """Yields the same in less time: what the index has of a key is read once, and not for each
-        tensor, and kept meanwhile: some 20 bytes a key."""
-        # On a GPU they would be in its memory, which may have none left.
-        return self._read([] if self._is_on_host else None)
-
-
 def _arrays(
-    table: EmbeddingTable,
-    outlined: Outline,
-    since: int | None,
-    chunk_bytes: int,
-    kept: list[IndexEntries] | None,
+    table: EmbeddingTable, outlined: Outline, since: int | None, chunk_bytes: int
 ) -> Iterator[np.ndarray]:
     """Yields all tensors in pieces of a chunk at most, on the host.
 
     Args:
       since: of an increment, the least `last_seen` of the keys that have changed.
-      kept: takes what the index has, in pieces; None: it is read anew for each tensor.
     """
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in outlined.states]
     num_slots = _num_slots(table, columns, chunk_bytes)
 
     def parts(has_changed: bool) -> Iterator[IndexEntries]:
-        for piece in pieces(table, num_slots) if kept is None else kept:
+        for piece in pieces(table, num_slots):
             if since is None:
                 yield piece
             else:
                 is_wanted = (piece.last_seen >= np.uint32(since)) == has_changed
                 yield IndexEntries(*(array[is_wanted] for array in piece))
 
-    if kept is not None:
-        kept.extend(pieces(table, num_slots))
     names = ["keys", "value", "stamps"]
     names += ["scores"] * outlined.has_scores + ["slots"] * outlined.has_slots
     for name in names:
@@ -214,8 +185,7 @@ def copied(part: ShardContent) -> ShardContent:
     Raises:
       MemoryError: there is no memory for it.
     """
-    arrays = part.arrays.at_once() if isinstance(part.arrays, _Arrays) else part.arrays
-    return part._replace(arrays=_drained(deque(arrays)))
+    return part._replace(arrays=_drained(deque(part.arrays)))
 
 
 def _drained(arrays: "deque[np.ndarray]") -> Iterator[np.ndarray]:
