@@ -60,6 +60,7 @@ _MODULE_OF = {
     "hash_strings": "bridge.strings",
     "open_readonly": "engine.files.readonly",
     "Report": "reports.report",
+    "Autosave": "sok.autosave",
     "init": "sok.communication",
     "set_comm_tool": "sok.communication",
     "dump": "sok.dump_load",

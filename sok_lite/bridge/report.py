@@ -3,11 +3,11 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from http.server import ThreadingHTTPServer
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,7 @@ from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.failure import together
+from sok_lite.engine.work_done import INPUT_WAITS
 from sok_lite.reports.openmetrics import (
     checked_labels,
     openmetrics,
@@ -30,6 +31,7 @@ from sok_lite.reports.report import Report, TableReport
 from sok_lite.reports.server import serve_text
 from sok_lite.reports.tables import report_of
 
+T = TypeVar("T")
 # What must be equal on all ranks, so that numbers of ranks can be added up.
 _COMMON = ("name", "dim", "dtype", "key_type", "var_type")
 
@@ -148,6 +150,25 @@ def prometheus(tables: Any, labels: Mapping[str, str] | None = None) -> str:
     shown = [table for table in found if rank == 0 or table.var_type != "remote"]
     of_tables = [(table.name, on_device(table.backend, samples_of, table)) for table in shown]
     return openmetrics(rank, of_tables, samples_of_process(), more)
+
+
+def timed_input(batches: Iterable[T]) -> Iterator[T]:
+    """Yields batches, and counts them and the time that each takes to come.
+
+    For a training loop of the program's own: `prometheus` then has what it waits for its input. Of
+    `fit` it has that by itself, where `prometheus` or `serve` was called before it.
+
+    Args:
+      batches: a tf.data.Dataset, or anything that can be iterated over.
+    """
+    iterator, none = iter(batches), object()
+    while True:
+        begun = time.perf_counter()
+        batch: Any = next(iterator, none)
+        if batch is none:
+            return
+        INPUT_WAITS.add(time.perf_counter() - begun)
+        yield batch
 
 
 def serve(

@@ -172,6 +172,15 @@ def test_dumps_are_counted_with_their_bytes_and_age(tmp_path):
     assert numbers("sok_dumps_total")[()] == before["sok_dumps_total"] + 2
 
 
+def test_the_steps_that_saves_count_are_told():
+    before = time.time()
+    with sok.Autosave(print) as saves:
+        saves.after(41)
+        saves.after(42)
+    assert numbers("sok_training_step") == {(): 42}
+    assert before <= numbers("sok_last_step_timestamp_seconds")[()] <= time.time()
+
+
 def test_the_start_of_the_process_is_told():
     # Of the kernel: in clock ticks since the machine was started.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
