@@ -76,7 +76,7 @@ def play(monkeypatch):
 # which choose for themselves, start processes of their own or look at no table.
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf"),
-*("test_budgets_tf", "test_on_gpu", "test_gpu_kernels", "test_tensor", "test_native_on_gpu"),
+    *("test_budgets_tf", "test_on_gpu", "test_gpu_kernels", "test_tensor", "test_native_on_gpu"),
     *("test_collective_order", "test_autosave"),
     # The GPU is simulated by Python, whose garbage it is.
     "test_an_eager_lookup_leaves_nothing_for_the_garbage_collector",
