@@ -43,10 +43,6 @@ from sok_lite.engine.table.choosing import warn_of_repeated
 __all__ = ["Following", "ReadonlyTable", "ReadonlyTables", "open_readonly"]
 
 _log = logging.getLogger("sok_lite")
-# How long a refresh waits for lookups that began before it, to put what is new into the large
-# index; the next refresh does it otherwise.
-_SECONDS_FOR_OLDER = 1.0
-
 
 class _Content:
     """What a version has of a table.
@@ -190,7 +186,7 @@ class _Content:
             if of_others or before + num_new - num_gone != after:
                 return False
         made.index, made.small = self.index, small
-        if self.index.has_room_for < small.num_used:
+        if self.index.has_room_for < small.num_new:
             made.index, made.small = self.index.grown(small), None
         return True
 
@@ -250,6 +246,10 @@ class _Opened:
       version: the newest; it is replaced, never changed.
     """
 
+    # How long a refresh waits for lookups that began before it, to put what is new into the large
+    # index; the next refresh does it otherwise.
+    _seconds_for_older = 1.0
+
     def __init__(self, path: str, check_rows: bool) -> None:
         self.path, self.check_rows = path, check_rows
         self._changing = threading.Lock()
@@ -273,7 +273,7 @@ class _Opened:
             if is_newer:
                 self._set(newest)
             del newest
-            self._merge(_SECONDS_FOR_OLDER if is_newer else 0)
+            self._merge(self._seconds_for_older if is_newer else 0.0)
             return is_newer
 
     def _set(self, version: _Version) -> None:

@@ -74,6 +74,10 @@ class ServedIndex:
 
     Args:
       num_keys: that it has room for.
+
+    Attributes:
+      num_used: slots that are not open; of a small index at most.
+      num_new: of a small index, how many of its keys the large one may lack.
     """
 
     def __init__(self, num_keys: int) -> None:
@@ -81,7 +85,7 @@ class ServedIndex:
         self._slots = get_backend("cpu").zeros_chunk((self._num_slots + 1) * _SLOT_BYTES)
         self._index = _Index(address_of(self._slots), self._num_slots, new_seed())
         self._at = ctypes.addressof(self._index)
-        self.num_used = 0
+        self.num_used = self.num_new = 0
 
     @property
     def has_room_for(self) -> int:
@@ -124,11 +128,14 @@ class ServedIndex:
         made = ServedIndex(earlier + sum(part.num_keys for part in parts))
         if before is not None:
             made.merge(before, keep_gone=True)
+            made.num_new = before.num_new
         counts = []
         for part in parts:
             found = (ctypes.c_int64 * 2)()
             _library().sok_served_note(made._at, self._at, *part.words, part.rank, found)
-            made.num_used += part.num_keys  # at most
+            made.num_used += part.num_keys
+            if part.num_rows:
+                made.num_new += part.num_keys - found[0] - found[1]
             counts.append((found[0], found[1]))
         return made, counts
 
@@ -142,7 +149,7 @@ class ServedIndex:
 
     def grown(self, small: "ServedIndex") -> "ServedIndex":
         """Returns a larger index of what this one and a small one have, and leaves both."""
-        made = ServedIndex(self.num_used + small.num_used)
+        made = ServedIndex(self.num_used + small.num_new)
         made.merge(self)
         made.merge(small)
         return made
