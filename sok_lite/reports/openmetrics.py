@@ -96,7 +96,7 @@ _LAST_DUMP = Family(
     "sok_last_dump_timestamp_seconds", "gauge", "seconds", "When the last one was finished."
 )
 # Its labels are those of the last dump, which it stands for in an alert until there is one.
-_START = Family(
+START = Family(
     "sok_process_start_time_seconds", "gauge", "seconds", "When the process imported sok_lite."
 )
 # A gauge, since readers of the older text format know no type "info".
@@ -163,7 +163,7 @@ def samples_of_process() -> list[Sample]:
         Sample(_DUMP_SECONDS, DUMPS.seconds, {}),
         Sample(_DUMP_BYTES, DUMPS.num_bytes, {}),
         *last,
-        Sample(_START, BEGAN, {}),
+        Sample(START, BEGAN, {}),
     ]
 
 

@@ -44,6 +44,7 @@ __all__ = ["Following", "ReadonlyTable", "ReadonlyTables", "open_readonly"]
 
 _log = logging.getLogger("sok_lite")
 
+
 class _Content:
     """What a version has of a table.
 
@@ -561,11 +562,14 @@ class Following:
         seconds = as_float(every)
         if not 0 < seconds <= threading.TIMEOUT_MAX:
             raise ValueError(f"`every` must be above 0 seconds. Received: every={every!r}.")
-        self._is_over = is_over = threading.Event()
+        is_over = threading.Event()
+        self._is_over: threading.Event = is_over
         # The thread must not keep the tables.
         which = weakref.ref(tables, lambda _: is_over.set())
         name, arguments = f"follows {tables.path}", (which, seconds, is_over)
-        self._thread = threading.Thread(None, _follow, name, arguments, daemon=True)
+        self._thread: threading.Thread = threading.Thread(
+            None, _follow, name, arguments, daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:

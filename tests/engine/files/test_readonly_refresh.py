@@ -1,4 +1,4 @@
-"""Checkpoints that are refreshed while a trainer writes them, against a dict of what was written."""
+"""Checkpoints that are refreshed while a trainer writes, against a dict of what was written."""
 
 import gc
 import os
@@ -147,7 +147,7 @@ def test_a_lookup_sees_one_content_while_others_refresh(tmp_path):
     keys, num_dumps = np.arange(200), 60
     table = new_table(CPU, DIM, name="t")
     table.log_removals()
-    opened, ended = threading.Event(), threading.Event()
+    ended = threading.Event()
 
     def write(number):
         table.lookup([])
@@ -195,11 +195,11 @@ def test_what_is_looked_up_in_keeps_the_large_index_as_it_was(tmp_path):
     tables = open_readonly(tmp_path)
     tables["t"].prepare()
     opened = tables._opened
-    held, opened._seconds_for_older = opened.version, 0.0
+    held, opened._seconds_for_older = [opened.version], 0.0
     index, keys = index_of(tables), np.arange(60)
 
     def held_rows():
-        content = held.contents["t"]
+        content = held[0].contents["t"]
         rows, found = np.empty((60, 2), "f4"), np.empty(60, bool)
         content.index.read(keys, content.small, np.full(2, -1, "f4"), rows, found)
         return rows[:, 0].tolist()
@@ -213,7 +213,7 @@ def test_what_is_looked_up_in_keeps_the_large_index_as_it_was(tmp_path):
     expected = [2 if key in (3, 4, 56) else 1 if key == 55 else 0 for key in range(50)]
     asked = tables["t"].lookup(keys, default=-1)[:, 0].tolist()
     assert asked[:50] == expected and asked[50:] == [-1] * 5 + [1, 2, -1, -1, -1]
-    del held
+    held.clear()
     assert not tables.refresh() and opened.version.contents["t"].small is None
     assert tables["t"].lookup(keys, default=-1)[:, 0].tolist() == asked
     assert index_of(tables) is index
