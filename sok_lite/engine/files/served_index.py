@@ -85,6 +85,7 @@ class ServedIndex:
         self._slots = get_backend("cpu").zeros_chunk((self._num_slots + 1) * _SLOT_BYTES)
         self._index = _Index(address_of(self._slots), self._num_slots, new_seed())
         self._at = ctypes.addressof(self._index)
+        self._read = _library().sok_served_read
         self.num_used = self.num_new = 0
 
     @property
@@ -163,7 +164,7 @@ class ServedIndex:
         """
         places = np.empty(keys.size, np.uint64)
         more = None if small is None else small._at
-        _library().sok_served_read(
+        self._read(
             *(self._at, more, address_of(keys), keys.size, None, 0, None, address_of(places), None)
         )
         return places
@@ -174,7 +175,7 @@ class ServedIndex:
         small: "ServedIndex | None",
         missing: np.ndarray,
         rows: np.ndarray,
-        found: np.ndarray,
+        found: np.ndarray | None,
     ) -> None:
         """Reads rows, by one call that lets go of Python's lock.
 
@@ -183,9 +184,16 @@ class ServedIndex:
           small: what is beside this index, if anything.
           missing: (dim,) the row of a key that has none.
           rows: (n, dim) to write into.
-          found: (n,) bool to write into: which keys have a row.
+          found: (n,) bool to write into: which keys have a row; None: nobody asks.
         """
-        _library().sok_served_read(
-            *(self._at, None if small is None else small._at, address_of(keys), keys.size),
-            *(address_of(missing), missing.nbytes, address_of(rows), None, address_of(found)),
+        self._read(
+            self._at,
+            None if small is None else small._at,
+            address_of(keys),
+            keys.size,
+            address_of(missing),
+            missing.nbytes,
+            address_of(rows),
+            None,
+            None if found is None else address_of(found),
         )
