@@ -309,6 +309,7 @@ import sys
 sys.modules["tensorflow"] = None
 import sok_lite as sok
 tables = sok.open_readonly(sys.argv[1])
+assert "sok_served_age_seconds{" in sok.metrics.prometheus(tables)
 print(tables["t"].lookup([2, 9], default=-1).tolist(), sorted(
     name for name in sys.modules if name.startswith("sok_lite.bridge")))
 """

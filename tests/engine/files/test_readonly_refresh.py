@@ -19,6 +19,7 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.readonly import open_readonly
 from sok_lite.engine.files.served_index import ServedIndex
+from sok_lite.engine.owner import MOD, AlsoLocal
 from tests.engine.files.test_readonly import as_given, flip
 from tests.engine.files.test_readonly_increments import assert_finds
 from tests.support.filled_tables import rows_of, some_keys
@@ -114,6 +115,56 @@ def test_a_refresh_reads_what_is_new_and_no_more(tmp_path):
     flip(tmp_path / shard.file, (tmp_path / shard.file).stat().st_size - 8)  # of the removed ones
     with pytest.raises(ValueError, match="'t', is corrupt: chunk"):
         open_readonly(tmp_path)["t"].prepare()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_keys_that_were_evicted_are_gone_after_a_refresh(tmp_path, monkeypatch, ranks):
+    options = {"var_type": "hybrid", "init_capacity": 16, "max_capacity": 64}
+    made, begin = [], ServedIndex.begin
+    monkeypatch.setattr(ServedIndex, "begin", lambda *args: made.append(args) or begin(*args))
+
+    def program(comm):
+        table, tables = new_table(CPU, DIM, name="t", on_refused="ignore", **options), None
+        table.log_removals()
+        for number in range(8):
+            some = np.arange(number * 40, number * 40 + 60)
+            some = some[table.owner.owners(some, comm.size) == comm.rank]
+            table.insert_or_assign(some, rows_of(some.size, DIM, seed=number))
+            table.lookup([])
+            dump(tmp_path, [table], comm, incremental=number > 0)
+            keys, rows = (comm.allgatherv(each, call="test").rows for each in table.export())
+            if comm.rank == 0:
+                tables = tables or open_readonly(tmp_path)
+                assert tables.refresh() == (number > 0)
+                expected = dict(zip(keys.tolist(), rows, strict=True))
+                assert_finds(tables["t"], np.arange(400), expected)
+
+    run_ranks(ranks, program)
+    assert len(made) == ranks  # by the first lookup alone
+
+
+def test_a_key_on_several_ranks_is_that_of_the_lowest_after_a_refresh(tmp_path):
+    """Increments say nothing of the row of another rank: all keys are read."""
+
+    def program(comm):
+        table = new_table(CPU, 2, name="t", owner=AlsoLocal(MOD))
+        table.log_removals()
+        tables = None
+        for number, has in enumerate([(0,), (0, 1), (0, 1), (1,), (0, 1)]):
+            if comm.rank in has:
+                table.insert_or_assign([5, 10 + comm.rank], np.full((2, 2), comm.rank + 1, "f4"))
+            else:
+                table.erase([5])
+            table.lookup([])
+            dump(tmp_path, [table], comm, incremental=number > 0)
+            if comm.rank == 0:
+                tables = tables or open_readonly(tmp_path)
+                tables.refresh()
+                for opened in (tables, open_readonly(tmp_path)):
+                    found = opened["t"].lookup([5, 10, 11])[:, 0].tolist()
+                    assert found == [has[0] + 1, 1, 2 * (number > 0)]
+
+    run_ranks(2, program)
 
 
 def test_what_cannot_be_opened_leaves_what_is_open(tmp_path):
