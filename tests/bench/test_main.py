@@ -40,6 +40,10 @@ SMALL = {
         "--orders random",
         "rule: SGD; Adam; Adam amsgrad",
     ),
+    "readonly": (
+        "--keys 500 --dim 3 --batches 5 --threads 2 --rounds 1 --seconds 0.01",
+        "case: prepare; lookup; refresh; anew",
+    ),
     "serving": ("--tables 3 --keys 50 --rounds 3", "case: dense; known; any; ragged; engine"),
     "tables": (
         "--backends cpu --tables hybrid --dims 3 --loads 1.0 --capacity 4096 --batch 200 "
