@@ -75,6 +75,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     initializer = make_initializer("0", options.dim)
     table = make_table("hbm", get_backend("cpu"), options.dim, name="t", initializer=initializer)
     table.log_removals()
+    about = {"keys": options.keys, "dim": options.dim}
 
     def give(some: np.ndarray, number: float) -> None:
         for begin in range(0, some.size, _PIECE):
@@ -91,7 +92,7 @@ def main(parser: argparse.ArgumentParser) -> None:
         write(False)
         tables = open_readonly(folder)
         served = tables["t"]
-        result(case="prepare", seconds=_seconds(served.prepare))
+        result(case="prepare", **about, seconds=_seconds(served.prepare))
         dense = np.ones((options.keys, options.dim), np.float32)
         for begin in range(0, keys.size, _PIECE):  # all pages are there
             served.lookup(keys[begin : begin + _PIECE])
@@ -108,9 +109,9 @@ def main(parser: argparse.ArgumentParser) -> None:
             table.erase(changed[: num_changed // 10])
             write(True)
             seconds.append(_seconds(tables.refresh))
-        result(case="refresh", changed=num_changed, seconds=min(seconds))
+        result(case="refresh", **about, changed=num_changed, seconds=min(seconds))
         write(False)
-        result(case="anew", keys=len(served), seconds=_seconds(tables.refresh))
+        result(case="anew", **about, seconds=_seconds(tables.refresh))
 
 
 def _compare(

@@ -98,7 +98,7 @@ def test_a_system_that_dies_ends_the_benchmark(tmp_path):
 
 def test_what_a_benchmark_does_without_is_not_imported():
     for missing, names in (
-        ("tensorflow", "engine tables files optimizers"),  # scripts/gpu_check.sh has none
+        ("tensorflow", "engine tables files optimizers readonly"),  # scripts/gpu_check.sh has none
         ("sok_lite", "lookup many_tables dynamic_embedding"),  # TFRA has a Python of its own
     ):
         modules = ", ".join(f"scripts.bench.{name}" for name in names.split())
