@@ -150,10 +150,12 @@ def test_a_key_on_several_ranks_is_that_of_the_lowest_after_a_refresh(tmp_path):
         table = new_table(CPU, 2, name="t", owner=AlsoLocal(MOD))
         table.log_removals()
         tables = None
-        for number, has in enumerate([(0,), (0, 1), (0, 1), (1,), (0, 1)]):
-            if comm.rank in has:
+        # Which ranks write the key, and which have it then.
+        steps = [((0,), (0,)), ((1,), (0, 1)), ((0, 1), (0, 1)), ((), (1,)), ((0,), (0, 1))]
+        for number, (writing, has) in enumerate(steps):
+            if comm.rank in writing:
                 table.insert_or_assign([5, 10 + comm.rank], np.full((2, 2), comm.rank + 1, "f4"))
-            else:
+            elif comm.rank not in has:
                 table.erase([5])
             table.lookup([])
             dump(tmp_path, [table], comm, incremental=number > 0)
@@ -302,13 +304,15 @@ def test_files_stay_neither_open_nor_mapped_when_nobody_has_them(tmp_path):
         gc.collect()
         assert mapped() == (1, 2, 1)[number]
         assert len(os.listdir("/proc/self/fd")) == before
-    following = tables.follow(every=1000)
+    following = tables.follow(every=0.001)
+    dump(tmp_path, [new_table(CPU, 2, name="t")], ONE)
+    while len(tables["t"]):  # until it has followed
+        pass
     gone = weakref.ref(tables)
     del tables
-    gc.collect()
-    assert gone() is None and mapped() == 0
     following._thread.join(60)
-    assert not following._thread.is_alive()
+    gc.collect()
+    assert not following._thread.is_alive() and gone() is None and mapped() == 0
 
 
 @pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), True, "10"])
