@@ -58,7 +58,7 @@ def publish(
       >>> ids = keras.Input([2], dtype="int64")
       >>> model = keras.Model(ids, sk.Embedding(sk.Table("item", 2, "ones"), "sum")(ids))
       >>> trained = model(tf.constant([[7, 9]], tf.int64), training=True)
-      >>> [os.path.basename(sok_lite.publish(model, "models/ctr")) for _ in range(3)]
+      >>> [sok_lite.publish(model, "models/ctr")[-1] for _ in range(3)]
       ['1', '2', '3']
     """
     ranks = Ranks(job.other_ranks())
