@@ -190,6 +190,9 @@ def test_of_saves_by_steps_the_newest_is_opened(tmp_path):
     for steps in (3, 20, 100):
         rows = np.full((1, 2), steps, "f4")
         dump(tmp_path / f"step-{steps:010d}", [table_of([1], rows)], ONE)
+        following = following if steps > 3 else open_readonly(tmp_path)
+        assert following.refresh() == (steps > 3)
+        assert following["t"].lookup(1).tolist() == [steps, steps]
     assert open_readonly(tmp_path)["t"].lookup(1).tolist() == [100, 100]
     os.unlink(tmp_path / "step-0000000100" / "manifest.json")
     found = open_readonly(tmp_path)
