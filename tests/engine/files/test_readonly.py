@@ -187,10 +187,11 @@ def test_no_checkpoint_is_told(tmp_path):
 
 
 def test_of_saves_by_steps_the_newest_is_opened(tmp_path):
+    following = None
     for steps in (3, 20, 100):
         rows = np.full((1, 2), steps, "f4")
         dump(tmp_path / f"step-{steps:010d}", [table_of([1], rows)], ONE)
-        following = following if steps > 3 else open_readonly(tmp_path)
+        following = following or open_readonly(tmp_path)
         assert following.refresh() == (steps > 3)
         assert following["t"].lookup(1).tolist() == [steps, steps]
     assert open_readonly(tmp_path)["t"].lookup(1).tolist() == [100, 100]
