@@ -139,17 +139,15 @@ class _Content:
         if facts.shards == self.facts.shards:
             return self
         added = _added(self.facts.shards, facts.shards)
-        made = None
-        if added is not None:
+        if added is None:
+            made, is_noted = _Content.opened(facts, folder), False
+        else:
             new = [[MappedShard(facts, part, folder) for part in parts] for parts in added]
             chains = [[*its[::-1], *old] for its, old in zip(new, self.chains, strict=True)]
             made = _Content(facts, chains)
-            if self.index is not None and not self._note(made, new, added):
-                made.make_index()
-        else:
-            made = _Content.opened(facts, folder)
-            if self.index is not None:
-                made.make_index()
+            is_noted = self.index is not None and self._note(made, new, added)
+        if self.index is not None and not is_noted:
+            made.make_index()  # now, and not in a lookup
         return made
 
     def _note(
