@@ -116,7 +116,7 @@ _LAST_STEP = Family(
     "sok_last_step_timestamp_seconds", "gauge", "seconds", "When the last one of them ended."
 )
 # Its labels are those of the last dump, which it stands for in an alert until there is one.
-_START = Family(
+START = Family(
     "sok_process_start_time_seconds", "gauge", "seconds", "When the process imported sok_lite."
 )
 # A gauge, since readers of the older text format know no type "info".
@@ -189,7 +189,7 @@ def samples_of_process() -> list[Sample]:
         Sample(_DUMP_BYTES, DUMPS.num_bytes, {}),
         *last,
         *waits,
-        Sample(_START, BEGAN, {}),
+        Sample(START, BEGAN, {}),
     ]
 
 

@@ -236,6 +236,32 @@ def test_a_second_server_takes_another_port_and_says_which(caplog):
             server.server_close()
 
 
+def test_what_is_served_has_an_age_and_its_keys(tmp_path):
+    sok.dump(tmp_path / "a", looked_up(NAME))
+    sok.dump(tmp_path / "b", looked_up("other"))
+    os.utime(tmp_path / "a" / "manifest.json", (0, time.time() - 1000))
+    a, b = (sok.open_readonly(tmp_path / name) for name in "ab")
+    samples, families = parsed(sok.metrics.prometheus([a, b], labels={"job_name": "s"}))
+    ages, keys = (
+        {dict(labels)["table"]: value for labels, value in samples[name].items()}
+        for name in ("sok_served_age_seconds", "sok_served_keys")
+    )
+    assert 1000 <= ages[NAME] < 1000 + ages["other"] + 600 and keys == {NAME: 350, "other": 350}
+    assert families["sok_served_age_seconds"].unit == "seconds"
+    server = sok.metrics.serve(a, port=0, host="127.0.0.1")
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request("GET", "/metrics")
+        assert "sok_served_age_seconds" in connection.getresponse().read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(ValueError, match="2 checkpoints with a table"):
+        sok.metrics.prometheus([a, a])
+    with pytest.raises(TypeError, match="must be live tables, or what open_readonly gave"):
+        sok.metrics.prometheus([a, looked_up("live")])
+
+
 def test_a_port_or_tables_that_cannot_be_are_refused():
     table = sok.DynamicVariable(2, name="one")
     for port, tables in ((-1, table), (65_536, table), (0, [])):
