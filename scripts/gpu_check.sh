@@ -194,7 +194,14 @@ run_sanitizer() { # tool, files where none are given...
 }
 
 # A program ends with the stage, at the latest.
-run_program() { timeout --kill-after=10 "$((stage_end - SECONDS))" "$python" -m "$@" </dev/null; }
+run_program() { # module, its arguments...
+  local left=$((stage_end - SECONDS))
+  if [ "$left" -lt 1 ]; then
+    echo "left out: $*, no time left"
+    return 1
+  fi
+  timeout --kill-after=10 "$left" "$python" -m "$@" </dev/null
+}
 bench() { run_program scripts.bench "$@" --backends "$backend"; }
 
 hkv_workload() { # what else

@@ -30,7 +30,10 @@ UNITS = {
     "bytes": "bytes",
 }
 _NEEDED = ("numpy", "cupy", "pytest", "hypothesis")
-_PACKAGES = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "pytest", "tensorflow", "keras")
+_PACKAGES = (
+    *("numpy", "cupy-cuda12x", "cupy-cuda13x", "pytest"),
+    *("tensorflow", "tensorflow-cpu", "keras"),
+)
 _SUMMARY = re.compile(r"^(?:=+ )?(\d+ \w+(?:, \d+ \w+)*) in [\d.]+s", re.MULTILINE)
 
 

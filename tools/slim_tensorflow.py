@@ -1,4 +1,4 @@
-"""Makes TensorFlow for GPUs small enough to carry: pieces of 52 MiB, for scripts/gpu_check.sh.
+"""Makes TensorFlow for GPUs small enough to carry: pieces of 54 MiB, for scripts/gpu_check.sh.
 
 For a machine with a GPU that has no network and takes no larger files. What the pieces have is what
 that machine lacks: TensorFlow, CUDA's runtime that it was built with, and packages that it imports.
@@ -36,16 +36,19 @@ from pathlib import Path
 
 from sok_lite.backend.sources import kernel_folder
 
-# What TensorFlow 2.16 to 2.21 open, by folders of NVIDIA's wheels.
-OPENED = {
-    "cublas": ("libcublas.so.12", "libcublasLt.so.12"),
-    "cudnn": ("libcudnn.so.9",),
-    "cufft": ("libcufft.so.11",),
-    "cusolver": ("libcusolver.so.11",),
-    "cusparse": ("libcusparse.so.12",),
-}
-# Nothing imports it unless a profile is read; a tenth of what is left.
-UNUSED = ("tensorflow/python/profiler/internal/_pywrap_profiler_plugin.so",)
+# What TensorFlow 2.21 opens before it has a GPU, beside CUDA's runtime: without one of them it has
+# none. It looks for all in the folder of the runtime, but for cuSOLVER not in that of its wheel.
+OPENED = (
+    *("libcublas.so.12", "libcublasLt.so.12", "libcudnn.so.9", "libcufft.so.11"),
+    *("libcusolver.so.11", "libcusparse.so.12"),
+)
+_RUNTIME = Path("nvidia", "cuda_runtime", "lib")
+# Imported, at most, and called where a profile is read or a model is converted; a tenth of what is
+# left. A module of its name without anything stands in.
+UNUSED = (
+    "tensorflow/python/profiler/internal/_pywrap_profiler_plugin.so",
+    "tensorflow/compiler/mlir/stablehlo/stablehlo_extension.so",
+)
 # Bytes that are compressed by themselves: less, and the pieces are larger; more, and fewer threads
 # unpack them.
 BLOCK = 16 << 20
@@ -140,24 +143,24 @@ def slim(folder: Path, gpu: int) -> None:
     """Makes an unpacked TensorFlow as small as it can be on that GPU."""
     print(f"{keep_headers(folder)} headers are left", flush=True)
     for name in UNUSED:
-        (folder / name).unlink(missing_ok=True)
+        (folder / name).unlink()
+        (folder / name).with_suffix(".py").touch()
     for path in sorted((folder / "tensorflow").rglob("*.so*")):
         subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
         kept, zeroed = zero_other_gpus(path, gpu)
         if kept:
             mib = f"{kept >> 20} MiB of code for sm_{gpu}, {zeroed >> 20} MiB for others are zeros"
             print(f"{path.name}: {mib}", flush=True)
-    nvidia = folder / "nvidia"
-    for path in [*nvidia.rglob("*")]:
-        if path.is_file() and ".so" not in path.name and path.suffix != ".py":
+    # No package either: it would hide the one of that name that the machine has, with CUDA 13.
+    for path in [*(folder / "nvidia").rglob("*")]:
+        if path.is_file() and ".so" not in path.name:
             path.unlink()
-    for package, names in OPENED.items():
-        for name in names:
-            target = nvidia / package / "lib" / name
-            if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                command = [os.environ.get("CXX", "g++"), "-shared", "-x", "c++", os.devnull]
-                subprocess.run([*command, f"-Wl,-soname,{name}", "-o", str(target)], check=True)
+    (folder / _RUNTIME).mkdir(parents=True, exist_ok=True)
+    for name in OPENED:
+        if not [*(folder / "nvidia").rglob(name)]:
+            command = [os.environ.get("CXX", "g++"), "-shared", "-x", "c++", os.devnull]
+            target = folder / _RUNTIME / name
+            subprocess.run([*command, f"-Wl,-soname,{name}", "-o", str(target)], check=True)
 
 
 def write_pieces(folder: Path, target: Path, most: int, **facts: str) -> list[Path]:
@@ -219,15 +222,15 @@ def main() -> None:
     parser.add_argument("wheels", type=Path, help="a folder with the wheels")
     parser.add_argument("pieces", type=Path, help="a folder for the pieces")
     parser.add_argument("--gpu", type=int, default=90, help="compute capability: 90, an H100's")
-    parser.add_argument("--mib", type=int, default=52, help="the most of a piece; 52")
+    parser.add_argument("--mib", type=int, default=54, help="the most of a piece; 54")
     args = parser.parse_args()
-    wheels = sorted(args.wheels.glob("*.whl"))
-    (name,) = [each.name for each in wheels if each.name.startswith("tensorflow-")] or [""]
-    if not name:
-        parser.error(f"{args.wheels} has no wheel of TensorFlow; see above what to download.")
-    version, python = name.split("-")[1:3]
+    for package in ("nvidia_cuda_runtime_cu12", "tensorflow"):
+        names = [path.name for path in args.wheels.glob(f"{package}-*.whl")]
+        if len(names) != 1:
+            parser.error(f"Expected one wheel of {package} in {args.wheels}. Received: {names}.")
+    version, python = names[0].split("-")[1:3]
     with tempfile.TemporaryDirectory(dir=args.pieces.parent) as folder:
-        unpack(wheels, Path(folder))
+        unpack(sorted(args.wheels.glob("*.whl")), Path(folder))
         slim(Path(folder), args.gpu)
         facts = {"tensorflow": version, "python": python, "gpu": str(args.gpu)}
         paths = write_pieces(Path(folder), args.pieces, args.mib << 20, **facts)
