@@ -11,6 +11,8 @@ It downloads nothing, needs no GPU, and takes about ten minutes and 5 GB of disk
     termcolor protobuf flatbuffers
   python -m tools.slim_tensorflow wheels pieces
 
+Bring the pieces into one folder there, and call `bash scripts/gpu_check.sh tensorflow FOLDER`.
+
 Of TensorFlow's libraries it takes away names for debuggers and the code for GPUs other than --gpu,
 and of its headers those that kernels/ops/stream/stream_of.cpp does not include. Of NVIDIA's
 packages it keeps the libraries. TensorFlow looks for cuBLAS and the like before it uses a GPU, and

@@ -40,7 +40,7 @@ def check(tmp_path):
         env |= {"OUT": str(tmp_path / "out"), **variables}
         command = ["bash", ROOT / "scripts" / "gpu_check.sh", *arguments]
         # Ended long before a test wakes that nobody ends.
-        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=900)
 
     check.left = lambda: json.loads((tmp_path / "out" / "gpu_check.json").read_text())
     return check
