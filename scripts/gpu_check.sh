@@ -50,6 +50,8 @@ of_tensorflow=(unpack device stream step steps times)
 fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
 kernel_files=(tests/engine/test_{det,hkv,segments,pooling,initializer}.py
   tests/engine/{rows,optimizers}/test_*.py)
+# What a training step is made of; then the others.
+step_files=(tests/engine/test_{lookup,update,update_new_keys,step,tables,growth,dedup,record,clock}.py)
 sample_files=(tests/engine/test_{det,hkv,segments,pooling,lookup,update}.py)
 
 for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S SOK_LITE_JOBS; do
@@ -168,9 +170,12 @@ run_tests() {
   local file rest=()
   if [ ${#files[@]} -eq 0 ]; then
     for file in tests/engine/{,*/}test_*.py tests/{backend,comm}/test_*.py; do
-      case " ${kernel_files[*]} ${fault_files[*]} " in *" $file "*) ;; *) rest+=("$file") ;; esac
+      case " ${kernel_files[*]} ${step_files[*]} ${fault_files[*]} " in
+        *" $file "*) ;;
+        *) rest+=("$file") ;;
+      esac
     done
-    files=("${kernel_files[@]}" "${rest[@]}")
+    files=("${kernel_files[@]}" "${step_files[@]}" "${rest[@]}")
   fi
   in_files "${SOK_LITE_TEST_S:-120}" "${files[@]}"
 }

@@ -6,7 +6,7 @@ It is whole after each stage: a run that is cut short leaves what it had.
   python -m scripts.gpu_record stage FILE NAME CODE SECONDS LOG FIRST_BYTE     adds a stage
 
 Of a stage it keeps what its benchmarks printed as `RESULT {json}` and `NOTE`, the counts of tests,
-and the files of tests that did not pass.
+the files of tests that did not pass, and those that there was no time for.
 """
 
 import importlib
@@ -74,6 +74,8 @@ def stage(path: Path, name: str, code: int, seconds: int, text: str) -> None:
     for summary in _SUMMARY.findall(text):
         for number, word in (each.split() for each in summary.split(", ")):
             tests[word] += int(number)
+    without_time = re.findall(r"(?m)^(\S+): (?:left out, no time left|stopped, .* are over)$", text)
+    not_passed = " ".join(re.findall(r"(?m)^not passed: (.*)$", text)).split()
     found = {
         "name": name,
         "exit_code": code,
@@ -81,7 +83,8 @@ def stage(path: Path, name: str, code: int, seconds: int, text: str) -> None:
         "results": [json.loads(line) for line in re.findall(r"(?m)^RESULT (.*)$", text)],
         "notes": re.findall(r"(?m)^(?:NOTE |left out: )(.*)$", text),
         "tests": dict(tests),
-        "not_passed": " ".join(re.findall(r"(?m)^not passed: (.*)$", text)).split(),
+        "not_passed": [file for file in not_passed if file not in without_time],
+        "without_time": without_time,
     }
     run = json.loads(path.read_text())
     run["stages"].append({key: of for key, of in found.items() if of not in ([], {})})

@@ -139,6 +139,8 @@ def test_a_stage_ends_after_its_time_and_names_what_it_left_out(check, files):
     assert f"{files[0]}: stopped, the 6 s of the stage are over" in done.stdout
     assert f"{files[1]}: left out, no time left" in done.stdout
     assert "1 stages, failed: tests" in done.stdout
+    (stage,) = check.left()["stages"]
+    assert stage["without_time"] == files and "not_passed" not in stage
 
 
 @pytest.mark.full_only("starts TensorFlow in six processes")
