@@ -38,6 +38,7 @@ import numpy as np
 
 from scripts.bench.common.measuring import result
 from sok_lite.backend import default_backend, get_backend
+from sok_lite.native.gpu import WAYS
 
 LIST = "pieces.json"
 # Tables, ids of each, dimension, keys in each: as the engine's in scripts/gpu_check.sh.
@@ -249,42 +250,53 @@ def _is_in_primary_context(of: int | None) -> bool:
 
 
 def compare(steps: int) -> None:
-    """Trains on this backend and on the CPU, each in a process of its own, and compares."""
-    backends = ["cpu", default_backend()]
+    """Trains on the CPU and on this backend, there in each of the ways in which launches are in
+    order with TensorFlow's work, each in a process of its own, and compares."""
+    backend = default_backend()
+    ways = WAYS if backend == "cuda" else WAYS[-1:]
+    # One seed: in all a key has its row in the same place.
+    trainings = [{"SOK_LITE_BACKEND": "cpu", "CUDA_VISIBLE_DEVICES": ""}]
+    trainings += [{"SOK_LITE_BACKEND": backend, "SOK_LITE_GPU_STREAM": way} for way in ways]
     with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / f"{number}.npz" for number in range(2)]
+        paths = [Path(folder) / f"{number}.npz" for number in range(len(trainings))]
         started = []
-        for name, path in zip(backends, paths, strict=True):
-            # One seed: in both a key has its row in the same place.
-            env = {**os.environ, "SOK_LITE_BACKEND": name, "SOK_LITE_HASH_SEED": "1"}
-            if name == "cpu":
-                env["CUDA_VISIBLE_DEVICES"] = ""
+        for training, path in zip(trainings, paths, strict=True):
+            env = {**os.environ, "SOK_LITE_HASH_SEED": "1", **training}
             words = ["scripts.gpu_tensorflow", "train", str(path), "--steps", str(steps)]
             started.append(subprocess.Popen([sys.executable, "-m", *words], env=env))
         codes = [process.wait() for process in started]
-        if any(codes):
-            sys.exit(f"error: training on {backends} ended with {codes}.")
-        cpu, other = (dict(np.load(path)) for path in paths)
-    differing = differences(cpu, other)
-    result(
-        case="steps",
-        steps=steps,
-        backends=backends,
-        keys=int(sum(of.size for name, of in cpu.items() if name.endswith("keys"))),
-        ms_cpu=float(cpu.pop("ms")),
-        ms=float(other.pop("ms")),
-        compared=sorted({name.partition("/")[2] for name in cpu if "/" in name}),
-        differing=differing,
-    )
-    if differing:
-        sys.exit("error: the bits are not those of the CPU.")
+        if codes[0]:
+            sys.exit(f"error: training on the CPU ended with {codes[0]}.")
+        cpu, *others = (dict(np.load(path)) if path.exists() else None for path in paths)
+    assert cpu is not None
+    ms_cpu, wrong = float(cpu.pop("ms")), []
+    for way, code, other in zip(ways, codes[1:], others, strict=True):
+        facts = {"case": "steps", "steps": steps, "backend": backend, "way": way, "code": code}
+        if code or other is None:
+            wrong.append(way)
+            result(**facts)
+            continue
+        differing = differences(cpu, other)
+        wrong += [way] * bool(differing)
+        result(
+            **facts,
+            keys=int(sum(of.size for name, of in cpu.items() if name.endswith("keys"))),
+            ms_cpu=ms_cpu,
+            ms=float(other.pop("ms")),
+            # Operations that entered Python: few, where keys are known.
+            entries=int(other.pop("entries")),
+            compared=sorted({name.partition("/")[2] for name in cpu if "/" in name}),
+            differing=differing,
+        )
+    if wrong:
+        sys.exit(f"error: a training failed, or its bits are not those of the CPU: {wrong}.")
 
 
 def differences(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[str, str]:
     """Returns what two trainings have not in common, with a word on it each."""
     found = {}
     for name in sorted(one.keys() | other.keys()):
-        if name == "ms":
+        if name in ("ms", "entries"):
             continue
         if name not in one or name not in other or one[name].shape != other[name].shape:
             shapes = [of[name].shape if name in of else None for of in (one, other)]
@@ -311,6 +323,7 @@ def train(steps: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import sok_lite as sok
+    from sok_lite.native.plans import num_entries
 
     kinds: dict[str, dict[str, Any]] = {
         "hbm": {"dimension": 16},
@@ -344,7 +357,7 @@ def train(steps: int) -> dict[str, Any]:
         rows = step(tf.constant(ids[0]), tf.RaggedTensor.from_row_splits(*ids[1]), ids[2])
         sums.append([zlib.crc32(of.numpy().tobytes()) for of in rows])
     found: dict[str, Any] = {"ms": np.array(1e3 * (time.perf_counter() - start) / steps)}
-    found["outputs"] = np.array(sums)
+    found["outputs"], found["entries"] = np.array(sums), np.array(num_entries())
     for table, name in zip(tables, kinds, strict=True):
         columns: dict[str, Any] = {"rows": table, **sok.optimizer_states(table)}
         for column, of in columns.items():
