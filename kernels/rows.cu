@@ -177,23 +177,6 @@ SOK_ROW_KERNEL(rows_fill)
 }
 SOK_EXPORT(rows_fill)
 
-// Lists the rows that are claimed: freed near ones, the last one first, then new ones, then freed
-// far ones (engine/rows/allocator.py).
-//
-// near, far        (num_near,), (num_far,)  freed rows
-// take_near, take_new, take_far             how many of each are claimed
-// first_new                                 the first of the new ones
-// rows             (take_near + take_new + take_far,)  out
-SOK_KERNEL(rows_claim)(const SokShare share, const u32* near, i64 num_near, i64 take_near,
-                       i64 first_new, i64 take_new, const u32* far, i64 num_far, i64 take_far,
-                       u32* rows) {
-  SOK_FOR_EACH(i, take_near + take_new + take_far) {
-    const i64 j = i - take_near, k = j - take_new;
-    rows[i] = j < 0 ? near[num_near - 1 - i] : k < 0 ? (u32)(first_new + j) : far[num_far - 1 - k];
-  }
-}
-SOK_EXPORT(rows_claim)
-
 // Assigns rows to keys, with no accesses yet; SOK_NO_ROW is skipped.
 //
 // accesses  (num_rows,)

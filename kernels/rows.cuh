@@ -58,6 +58,26 @@ SOK_DEVICE u32 new_row(const NewRows<T>& got, i64 number) {
   return got.new_rows ? got.new_rows[number] : SOK_NO_ROW;
 }
 
+// Rows that are chosen for new keys: freed near ones, the last one first, then new ones, then freed
+// far ones (engine/rows/allocator.py).
+//
+// near, far  (take_near,), (take_far,)  those that were freed last
+// first_new  the first of take_new new ones
+struct ClaimedRows {
+  const u32* near;
+  i64 take_near, first_new, take_new;
+  const u32* far;
+  i64 take_far;
+};
+// The i-th of them, or SOK_NO_ROW.
+SOK_DEVICE u32 sok_claimed_row(const ClaimedRows& claimed, i64 i) {
+  if (i < claimed.take_near) return claimed.near[claimed.take_near - 1 - i];
+  i -= claimed.take_near;
+  if (i < claimed.take_new) return (u32)(claimed.first_new + i);
+  i -= claimed.take_new;
+  return i < claimed.take_far ? claimed.far[claimed.take_far - 1 - i] : SOK_NO_ROW;
+}
+
 // A row as pieces of kWidth columns: 1 or, where sok_moves_quads says so, 4.
 template <int kWidth, class T>
 SOK_DEVICE SokColumns<T, kWidth>* sok_columns(T* row) {

@@ -52,7 +52,7 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i
 //
 // directory, ...  the index, see slots.cuh
 // rows         (n,)  the row number that each key gets; one whose row is SOK_NO_ROW is skipped.
-//                    Null: all get SOK_NO_ROW, so that no search finds them until det_give_rows
+//                    Null: all get SOK_NO_ROW, so that no search finds them yet
 // most_lines   lines after which a key gets no slot
 // placed       (n,)  out  the address of its slot, or 0; null: not wanted
 // counts       (3,)  grow by the erased slots that were used again or are no more, by keys without
@@ -78,15 +78,6 @@ SOK_TILE_KERNEL(det_insert)
   sok_count(num_refused, refused);
 }
 SOK_EXPORT(det_insert)
-
-// Writes the row numbers of keys that det_insert placed.
-//
-// placed  (n,)  what it wrote; none is 0
-// rows    (n,)
-SOK_KERNEL(det_give_rows)(const SokShare share, const i64* placed, const u32* rows, i64 n) {
-  SOK_FOR_EACH(i, n) { ((Slot*)placed[i])->row = rows[i]; }
-}
-SOK_EXPORT(det_give_rows)
 
 // Erases keys that are distinct; a key that is in no slot is skipped.
 //

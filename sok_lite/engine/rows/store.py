@@ -247,10 +247,14 @@ class RowStore(RowAccess):
         self._grow(claim.left().num_rows)
         return claim
 
-    def plan_list(self, claim: Claim) -> list[Action]:
-        """Prepares to write which rows the last claim has, and the states of new ones."""
+    def plan_list(self, claim: Claim, placed: Array | None = None) -> list[Action]:
+        """Prepares to write which rows the last claim has, and the states of new ones.
+
+        Args:
+          placed: (its rows,) int64, the slots of keys that get them; None: there are none yet.
+        """
         return [
-            claim.plan_list(self.backend),
+            claim.plan_list(self.backend, placed),
             *(self.plan_fill(name, claim.fresh_rows) for name in self.states_with_values),
         ]
 

@@ -101,10 +101,9 @@ class DetTable(EmbeddingTable):
             COMMIT,
             [
                 *before,
-                *self.store.plan_list(claim),
+                *self.store.plan_list(claim, placed),
                 plan_content(self, new, rows),
                 *self.store.plan_take(claim),
-                index.plan_commit(placed, rows),
                 *plan_set(index, size=index.size + n),
                 *self.plan_count(inserted=n),
                 *after(rows),

@@ -91,7 +91,7 @@ class DetIndex(Index):
     ) -> Action:
         """Prepares to give slots to distinct keys that are not there, after `make_room`.
 
-        They are not found before `plan_commit`; the caller changes `size`.
+        They are not found before they have rows; the caller changes `size`.
 
         Args:
           keys: (n,) int64.
@@ -108,11 +108,6 @@ class DetIndex(Index):
         n = int(keys.size)
         erase = self.prepared("det_erase", n, keys, None, placed, self._counts, None, n)
         return [erase, *plan_set(self, _num_erased=self._num_erased + n)]
-
-    def plan_commit(self, placed: Array, rows: Array) -> Action:
-        """Prepares to give rows (n,) uint32 to keys that were all placed."""
-        n = int(rows.size)
-        return self.backend.prepared("det_give_rows", n, placed, rows, n)
 
     def take_new_seed(self) -> None:
         """Gives every key another place.
@@ -143,7 +138,7 @@ class DetIndex(Index):
             if has_new_seed:
                 raise self.error_of_chosen_keys()
             self.take_new_seed()
-        publish([self.plan_commit(placed, rows), *plan_set(self, size=self.size + n)])
+        publish([self.plan_give_rows(placed, rows), *plan_set(self, size=self.size + n)])
 
     def check(self) -> None:
         """Raises RuntimeError if keys have found the index full, which has room by its counters."""
