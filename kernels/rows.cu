@@ -170,10 +170,25 @@ SOK_DEVICE void rows_add(const SokShare share, const u64* chunks, i64 shift, i64
   }
 }
 
-// Sets every element of some rows of a state column.
+template <int kWidth>
+SOK_DEVICE void rows_fill_columns(const SokShare share, const u64* chunks, i64 shift, i64 dim,
+                                  const u32* rows, f32 value, i64 n) {
+  SokColumns<f32, kWidth> x;
+  for (int k = 0; k < kWidth; ++k) x.column[k] = value;
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
+    if (rows[r] == SOK_NO_ROW) continue;
+    auto* to = sok_columns<kWidth>(sok_row<f32>(chunks, shift, dim, rows[r]));
+    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
+  }
+}
+
+// Sets every element of some rows of a state column; SOK_NO_ROW is skipped.
 SOK_ROW_KERNEL(rows_fill)
 (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
-  sok_fill_rows<f32>(share, chunks, shift, dim, rows, value, n);
+  if (sok_moves_quads(dim, (const f32*)nullptr))
+    rows_fill_columns<4>(share, chunks, shift, dim, rows, value, n);
+  else
+    rows_fill_columns<1>(share, chunks, shift, dim, rows, value, n);
 }
 SOK_EXPORT(rows_fill)
 

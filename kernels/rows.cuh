@@ -99,27 +99,6 @@ SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row)
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch(p + b);
 }
 
-// Sets every element of rows; SOK_NO_ROW is skipped.
-template <class T, int kWidth>
-SOK_DEVICE void sok_fill_columns(const SokShare share, const u64* chunks, i64 shift, i64 dim,
-                                 const u32* rows, f32 value, i64 n) {
-  SokColumns<T, kWidth> x;
-  for (int k = 0; k < kWidth; ++k) from_f32(value, x.column + k);
-  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
-    if (rows[r] == SOK_NO_ROW) continue;
-    auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
-    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
-  }
-}
-template <class T>
-SOK_DEVICE void sok_fill_rows(const SokShare share, const u64* chunks, i64 shift, i64 dim,
-                              const u32* rows, f32 value, i64 n) {
-  if (sok_moves_quads(dim, (const f32*)nullptr))
-    sok_fill_columns<T, 4>(share, chunks, shift, dim, rows, value, n);
-  else
-    sok_fill_columns<T, 1>(share, chunks, shift, dim, rows, value, n);
-}
-
 // The lanes of a tile copy a row together, in words of W.
 template <class W>
 SOK_DEVICE void sok_copy_row(const u8* from, u8* to, i64 bytes) {

@@ -105,6 +105,7 @@ class _New:
       number: (request.size,) int32, which new key each of them is, from `first` on; -1: it is none.
       keys: (u,) int64.
       values: (u, dim) storage, what a key gives that gets no row; None: zeros, or all get one.
+      are_drawn: whether `values` are drawn before it is known which keys get a row.
       caller_scores: (u,) uint64, scores or increments of the caller's; None: there are none.
       place: (u,) int32, which of the admitted keys each one is; None: all are.
       admitted: (k,) int64, those.
@@ -119,6 +120,7 @@ class _New:
         self.request, self.rows = request, rows
         self.number, self.first, self.keys = number, first, keys
         self.values: Array | None = None
+        self.are_drawn = False
         self.caller_scores: Array | None = None
         self.place: Array | None = None
         self.admitted, self.source = keys, None
@@ -127,7 +129,7 @@ class _New:
         self.counters: Array
 
     def plan_draw(self) -> list[Action]:
-        """Prepares to write `values`, where they are wanted."""
+        """Prepares to write `values`, where they are wanted and may be of many keys."""
         request, table = self.request, self.request.table
         if request.missing != "initial" or not request.outputs:
             return []
@@ -135,6 +137,9 @@ class _New:
             return []
         # Now: there may be no memory for them when it is known which keys get no row.
         self.values = table.store.output(int(self.keys.size))
+        if request.insert and not table.may_turn_away(request.filter_ratio):
+            return []  # with the rows, of those that are refused
+        self.are_drawn = True
         return [table.plan_draw(self.values, self.keys)]
 
     def plan_insert(self) -> Stages:
@@ -146,8 +151,9 @@ class _New:
             self.admitted,
             table.clock.now,
             scores=self.caller_scores,
-            values=self.values,
+            values=self.values if self.are_drawn else None,
             source=self.source,
+            refused_values=None if self.are_drawn else self.values,
             are_updated=request.then is not None,
         )
         return table.insertion_stages(new, self.noting, self._after, self.counters, request.evicted)
