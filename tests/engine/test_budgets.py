@@ -187,14 +187,14 @@ BUDGETS = {
     "forward, known": Budget(ALL, known, 1, 2, 3, 1),
     "forward, known, three formats": Budget(FORMATS, known, 1, 4, 3, 1, _FEW),
     "forward, known, weighted": Budget(ALL, weighted(known), 2, 3, 3, 1, _FEW),
-    "forward, new, hbm": Budget(ONE, new, 9, 10, 4, 3, _FEW),
+    "forward, new, hbm": Budget(ONE, new, 5, 6, 3, 2, _FEW),
     "forward, new, hybrid": Budget(("hybrid",), new, 9, 10, 4, 3, _FEW),
     "forward, new, two tiers": Budget(("two tiers",), new, 11, 12, 4, 3, _FEW),
     "forward, new, evicting": Budget(("evicting",), new, 8, 9, 4, 3, _FEW),
     "forward, new, admitting": Budget(("admitting",), new, 17, 18, 6, 5, _FEW),
     "forward, new, growing": Budget(("growing",), new, 9, 10, 4, 3, _FEW),
     "forward, new, growing, admitting": Budget(("growing, admitting",), new, 17, 18, 6, 5, _FEW),
-    "forward, new, all kinds": Budget(MIXED, new, 29, 32, 6, 5),
+    "forward, new, all kinds": Budget(MIXED, new, 26, 29, 6, 5),
     "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 7, 8, 4, 2, _FEW),
     "forward, missing, zeros": Budget(
         ALL, lambda job: new(job, insert=False, missing="zeros"), 1, 2, 3, 1, _FEW
@@ -298,7 +298,7 @@ BUDGETS_OF_RANKS = {
         known, 20, 24, 20, 8, 2, _FEW, ("rank 0", "last rank")
     ),
     "forward, known, all owners": BudgetOfRanks(known, 20, 30, 80, 10, 2, owners=tuple(OWNERS)),
-    "forward, new": BudgetOfRanks(new, 35, 37, 25, 10, 2, _FEW),
+    "forward, new": BudgetOfRanks(new, 31, 33, 25, 10, 2, _FEW),
     "backward": BudgetOfRanks(backward, 22, 22, 8, 4, 1, _FEW),
 }
 BYTES_OF_RANKS = 520, 600

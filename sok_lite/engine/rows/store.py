@@ -231,6 +231,12 @@ class RowStore(RowAccess):
         """How many of them are far."""
         return self.numbers.num_far
 
+    def has_room(self, count: int) -> bool:
+        """Whether `count` rows can be claimed of the memory that there is."""
+        num_new = max(0, count - self.numbers.num_listed)
+        most = self.chunks.total << self.chunk_shift
+        return not self.numbers.returned and self.num_rows + num_new <= most
+
     def plan_numbers(self, numbers: RowNumbers) -> list[Action]:
         """Prepares to hand out other rows."""
         counts = plan_set(self.record, num_rows=numbers.num_rows, num_far=numbers.num_far)

@@ -54,6 +54,11 @@ class Admission(NamedTuple):
 WithRows = Callable[[Array], list[Action]]
 
 
+# Settles an insertion of items: takes what was counted, and whether it stays. Without arguments the
+# former is read, and it stays if all keys have found slots. It can be done again.
+Settle: TypeAlias = Callable[..., None]
+
+
 class Stage(NamedTuple):
     """The next stage of an insertion.
 
