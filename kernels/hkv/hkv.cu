@@ -35,21 +35,23 @@ SOK_DEVICE i32 hkv_open_slot(const HkvPlace& place, u32 bucket, i64 empty_key) {
 // The victim of an eviction: a slot of the lowest score in both buckets that is not of this batch.
 struct HkvVictim {
   u64 score;
-  i32 number;  // -1: every slot is of this batch
+  i32 number;  // -1: every slot is of this batch; HKV_FREE: a slot is free
   i64 key;
 };
+#define HKV_FREE -2
 
 SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& place, u32 stamp) {
   const u32 bucket = (u32)index.bucket;
   const Segment segment = sok_segment(index, sok_hash_of(index, key));
   const u64* scores = index.is_scored ? hkv_first_score(segment, index.bucket) : nullptr;
-  u64 lowest = ~0ull;
+  u64 lowest = ~0ull, is_full = 1;
   u32 at = ~0u;
   SOK_ONE_BY_ONE
   SOK_FOR_EACH_OF_TILE(w, 2 * bucket) {
     const Slot* slot = hkv_slot_at(place, bucket, (u32)w);
     // The key first: whoever sees the key of this batch then sees its stamp too.
     i64 held = sok_load_acquire(&slot->key);
+    if (held == index.empty_key) is_full = 0;
     if (held == index.reclaim_key || sok_load(&slot->stamp) == stamp) continue;
     u64 score = hkv_slot_score(scores ? scores + (slot - segment.slots) : nullptr, slot);
     if (at == ~0u || score < lowest) {
@@ -57,6 +59,7 @@ SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& pla
       at = (u32)w;
     }
   }
+  if (!sok_tile_min(is_full)) return HkvVictim{0, HKV_FREE, 0};
   u64 best = sok_tile_min(lowest);
   u32 w = (u32)sok_tile_min(lowest == best ? at : ~0u);
   HkvVictim victim{best, (i32)w, 0};
@@ -90,7 +93,7 @@ SOK_DEVICE void hkv_give_rows(const SokShare share, const ClaimedRows& claimed, 
 //
 // directory, ...  the index, see slots.cuh
 // stamp           of this batch, not 0
-// may_evict       whether a key whose buckets are full takes the place of another
+// may_evict       whether a key whose buckets are full takes the place of another; 2: most are full
 // given           (n,)       see hkv_score; null: 1, or 0 (kCustomized)
 // may_refuse      whether a key is refused whose score is below all it could evict
 // placed          (n,)  out  the address of its slot, or 0 for a refused key
@@ -129,12 +132,16 @@ SOK_TILE_KERNEL(hkv_insert)
       const u64 hash = sok_hash_of(index, key);
       const Segment segment = sok_segment(index, hash);
       const HkvPlace place = hkv_place_in(segment, bucket, hash);
+      // The victim first, where most buckets are full: so free slots are seen too, by one look.
+      bool is_full = may_evict == 2;
       for (;;) {
-        const i32 open = hkv_open_slot(place, (u32)bucket, empty_key);
+        const i32 open = is_full ? -1 : hkv_open_slot(place, (u32)bucket, empty_key);
         HkvVictim victim{0, open, empty_key};
         if (open < 0) {
           if (!may_evict) break;
           victim = hkv_victim(index, key, place, (u32)stamp);
+          is_full = victim.number != HKV_FREE;
+          if (!is_full) continue;
           if (victim.number < 0 || (may_refuse && score < victim.score)) break;
           // Another tile took the slot since: look again.
           if (victim.key == reclaim_key) continue;

@@ -80,6 +80,12 @@ class HkvIndex(Index):
         return self.directory.num_slots >= self.max_capacity
 
     @property
+    def looks_full(self) -> bool:
+        """Whether most keys find no free slot: two buckets have less than one on average."""
+        num_slots = self.directory.num_slots
+        return (num_slots - self.size) * 2 * self.bucket < num_slots
+
+    @property
     def room(self) -> int:
         """The most keys that can still come without eviction."""
         return self.max_capacity + 2 - self.size

@@ -70,7 +70,7 @@ def plan_reserve(
       scores_follow: whether the program gives keys that come without a score theirs afterwards:
         they are not refused for it.
     """
-    n, may_evict = int(keys.size), int(claim is not None)
+    n, may_evict = int(keys.size), 0 if claim is None else 1 + index.looks_full
     strategy, epoch = index.score_rule()
     if are_scores and caller_scores is not None:
         strategy = STRATEGIES.index("kCustomized")
