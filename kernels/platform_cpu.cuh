@@ -177,6 +177,7 @@ SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
   return wants ? __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED) : 0;
 }
 #define SOK_FOR_EACH_OF_WARP(i, n) SOK_FOR_EACH(i, n)
+#define SOK_FOR_EACH_TILE_OF_WARP(i, n) SOK_FOR_EACH_TILE(i, n)
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) {
   u32 y;

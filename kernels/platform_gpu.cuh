@@ -302,6 +302,12 @@ SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
   SOK_ONE_BY_ONE                   \
   for (i64 i = share.thread; i - (i64)(threadIdx.x & 31u) < (n); i += share.num_threads)
 
+// The same with a key for each tile of a warp.
+#define SOK_FOR_EACH_TILE_OF_WARP(i, n)                                                  \
+  SOK_ONE_BY_ONE                                                                         \
+  for (i64 i = share.thread / SOK_TILE; i - (i64)((threadIdx.x & 31u) / SOK_TILE) < (n); \
+       i += share.num_threads / SOK_TILE)
+
 SOK_DEVICE u32 sok_f32_bits(f32 x) { return __float_as_uint(x); }
 SOK_DEVICE f32 sok_bits_f32(u32 x) { return __uint_as_float(x); }
 SOK_DEVICE u64 sok_f64_bits(f64 x) { return (u64)__double_as_longlong(x); }

@@ -133,8 +133,9 @@ def test_widths_and_local_memory_are_read_from_what_the_compiler_made():
 # that of its plain loads of as many bits: of what nobody writes meanwhile, such as the directory.
 SHARED = {
     "det_insert": (("ld.relaxed.gpu",), 64, 2),
+    "det_insert_items": (("ld.relaxed.gpu",), 64, 3),
     "det_move": (("ld.relaxed.gpu",), 64, 2),
-    "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.relaxed.gpu"), 64, 5),
+    "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.relaxed.gpu"), 64, 6),
     "dedup_insert": (("ld.relaxed.gpu",), 32, 3),
 }
 

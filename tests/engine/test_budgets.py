@@ -188,14 +188,14 @@ BUDGETS = {
     "forward, known": Budget(ALL, known, 1, 2, 2, 1, 1),
     "forward, known, three formats": Budget(FORMATS, known, 1, 4, 2, 1, 1, _FEW),
     "forward, known, weighted": Budget(ALL, weighted(known), 2, 3, 2, 1, 1, _FEW),
-    "forward, new, hbm": Budget(ONE, new, 10, 10, 2, 2, 3, _FEW),
-    "forward, new, hybrid": Budget(("hybrid",), new, 11, 11, 2, 2, 3, _FEW),
-    "forward, new, two tiers": Budget(("two tiers",), new, 13, 13, 2, 2, 3, _FEW),
-    "forward, new, evicting": Budget(("evicting",), new, 11, 11, 2, 2, 3, _FEW),
-    "forward, new, admitting": Budget(("admitting",), new, 18, 18, 4, 2, 5, _FEW),
-    "forward, new, growing": Budget(("growing",), new, 11, 11, 2, 2, 3, _FEW),
-    "forward, new, growing, admitting": Budget(("growing, admitting",), new, 18, 18, 4, 2, 5, _FEW),
-    "forward, new, all kinds": Budget(MIXED, new, 29, 31, 4, 2, 5),
+    "forward, new, hbm": Budget(ONE, new, 5, 6, 2, 1, 2, _FEW),
+    "forward, new, hybrid": Budget(("hybrid",), new, 9, 9, 2, 2, 3, _FEW),
+    "forward, new, two tiers": Budget(("two tiers",), new, 11, 11, 2, 2, 3, _FEW),
+    "forward, new, evicting": Budget(("evicting",), new, 8, 8, 2, 2, 3, _FEW),
+    "forward, new, admitting": Budget(("admitting",), new, 17, 17, 4, 2, 5, _FEW),
+    "forward, new, growing": Budget(("growing",), new, 9, 9, 2, 2, 3, _FEW),
+    "forward, new, growing, admitting": Budget(("growing, admitting",), new, 17, 17, 4, 2, 5, _FEW),
+    "forward, new, all kinds": Budget(MIXED, new, 26, 28, 4, 2, 5),
     "forward, missing": Budget(ALL, lambda job: new(job, insert=False), 7, 7, 2, 2, 2, _FEW),
     "forward, missing, zeros": Budget(
         ALL, lambda job: new(job, insert=False, missing="zeros"), 1, 2, 2, 1, 1, _FEW
@@ -304,7 +304,7 @@ BUDGETS_OF_RANKS = {
         known, 20, 26, 12, 8, 8, 2, _FEW, ("rank 0", "last rank")
     ),
     "forward, known, all owners": BudgetOfRanks(known, 20, 32, 72, 8, 10, 2, owners=tuple(OWNERS)),
-    "forward, new": BudgetOfRanks(new, 35, 38, 16, 9, 10, 2, _FEW),
+    "forward, new": BudgetOfRanks(new, 31, 34, 16, 9, 10, 2, _FEW),
     "backward": BudgetOfRanks(backward, 22, 26, 0, 4, 4, 1, _FEW),
 }
 BYTES_OF_RANKS = 440, 600

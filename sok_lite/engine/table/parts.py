@@ -23,7 +23,7 @@ from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.last_gradient import LastGradient
 from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.table.removal_log import RemovalLog
-from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
+from sok_lite.engine.table.stages import Admission, NewKeys, Settle, Stages, WithRows
 from sok_lite.engine.texts import TextStore
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
@@ -259,6 +259,32 @@ class TableParts(Exclusive, ABC):
           counters: of this table, see engine/table/counters.py.
           evicted: grows by what was evicted; None: it is not wanted.
         """
+
+    def inserts_items(self, most: int) -> bool:
+        """Whether `plan_insert_items` can insert up to so many keys without any more memory."""
+        return False
+
+    def plan_insert_items(
+        self, keys: Array, rows: Array, number: Array, most: int, counters: Array
+    ) -> tuple[list[Action], Settle]:
+        """Prepares to insert the keys of items that have no row, and to give them theirs.
+
+        It is `insertion_stages` for keys as they come, which the index tells apart itself.
+
+        Args:
+          keys: (n,) int64, which may repeat.
+          rows: (n,) uint32, NO_ROW where missing; gets the row numbers.
+          number: (n,) int32, gets i for item i if it was missing, else -1.
+          most: how many keys there may be.
+          counters: of this table.
+
+        Returns:
+          The actions; and what is to be called after them.
+
+        Raises:
+          MemoryError: there is no memory for them; the table is as it was.
+        """
+        raise NotImplementedError(f"Table {self.name!r} inserts distinct keys alone.")
 
     @abstractmethod
     def make_room(self, count: int) -> Claim:
