@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <numeric>
 #include <stdexcept>
 
@@ -17,29 +18,17 @@ void Check(int error) {
   if (error) throw std::runtime_error("a call of CUDA's driver has failed");
 }
 
-// What a thread uses in each of its calls. It is never freed: CUDA may have ended before the
-// thread.
-struct OfThread {
-  void* event = nullptr;
-  void* memory = nullptr;  // of the host, which a GPU writes
-  size_t num_bytes = 0;
-};
-thread_local OfThread of_thread;
+// What calls have used and others may use again: as many as ever ran at a time. None is freed: CUDA
+// may have ended before.
+std::mutex free_mutex;
+std::vector<GpuCall::Reused> free_ones;
 
-void* EventOf(const Gpu& gpu) {
-  if (!of_thread.event) Check(gpu.new_event(&of_thread.event, kNoTiming));
-  return of_thread.event;
-}
-
-void* HostMemory(const Gpu& gpu, size_t num_bytes) {
-  if (of_thread.num_bytes < num_bytes) {
-    const size_t room = std::max<size_t>(2 * num_bytes, 4096);
-    void* memory = nullptr;
-    Check(gpu.new_host_memory(&memory, room, kPortable));
-    of_thread.memory = memory;  // what there was before is not missed: there are a few of them
-    of_thread.num_bytes = room;
-  }
-  return of_thread.memory;
+GpuCall::Reused Reuse() {
+  const std::lock_guard<std::mutex> lock(free_mutex);
+  if (free_ones.empty()) return {};
+  GpuCall::Reused last = free_ones.back();
+  free_ones.pop_back();
+  return last;
 }
 
 }  // namespace
@@ -48,6 +37,7 @@ GpuCall::GpuCall(const Gpu& gpu, void* operation)
     : gpu_(gpu), stream_(gpu.order == Order::kStream ? gpu.stream_of(operation) : kNullStream) {
   if (!stream_) throw std::runtime_error("the operation has no stream");
   Check(gpu_.push_context(gpu_.context));
+  reused_ = Reuse();
 }
 
 GpuCall::~GpuCall() {
@@ -59,10 +49,28 @@ GpuCall::~GpuCall() {
   }
   void* context;
   gpu_.pop_context(&context);
+  const std::lock_guard<std::mutex> lock(free_mutex);
+  free_ones.push_back(reused_);
+}
+
+void* GpuCall::Event() {
+  if (!reused_.event) Check(gpu_.new_event(&reused_.event, kNoTiming));
+  return reused_.event;
+}
+
+void* GpuCall::HostMemory(size_t num_bytes) {
+  if (reused_.num_bytes < num_bytes) {
+    const size_t room = std::max<size_t>(2 * num_bytes, 4096);
+    void* memory = nullptr;
+    Check(gpu_.new_host_memory(&memory, room, kPortable));
+    reused_.memory = memory;  // a smaller one is not missed
+    reused_.num_bytes = room;
+  }
+  return reused_.memory;
 }
 
 void GpuCall::Begin() {
-  void* event = EventOf(gpu_);
+  void* event = Event();
   Check(gpu_.order == Order::kStream ? gpu_.record(event, kNullStream)
                                      : gpu_.record_all(gpu_.context, event));
   Check(gpu_.wait(stream_, event, 0));
@@ -71,7 +79,7 @@ void GpuCall::Begin() {
 
 void GpuCall::End() {
   has_begun_ = false;
-  void* event = EventOf(gpu_);
+  void* event = Event();
   Check(gpu_.record(event, stream_));
   Check(gpu_.order == Order::kStream ? gpu_.wait(kNullStream, event, 0)
                                      : gpu_.all_wait(gpu_.context, event));
@@ -84,7 +92,7 @@ void GpuCall::Launch(const GpuKernel& kernel, int64_t num_arguments,
   const int64_t num_parts = static_cast<int64_t>(begin.size()) - 1;
   const int64_t most_words = std::max(gpu_.words, gpu_.wide_words);
   const int64_t most = (most_words - 1) / (1 + num_arguments);
-  std::vector<int64_t> all, blocks;
+  std::vector<int64_t> blocks;
   for (int64_t first = 0; first < num_parts; first += most) {
     const int64_t count = std::min(most, num_parts - first);
     if (begin[first + count] == begin[first]) continue;
@@ -104,14 +112,16 @@ void GpuCall::Launch(const GpuKernel& kernel, int64_t num_arguments,
         if (each) each = std::max<int64_t>(1, static_cast<int64_t>(share * each));
       }
     }
-    all.assign(is_wide ? gpu_.wide_words : gpu_.words, 0);
-    std::partial_sum(blocks.begin(), blocks.end(), all.begin() + 1);
+    words_.resize(most_words);  // CUDA copies as many as the kernel takes
+    words_[0] = 0;
+    std::partial_sum(blocks.begin(), blocks.end(), words_.begin() + 1);
     std::copy_n(words.begin() + first * num_arguments, count * num_arguments,
-                all.begin() + count + 1);
+                words_.begin() + count + 1);
     int64_t parts = count;
-    void* arguments[] = {all.data(), &parts};
-    Check(gpu_.launch(is_wide ? kernel.wide : kernel.narrow, static_cast<unsigned>(all[count]), 1,
-                      1, static_cast<unsigned>(threads), 1, 1, 0, stream_, arguments, nullptr));
+    void* arguments[] = {words_.data(), &parts};
+    Check(gpu_.launch(is_wide ? kernel.wide : kernel.narrow, static_cast<unsigned>(words_[count]),
+                      1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream_, arguments, nullptr));
+    ++num_launches_;
   }
 }
 
@@ -121,7 +131,7 @@ void GpuCall::FillZeros(void* memory, int64_t num_bytes) {
 
 std::vector<int64_t> GpuCall::Read(const int64_t* numbers, int64_t count) {
   const size_t num_bytes = count * sizeof(int64_t);
-  void* memory = HostMemory(gpu_, num_bytes);
+  void* memory = HostMemory(num_bytes);
   Check(gpu_.copy_to_host(memory, reinterpret_cast<uint64_t>(numbers), num_bytes, stream_));
   Check(gpu_.synchronize(stream_));
   std::vector<int64_t> read(count);

@@ -63,6 +63,13 @@ struct GpuKernel {
 // then, which has the error of CUDA's again, and says what it is.
 class GpuCall {
  public:
+  // An event, and memory of the host that a GPU writes.
+  struct Reused {
+    void* event = nullptr;
+    void* memory = nullptr;
+    size_t num_bytes = 0;
+  };
+
   GpuCall(const Gpu& gpu, void* operation);
   GpuCall(const GpuCall&) = delete;
   GpuCall& operator=(const GpuCall&) = delete;
@@ -84,10 +91,21 @@ class GpuCall {
   // Copies numbers to the host, waits for all that was launched, and returns them.
   std::vector<int64_t> Read(const int64_t* numbers, int64_t count);
 
+  int64_t num_launches() const { return num_launches_; }
+
  private:
+  void* Event();
+  void* HostMemory(size_t num_bytes);
+
   const Gpu& gpu_;
   void* stream_;
+  Reused reused_;
+  std::vector<int64_t> words_;
+  int64_t num_launches_ = 0;
   bool has_begun_ = false;
 };
+
+// Something was changed, and then a function of CUDA's has failed: nobody may begin anew.
+struct HalfDone {};
 
 }  // namespace sok

@@ -131,9 +131,7 @@ class GradientOfCall {
   bool Note() {
     Held held;
     if (!held.Take(plan_, false, kSokReads)) return false;
-    // Of a table that comes several times the last gradient is noted.
-    std::vector<int64_t> last(plan_.tables.size());
-    for (int64_t i = 0; i < Count(); ++i) last[plan_.parts[i].table] = i;
+    const std::vector<int64_t> last = LastOfTables();
     for (const int64_t i : last) {
       SokGradientRecord& gradient = plan_.parts[i].record->gradient;
       if (gradient.room < given_[i].num_keys) return false;  // Python makes some
@@ -151,16 +149,11 @@ class GradientOfCall {
     return true;
   }
 
+  // Nothing of a table is read but where keys are noted, so locks are taken for that alone: the
+  // host waits, and TensorFlow may wait for memory, without them.
   bool RunOnGpu() {
     const Driver& driver = *plan_.driver;
     const size_t count = items_.size();
-    Held held;
-    if (!held.Take(plan_, false, kSokReads)) return false;
-    std::vector<int64_t> last(plan_.tables.size());
-    for (int64_t i = 0; i < Count(); ++i) last[plan_.parts[i].table] = i;
-    for (const int64_t i : last) {
-      if (plan_.parts[i].record->gradient.room < given_[i].num_keys) return false;
-    }
     GpuGroups groups(driver, items_, rows_);
     std::vector<float*> pieces(count);
     Scratch scratch;
@@ -176,7 +169,6 @@ class GradientOfCall {
     auto* memory = static_cast<char*>(outputs_->Temporary(scratch.num_bytes()));
     if (!memory) return false;
     scratch.Take(memory);
-    for (SokTableRecord* table : plan_.tables) table->gradient.size = -1;
     GpuCall call(*driver.gpu, outputs_->operation());
     call.Begin();
     Launch combine(driver.combine_items);
@@ -193,53 +185,73 @@ class GradientOfCall {
     }
     if (!Allocate()) return false;
     call.Begin();
-    SumOnGpu(groups, pieces, last, &call);
-    for (size_t i = 0, number = 0; i < count; ++i) {
-      if (items_[i].its.weights) GiveWeightGradient(i, number++, &call);
-    }
-    for (const int64_t i : last) NoteKeys(i);
-    call.End();
-    return true;
+    SumOnGpu(groups, pieces, &call);
+    GiveWeightGradients(&call);
+    return GiveKeys(groups, &call);
   }
 
-  // last  of each table the part whose keys are noted
-  void SumOnGpu(const GpuGroups& groups, const std::vector<float*>& pieces,
-                const std::vector<int64_t>& last, GpuCall* call) const {
+  void SumOnGpu(const GpuGroups& groups, const std::vector<float*>& pieces, GpuCall* call) const {
     const Driver& driver = *plan_.driver;
-    const size_t count = items_.size();
     Launch summing(driver.segment_sums), adding(driver.segment_add_pieces);
-    Launch giving(driver.give_distinct);
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < items_.size(); ++i) {
       const Items& its = items_[i];
-      const Part& part = plan_.parts[i];
-      const int64_t n = its.its.num_keys, start = groups.starts[i], begin = groups.begin(i);
+      const int64_t n = its.its.num_keys;
       const std::array<int64_t, 13> words{Word(arrays_[i].data),
-                                          part.dim,
+                                          plan_.parts[i].dim,
                                           Word(its.index),
                                           Word(its.factors),
                                           Word(groups.offsets()),
                                           Word(groups.order()),
                                           Word(groups.labels()),
-                                          start,
+                                          groups.starts[i],
                                           its.num_keys,
-                                          begin,
+                                          groups.begin(i),
                                           n,
                                           Word(pieces[i]),
                                           Word((*outputs_)[i])};
       summing.Add(n, {});
       summing.More(words);
-      if (n > kPiece) {
-        adding.Add(n, {});
-        adding.More(words);
-      }
-      const bool is_noted = last[part.table] == static_cast<int64_t>(i);
-      const SokGradientRecord& gradient = part.record->gradient;
-      giving.Add(its.num_keys, {Word(its.its.keys) - 8 * begin, Word(groups.rows_of_keys() + start),
-                                Word(groups.first() + start), Word((*outputs_)[count + i]),
-                                Word(is_noted ? gradient.room_keys : nullptr),
-                                Word(is_noted ? gradient.room_rows : nullptr), its.num_keys});
+      if (n <= kPiece) continue;
+      adding.Add(n, {});
+      adding.More(words);
     }
-    for (const Launch* each : {&summing, &adding, &giving}) each->Run(driver, call);
+    for (const Launch* each : {&summing, &adding}) each->Run(driver, call);
+  }
+
+  // Gives the keys of all tables, which their records keep for the update that follows.
+  bool GiveKeys(const GpuGroups& groups, GpuCall* call) {
+    Held held;
+    if (!held.Take(plan_, false, kSokReads)) return false;
+    const std::vector<int64_t> last = LastOfTables();
+    for (const int64_t i : last) {
+      if (plan_.parts[i].record->gradient.room < given_[i].num_keys) return false;
+    }
+    call->Begin();
+    Launch giving(plan_.driver->give_distinct);
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const Items& its = items_[i];
+      const Part& part = plan_.parts[i];
+      const int64_t start = groups.starts[i];
+      const bool is_noted = last[part.table] == static_cast<int64_t>(i);
+      SokGradientRecord& gradient = part.record->gradient;
+      gradient.size = -1;
+      giving.Add(its.num_keys,
+                 {Word(its.its.keys) - 8 * groups.begin(i), Word(groups.rows_of_keys() + start),
+                  Word(groups.first() + start), Word((*outputs_)[items_.size() + i]),
+                  Word(is_noted ? gradient.room_keys : nullptr),
+                  Word(is_noted ? gradient.room_rows : nullptr), its.num_keys});
+    }
+    giving.Run(*plan_.driver, call);
+    call->End();
+    for (const int64_t i : last) NoteKeys(i);
+    return true;
+  }
+
+  // Of each table the last part: of one that comes several times that gradient is noted.
+  std::vector<int64_t> LastOfTables() const {
+    std::vector<int64_t> last(plan_.tables.size());
+    for (int64_t i = 0; i < Count(); ++i) last[plan_.parts[i].table] = i;
+    return last;
   }
 
   // Notes where the keys of a part are, in the record of its table.
@@ -294,22 +306,26 @@ class GradientOfCall {
     }
     sums.Run(driver);
     adding.Run(driver);
-    for (size_t i = 0, number = 0; i < count; ++i) {
-      if (items_[i].its.weights) GiveWeightGradient(i, number++, nullptr);
-    }
+    GiveWeightGradients(nullptr);
     return true;
   }
 
-  void GiveWeightGradient(size_t i, size_t number, GpuCall* call) const {
-    const Items& items = items_[i];
-    const Part& part = plan_.parts[i];
-    Launch launch(plan_.driver->weight_grad[KernelOf(part.row_type)]);
-    const int64_t* splits = items.its.splits ? items.its.splits : items.splits;
-    launch.Add(items.its.num_rows,
-               {Word(arrays_[i].data), Word(sources_[number]), part.dim, 0, 0, Word(splits),
-                Word(items.its.weights), part.combiner,
-                Word((*outputs_)[2 * items_.size() + number]), items.its.num_rows});
-    launch.Run(*plan_.driver, call);
+  void GiveWeightGradients(GpuCall* call) const {
+    std::vector<Launch> launches;
+    for (const Kernel& kernel : plan_.driver->weight_grad) launches.emplace_back(kernel);
+    size_t number = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const Items& items = items_[i];
+      if (!items.its.weights) continue;
+      const Part& part = plan_.parts[i];
+      const int64_t* splits = items.its.splits ? items.its.splits : items.splits;
+      void* out = (*outputs_)[2 * items_.size() + number];
+      launches[KernelOf(part.row_type)].Add(
+          items.its.num_rows,
+          {Word(arrays_[i].data), Word(sources_[number++]), part.dim, 0, 0, Word(splits),
+           Word(items.its.weights), part.combiner, Word(out), items.its.num_rows});
+    }
+    for (const Launch& each : launches) each.Run(*plan_.driver, call);
   }
 
   const Plan& plan_;

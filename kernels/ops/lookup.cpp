@@ -121,11 +121,8 @@ class Lookup {
 
   void RunOnGpu(bool notes, bool gives_zeros) {
     const int64_t count = static_cast<int64_t>(held_->counters.size());
-    auto* counters = static_cast<int64_t*>(outputs_->Temporary(count * sizeof(int64_t)));
-    if (!counters) throw std::bad_alloc();
-    counters_ = counters;
     gpu_->Begin();
-    gpu_->FillZeros(counters, count * sizeof(int64_t));
+    gpu_->FillZeros(counters_, count * sizeof(int64_t));
     if (!plan_.is_pooled) {
       // `find` has no registers for it.
       const int64_t row_bytes = plan_.parts[0].dim * BytesOf(plan_.parts[0].row_type);
@@ -137,7 +134,7 @@ class Lookup {
         Pool(kernel).Run(*plan_.driver, gpu_);
       }
     }
-    held_->counters = gpu_->Read(counters, count);
+    held_->counters = gpu_->Read(counters_, count);
   }
 
   // Whether no table has to move rows first, or to make room for counts of accesses.
@@ -181,6 +178,11 @@ class Lookup {
 
   // Allocates all outputs that Python would.
   bool Allocate() {
+    if (plan_.driver->gpu) {
+      const int64_t count = static_cast<int64_t>(plan_.tables.size()) * kCounters;
+      counters_ = static_cast<int64_t*>(outputs_->Temporary(count * sizeof(int64_t)));
+      if (!counters_) return false;
+    }
     if (!plan_.is_pooled) {
       std::vector<int64_t> dims = arrays_[0].dims;
       dims.push_back(plan_.parts[0].dim);
@@ -363,19 +365,30 @@ class Lookup {
   //
   // draws  whether items without a row have initial values; else zeros
   void ReadSources(bool draws) const {
+    std::vector<Launch> reading;  // of words of 2, 4 and 8 bytes
+    for (const Kernel& kernel : plan_.driver->rows_read) reading.emplace_back(kernel);
     const uint32_t* rows = rows_;
     size_t number = given_.size() + 4;
     for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
       if (!given_[i].weights) continue;
       const Part& part = plan_.parts[i];
       const int64_t num_keys = given_[i].num_keys;
-      void* source = (*outputs_)[number++];
       const SokColumnRecord& value = *part.record->store->value;
-      Launch launch(plan_.driver->rows_read[BytesOf(part.row_type) / 4]);  // of 2, 4 and 8 bytes
-      launch.Add(num_keys,
-                 {value.chunks, value.shift, value.dim, Word(rows), Word(source), num_keys});
-      launch.Run(*plan_.driver, gpu_);
-      if (draws) Draw(part, given_[i].keys, num_keys, rows, source);
+      reading[BytesOf(part.row_type) / 4].Add(
+          num_keys, {value.chunks, value.shift, value.dim, Word(rows), Word((*outputs_)[number++]),
+                     num_keys});
+    }
+    for (const Launch& each : reading) each.Run(*plan_.driver, gpu_);
+    if (draws) DrawSources();
+  }
+
+  // Gives the weighted items without a row what these begin with.
+  void DrawSources() const {
+    const uint32_t* rows = rows_;
+    size_t number = given_.size() + 4;
+    for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
+      if (!given_[i].weights) continue;
+      Draw(plan_.parts[i], given_[i].keys, given_[i].num_keys, rows, (*outputs_)[number++]);
     }
   }
 
@@ -470,6 +483,7 @@ bool LookUp(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs
   const bool is_done =
       Counted(plan.work, [&] { return Lookup(plan, inputs, outputs, held).Run(); });
   // Nothing has changed, unless it has begun: what is allocated later is no more than a few words.
+  // Where a GPU has failed in between, clocks have ticked, and tick again.
   if (!is_done && !held->has_begun) held->Release();
   return is_done;
 }

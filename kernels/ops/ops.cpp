@@ -65,6 +65,7 @@ struct Kernel {
   int64_t num_handles = 0;
   // Inputs at the end that are on the host.
   int64_t num_numbers = 0;
+  int64_t num_told = 0;  // outputs at the end that are there
   bool is_on_gpu = false;
   bool is_gradient = false;
   Native native = nullptr;
@@ -78,6 +79,7 @@ void* Create(TF_OpKernelConstruction* construction) {
   kernel->native = native;
   TF_Status* status = TF_NewStatus();
   TF_OpKernelConstruction_GetAttrInt64(construction, "K", &kernel->num_numbers, status);
+  TF_OpKernelConstruction_GetAttrInt64(construction, "J", &kernel->num_told, status);
   TF_OpKernelConstruction_GetAttrInt64(construction, "N", &kernel->num_handles, status);
   if (TF_GetCode(status) != TF_OK) kernel->num_handles = 0;  // it has none
   TF_DeleteStatus(status);
@@ -148,7 +150,7 @@ class OutputsOf final : public sok::Outputs {
         frame_->Allocate(number, static_cast<TF_DataType>(type), dims.data(),
                          static_cast<int64_t>(dims.size()), num_bytes);
     if (!given) return nullptr;
-    Note(given->data, num_bytes);
+    if (number < frame_->num_outputs()) Note(given->data, num_bytes);
     return given->data;
   }
 
@@ -187,7 +189,7 @@ class Noted {
   const sok::Gpu* gpu_;
 };
 
-// Returns the inputs but the call.
+// Returns the inputs but the call. The last ones are on the host.
 std::vector<sok::Array> InputsOf(const Frame* frame, const sok::Gpu* gpu) {
   std::vector<sok::Array> inputs;
   inputs.reserve(frame->num_inputs - 1);
@@ -198,7 +200,10 @@ std::vector<sok::Array> InputsOf(const Frame* frame, const sok::Gpu* gpu) {
       input.dims.push_back(TF_Dim(tensor, dim));
       input.size *= input.dims.back();
     }
-    if (gpu && gpu->note) gpu->note(input.data, input.size * sok::BytesOf(input.type), true);
+    const bool is_on_host = i >= frame->num_inputs - frame->num_numbers;
+    if (gpu && gpu->note && !is_on_host) {
+      gpu->note(input.data, input.size * sok::BytesOf(input.type), true);
+    }
     inputs.push_back(std::move(input));
   }
   return inputs;
@@ -232,7 +237,15 @@ bool Update(Frame* frame, int64_t call) {
   OutputsOf outputs(frame, gpu);
   const bool tells = !frame->outputs.empty();
   if (tells && !outputs.Add(sok::kInt64, {1})) return false;
-  const bool is_done = sok::Update(*plan, InputsOf(frame, gpu), &outputs);
+  bool is_done = true;
+  try {
+    is_done = sok::Update(*plan, InputsOf(frame, gpu), &outputs);
+  } catch (const sok::HalfDone&) {
+    frame->Fail(
+        TF_INTERNAL,
+        "A launch on the GPU has failed in the midst of an update: some tables have its step "
+        "and others have not. Load the last checkpoint. CUDA_LAUNCH_BLOCKING=1 says which.");
+  }
   if (tells) *static_cast<int64_t*>(outputs.last()) = is_done;
   return is_done;
 }
@@ -249,6 +262,8 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   const auto* self = static_cast<const Kernel*>(kernel);
   auto* frame = new Frame(context);
   frame->is_on_gpu = self->is_on_gpu;
+  frame->num_numbers = self->num_numbers;
+  frame->num_told = self->num_told;
   int64_t call = 0;
   if (!Read(self, context, frame, &call) || (self->native && self->native(frame, call))) {
     frame->End();

@@ -50,7 +50,7 @@ struct Driver {
              dedup_labels.num_arguments == 11 && sort_pass.num_arguments == 12 &&
              group_sorted.num_arguments == 4 && give_distinct.num_arguments == 7 &&
              combine_items.num_arguments == 7 && segment_sums.num_arguments == 13 &&
-             segment_add_pieces.num_arguments == 13;
+             segment_add_pieces.num_arguments == 13 && weight_grad[0].num_arguments == 10;
     }
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&

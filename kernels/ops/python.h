@@ -30,7 +30,9 @@ struct Frame {
       : is_asynchronous(when_done), context(running), done_(std::move(when_done)) {}
 
   const bool is_asynchronous;
-  bool is_on_gpu = false;  // whether the operation is
+  bool is_on_gpu = false;                 // whether the operation is
+  int64_t num_numbers = 0, num_told = 0;  // inputs and outputs at the end that are on the host
+  int64_t num_outputs() const { return static_cast<int64_t>(outputs.size()) - num_told; }
   // Held by whoever uses `context` or `outputs`, which threads of an asynchronous operation share.
   std::mutex mutex;
   // Of the running operation; null when it has ended.

@@ -97,7 +97,7 @@ class UpdateOfCall {
         sought_(*plan.driver, plan.parts.size()) {}
 
   bool Run() {
-    if (!Read()) return false;
+    if (!Read() || (plan_.driver->gpu && !Allocate())) return false;
     Held held;
     if (!held.Take(plan_, false, kSokReads) || !AreUsual()) return false;
     if (const Gpu* gpu = plan_.driver->gpu) {
@@ -134,7 +134,13 @@ class UpdateOfCall {
     }
     for (SokTableRecord* table : plan_.tables) ++table->num_native;
     if (plan_.taken) *plan_.taken = step_;
-    for (const auto& [run, launch] : launches) launch.Run(*plan_.driver, gpu);
+    const int64_t before = gpu ? gpu->num_launches() : 0;
+    try {
+      for (const auto& [run, launch] : launches) launch.Run(*plan_.driver, gpu);
+    } catch (const std::exception&) {
+      if (gpu && gpu->num_launches() > before) throw HalfDone();
+      throw;
+    }
     return true;
   }
 
@@ -204,26 +210,33 @@ class UpdateOfCall {
            last.lookup_number == table.clock.now;
   }
 
+  // Gets memory on a GPU: TensorFlow may wait for some, and nobody should wait for tables
+  // meanwhile.
+  bool Allocate() {
+    int64_t num_keys = 0;
+    for (size_t i = 0; i < plan_.parts.size(); ++i) {
+      if (arrays_[i].type == kInt32) return false;
+      num_keys += arrays_[i].size;
+    }
+    counts_ = static_cast<int64_t*>(outputs_->Temporary(kNumCounts * sizeof(int64_t)));
+    rows_ = static_cast<uint32_t*>(outputs_->Temporary(4 * std::max<int64_t>(num_keys, 1)));
+    return counts_ && rows_;
+  }
+
   // Recalls the rows of the keys of the last gradients. Returns whether all keys are these, which
   // it waits for unless it is known.
   bool Recall(GpuCall* gpu) {
     const size_t count = plan_.parts.size();
-    int64_t num_keys = 0;
     bool is_known = true;
     for (size_t i = 0; i < count; ++i) {
-      if (arrays_[i].type == kInt32 || !MayBeLast(i)) return false;
-      num_keys += arrays_[i].size;
+      if (!MayBeLast(i)) return false;
       is_known = is_known && plan_.parts[i].is_of_gradient;
     }
     if (is_known && told_.doing == kCheck) return true;
-    constexpr int64_t kNumCounts = 2;  // of all tables: other keys, and keys without a row
-    const int64_t num_bytes = kNumCounts * sizeof(int64_t);
-    int64_t* counts = nullptr;
-    if (!is_known) counts = static_cast<int64_t*>(outputs_->Temporary(num_bytes));
-    auto* rows = static_cast<uint32_t*>(outputs_->Temporary(4 * std::max<int64_t>(num_keys, 1)));
-    if (!rows || (!is_known && !counts)) return false;
+    int64_t* counts = is_known ? nullptr : counts_;
+    uint32_t* rows = rows_;
     gpu->Begin();
-    if (counts) gpu->FillZeros(counts, num_bytes);
+    if (counts) gpu->FillZeros(counts, kNumCounts * sizeof(int64_t));
     Launch launch(plan_.driver->recall_rows);
     moved_.resize(count);
     for (size_t i = 0; i < count; ++i) {
@@ -265,6 +278,9 @@ class UpdateOfCall {
   const std::vector<Array>& arrays_;
   const Told& told_;
   Outputs* outputs_;
+  static constexpr int64_t kNumCounts = 2;  // of all tables: other keys, and keys without a row
+  int64_t* counts_ = nullptr;
+  uint32_t* rows_ = nullptr;
   int64_t step_ = 0;
   Numbers undecayed_, decayed_;
   std::vector<Moved> moved_;  // of each table

@@ -63,7 +63,9 @@ class CudaBackend(Backend):
         # By whether launches are wide.
         self._modules: dict[tuple[Path, bool], Any] = {}
         self._kernels: dict[tuple[str, bool], _Kernel] = {}
-        self._records: dict[str, _KernelRecord] = {}  # native code has their addresses
+        # Native code has the addresses of the records, and these the handles of the kernels.
+        self._records: dict[str, tuple[_KernelRecord, Any, Any]] = {}
+        self._has_native_locks = False
         self._binaries = GpuBinaries(cupy.cuda.nvrtc, cupy.cuda.runtime)
         self._sources = all_kernels()
         self._source_of: dict[str, KernelSource] = {}
@@ -108,15 +110,16 @@ class CudaBackend(Backend):
     def kernel(self, name: str) -> tuple[int, int]:
         """Returns the address of a kernel, as native code launches it, and the number of its
         arguments."""
-        record = self._records.get(name)
-        if record is None:
+        known = self._records.get(name)
+        if known is None:
             narrow = wide = self._kernel(name, False)
             if self._binaries.has_wide:
                 wide = self._kernel(name, True)
             limits = (narrow.lanes, narrow.max_threads, wide.max_threads)
             record = _KernelRecord(narrow.run.ptr, wide.run.ptr, *limits)
-            record = self._records.setdefault(name, record)  # another thread may have made one
-        return ctypes.addressof(record), len(self._source(name).signature)
+            # Another thread may have made one. A module that nobody has any more is unloaded.
+            known = self._records.setdefault(name, (record, narrow.run, wide.run))
+        return ctypes.addressof(known[0]), len(self._source(name).signature)
 
     def launching(self) -> tuple[int, int, int, int]:
         """Returns what bounds a launch: the threads and the number of blocks, and the words that a
@@ -124,8 +127,14 @@ class CudaBackend(Backend):
         wide_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else 0
         return self._threads_per_block, self._max_blocks, LAUNCH_WORDS, wide_words
 
+    def use_native_locks(self) -> None:
+        """Has tables that are made from now on have locks that native code takes too."""
+        assert has_functions()
+        for backend in (self, *self._tuned.values()):
+            backend._has_native_locks = True
+
     def new_lock(self, record: Any) -> Any:
-        return record.lock if has_functions() else super().new_lock(record)
+        return record.lock if self._has_native_locks else super().new_lock(record)
 
     def load_kernels(self) -> None:
         capability = self._device.compute_capability

@@ -15,9 +15,15 @@ from sok_lite.native.plans import Drawing, Part, Rows
 def are_native(tables: Sequence[Any]) -> bool:
     """Whether native code can look up in the engine's tables."""
     backend = tables[0].backend
-    if backend.name != "cpu" and record_of(backend) is None:
+    if backend.name != "cpu" and not _is_native_gpu(backend):
         return False
     return all(table.backend is backend and table.record.allows for table in tables)
+
+
+def _is_native_gpu(backend: Any) -> bool:
+    """Whether native code launches on a GPU. Where TensorFlow sees several, a tensor may be on
+    another one: Python sees that."""
+    return record_of(backend) is not None and len(tf.config.get_visible_devices("GPU")) < 2
 
 
 def part_of(

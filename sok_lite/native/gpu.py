@@ -2,15 +2,14 @@
 TensorFlow's work.
 
 TensorFlow's stream and CUDA's null stream, on which Python launches, do not wait for each other;
-kernels/ops/gpu.h says what native code does about it. There are three ways, and the first that a
-machine has is taken:
+kernels/ops/gpu.h says what native code does about it. There are three ways:
 
 * "tensorflow": launches are on TensorFlow's stream, which a few lines of C++ ask for (stream.py).
 * "context": they are on the null stream, which waits by an event of CUDA's context for all other
   streams, and these for it. It needs a driver of CUDA 12.5 or later.
 * "python": native code launches nothing. Python does, and waits for the whole GPU before and after.
 
-SOK_LITE_GPU_STREAM names one of them.
+The first is taken where it is possible, and else the last; SOK_LITE_GPU_STREAM names one of them.
 """
 
 import ctypes
@@ -26,6 +25,7 @@ from sok_lite.native.stream import load_stream_of
 
 WAYS = ("tensorflow", "context", "python")
 _VARIABLE = "SOK_LITE_GPU_STREAM"
+_LOCKS = "locks"  # among the reasons
 # CUDA's functions, by the names of GpuRecord's first fields; the last two are of CUDA 12.5.
 _FUNCTIONS = {
     "launch": "cuLaunchKernel",
@@ -56,19 +56,28 @@ class GpuRecord(ctypes.Structure):
     )
 
 
-# Of each backend, by its number; None: Python launches.
+# Of each backend, by its number; None: Python launches. And of each GPU, what was opened.
 _records: dict[int, tuple[Backend, GpuRecord | None]] = {}
+_opened: dict[int, GpuRecord | None] = {}
 # By which way the launches of this process are in order, and why not by an earlier one.
 chosen: str | None = None
 reasons: dict[str, str] = {}
 
 
-def prepare(backend: Backend) -> None:
-    """Has tables of a GPU that are made from now on have locks that native code takes too."""
+def prepare(backend: Any) -> None:
+    """Has tables of a GPU that are made from now on have locks that native code takes too.
+
+    Raises:
+      ValueError: SOK_LITE_GPU_STREAM is none of the ways.
+    """
+    if _asked() == "python" or _LOCKS in reasons:
+        return
     try:
         load_locks(find_library())
     except RuntimeError as error:  # there is no library for CPUs, and no compiler
-        reasons["tensorflow"] = reasons["context"] = str(error)
+        reasons[_LOCKS] = _short(error)
+        return
+    backend.use_native_locks()
 
 
 def record_of(backend: Any) -> GpuRecord | None:
@@ -79,8 +88,11 @@ def record_of(backend: Any) -> GpuRecord | None:
     """
     known = _records.get(id(backend))
     if known is None:
-        record = open_gpu(backend)
+        if backend.device_id not in _opened:
+            _opened[backend.device_id] = open_gpu(backend)
+        record = _opened[backend.device_id]
         if record is not None:
+            record = GpuRecord.from_buffer_copy(record)  # of this size of blocks
             limits = ("threads_per_block", "max_blocks", "words", "wide_words")
             for name, number in zip(limits, backend.launching(), strict=True):
                 setattr(record, name, number)
@@ -89,19 +101,20 @@ def record_of(backend: Any) -> GpuRecord | None:
 
 
 def open_gpu(backend: Backend) -> GpuRecord | None:
-    """Returns a record of the GPU in the way that is asked for, or the first that there is."""
+    """Returns a record of the GPU in the way that is asked for, or the first that there is.
+
+    That of events of the context is not taken unasked: it ends what another thread captures of a
+    stream, such as a graph of XLA's or of CuPy's.
+    """
     global chosen
-    asked = os.environ.get(_VARIABLE, "").strip()
-    if asked and asked not in WAYS:
-        raise ValueError(
-            f"{_VARIABLE} must be one of {', '.join(WAYS)}. Received: {asked!r}. Unset it to use "
-            "the first of them that this machine has."
-        )
-    for way in [asked] if asked else WAYS:
+    asked = _asked()
+    for way in [asked] if asked else ("tensorflow", "python"):
         try:
+            if way != "python" and _LOCKS in reasons:
+                raise RuntimeError(reasons[_LOCKS])
             record = _OPENING[way](backend)
         except (OSError, AttributeError, RuntimeError) as error:
-            reasons[way] = str(error).splitlines()[0]
+            reasons[way] = _short(error)
             continue
         chosen = way
         return record
@@ -113,6 +126,21 @@ def open_gpu(backend: Backend) -> GpuRecord | None:
             stacklevel=2,
         )
     return None
+
+
+def _asked() -> str:
+    """Returns the way that the program names; "": none."""
+    asked = os.environ.get(_VARIABLE, "").strip()
+    if asked and asked not in WAYS:
+        raise ValueError(
+            f"{_VARIABLE} must be one of {', '.join(WAYS)}. Received: {asked!r}. Unset it to use "
+            "the first, or the last where this machine has it not."
+        )
+    return asked
+
+
+def _short(error: Exception) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
 
 
 def _driver(backend: Backend) -> tuple[ctypes.CDLL, GpuRecord]:

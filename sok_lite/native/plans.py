@@ -100,8 +100,10 @@ _KERNELS = (
 )
 # Those that native code launches on a GPU alone, and nowhere else.
 _ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
-_ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", *_KERNELS[-11:]}
-_ON_GPU |= {name for name in _KERNELS if name.startswith(("rows_read_", "combine_weight_grad_"))}
+_ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "recall_rows"}
+_ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
+_SEVERAL = ("rows_read_", "combine_weight_grad_", "pool_f", "pool_bf16")  # one of each type
+_ON_GPU |= {name for name in _KERNELS if name.startswith(_SEVERAL)}
 _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
 
@@ -122,6 +124,7 @@ def _driver_of(backend: Any) -> _Driver:
     known = _drivers.get(id(backend))
     if known is None:
         gpu = None if backend.name == "cpu" else record_of(backend)
+        assert backend.name == "cpu" or gpu is not None, "Python launches, and makes no plan"
         driver = _Driver(seed=seed_of_process(), gpu=0 if gpu is None else addressof(gpu))
         for name in _KERNELS:
             if name in _ON_GPU if gpu is not None else name not in _ON_GPU_ALONE:

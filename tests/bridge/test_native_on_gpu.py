@@ -1,12 +1,14 @@
 """Native launches on a GPU: the bits of Python, on TensorFlow's stream, and how many there are."""
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge import tensor
 from sok_lite.native import gpu
 from sok_lite.native.plans import num_entries
 from tests.bridge import test_native_gradient as gradients
@@ -81,8 +83,9 @@ def test_steps_have_the_bits_of_python(monkeypatch, kind, stochastic_rounding):
 class Step:
     """A training step of some tables."""
 
-    def __init__(self, num_tables, mode, size=8):
-        self.tables = [new_variable(name=f"t{i}", dim=4) for i in range(num_tables)]
+    def __init__(self, num_tables, mode, size=8, dtypes=("float32",)):
+        kinds = zip(range(num_tables), itertools.cycle(dtypes), strict=False)
+        self.tables = [new_variable(name=f"t{i}", dim=4, dtype=dtype) for i, dtype in kinds]
         self.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
         rng = np.random.default_rng(0)
         self.ids = [tf.constant(rng.integers(0, 50, (size, 2))) for _ in self.tables]
@@ -95,7 +98,7 @@ class Step:
     def _gradients(self):
         with tf.GradientTape() as tape:
             rows = sok.lookup_sparse(self.tables, self.ids)
-            loss = tf.add_n([tf.reduce_sum(tf.square(each)) for each in rows])
+            loss = tf.add_n([tf.reduce_sum(tf.square(tf.cast(each, "float32"))) for each in rows])
         return tape.gradient(loss, self.tables)
 
     def _whole(self):
@@ -195,6 +198,37 @@ def test_a_stream_that_does_not_wait_for_the_other_is_found(monkeypatch, when):
         its.check()
 
 
+def test_what_python_has_updated_is_not_kept_once_native_code_goes_on(monkeypatch, mode):
+    its = play_gpu(monkeypatch)
+    step = Step(2, mode)
+    for _ in range(4):
+        step.whole()
+    its.check()
+    assert not tensor._left_behind.get(its.backend.device_id)
+
+
+def test_an_update_that_fails_halfway_is_an_error(monkeypatch, mode):
+    """Python would take the step of the first rows again."""
+    its = play_gpu(monkeypatch)
+    launch, updates_of_step, is_over = its.driver._launch, [], [True]
+
+    def fails(function, *others):
+        name = its.driver._kernel(function)[0].name
+        updates_of_step.extend([name] * (name.startswith("update_adam") and not is_over[0]))
+        if len(updates_of_step) == 2:
+            raise RuntimeError("a failure of the test's own")
+        launch(function, *others)
+
+    its.driver._set("launch", ctypes.c_int, SIGNATURES["launch"], fails)
+    step = Step(2, mode, dtypes=("float32", "float16"))  # a kernel for each
+    for _ in range(2):
+        step.whole()
+    is_over[0] = False
+    with pytest.raises(Exception, match="in the midst of an update"):
+        step.whole()
+    assert its.driver.errors.pop()
+
+
 @pytest.mark.parametrize("name", ["launch", "fill", "copy_to_host", "synchronize", "record"])
 def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
     expected = _trained(mode)
@@ -221,7 +255,7 @@ def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
 @pytest.fixture
 def choosing(monkeypatch):
     """A machine whose ways a test says: of each a record, or what it raises."""
-    ways = {"tensorflow": RuntimeError("no compiler"), "context": gpu.GpuRecord(), "python": None}
+    ways = {"tensorflow": gpu.GpuRecord(), "context": gpu.GpuRecord(), "python": None}
 
     def opening(way):
         def open_it(_):
@@ -238,17 +272,22 @@ def choosing(monkeypatch):
     return ways
 
 
-def test_the_first_way_that_there_is_is_taken(choosing):
-    assert gpu.open_gpu(None) is choosing["context"]
-    assert (gpu.chosen, gpu.reasons) == ("context", {"tensorflow": "no compiler"})
-    choosing["context"] = AttributeError("undefined symbol: cuCtxRecordEvent")
+def test_the_first_way_is_taken_or_else_the_last(choosing):
+    assert gpu.open_gpu(None) is choosing["tensorflow"] and gpu.chosen == "tensorflow"
+    choosing["tensorflow"] = RuntimeError("")
     assert gpu.open_gpu(None) is None
-    assert gpu.chosen == "python"
+    assert (gpu.chosen, gpu.reasons) == ("python", {"tensorflow": "RuntimeError('')"})
+    choosing["tensorflow"] = gpu.GpuRecord()
+    gpu.reasons["locks"] = "no kernels"
+    assert gpu.open_gpu(None) is None and gpu.reasons["tensorflow"] == "no kernels"
 
 
 def test_a_way_that_is_asked_for_is_taken_or_said_not_to_be_there(choosing, monkeypatch):
     monkeypatch.setenv("SOK_LITE_GPU_STREAM", "python")
     assert gpu.open_gpu(None) is None and gpu.chosen == "python"
+    monkeypatch.setenv("SOK_LITE_GPU_STREAM", "context")
+    assert gpu.open_gpu(None) is choosing["context"]
+    choosing["tensorflow"] = RuntimeError("no compiler")
     monkeypatch.setenv("SOK_LITE_GPU_STREAM", "tensorflow")
     with pytest.warns(UserWarning, match="tensorflow is not possible.*no compiler. Python"):
         assert gpu.open_gpu(None) is None

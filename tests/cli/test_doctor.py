@@ -160,13 +160,14 @@ def test_the_versions_are_those_that_pip_is_asked_for():
 
 
 def test_launches_on_a_gpu_are_told_with_what_is_in_the_way(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "cuda_unavailable", lambda: None)
-    monkeypatch.setattr(doctor, "record_of", lambda backend: None)
+    monkeypatch.setattr(doctor, "default_backend", lambda: "cuda")
+    for name in ("record_of", "prepare"):
+        monkeypatch.setattr(doctor.gpu, name, lambda backend: None)
     monkeypatch.setattr(doctor.gpu, "chosen", "tensorflow")
     monkeypatch.setattr(doctor.gpu, "reasons", {})
     assert told(capsys)[1]["GPU launches"] == ["ok", "in order by way of 'tensorflow'", None]
-    monkeypatch.setattr(doctor.gpu, "chosen", "context")
+    monkeypatch.setattr(doctor.gpu, "chosen", "python")
     monkeypatch.setattr(doctor.gpu, "reasons", {"tensorflow": "no compiler"})
     state, found, mend = told(capsys)[1]["GPU launches"]
-    assert (state, mend) == ("missing", "install g++, for lookups that wait less")
-    assert found == "in order by way of 'context' (not 'tensorflow': no compiler)"
+    assert (state, mend) == ("missing", "see Three ways in docs/internals/streams.md")
+    assert found == "in order by way of 'python', for no compiler"

@@ -179,6 +179,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
     of_play = {}, {}
     _of_plays.append((*of_play, play.driver))
     monkeypatch.setattr(native_gpu, "_records", of_play[0])
+    monkeypatch.setattr(native_gpu, "_opened", {})
     monkeypatch.setattr(plans, "_drivers", of_play[1])
     monkeypatch.setattr(native_gpu, "open_gpu", lambda _: record)
     return play

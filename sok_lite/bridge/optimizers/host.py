@@ -207,6 +207,14 @@ class StepHost:
         updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates.optimizers[0]).add(updates, self._options(0.0, number))
 
+    def must_wait(self) -> bool:
+        """Whether an update waits for its kernels: native code would, and nobody after it.
+
+        What an update leaves behind on a GPU a later call of Python's takes away, and where the
+        next one is native there may be none.
+        """
+        return self.runs_tensorflow or self.has_plan
+
     def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
         """Lets native code take the next step of the same settings, where it can.
 

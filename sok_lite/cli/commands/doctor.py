@@ -18,7 +18,6 @@ from sok_lite.backend import cuda_unavailable, default_backend, get_backend
 from sok_lite.backend.build import built_library, cache_folder, compiler
 from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.native import gpu
-from sok_lite.native.gpu import record_of
 from sok_lite.native.library import load
 
 HELP = "check what is installed, and print how to fix what is missing or broken"
@@ -149,18 +148,22 @@ def _gpu() -> Finding:
 def _launches() -> Finding:
     """Says how launches on a GPU are in order with TensorFlow's work: docs/internals/streams.md."""
     name = "GPU launches"
-    if cuda_unavailable() is not None or _version_of("tensorflow", "tensorflow-cpu") is None:
-        return Finding(OK, name, "none: they would need a GPU and TensorFlow")
+    if _version_of("tensorflow", "tensorflow-cpu") is None or default_backend() != "cuda":
+        return Finding(OK, name, "none: they would need a GPU with tables, and TensorFlow")
     try:
-        record_of(get_backend())
-    except (ValueError, RuntimeError) as error:
+        backend = get_backend()
+        gpu.prepare(backend)
+        gpu.record_of(backend)
+    except ValueError as error:
         return Finding(BROKEN, name, _short(error), "unset SOK_LITE_GPU_STREAM")
+    except Exception as error:  # CuPy has kinds of its own, such as of a GPU that is taken
+        return Finding(BROKEN, name, _short(f"{type(error).__name__}: {error}"))
     found = f"in order by way of {gpu.chosen!r}"
-    before = [way for way in gpu.WAYS if way in gpu.reasons]
-    if not before:
+    reason = gpu.reasons.get("tensorflow")
+    if reason is None:
         return Finding(OK, name, found)
-    why = "; ".join(f"not {way!r}: {_short(gpu.reasons[way])}" for way in before)
-    return Finding(MISSING, name, f"{found} ({why})", "install g++, for lookups that wait less")
+    mend = "see Three ways in docs/internals/streams.md"
+    return Finding(MISSING, name, f"{found}, for {_short(reason)}", mend)
 
 
 def _horovod() -> Finding:
