@@ -87,10 +87,9 @@ struct RowSplits {
 // Pools rows of a store by their numbers.
 template <class T, bool kWeighted>
 SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> items,
-                          const i64* splits, i64 combiner, f32* out, i64* counts, i64 n,
+                          const RowSplits row_splits, i64 combiner, f32* out, i64* counts, i64 n,
                           i64 num_rows) {
   const i64 dim = items.dim;
-  const RowSplits row_splits{splits, splits || !num_rows ? 0 : n / num_rows};
   const bool in_quads = sums_quads(dim, (const T*)nullptr, out);
   i64 wrong = 0;
   SOK_FOR_EACH(b, num_rows) {
@@ -108,23 +107,24 @@ SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> 
 //
 // rows        (n,)
 // row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted;
-//                              null: all rows are equally long
+//                              null: all rows have `length` items
 // weights     (n,)             null: all 1
 // combiner    see pooling.cuh
 // out         (num_rows, dim)  out
 // counts      (3,)             the last grows by the row splits that do not fit
-#define SOK_POOL(T)                                                                          \
-  SOK_ROW_KERNEL(pool_##T)                                                                   \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,             \
-   const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,    \
-   i64 num_rows) {                                                                           \
-    if (weights)                                                                             \
-      pool_rows(share, StoredItems<T, true>{chunks, shift, dim, rows, weights}, row_splits,  \
-                combiner, out, counts, n, num_rows);                                         \
-    else                                                                                     \
-      pool_rows(share, StoredItems<T, false>{chunks, shift, dim, rows, nullptr}, row_splits, \
-                combiner, out, counts, n, num_rows);                                         \
-  }                                                                                          \
+#define SOK_POOL(T)                                                                                \
+  SOK_ROW_KERNEL(pool_##T)                                                                         \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                   \
+   const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,          \
+   i64 num_rows, i64 length) {                                                                     \
+    const RowSplits splits{row_splits, length};                                                    \
+    if (weights)                                                                                   \
+      pool_rows(share, StoredItems<T, true>{chunks, shift, dim, rows, weights}, splits, combiner,  \
+                out, counts, n, num_rows);                                                         \
+    else                                                                                           \
+      pool_rows(share, StoredItems<T, false>{chunks, shift, dim, rows, nullptr}, splits, combiner, \
+                out, counts, n, num_rows);                                                         \
+  }                                                                                                \
   SOK_EXPORT(pool_##T)
 
 SOK_POOL(f32)
@@ -147,9 +147,11 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
       if (items.got.number[k] < 0) continue;
       is_new = true;
       if (!SOK_IS_FIRST_WORD(b)) break;
-      // Nobody reads it meanwhile: the sum below takes it from where this does.
-      rows[k] = new_row(items.got, items.got.number[k]);
-      missing += rows[k] == SOK_NO_ROW;
+      // Nobody reads it meanwhile: the sum below takes it from where this does. That may be `rows`
+      // itself, which has the row then.
+      const u32 row = new_row(items.got, items.got.number[k]);
+      if (rows[k] != row) rows[k] = row;
+      missing += row == SOK_NO_ROW;
     }
     if (is_new) sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
   }

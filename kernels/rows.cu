@@ -48,7 +48,8 @@ SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks,
     if (number[r] < 0) continue;
     const u32 row = new_row(got, number[r]);
     if (SOK_IS_FIRST_WORD(r)) {
-      rows[r] = row;
+      // `new_rows` may be `rows`, which others read meanwhile: it has the row then.
+      if (rows[r] != row) rows[r] = row;
       missing += row == SOK_NO_ROW;
     }
     if (!out) continue;

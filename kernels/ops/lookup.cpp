@@ -243,9 +243,10 @@ class Lookup {
       const Given& its = given_[i];
       if (KernelOf(part.row_type) != kernel) continue;
       const SokColumnRecord& value = *part.record->store->value;
-      launch.Add(its.num_rows, {value.chunks, value.shift, value.dim, Word(rows), Word(its.splits),
-                                Word(its.weights), part.combiner, Word((*outputs_)[i]),
-                                Word(CountersOf(part)), its.num_keys, its.num_rows});
+      launch.Add(its.num_rows,
+                 {value.chunks, value.shift, value.dim, Word(rows), Word(its.splits),
+                  Word(its.weights), part.combiner, Word((*outputs_)[i]), Word(CountersOf(part)),
+                  its.num_keys, its.num_rows, part.row_length});
     }
     return launch;
   }

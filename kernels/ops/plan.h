@@ -44,7 +44,7 @@ struct Driver {
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
     if (gpu) {
-      return find.num_arguments == 22 && pool[0].num_arguments == 11 &&
+      return find.num_arguments == 22 && pool[0].num_arguments == 12 &&
              rows_read[0].num_arguments == 6 && recall_rows.num_arguments == 15 &&
              dedup_insert.num_arguments == 10 && dedup_number.num_arguments == 13 &&
              dedup_labels.num_arguments == 11 && sort_pass.num_arguments == 12 &&

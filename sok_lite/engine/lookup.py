@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.table_lock import TableLock
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
@@ -207,7 +208,9 @@ def backward(
     rows = Pieces(distinct.rows, shapes, starts)
     tables, route = [table for table, _, _ in parts], context.pooling.route
     # Of several ranks native code takes no gradient.
-    is_native = route.comm.size == 1 and all(table.record.allows for table in tables)
+    is_native = route.comm.size == 1 and all(
+        isinstance(getattr(table, "lock", None), TableLock) for table in tables
+    )
     num_items = route.num_received.tolist() if is_native else None
     note_gradients(backend, tables, keys, rows, context.found, num_items)
     return Gradients(keys, sums, weight_grads)

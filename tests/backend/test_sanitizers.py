@@ -269,7 +269,7 @@ def what_stays(tmp_path_factory):
     @functools.cache
     def objects(flags):
         kernels = sources.kernel_folder()
-        names = ("rows.cu", "segments.cu", "combine.cu", "lookup.cu")
+        names = ("rows.cu", "segments.cu", "combine.cu", "lookup.cu", "slots.cu", "initializer.cu")
         others = [*(kernels / name for name in names), *sources.runtime_files()]
         return compile_objects(tmp_path_factory.mktemp("objects"), flags, others)
 

@@ -269,7 +269,7 @@ def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any,
     batch, how = pooling(output)
     num_items = output.end - output.first
     rows = rows[output.first : output.end]
-    return batch, (rows, *how, output.out, counts, num_items, batch)
+    return batch, (rows, *how, output.out, counts, num_items, batch, 0)
 
 
 def _plan_find_and_pool(
@@ -320,5 +320,5 @@ def _plan_find_and_pool(
         arguments = [indexes, notes, its_keys, stores, its_rows, *pooling, parts.numbers.T]
         return backend.joined_columns("find_and_pool", parts.num_rows, arguments, arrays)
     kernels = [(tables[t].backend, f"pool_{tables[t].row_dtype.suffix}") for t in parts.table]
-    arguments = [stores[:, :3], its_rows, *pooling, parts.numbers.T]
+    arguments = [stores[:, :3], its_rows, *pooling, parts.numbers.T, 0]
     return actions + joined_column_launches(kernels, parts.num_rows, arguments, arrays)
