@@ -139,8 +139,11 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
 def test_a_table_is_converted(tmp_path):
     dumped(tmp_path / "c", 9)
     to = tmp_path / "new" / "rows.csv"
-    fine("convert", tmp_path / "c", to, "--table", "user", "--to-format", "csv")
+    fine("convert", tmp_path / "c", to, "--table", "user")
     assert to.read_text().startswith("key,value_0,value_1,value_2,stamps,states.0.m_0")
+    npz = tmp_path / "new" / "ROWS.NPZ"
+    fine("export", tmp_path / "c", "--table", "user", "--to", npz)
+    assert len(from_npz(npz)["keys"]) == 9
     status, _, err = run("convert", tmp_path / "c", tmp_path / "two", "--to-format", "csv")
     assert status == 2 and "a CSV file has one table, and there are 2" in err
     assert sorted(os.listdir(tmp_path)) == ["c", "new"]
