@@ -68,7 +68,7 @@ def chosen(sources: Sequence[Source], names: Sequence[str], path: str) -> list[S
 
 
 # What `sok_lite.keras.Checkpoint` adds: it names files of dense weights beside those of tables.
-_NAMES_FILES = "sok_lite.keras"
+KERAS_EXTRA = "sok_lite.keras"
 
 
 def own_extra(path: str, to: str) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def own_extra(path: str, to: str) -> dict[str, Any]:
     extra = manifest.read(path).extra
     if os.path.realpath(path) == os.path.realpath(to):
         return extra
-    return {name: value for name, value in extra.items() if name != _NAMES_FILES}
+    return {name: value for name, value in extra.items() if name != KERAS_EXTRA}
 
 
 def own_manifest(path: str) -> Manifest | None:

@@ -71,7 +71,7 @@ def test_a_table_is_what_a_dump_of_it_has(tmp_path, kind):
     archive(tmp_path / "m.keras", weights({"table": ("user", arrays_of(table))}))
     dump(tmp_path / "c", [table], ONE)
     (found,), (expected,) = (shown("inspect", tmp_path / p) for p in ("m.keras", "c"))
-    for name in ("name", "keys", "dim", "dtype", "key_type", "columns", "states"):
+    for name in ("name", "keys", "dim", "dtype", "key_type", "columns", "states", "texts"):
         assert found[name] == expected[name], name
     fine("convert", tmp_path / "m.keras", tmp_path / "d")
     fine("diff", tmp_path / "c", tmp_path / "d")
