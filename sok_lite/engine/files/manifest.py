@@ -321,7 +321,7 @@ def what_is_missing(folder: str | os.PathLike[str]) -> str:
             "the same variables."
         )
     if not os.path.isdir(path):
-        return f"{path} has no {NAME}: there is no such folder. Give that which `dump` was given."
+        return f"There is no folder {path}. Give the one that `dump` was given."
     inside = newest_in(path)
     if inside is not None:
         return f"{path} has checkpoints in it: give one of them, such as {inside}."

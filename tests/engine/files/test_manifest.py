@@ -165,7 +165,7 @@ def of_several(path):
 
 
 NO_CHECKPOINT = {
-    "nothing": (lambda path: path / "none", "{path} has no manifest.json: there is no such folder"),
+    "nothing": (lambda path: path / "none", "There is no folder {path}. Give the"),
     "an empty folder": (lambda path: path, "{path} has no manifest.json: no dump into it was ever"),
     "a file of Keras": (
         keras_file,
