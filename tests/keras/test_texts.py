@@ -1,5 +1,7 @@
 """`keep_texts=True`: a key finds its text again, after training, checkpoints and files of Keras."""
 
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -69,6 +71,26 @@ def test_what_only_looks_is_not_remembered(keras, table):
     assert said(table, [key], missing="?") == [b"?"]
     with pytest.raises(ValueError, match=f"No rank knows the text of 1 key of.*{key}"):
         table.texts([key])
+
+
+def test_the_memory_of_texts_is_counted(keras, sk, table):
+    texts, counts = [f"{i:020}" for i in range(3000)], sk.TableMetrics()
+    ids = keras.Input([], dtype="string")
+    model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
+    model.compile("sgd", "mse")
+    data = tf.constant(texts), np.ones([len(texts), 1])
+    model.fit(*data, batch_size=1000, verbose=0, callbacks=[counts])
+    kept, numbers = table.variable.table.texts.all(), table.statistics()
+    objects = sum(sys.getsizeof(each) for pair in kept.items() for each in pair)
+    assert len(kept) == 3000
+    assert numbers.text_bytes == pytest.approx(objects + sys.getsizeof(kept), rel=0.2)
+    in_tables = numbers.index_bytes + numbers.near_bytes
+    assert counts.history["city/bytes"] == [in_tables + numbers.text_bytes]
+    report = sok.report(table)["city"]
+    assert report.memory["texts"] == numbers.text_bytes == report.num_bytes - in_tables
+    assert f'part="texts",tier="host"}} {numbers.text_bytes}' in sok.metrics.prometheus(table)
+    assert " texts=" in str(table.variable) and "memory of texts" in table.variable._repr_html_()
+    assert sk.Table("plain", 2, key_type=str).statistics().text_bytes == 0
 
 
 def test_texts_are_in_checkpoints(sk, table, tmp_path):

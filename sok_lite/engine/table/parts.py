@@ -184,6 +184,11 @@ class TableParts(Exclusive, ABC):
         return self.index.num_bytes + sum(each.num_bytes for each in others if each is not None)
 
     @property
+    def text_bytes(self) -> int:
+        """Memory of the host for the texts of keys that this rank has seen."""
+        return 0 if self.texts is None else self.texts.num_bytes
+
+    @property
     def num_evicted(self) -> int:
         """Keys that lost their row to another key since the counters began."""
         if self.unfinished is not None:
