@@ -24,8 +24,8 @@ ASKED_AT_ONCE = 1 << 17
 # Bytes that a rank may send in one message.
 MOST_BYTES = (1 << 31) - 1
 
-# What a text takes beside its bytes and its place in a dict: a key, and what an object of bytes has;
-# each of both is rounded up to 16, by 8 in the mean.
+# What a text takes beside its bytes and its place in a dict: a key, and the head of an object of
+# bytes. Each of the two is rounded up to 16, by 8 in the mean.
 _BYTES_OF_OBJECTS = sys.getsizeof(1 << 62) + sys.getsizeof(b"") + 16
 
 # What an owner says of a key to a rank that has its text.

@@ -13,7 +13,10 @@ _WIDTH, _HEIGHT = 6.0, 3.2  # inches, of one plot
 # Of an axis, the largest first.
 _TIMES = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _SIZES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
-_LABELS = {"age": "how long before the last lookup a key was last seen", "norm": "L2 length of a row"}
+_LABELS = {
+    "age": "how long before the last lookup a key was last seen",
+    "norm": "L2 length of a row",
+}
 
 
 def histograms(report: Report) -> Any:
