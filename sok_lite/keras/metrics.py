@@ -33,7 +33,7 @@ class TableMetricsPart:
 
     To the logs of each epoch, which the progress line, `History.history` and other callbacks read,
     it adds four numbers of all tables together: "tables/keys", "tables/new_keys" in the epoch,
-    "tables/evicted" so far, and "tables/bytes" of rows, states, index and texts. Each table's own are
+    "tables/evicted" so far, and "tables/bytes" of all that they keep. Each table's own are
     in `history`, and with `log_dir` in TensorBoard. All numbers are sums over ranks, and every rank
     must have it. Put it before the callbacks that read logs.
 
