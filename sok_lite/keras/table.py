@@ -186,6 +186,7 @@ class TablePart:
         self._number = next(_numbers)
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         table = table_for_variable(TableWeight.kind, make, can_be_cloned=True)
+        table.ids = "texts" if key_type == _TEXTS else "integers"
         if keep_texts:
             remember_texts(table)
         make_weight()

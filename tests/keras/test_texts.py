@@ -106,6 +106,22 @@ def test_texts_are_in_checkpoints(sk, table, tmp_path):
     assert said(table, [oslo], missing=b"") == [b""]
 
 
+@pytest.mark.parametrize("keep_texts", [False, True])
+def test_texts_that_are_loaded_as_integers_are_told(sk, tmp_path, caplog, keep_texts):
+    saved = sk.Table("city", 2, key_type=str, keep_texts=keep_texts)
+    saved(tf.constant(CITIES), training=True)
+    sok.dump(tmp_path, saved)
+    for again in (sk.Table("city", 2, key_type=str), sok.DynamicVariable(2, name="city")):
+        sok.load(tmp_path, again)  # hashes may come as integers
+    assert not caplog.records
+    table = sk.Table("city", 2)
+    sok.load(tmp_path, table)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "'city' was made for integers" in said and "key_type=str" in said
+    rows = table(tf.constant(sok.hash_strings(CITIES)))
+    np.testing.assert_array_equal(rows, saved(tf.constant(CITIES)))
+
+
 def test_fit_goes_on_with_texts(keras, sk, tmp_path):
     def model_and_table():
         table = sk.Table("city", 2, key_type=str, keep_texts=True)

@@ -89,6 +89,8 @@ class TableParts(Exclusive, ABC):
         engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows.
       texts: of the keys that this rank has looked up; None: nobody asked to keep any.
+      ids: what programs look up: "integers", or "texts", whose hashes are the keys; None: nobody
+        said, and hashes may come as integers.
     """
 
     var_type: str
@@ -105,6 +107,7 @@ class TableParts(Exclusive, ABC):
     tiers: RowTiers | None = None
     pending: PendingCounts | None = None
     texts: TextStore | None = None
+    ids: str | None = None
 
     def __init__(
         self,
