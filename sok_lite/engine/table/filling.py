@@ -146,11 +146,13 @@ def _no_room(table: HkvTable, saved: Saved, num_refused: int) -> str:
     """Returns what an error says of keys that find no slot."""
     facts, capacity = saved.facts, saved.facts.get("capacity", 0)
     n, has, bucket = _num_keys(saved), table.index.max_capacity, table.index.bucket
-    room = f"{capacity:,} slots in buckets of {facts['bucket']}" if capacity else "no limit"
+    room = "no limit"
+    if capacity:
+        room = f"{capacity:,} slots on each rank, in buckets of {facts['bucket']}"
     text = (
         f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were saved: "
         f"max_capacity is {has:,} slots, in buckets of {bucket}, some of which are full before "
-        f"others. They come from a table with {room} on each rank. Nothing was changed. "
+        f"others. They come from a table with {room}. Nothing was changed. "
     )
     needed = capacity_for(n, 2 * has, MAX_CAPACITY, table.options.max_load_factor)
     more = f"Make the table with max_capacity={needed:,} or more"
