@@ -110,7 +110,7 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
         raise RuntimeError(
             "inference_mode() within a tf.function would be open while it is traced and closed "
             "when it runs. Open it around the call. Or give its lookups training=False, which "
-            "sok.lookup_sparse and table.sparse_read take, and tf.nn.embedding_lookup does not."
+            "sok_lite.lookup_sparse and table.sparse_read take; tf.nn.embedding_lookup does not."
         )
     checked_missing(missing)
     entry = (object(), missing)
