@@ -73,8 +73,9 @@ def serve(
     """Serves the numbers of `prometheus` over HTTP, from threads that end with the process.
 
     Each rank that calls it has a port of its own: `port`, and its number on this host. Where that
-    one is taken, as by another job on the host, it takes the next free one of 100, and the logger
-    "sok_lite" warns which. It does not communicate. Whoever reaches the port can read the numbers.
+    one is taken, as by another job on the host or an earlier call, it takes the next free one of
+    100, and the logger "sok_lite" warns which. It does not communicate. Whoever reaches the port
+    can read the numbers.
 
     Args:
       tables, labels: as of `prometheus`.

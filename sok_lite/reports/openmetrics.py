@@ -64,7 +64,10 @@ _REJECTED = Family(
     "sok_keys_rejected", "counter", "", f"Times that a key got no row, by reason, {_SINCE}."
 )
 _MEMORY = Family(
-    "sok_memory_bytes", "gauge", "bytes", "Memory in use: the index, rows and optimizer states."
+    "sok_memory_bytes",
+    "gauge",
+    "bytes",
+    "Memory in use: the index, rows, optimizer states, texts that are kept.",
 )
 _RESERVED = Family(
     "sok_memory_reserved_bytes", "gauge", "bytes", "Memory set aside for rows and states."
@@ -150,9 +153,11 @@ def samples_of(table: EmbeddingTable) -> list[Sample]:
         "no_row": numbers.not_updated_total,
     }
     looked_up = {"found": numbers.found_total, "missed": numbers.missed_total}
-    # "rows far" is rows in the tier far; the index is near.
+    # "rows far" is rows in the tier far; the index is near, and texts are Python's.
     used = memory_of(table).items()
-    memory = [((*name.split(), "near")[:2], size) for name, size in used]
+    memory = [
+        ((*name.split(), "host" if name == "texts" else "near")[:2], size) for name, size in used
+    ]
     return [
         Sample(_KEYS, numbers.size, {}),
         Sample(_PENDING, 0 if table.pending is None else table.pending.size, {}),

@@ -455,7 +455,8 @@ def _go_on_from(wrappers: list[WrappedOptimizer], extra: dict[str, Any], path: P
     if "iterations" not in extra:
         raise ValueError(
             f"The checkpoint at {os.fspath(path)} has no step count: it was dumped without an "
-            "optimizer. The variables were loaded. Leave `optimizer` out."
+            "optimizer. The variables were loaded. Leave `optimizer` out here, or give it to "
+            "sok.dump as well."
         )
     for wrapper, kept in zip(wrappers, [extra, *extra.get(_OTHERS, [])], strict=True):
         for counter, count in zip(_counters(wrapper), kept.get("iterations", []), strict=False):

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -221,8 +222,14 @@ def test_a_second_server_takes_another_port_and_says_which(caplog):
         (said,) = (each.message for each in caplog.records if each.name == "sok_lite")
         assert said == (
             f"Rank 0 serves its metrics on port {second.server_port}: port {first.server_port} is "
-            "taken, as by another job."
+            "taken, by an earlier serve of this process."
         )
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            third = sok.metrics.serve(table, port=port, host="127.0.0.1")
+        third.shutdown()
+        third.server_close()
+        assert caplog.records[-1].message.endswith(f"port {port} is taken, as by another job.")
         for server, job in ((first, None), (second, "b")):
             connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
             connection.request("GET", "/metrics")

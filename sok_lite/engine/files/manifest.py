@@ -137,7 +137,8 @@ class TableFacts(NamedTuple):
     Attributes:
       name, var_type, dim, dtype, key_type: of the table.
       owner: name of the rule for the owner ranks of keys.
-      options: other arguments of the table on rank 0, for people: a load does not use them.
+      options: other arguments of the table on rank 0, for people: a load does not use them, but to
+        warn where `ids` are "texts" and the table that is loaded is one of integers.
       shards: of each rank.
     """
 

@@ -89,6 +89,8 @@ class TableParts(Exclusive, ABC):
         engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows.
       texts: of the keys that this rank has looked up; None: nobody asked to keep any.
+      ids: what programs look up: "integers", or "texts", whose hashes are the keys; None: nobody
+        said, and hashes may come as integers.
     """
 
     var_type: str
@@ -105,6 +107,7 @@ class TableParts(Exclusive, ABC):
     tiers: RowTiers | None = None
     pending: PendingCounts | None = None
     texts: TextStore | None = None
+    ids: str | None = None
 
     def __init__(
         self,
@@ -182,6 +185,11 @@ class TableParts(Exclusive, ABC):
         """Memory of the index, and of what else is kept by key."""
         others = (self.removals, self.tiers, self.pending)
         return self.index.num_bytes + sum(each.num_bytes for each in others if each is not None)
+
+    @property
+    def text_bytes(self) -> int:
+        """Memory of the host for the texts of keys that this rank has seen."""
+        return 0 if self.texts is None else self.texts.num_bytes
 
     @property
     def num_evicted(self) -> int:
