@@ -77,10 +77,17 @@ SOK_ROW_KERNEL(combine_f64)
 }
 SOK_EXPORT(combine_f64)
 
+// Row splits; of rows that are all equally long there is no array.
+struct RowSplits {
+  const i64* at;
+  i64 length;
+  SOK_DEVICE_MEMBER i64 operator[](i64 b) const { return at ? at[b] : b * length; }
+};
+
 // Pools rows of a store by their numbers.
 template <class T, bool kWeighted>
 SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> items,
-                          const i64* row_splits, i64 combiner, f32* out, i64* counts, i64 n,
+                          const RowSplits row_splits, i64 combiner, f32* out, i64* counts, i64 n,
                           i64 num_rows) {
   const i64 dim = items.dim;
   const bool in_quads = sums_quads(dim, (const T*)nullptr, out);
@@ -99,23 +106,25 @@ SOK_DEVICE void pool_rows(const SokShare share, const StoredItems<T, kWeighted> 
 // pool_<T>: pools rows of a store by their numbers; SOK_NO_ROW counts as zeros.
 //
 // rows        (n,)
-// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted
+// row_splits  (num_rows + 1,)  from 0 to n, ascending; rows whose splits do not fit are counted;
+//                              null: all rows have `length` items
 // weights     (n,)             null: all 1
 // combiner    see pooling.cuh
 // out         (num_rows, dim)  out
 // counts      (3,)             the last grows by the row splits that do not fit
-#define SOK_POOL(T)                                                                          \
-  SOK_ROW_KERNEL(pool_##T)                                                                   \
-  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,             \
-   const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,    \
-   i64 num_rows) {                                                                           \
-    if (weights)                                                                             \
-      pool_rows(share, StoredItems<T, true>{chunks, shift, dim, rows, weights}, row_splits,  \
-                combiner, out, counts, n, num_rows);                                         \
-    else                                                                                     \
-      pool_rows(share, StoredItems<T, false>{chunks, shift, dim, rows, nullptr}, row_splits, \
-                combiner, out, counts, n, num_rows);                                         \
-  }                                                                                          \
+#define SOK_POOL(T)                                                                                \
+  SOK_ROW_KERNEL(pool_##T)                                                                         \
+  (const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows,                   \
+   const i64* row_splits, const f32* weights, i64 combiner, f32* out, i64* counts, i64 n,          \
+   i64 num_rows, i64 length) {                                                                     \
+    const RowSplits splits{row_splits, length};                                                    \
+    if (weights)                                                                                   \
+      pool_rows(share, StoredItems<T, true>{chunks, shift, dim, rows, weights}, splits, combiner,  \
+                out, counts, n, num_rows);                                                         \
+    else                                                                                           \
+      pool_rows(share, StoredItems<T, false>{chunks, shift, dim, rows, nullptr}, splits, combiner, \
+                out, counts, n, num_rows);                                                         \
+  }                                                                                                \
   SOK_EXPORT(pool_##T)
 
 SOK_POOL(f32)
@@ -138,9 +147,11 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
       if (items.got.number[k] < 0) continue;
       is_new = true;
       if (!SOK_IS_FIRST_WORD(b)) break;
-      // Nobody reads it meanwhile: the sum below takes it from where this does.
-      rows[k] = new_row(items.got, items.got.number[k]);
-      missing += rows[k] == SOK_NO_ROW;
+      // Nobody reads it meanwhile: the sum below takes it from where this does. That may be `rows`
+      // itself, which has the row then.
+      const u32 row = new_row(items.got, items.got.number[k]);
+      if (rows[k] != row) rows[k] = row;
+      missing += row == SOK_NO_ROW;
     }
     if (is_new) sum_group(items, begin, end, combiner, in_quads, b_lanes, out + b * dim);
   }
@@ -206,11 +217,13 @@ SOK_EXPORT(keys_count_outside)
 
 // The row of every item, and the factor of the gradient of that row for the item.
 //
+// splits        (batch + 1,)  row splits; null: all rows have `length` items
 // item_rows     (n,)  out
 // coefficients  (n,)  out  weight / divisor; null: not wanted
 SOK_KERNEL(combine_items)
-(const SokShare share, const i64* row_splits, const f32* weights, i64 combiner, i32* item_rows,
- f32* coefficients, i64 batch) {
+(const SokShare share, const i64* splits, const f32* weights, i64 combiner, i32* item_rows,
+ f32* coefficients, i64 length, i64 batch) {
+  const RowSplits row_splits{splits, length};
   SOK_FOR_EACH(b, batch) {
     const i64 begin = row_splits[b], end = row_splits[b + 1];
     for (i64 j = begin; j < end; ++j) item_rows[j] = (i32)b;

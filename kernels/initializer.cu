@@ -138,13 +138,31 @@ SOK_DEVICE void draw_all(const SokShare share, const Draw& draw, u64 seed, const
   }
 }
 
+// Where the first row of key r goes: its row or, without one, row r of `out`; null: nowhere.
+template <class T>
+SOK_DEVICE T* first_row_of(const u64* values, i64 shift, i64 dim, const u32* rows, T* out, i64 r) {
+  if (rows[r] != SOK_NO_ROW) return sok_row<T>(values, shift, dim, rows[r]);
+  return out ? out + r * dim : nullptr;
+}
+
 template <class T, class Draw>
 SOK_DEVICE void draw_rows(const SokShare share, const Draw& draw, const u64* values, i64 shift,
-                          i64 dim, const u32* rows, const i64* keys, i64 seed, i64 n) {
-  draw_all<T>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, (const f32*)nullptr),
-              [=](i64 r) {
-                return rows[r] == SOK_NO_ROW ? nullptr : sok_row<T>(values, shift, dim, rows[r]);
-              });
+                          i64 dim, const u32* rows, u8* out, const i64* keys, i64 seed, i64 n) {
+  T* to = (T*)out;
+  draw_all<T>(share, draw, (u64)seed, keys, dim, n, sok_moves_quads(dim, to),
+              [=](i64 r) { return first_row_of(values, shift, dim, rows, to, r); });
+}
+
+template <class T, int kWidth>
+SOK_DEVICE void write_constant(const SokShare share, f32 value, const u64* values, i64 shift,
+                               i64 dim, const u32* rows, T* out, i64 n) {
+  SokColumns<T, kWidth> x;
+  for (int k = 0; k < kWidth; ++k) from_f32(value, x.column + k);
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
+    auto* to = sok_columns<kWidth>(first_row_of(values, shift, dim, rows, out, r));
+    if (!to) continue;
+    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
+  }
 }
 
 template <class T, class Draw>
@@ -160,7 +178,8 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
 //
 // init_<distribution>_<T>: the initial values of rows.
 //   values  (num_chunks,)  addresses of the chunks of the `value` column, elements of T
-//   rows    (n,)           distinct row numbers; SOK_NO_ROW is skipped
+//   rows    (n,)           distinct row numbers, or SOK_NO_ROW
+//   out     (n, dim) elements of T  out  gets those of keys without a row; null: they are skipped
 //   keys    (n,)           the key of each row
 //   seed                   of the table, 64 bits
 // draw_<distribution>_<T>: the same values without a table.
@@ -168,21 +187,23 @@ SOK_DEVICE void draw_dense(const SokShare share, const Draw& draw, u8* out, i64 
 //   rows    (n,)           a key whose row is not SOK_NO_ROW is skipped; null: none is
 #define SOK_INIT_RANDOM(T)                                                                        \
   SOK_ROW_KERNEL(init_uniform_##T)                                                                \
-  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
-   i64 seed, f32 low, f32 width, f32 high, i64 n) {                                               \
-    draw_rows<T>(share, UniformDraw{low, width, high}, values, shift, dim, rows, keys, seed, n);  \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, u8* out,         \
+   const i64* keys, i64 seed, f32 low, f32 width, f32 high, i64 n) {                              \
+    draw_rows<T>(share, UniformDraw{low, width, high}, values, shift, dim, rows, out, keys, seed, \
+                 n);                                                                              \
   }                                                                                               \
   SOK_EXPORT(init_uniform_##T)                                                                    \
   SOK_ROW_KERNEL(init_normal_##T)                                                                 \
-  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
-   i64 seed, f32 mean, f32 stddev, i64 n) {                                                       \
-    draw_rows<T>(share, NormalDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);       \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, u8* out,         \
+   const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {                                      \
+    draw_rows<T>(share, NormalDraw{mean, stddev}, values, shift, dim, rows, out, keys, seed, n);  \
   }                                                                                               \
   SOK_EXPORT(init_normal_##T)                                                                     \
   SOK_ROW_KERNEL(init_truncated_normal_##T)                                                       \
-  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
-   i64 seed, f32 mean, f32 stddev, i64 n) {                                                       \
-    draw_rows<T>(share, TruncatedDraw{mean, stddev}, values, shift, dim, rows, keys, seed, n);    \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, u8* out,         \
+   const i64* keys, i64 seed, f32 mean, f32 stddev, i64 n) {                                      \
+    draw_rows<T>(share, TruncatedDraw{mean, stddev}, values, shift, dim, rows, out, keys, seed,   \
+                 n);                                                                              \
   }                                                                                               \
   SOK_EXPORT(init_truncated_normal_##T)
 
@@ -191,12 +212,16 @@ SOK_INIT_RANDOM(f16)
 SOK_INIT_RANDOM(bf16)
 SOK_INIT_RANDOM(f64)
 
-#define SOK_INIT_CONSTANT(T)                                                                \
-  SOK_ROW_KERNEL(init_constant_##T)                                                         \
-  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, f32 value, \
-   i64 n) {                                                                                 \
-    sok_fill_rows<T>(share, values, shift, dim, rows, value, n);                            \
-  }                                                                                         \
+#define SOK_INIT_CONSTANT(T)                                                              \
+  SOK_ROW_KERNEL(init_constant_##T)                                                       \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, u8* out, \
+   f32 value, i64 n) {                                                                    \
+    T* to = (T*)out;                                                                      \
+    if (sok_moves_quads(dim, to))                                                         \
+      write_constant<T, 4>(share, value, values, shift, dim, rows, to, n);                \
+    else                                                                                  \
+      write_constant<T, 1>(share, value, values, shift, dim, rows, to, n);                \
+  }                                                                                       \
   SOK_EXPORT(init_constant_##T)
 
 SOK_INIT_CONSTANT(f32)
@@ -243,24 +268,34 @@ SOK_DRAW_CONSTANT(f32)
 SOK_DRAW_CONSTANT(f16)
 SOK_DRAW_CONSTANT(bf16)
 
-// draw_row_<width>: the same row for every key, of any format.
+// init_row_<width>, draw_row_<width>: the same row for every key, of any format.
 //   row     (dim,)
-//   rows, out               as of draw_<distribution>_<T>
-#define SOK_DRAW_ROW(T)                                                           \
-  SOK_ROW_KERNEL(draw_row_##T)                                                    \
-  (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, i64 n) { \
-    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                        \
-      if (rows && rows[r] != SOK_NO_ROW) continue;                                \
-      T* to = out + r * dim;                                                      \
-      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = row[c]; }                     \
-    }                                                                             \
-  }                                                                               \
+//   values, rows, out               as of the kernels of distributions
+#define SOK_ROW_OF_ALL(T)                                                                \
+  SOK_ROW_KERNEL(init_row_##T)                                                           \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, T* out, \
+   const T* row, i64 n) {                                                                \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                               \
+      T* to = first_row_of(values, shift, dim, rows, out, r);                            \
+      if (!to) continue;                                                                 \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = row[c]; }                            \
+    }                                                                                    \
+  }                                                                                      \
+  SOK_EXPORT(init_row_##T)                                                               \
+  SOK_ROW_KERNEL(draw_row_##T)                                                           \
+  (const SokShare share, T* out, i64 dim, const u32* rows, const T* row, i64 n) {        \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                               \
+      if (rows && rows[r] != SOK_NO_ROW) continue;                                       \
+      T* to = out + r * dim;                                                             \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = row[c]; }                            \
+    }                                                                                    \
+  }                                                                                      \
   SOK_EXPORT(draw_row_##T)
 
-SOK_DRAW_ROW(u64)
-SOK_DRAW_ROW(u32)
-SOK_DRAW_ROW(u16)
-SOK_DRAW_ROW(u8)
+SOK_ROW_OF_ALL(u64)
+SOK_ROW_OF_ALL(u32)
+SOK_ROW_OF_ALL(u16)
+SOK_ROW_OF_ALL(u8)
 
 // The row of a matrix that a key takes.
 SOK_DEVICE i64 chosen_row(i64 key, i64 seed, i64 count) {
@@ -270,28 +305,28 @@ SOK_DEVICE i64 chosen_row(i64 key, i64 seed, i64 count) {
 // init_matrix_<width>, draw_matrix_<width>: for each key one row of a matrix, of any format.
 //   matrix  (count, dim)
 //   values, rows, keys, seed, out  as of the kernels of distributions
-#define SOK_MATRIX(T)                                                                             \
-  SOK_ROW_KERNEL(init_matrix_##T)                                                                 \
-  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, const i64* keys, \
-   i64 seed, const T* matrix, i64 count, i64 n) {                                                 \
-    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                                        \
-      if (rows[r] == SOK_NO_ROW) continue;                                                        \
-      T* to = sok_row<T>(values, shift, dim, rows[r]);                                            \
-      const T* from = matrix + chosen_row(keys[r], seed, count) * dim;                            \
-      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = from[c]; }                                    \
-    }                                                                                             \
-  }                                                                                               \
-  SOK_EXPORT(init_matrix_##T)                                                                     \
-  SOK_ROW_KERNEL(draw_matrix_##T)                                                                 \
-  (const SokShare share, T* out, i64 dim, const u32* rows, const i64* keys, i64 seed,             \
-   const T* matrix, i64 count, i64 n) {                                                           \
-    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                                        \
-      if (rows && rows[r] != SOK_NO_ROW) continue;                                                \
-      T* to = out + r * dim;                                                                      \
-      const T* from = matrix + chosen_row(keys[r], seed, count) * dim;                            \
-      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = from[c]; }                                    \
-    }                                                                                             \
-  }                                                                                               \
+#define SOK_MATRIX(T)                                                                    \
+  SOK_ROW_KERNEL(init_matrix_##T)                                                        \
+  (const SokShare share, const u64* values, i64 shift, i64 dim, const u32* rows, T* out, \
+   const i64* keys, i64 seed, const T* matrix, i64 count, i64 n) {                       \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                               \
+      T* to = first_row_of(values, shift, dim, rows, out, r);                            \
+      if (!to) continue;                                                                 \
+      const T* from = matrix + chosen_row(keys[r], seed, count) * dim;                   \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = from[c]; }                           \
+    }                                                                                    \
+  }                                                                                      \
+  SOK_EXPORT(init_matrix_##T)                                                            \
+  SOK_ROW_KERNEL(draw_matrix_##T)                                                        \
+  (const SokShare share, T* out, i64 dim, const u32* rows, const i64* keys, i64 seed,    \
+   const T* matrix, i64 count, i64 n) {                                                  \
+    SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim) {                                               \
+      if (rows && rows[r] != SOK_NO_ROW) continue;                                       \
+      T* to = out + r * dim;                                                             \
+      const T* from = matrix + chosen_row(keys[r], seed, count) * dim;                   \
+      SOK_FOR_EACH_WORD_OF_ROW(c, r, dim) { to[c] = from[c]; }                           \
+    }                                                                                    \
+  }                                                                                      \
   SOK_EXPORT(draw_matrix_##T)
 
 SOK_MATRIX(u64)

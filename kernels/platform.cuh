@@ -31,11 +31,12 @@ struct alignas(kWidth * sizeof(T) < 16 ? kWidth * sizeof(T) : 16) SokColumns {
   T column[kWidth];
 };
 
-// Kernels: one thread an item, a row for several lanes, a key for a tile of lanes. parts.cuh makes
-// of them what Python calls.
+// Kernels: one thread an item, a row for several lanes, a key for a tile of lanes, an item for a
+// whole block of threads of a GPU. parts.cuh makes of them what Python calls.
 #define SOK_KERNEL(name) SOK_DEVICE void name##_of_part
 #define SOK_ROW_KERNEL(name) SOK_KERNEL(name)
 #define SOK_TILE_KERNEL(name) SOK_KERNEL(name)
+#define SOK_TEAM_KERNEL(name) SOK_KERNEL(name)
 
 // The row number of a key that has no row.
 #define SOK_NO_ROW 0xFFFFFFFFu

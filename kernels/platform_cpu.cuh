@@ -170,25 +170,6 @@ SOK_DEVICE void sok_max(i32* p, i32 v) {
   }
 }
 
-SOK_DEVICE i64 sok_sum_of_warp(i64 x) { return x; }
-#define SOK_FOR_EACH_WARP(b, n) SOK_FOR_EACH(b, n)
-#define SOK_FOR_EACH_OF_WARP_FROM(i, from, to) for (i64 i = (from); i < (to); ++i)
-SOK_DEVICE bool sok_leads_warp() { return true; }
-template <class Is>
-SOK_DEVICE u32 sok_vote_of_warp(i64 count, Is is) {
-  u32 bits = 0;
-  if (count >= 32) {
-    for (i32 j = 0; j < 32; ++j) bits |= (u32)is(j) << j;
-  } else {
-    for (i32 j = 0; j < (i32)count; ++j) bits |= (u32)is(j) << j;
-  }
-  return bits;
-}
-SOK_DEVICE i32 sok_count_bits(u32 bits) { return __builtin_popcount(bits); }
-#define SOK_FOR_EACH_BIT_OF_WARP(j, bits, number)                                          \
-  for (u32 j##_left = (bits), j = 0; j##_left && (j = (u32)__builtin_ctz(j##_left), true); \
-       j##_left &= j##_left - 1, ++number)
-
 SOK_DEVICE void sok_count(i64* counter, i64 count) {
   if (count) __atomic_fetch_add(counter, count, __ATOMIC_RELAXED);
 }
@@ -196,6 +177,7 @@ SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
   return wants ? __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED) : 0;
 }
 #define SOK_FOR_EACH_OF_WARP(i, n) SOK_FOR_EACH(i, n)
+#define SOK_FOR_EACH_TILE_OF_WARP(i, n) SOK_FOR_EACH_TILE(i, n)
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) {
   u32 y;

@@ -280,24 +280,6 @@ SOK_DEVICE i64 sok_sum_of_warp(i64 x) {
   for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
   return x;
 }
-// A thing of many items for each warp; all its threads come to each thing, and share the items.
-#define SOK_FOR_EACH_WARP(b, n) \
-  SOK_ONE_BY_ONE                \
-  for (i64 b = share.thread / 32; b < (n); b += share.num_threads / 32)
-#define SOK_FOR_EACH_OF_WARP_FROM(i, from, to) \
-  for (i64 i = (from) + (i64)(threadIdx.x & 31u); i < (to); i += 32)
-SOK_DEVICE bool sok_leads_warp() { return (threadIdx.x & 31u) == 0; }
-// Bit j of the result says whether is(j), for j < count, at most 32.
-template <class Is>
-SOK_DEVICE u32 sok_vote_of_warp(i64 count, Is is) {
-  const i32 lane = (i32)(threadIdx.x & 31u);
-  return __ballot_sync(~0u, lane < count && is(lane));
-}
-SOK_DEVICE i32 sok_count_bits(u32 bits) { return __popc(bits); }
-// Each thread takes one bit that is set, number j; `number` grows by the bits below it.
-#define SOK_FOR_EACH_BIT_OF_WARP(j, bits, number)                            \
-  for (i32 j = (i32)(threadIdx.x & 31u), j##_left = (i32)((bits) >> j & 1u); \
-       j##_left && (number += __popc((bits) & ((1u << j) - 1u)), true); j##_left = 0)
 
 // A warp adds to a counter at once: thousands of warps that count each lane by itself would wait
 // for each other. All threads of a kernel come to both of these, at the same time in its warp.
@@ -319,6 +301,12 @@ SOK_DEVICE i64 sok_take_number(i64* counter, bool wants) {
 #define SOK_FOR_EACH_OF_WARP(i, n) \
   SOK_ONE_BY_ONE                   \
   for (i64 i = share.thread; i - (i64)(threadIdx.x & 31u) < (n); i += share.num_threads)
+
+// The same with a key for each tile of a warp.
+#define SOK_FOR_EACH_TILE_OF_WARP(i, n)                                                  \
+  SOK_ONE_BY_ONE                                                                         \
+  for (i64 i = share.thread / SOK_TILE; i - (i64)((threadIdx.x & 31u) / SOK_TILE) < (n); \
+       i += share.num_threads / SOK_TILE)
 
 SOK_DEVICE u32 sok_f32_bits(f32 x) { return __float_as_uint(x); }
 SOK_DEVICE f32 sok_bits_f32(u32 x) { return __uint_as_float(x); }

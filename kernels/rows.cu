@@ -48,7 +48,8 @@ SOK_DEVICE void rows_deliver(const SokShare share, i64 words, const u64* chunks,
     if (number[r] < 0) continue;
     const u32 row = new_row(got, number[r]);
     if (SOK_IS_FIRST_WORD(r)) {
-      rows[r] = row;
+      // `new_rows` may be `rows`, which others read meanwhile: it has the row then.
+      if (rows[r] != row) rows[r] = row;
       missing += row == SOK_NO_ROW;
     }
     if (!out) continue;
@@ -170,29 +171,27 @@ SOK_DEVICE void rows_add(const SokShare share, const u64* chunks, i64 shift, i64
   }
 }
 
-// Sets every element of some rows of a state column.
-SOK_ROW_KERNEL(rows_fill)
-(const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
-  sok_fill_rows<f32>(share, chunks, shift, dim, rows, value, n);
-}
-SOK_EXPORT(rows_fill)
-
-// Lists the rows that are claimed: freed near ones, the last one first, then new ones, then freed
-// far ones (engine/rows/allocator.py).
-//
-// near, far        (num_near,), (num_far,)  freed rows
-// take_near, take_new, take_far             how many of each are claimed
-// first_new                                 the first of the new ones
-// rows             (take_near + take_new + take_far,)  out
-SOK_KERNEL(rows_claim)(const SokShare share, const u32* near, i64 num_near, i64 take_near,
-                       i64 first_new, i64 take_new, const u32* far, i64 num_far, i64 take_far,
-                       u32* rows) {
-  SOK_FOR_EACH(i, take_near + take_new + take_far) {
-    const i64 j = i - take_near, k = j - take_new;
-    rows[i] = j < 0 ? near[num_near - 1 - i] : k < 0 ? (u32)(first_new + j) : far[num_far - 1 - k];
+template <int kWidth>
+SOK_DEVICE void rows_fill_columns(const SokShare share, const u64* chunks, i64 shift, i64 dim,
+                                  const u32* rows, f32 value, i64 n) {
+  SokColumns<f32, kWidth> x;
+  for (int k = 0; k < kWidth; ++k) x.column[k] = value;
+  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
+    if (rows[r] == SOK_NO_ROW) continue;
+    auto* to = sok_columns<kWidth>(sok_row<f32>(chunks, shift, dim, rows[r]));
+    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
   }
 }
-SOK_EXPORT(rows_claim)
+
+// Sets every element of some rows of a state column; SOK_NO_ROW is skipped.
+SOK_ROW_KERNEL(rows_fill)
+(const SokShare share, const u64* chunks, i64 shift, i64 dim, const u32* rows, f32 value, i64 n) {
+  if (sok_moves_quads(dim, (const f32*)nullptr))
+    rows_fill_columns<4>(share, chunks, shift, dim, rows, value, n);
+  else
+    rows_fill_columns<1>(share, chunks, shift, dim, rows, value, n);
+}
+SOK_EXPORT(rows_fill)
 
 // Assigns rows to keys, with no accesses yet; SOK_NO_ROW is skipped.
 //

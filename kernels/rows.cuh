@@ -58,6 +58,26 @@ SOK_DEVICE u32 new_row(const NewRows<T>& got, i64 number) {
   return got.new_rows ? got.new_rows[number] : SOK_NO_ROW;
 }
 
+// Rows that are chosen for new keys: freed near ones, the last one first, then new ones, then freed
+// far ones (engine/rows/allocator.py).
+//
+// near, far  (take_near,), (take_far,)  those that were freed last
+// first_new  the first of take_new new ones
+struct ClaimedRows {
+  const u32* near;
+  i64 take_near, first_new, take_new;
+  const u32* far;
+  i64 take_far;
+};
+// The i-th of them, or SOK_NO_ROW.
+SOK_DEVICE u32 sok_claimed_row(const ClaimedRows& claimed, i64 i) {
+  if (i < claimed.take_near) return claimed.near[claimed.take_near - 1 - i];
+  i -= claimed.take_near;
+  if (i < claimed.take_new) return (u32)(claimed.first_new + i);
+  i -= claimed.take_new;
+  return i < claimed.take_far ? claimed.far[claimed.take_far - 1 - i] : SOK_NO_ROW;
+}
+
 // A row as pieces of kWidth columns: 1 or, where sok_moves_quads says so, 4.
 template <int kWidth, class T>
 SOK_DEVICE SokColumns<T, kWidth>* sok_columns(T* row) {
@@ -77,27 +97,6 @@ SOK_DEVICE void sok_prefetch_row(const u64* chunks, i64 shift, i64 dim, u32 row)
   i64 bytes = dim * (i64)sizeof(T);
   if (bytes > 512) bytes = 512;
   for (i64 b = 0; b < bytes; b += 64) sok_prefetch(p + b);
-}
-
-// Sets every element of rows; SOK_NO_ROW is skipped.
-template <class T, int kWidth>
-SOK_DEVICE void sok_fill_columns(const SokShare share, const u64* chunks, i64 shift, i64 dim,
-                                 const u32* rows, f32 value, i64 n) {
-  SokColumns<T, kWidth> x;
-  for (int k = 0; k < kWidth; ++k) from_f32(value, x.column + k);
-  SOK_FOR_EACH_ROW_OF_WORDS(r, n, dim / kWidth) {
-    if (rows[r] == SOK_NO_ROW) continue;
-    auto* to = sok_columns<kWidth>(sok_row<T>(chunks, shift, dim, rows[r]));
-    SOK_FOR_EACH_WORD_OF_ROW(c, r, dim / kWidth) { to[c] = x; }
-  }
-}
-template <class T>
-SOK_DEVICE void sok_fill_rows(const SokShare share, const u64* chunks, i64 shift, i64 dim,
-                              const u32* rows, f32 value, i64 n) {
-  if (sok_moves_quads(dim, (const f32*)nullptr))
-    sok_fill_columns<T, 4>(share, chunks, shift, dim, rows, value, n);
-  else
-    sok_fill_columns<T, 1>(share, chunks, shift, dim, rows, value, n);
 }
 
 // The lanes of a tile copy a row together, in words of W.

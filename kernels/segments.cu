@@ -8,14 +8,16 @@
 // Deduplication: a scratch hash of item numbers, with slots of its own for each table, finds equal
 // keys. Each slot ends with the smallest item number of its key, whatever the order in which
 // threads came, so that the result is always the same. Then first occurrences are counted in blocks
-// of items, and numbered.
+// of items, and numbered; on a GPU in one launch, by tiles (tiles.cuh).
 //
 // Sums: a group is summed in pieces of kPiece items (pooling.cuh). Pieces of a group that has
 // several are summed apart, so that many threads share a hot key, and are then added up in their
 // order.
+#include "digits.cuh"
 #include "hash.cuh"
 #include "pooling.cuh"
 
+#ifndef __CUDACC__
 // The table of an item.
 SOK_DEVICE i64 table_of(const i64* begin, i64 num_tables, i64 item) {
   i64 table = 0;
@@ -28,84 +30,71 @@ SOK_DEVICE i64 table_of(const i64* begin, i64 num_tables, i64 item) {
   }
   return table;
 }
+#endif
 
-// Gives each item a number of its table, or that and one more for each item of the table before it.
+// Gives items of a table a number, or that and one more for each item before.
 //
-// begin    (num_tables + 1,)  where the items of each table start
-// numbers  (num_tables,)
-// step     0, or 1: items of a table have ascending numbers
-// out      (n,)  out
-SOK_KERNEL(table_numbers)
-(const SokShare share, const i64* begin, const i64* numbers, i64 num_tables, i64 step, i32* out,
- i64 n) {
-  SOK_FOR_EACH(i, n) {
-    const i64 table = table_of(begin, num_tables, i);
-    out[i] = (i32)(numbers[table] + step * (i - begin[table]));
-  }
+// step  0, or 1: ascending numbers
+// out   (n,)  out
+SOK_KERNEL(table_numbers)(const SokShare share, i64 number, i64 step, i32* out, i64 n) {
+  SOK_FOR_EACH(i, n) { out[i] = (i32)(number + step * i); }
 }
 SOK_EXPORT(table_numbers)
 
-// The scratch slots of a table: two for each of its items that take part.
-struct Slots {
-  i64 end, from, size;  // where its items end; its slots
-};
-SOK_DEVICE Slots slots_of(const i64* begin, const i64* items, i64 table) {
-  return Slots{begin[table + 1], 2 * items[table], 2 * (items[table + 1] - items[table])};
-}
+// What a scratch slot holds: 0; the smallest item that has come with its key, and one; in the end
+// ~number of the key.
 
-// Finds the scratch slot of every item that takes part.
+// Finds the scratch slot of every item of a table that takes part.
 //
-// keys   (n,)
-// rows   (n,)  an item takes part if its row is SOK_NO_ROW; null: all do
-// begin  (num_tables + 1,)
-// items  (num_tables + 1,)  number of items that take part in the tables before
-// heads  (2 num_items,)  num_items: that take part. In: -1; out: first item with the slot's key, or
-//                        -1. Where no key repeats (n,), in: anything
-// slots  (n,)    out  the slot of keys[i]; 0 of an item that takes no part
-// repeat         whether keys may repeat
-// seed           of the hash, see slots.cuh
+// keys        (all items,)
+// rows        (all items,)  an item takes part if its row is SOK_NO_ROW; null: all do
+// first       item of the table
+// first_slot  of the table
+// num_slots   twice as many as items that take part
+// repeat      whether keys may repeat. If not, the slot of an item has its number
+// seed        of the hash, see slots.cuh
+// heads       (all slots,)  in: 0; out. Where no key repeats in: anything
+// slots       (all items,)  out  the slot of keys[i]; 0 of an item that takes no part
 SOK_KERNEL(dedup_insert)
-(const SokShare share, const i64* keys, const u32* rows, const i64* begin, const i64* items,
- i64 num_tables, i64 repeat, i64 seed, i32* heads, i32* slots, i64 n) {
+(const SokShare share, const i64* keys, const u32* rows, i64 first, i64 first_slot, i64 num_slots,
+ i64 repeat, i64 seed, i32* heads, i32* slots, i64 n) {
   if (!repeat) {
     SOK_FOR_EACH(i, n) {
-      slots[i] = (i32)i;
-      heads[i] = rows && rows[i] != SOK_NO_ROW ? -1 : (i32)i;
+      const i64 item = first + i;
+      slots[item] = (i32)item;
+      heads[item] = rows && rows[item] != SOK_NO_ROW ? 0 : (i32)item + 1;
     }
     return;
   }
-  SOK_FOR_EACH_BLOCK(first, count, n) {
-    const i64 first_table = table_of(begin, num_tables, first);
+  SOK_FOR_EACH_BLOCK(i, count, n) {
     i64 start[SOK_BLOCK];
-    Slots own = slots_of(begin, items, first_table);
-    for (i64 j = 0, table = first_table; j < count; ++j) {
-      while (first + j >= own.end) own = slots_of(begin, items, ++table);
-      if (rows && rows[first + j] != SOK_NO_ROW) continue;
-      const u64 hash = sok_hash(keys[first + j] ^ seed) >> 32;
-      start[j] = own.from + (i64)(hash * (u64)own.size >> 32);
+    for (i64 j = 0; j < count; ++j) {
+      const i64 item = first + i + j;
+      if (rows && rows[item] != SOK_NO_ROW) continue;
+      const u64 hash = sok_hash(keys[item] ^ seed) >> 32;
+      start[j] = first_slot + (i64)(hash * (u64)num_slots >> 32);
       sok_prefetch(heads + start[j]);
     }
-    own = slots_of(begin, items, first_table);
-    for (i64 j = 0, table = first_table; j < count; ++j) {
-      const i32 item = (i32)(first + j);
-      while (item >= own.end) own = slots_of(begin, items, ++table);
+    for (i64 j = 0; j < count; ++j) {
+      const i64 item = first + i + j;
       if (rows && rows[item] != SOK_NO_ROW) {
         slots[item] = 0;
         continue;
       }
       const i64 key = keys[item];
+      const i32 mine = (i32)item + 1;
       i64 slot = start[j];
       for (;;) {
         i32 head = sok_load(heads + slot);
-        if (head < 0) {
-          head = sok_cas(heads + slot, (i32)-1, item);
-          if (head < 0) break;
+        if (!head) {
+          head = sok_cas(heads + slot, 0, mine);
+          if (!head) break;
         }
-        if (keys[head] == key) {
-          if (item < head) sok_min(heads + slot, item);
+        if (keys[head - 1] == key) {
+          if (mine < head) sok_min(heads + slot, mine);
           break;
         }
-        if (++slot == own.from + own.size) slot = own.from;
+        if (++slot == first_slot + num_slots) slot = first_slot;
       }
       slots[item] = (i32)slot;
     }
@@ -113,6 +102,101 @@ SOK_KERNEL(dedup_insert)
 }
 SOK_EXPORT(dedup_insert)
 
+// What is known of each distinct key, by its number.
+//
+// keys, rows_of  (n,)  of each item; rows_of null: nobody asks for rows
+// first          (num_keys,)  out  the first item
+// distinct       (num_keys,)  out  the key; null: nobody asks for keys
+// rows           (num_keys,)  out  rows_of of that item
+struct Numbered {
+  const i64* keys;
+  const u32* rows_of;
+  i32* first;
+  i64* distinct;
+  u32* rows;
+};
+SOK_DEVICE void give_number(const Numbered& numbered, i64 item, i64 number) {
+  numbered.first[number] = (i32)item;
+  if (numbered.distinct) numbered.distinct[number] = numbered.keys[item];
+  if (numbered.rows_of) numbered.rows[number] = numbered.rows_of[item];
+}
+
+#ifdef __CUDACC__
+// Of the words of a tile: a bit for each first item, and how many there are before.
+struct NumberTeam {
+  u32 marks[kMostTileItems / 32], before[kMostTileItems / 32];
+  u32 earlier;  // first items of the tiles before
+  u32 tile;
+};
+
+// Numbers the first items of keys.
+//
+// heads       in: of each slot the first item and one; out: ~number of its key
+// num_keys    (1,)  out
+// taken       (1,)  in: 0; out: tiles that were taken
+// told        (num_tiles,)  in: 0; out
+// tile_items  whole warps of them
+SOK_TEAM_KERNEL(dedup_number_tiles)
+(const SokShare share, const i64* keys, const u32* rows_of, const i32* slots, i32* heads,
+ i32* first, i64* distinct, u32* rows, i64* num_keys, u32* taken, u32* told, i64 tile_items,
+ i64 num_tiles, i64 n) {
+  __shared__ NumberTeam team;
+  const Numbered numbered{keys, rows_of, first, distinct, rows};
+  const u32 lane = threadIdx.x & 31u, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+  const u32 num_words = (u32)tile_items / 32;
+  SOK_ONE_BY_ONE
+  for (u32 tile; (tile = next_tile(taken, &team.tile)) < (u32)num_tiles;) {
+    const u32 begin = tile * (u32)tile_items;
+    constexpr u32 kBatch = 4;  // words that are asked for before the first is used
+    SOK_ONE_BY_ONE
+    for (u32 word = warp; word < num_words; word += kBatch * num_warps) {
+      i32 slot[kBatch], head[kBatch];
+      for (u32 j = 0; j < kBatch; ++j) {
+        const u32 w = word + j * num_warps, item = begin + 32 * w + lane;
+        slot[j] = w < num_words && item < n ? slots[item] : -1;
+      }
+      // Others may be numbering already: no number is taken for an item.
+      for (u32 j = 0; j < kBatch; ++j) head[j] = slot[j] < 0 ? 0 : sok_load(heads + slot[j]);
+      for (u32 j = 0; j < kBatch; ++j) {
+        const u32 w = word + j * num_warps, item = begin + 32 * w + lane;
+        const u32 marks = __ballot_sync(~0u, head[j] == (i32)item + 1);
+        if (lane == 0 && w < num_words) team.marks[w] = marks;
+      }
+    }
+    __syncthreads();
+    if (warp == 0) {
+      u32 sum = 0;
+      SOK_ONE_BY_ONE
+      for (u32 first_word = 0; first_word < num_words; first_word += 32) {
+        const u32 w = first_word + lane;
+        const u32 count = w < num_words ? (u32)__popc(team.marks[w]) : 0;
+        const u32 to = inclusive_sum(count);
+        if (w < num_words) team.before[w] = sum + to - count;
+        sum += __shfl_sync(~0u, to, 31);
+      }
+      if (lane == 0) {
+        const bool is_last = tile + 1 == (u32)num_tiles;
+        if (!is_last) tell_tile(told, 1, tile, sum);
+        const u32 earlier = counted_before<16>(told, 1, tile);
+        if (!is_last) tell_all(told, 1, tile, earlier + sum);
+        if (is_last) *num_keys = earlier + sum;
+        team.earlier = earlier;
+      }
+    }
+    __syncthreads();
+    SOK_ONE_BY_ONE
+    for (u32 w = warp; w < num_words; w += num_warps) {
+      const u32 marks = team.marks[w], item = begin + 32 * w + lane;
+      if (!(marks >> lane & 1u)) continue;
+      const u32 below = (u32)__popc(marks & ((1u << lane) - 1));
+      const u32 number = team.earlier + team.before[w] + below;
+      give_number(numbered, item, number);
+      sok_store(heads + slots[item], ~(i32)number);
+    }
+  }
+}
+SOK_EXPORT(dedup_number_tiles)
+#else
 // Marks the first item of each key, and counts them in every block of `words` words.
 //
 // marks   (ceil(n / 32),)  out  a bit for each item
@@ -121,86 +205,125 @@ SOK_KERNEL(dedup_count)
 (const SokShare share, const i32* slots, const i32* heads, u32* marks, i32* counts, i64 words,
  i64 num_blocks, i64 n) {
   const i64 num_words = (n + 31) / 32;
-  SOK_FOR_EACH_WARP(b, num_blocks) {
+  SOK_FOR_EACH(b, num_blocks) {
     const i64 end = (b + 1) * words < num_words ? (b + 1) * words : num_words;
     i32 count = 0;
     for (i64 w = b * words; w < end; ++w) {
       const i32 first = (i32)(32 * w);
-      const u32 bits =
-          sok_vote_of_warp(n - first, [&](i32 j) { return heads[slots[first + j]] == first + j; });
-      count += sok_count_bits(bits);
-      if (sok_leads_warp()) marks[w] = bits;
+      auto marks_of = [&](i32 items) {
+        u32 bits = 0;
+        for (i32 j = 0; j < items; ++j)
+          bits |= (u32)(heads[slots[first + j]] == first + j + 1) << j;
+        return bits;
+      };
+      marks[w] = n - first < 32 ? marks_of((i32)(n - first)) : marks_of(32);
+      count += __builtin_popcount(marks[w]);
     }
-    if (sok_leads_warp()) counts[b] = count;
+    counts[b] = count;
   }
 }
 SOK_EXPORT(dedup_count)
 
-// Numbers the first items.
+// Numbers the first items of keys.
 //
-// heads     in: first item of each slot; out: number of its key
-// first     (n,)  out  the first item of each number
-// distinct  (n,)  out  the key of each number
+// heads     in: of each slot the first item and one; out: ~number of its key
 // num_keys  (1,)  out
 SOK_KERNEL(dedup_number)
-(const SokShare share, const i64* keys, const i32* slots, i32* heads, const u32* marks,
- const i32* counts, i32* first, i64* distinct, i64* num_keys, i64 words, i64 num_blocks, i64 n) {
+(const SokShare share, const i64* keys, const u32* rows_of, const i32* slots, i32* heads,
+ i32* first, i64* distinct, u32* rows, i64* num_keys, const u32* marks, const i32* counts,
+ i64 words, i64 num_blocks, i64 n) {
+  const Numbered numbered{keys, rows_of, first, distinct, rows};
   const i64 num_words = (n + 31) / 32;
   i64 next = 0, counted = 0;
-  SOK_FOR_EACH_WARP(b, num_blocks) {
-    i64 before = 0;
-    SOK_FOR_EACH_OF_WARP_FROM(earlier, counted, b) { before += counts[earlier]; }
-    next += sok_sum_of_warp(before);
-    counted = b + 1;
+  SOK_FOR_EACH(b, num_blocks) {
+    for (; counted < b; ++counted) next += counts[counted];
     const i64 end = (b + 1) * words < num_words ? (b + 1) * words : num_words;
     for (i64 w = b * words; w < end; ++w) {
-      const u32 bits = marks[w];
-      i64 number = next;
-      SOK_FOR_EACH_BIT_OF_WARP(j, bits, number) {
-        const i64 item = 32 * w + j;
-        first[number] = (i32)item;
-        distinct[number] = keys[item];
-        heads[slots[item]] = (i32)number;
+      for (u32 bits = marks[w]; bits; bits &= bits - 1) {
+        const i64 item = 32 * w + __builtin_ctz(bits);
+        give_number(numbered, item, next);
+        heads[slots[item]] = ~(i32)next++;
       }
-      next += sok_count_bits(bits);
     }
-    if (b == num_blocks - 1 && sok_leads_warp()) *num_keys = next;
+    counted = b + 1;
+    if (counted == num_blocks) *num_keys = next;
   }
 }
 SOK_EXPORT(dedup_number)
+#endif
 
-// Tells every item its key's number, and where the numbers of each table start.
+// Where the keys of a table start: how many of the first items, which ascend, are of earlier ones.
+SOK_DEVICE i64 start_of_table(const i32* firsts, i64 num_keys, i64 first) {
+  i64 low = 0;
+  for (i64 high = num_keys; low < high;) {
+    const i64 middle = (low + high) / 2;
+    if (firsts[middle] < first)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// Tells every item of a table its key's number, and where those of the table start.
 //
-// rows      as of dedup_insert
-// first     (num_keys,)
-// inverse   (n,)  out  number of each item's key, -1 if it did not take part. May be slots itself
-// starts    (num_tables + 1,)  in: the last is the number of all keys; out
+// rows      (all items,)  as of dedup_insert
+// firsts    (num_keys,)  the first item of each key
+// num_keys  (1,)
+// first     item of the table
+// inverse   (all items,)  out  number of each item's key, -1 if it took no part. May be `slots`
+// start     (1,)  out
 SOK_KERNEL(dedup_inverse)
-(const SokShare share, const i32* slots, const i32* heads, const u32* rows, const i32* first,
- const i64* begin, i32* inverse, i64* starts, i64 num_tables, i64 n) {
+(const SokShare share, const i32* slots, const i32* heads, const u32* rows, const i32* firsts,
+ const i64* num_keys, i64 first, i32* inverse, i64* start, i64 n) {
   if (rows) {
-    SOK_FOR_EACH(i, n) { inverse[i] = rows[i] == SOK_NO_ROW ? heads[slots[i]] : -1; }
-  } else {
-    SOK_FOR_EACH(i, n) { inverse[i] = heads[slots[i]]; }
-  }
-  SOK_FOR_EACH(t, num_tables) {
-    // First items ascend: those of earlier tables are the ones below begin[t].
-    i64 low = 0;
-    for (i64 high = starts[num_tables]; low < high;) {
-      const i64 middle = (low + high) / 2;
-      if (first[middle] < begin[t])
-        low = middle + 1;
-      else
-        high = middle;
+    SOK_FOR_EACH(i, n) {
+      inverse[first + i] = rows[first + i] == SOK_NO_ROW ? ~heads[slots[first + i]] : -1;
     }
-    starts[t] = low;
+  } else {
+    SOK_FOR_EACH(i, n) { inverse[first + i] = ~heads[slots[first + i]]; }
   }
+  SOK_FOR_EACH(once, 1) { *start = start_of_table(firsts, *num_keys, first); }
 }
 SOK_EXPORT(dedup_inverse)
 
+#ifdef __CUDACC__
+// The same where all items take part, and counts the digits of the numbers, by which items are
+// sorted next.
+//
+// passes, bits, counts  as of sort_count
+SOK_TEAM_KERNEL(dedup_labels)
+(const SokShare share, const i32* slots, const i32* heads, const i32* firsts, const i64* num_keys,
+ i64 first, i32* inverse, i64* start, i64 passes, i64 bits, u32* counts, i64 n) {
+  count_digits(
+      share, n, passes, bits, counts, [=](i64 i) { return ~heads[slots[first + i]]; },
+      [=](i64 i, i32 label) { inverse[first + i] = label; });
+  SOK_FOR_EACH(once, 1) { *start = start_of_table(firsts, *num_keys, first); }
+}
+SOK_EXPORT(dedup_labels)
+#endif
+
+#ifdef __CUDACC__
+// Finds where groups start, where items were sorted by their labels.
+//
+// labels   (n,)  ascending
+// offsets  (num_groups + 1,)  out  where each group starts
+// num_groups  or 0, where the last group has items
+SOK_KERNEL(group_sorted)
+(const SokShare share, const i32* labels, i64* offsets, i64 num_groups, i64 n) {
+  SOK_FOR_EACH(i, n) {
+    // Of groups without items there are few.
+    const i64 first = i ? labels[i - 1] + 1 : 0, group = labels[i];
+    for (i64 g = first; g <= group; ++g) offsets[g] = i;
+    if (i + 1 < n) continue;
+    offsets[group + 1] = n;
+    for (i64 g = group + 2; g <= num_groups; ++g) offsets[g] = n;
+  }
+}
+SOK_EXPORT(group_sorted)
+#else
 // Lists the items of each group, ascending: a counting sort. A task owns a range of groups, and
 // reads all labels of their tables: no two tasks write one counter, and the order of items is kept.
-// (A GPU sorts instead.)
 //
 // labels   (n,)  those of table t: starts[t] <= label < starts[t + 1]
 // begin    (num_tables + 1,)  where the items of each table start
@@ -251,26 +374,27 @@ SOK_KERNEL(group_items)
   }
 }
 SOK_EXPORT(group_items)
+#endif
 
-// Lists the items of each group where they were sorted by their labels, as on a GPU.
+// Gives the distinct keys of a table, and notes them with their rows.
 //
-// labels   (n,)  0 <= label < num_groups
-// sorted   (n,)  item numbers in ascending order of their labels
-// offsets  (num_groups + 1,)  out  where each group starts in `order`
-// order    (n,)               out  `sorted`
-SOK_KERNEL(group_sorted)
-(const SokShare share, const i32* labels, const i64* sorted, i64* offsets, i32* order,
- i64 num_groups, i64 n) {
-  SOK_FOR_EACH(i, n) {
-    order[i] = (i32)sorted[i];
-    // Of groups without items there are few.
-    const i64 first = i ? labels[sorted[i - 1]] + 1 : 0, group = labels[sorted[i]];
-    for (i64 g = first; g <= group; ++g) offsets[g] = i;
-    if (i + 1 < n) continue;
-    for (i64 g = group + 1; g <= num_groups; ++g) offsets[g] = n;
+// keys         (all items,)
+// rows         (num_keys,)  of each key
+// first        (num_keys,)  its first item
+// out          (num_keys,)  out  its keys
+// noted, noted_rows  (num_keys,)  out; null: they are not noted
+SOK_KERNEL(give_distinct)
+(const SokShare share, const i64* keys, const u32* rows, const i32* first, i64* out, i64* noted,
+ u32* noted_rows, i64 num_keys) {
+  SOK_FOR_EACH(u, num_keys) {
+    const i64 key = keys[first[u]];
+    out[u] = key;
+    if (!noted) continue;
+    noted[u] = key;
+    noted_rows[u] = rows[u];
   }
 }
-SOK_EXPORT(group_sorted)
+SOK_EXPORT(give_distinct)
 
 // The last item of each label.
 //

@@ -15,6 +15,7 @@ The cache is $SOK_LITE_CACHE, else $XDG_CACHE_HOME/sok_lite, else ~/.cache/sok_l
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -26,6 +27,8 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 VERSION = "0.28.1"
@@ -265,10 +268,27 @@ def build_environment(gpu: bool, with_mpi: bool) -> dict[str, str]:
     return env
 
 
+def wheel_in(folder: Path) -> Path | None:
+    """Returns the wheel that was built into a folder; None: there is none."""
+    return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
+
+
+@contextmanager
+def one_build_at_a_time(folder: Path) -> Iterator[None]:
+    """Waits while another process builds into a folder; where one is killed, the next goes on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Another process builds Horovod in {folder}: waiting for it.", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def build(folder: Path, mpi: str | None, gpu: bool) -> Path:
     """Builds the wheel into `folder`, whole or not at all; returns its path."""
     check_compiler(gpu)
-    folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
     log.write_bytes(b"")
     started = time.monotonic()
@@ -320,8 +340,10 @@ def main() -> int:
     try:
         mpi = mpi_version()
         folder = cache_dir() / "horovod" / wheel_key(tensorflow_version(), mpi, options.gpu)
-        wheels = sorted(folder.glob("horovod-*.whl"))
-        wheel = wheels[0] if wheels else build(folder, mpi, options.gpu)
+        wheel = wheel_in(folder)
+        if wheel is None:
+            with one_build_at_a_time(folder):
+                wheel = wheel_in(folder) or build(folder, mpi, options.gpu)
         if not options.wheel_only and not installed_from(wheel):
             run(pip("install", "-qq", "--force-reinstall", "--no-deps", str(wheel)))
             run(pip("install", "-qq", str(wheel)))  # and what it needs, where that is missing

@@ -145,7 +145,8 @@ def _stages(quick: bool, oldest: str, has_oldest: bool) -> list[Stage]:
 
 
 # These start ranks themselves; all others of tests/ranks are run by ranks.
-JOBS = [f"tests/ranks/test_{name}.py" for name in ("elastic", "hosts", "launch", "rank_failures")]
+_JOBS = ("autosave", "elastic", "hosts", "launch", "rank_failures")
+JOBS = [f"tests/ranks/test_{name}.py" for name in _JOBS]
 MPI_SMOKES = ["tests/ranks/test_comm.py"]
 OLDEST_APIS = [
     "tests/dynamic_embedding/test_variable.py",

@@ -1,24 +1,39 @@
 #!/usr/bin/env bash
-# Checks the engine on a machine with a GPU, in stages; each ends within 10 minutes.
-# Needs python3 with numpy, cupy, pytest and hypothesis. Needs no TensorFlow, no Horovod, no pip.
+# Checks sok_lite on a machine with a GPU. Needs python3 with numpy, cupy, pytest and hypothesis: no
+# TensorFlow, no Horovod, no pip, no network.
 #
-#   bash scripts/gpu_check.sh                     every stage, in this order
-#   bash scripts/gpu_check.sh tests memcheck      these stages
+#   bash scripts/gpu_check.sh                     what decides, in less than 9 minutes
+#   bash scripts/gpu_check.sh tensorflow FOLDER   the same through TensorFlow, from the pieces that
+#                                                 tools/slim_tensorflow.py made
+#   bash scripts/gpu_check.sh all                 every stage below but the last six, for an hour
+#   bash scripts/gpu_check.sh tests memcheck      these stages, each in less than 10 minutes
 #   bash scripts/gpu_check.sh tests FILE...       these files of tests, by their paths
 #
 #   compile     every kernel compiled for this GPU
-#   tests       the tests below TensorFlow on the GPU, a process for each file
+#   quick       a variant of each test below TensorFlow
+#   cases       the steps, finds and insertions that docs/performance.md has
+#   sample      compute-sanitizer's memcheck over a variant of tests of kernels
+#   hkv         HierarchicalKV's workload, and its own program beside it where HKV_SOURCE is given
+#   tests       all tests below TensorFlow on the GPU, a process for each file
 #   faults      the tests that fail, interrupt or hold up a table at every step
 #   memcheck, synccheck, racecheck, initcheck
 #               compute-sanitizer over the kernels' tests at small sizes, where it is found
 #   tables, engine
 #               the benchmarks
+#   unpack, device, stream, step, steps, times
+#               of `tensorflow`: see scripts/gpu_tensorflow.py
 #
+# Without names of stages each has a share of the 9 minutes, and what those before it left over.
+# After every stage $OUT/gpu_check.json has its numbers, and $OUT/gpu_check.log what it printed.
+#
+# OUT               the folder for these; else gpu_check
+# HKV_SOURCE        a checkout of HierarchicalKV: nvcc builds its benchmark
+# SOK_LITE_COMMIT   the commit, where this is no checkout of git
 # SOK_LITE_PYTHON   the Python to use; else python3
 # SOK_LITE_STAGE_S  the most seconds of a stage; else 540. What there is no time for is named
 # SOK_LITE_TEST_S   the most seconds of a test; else 120, and 400 under compute-sanitizer
 # SOK_LITE_JOBS     files of tests at a time; else one for every two cores, 8 at most
-# SOK_LITE_BACKEND  cpu: the same without a GPU, to try this script
+# SOK_LITE_BACKEND  cpu: the same without a GPU and at small sizes, to try this script
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,10 +41,18 @@ python="${SOK_LITE_PYTHON:-python3}"
 backend="${SOK_LITE_BACKEND:-cuda}"
 export SOK_LITE_BACKEND="$backend" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-all=(compile tests faults memcheck synccheck racecheck initcheck tables engine)
+# What decides, most first, with seconds of 9 minutes: a little is left for what is between stages.
+decide=(compile:80 quick:170 cases:120 sample:70 hkv:85)
+through_tensorflow=(unpack:60 compile:70 device:50 stream:50 step:60 steps:110 times:125)
+
+all=(compile quick cases sample hkv tests faults memcheck synccheck racecheck initcheck tables engine)
+of_tensorflow=(unpack device stream step steps times)
 fault_files=(tests/engine/test_{out_of_memory,interrupts,exclusive,snapshot}.py)
 kernel_files=(tests/engine/test_{det,hkv,segments,pooling,initializer}.py
   tests/engine/{rows,optimizers}/test_*.py)
+# What a training step is made of; then the others.
+step_files=(tests/engine/test_{lookup,update,update_new_keys,step,tables,growth,dedup,record,clock}.py)
+sample_files=(tests/engine/test_{det,hkv,segments,pooling,lookup,update}.py)
 
 for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S SOK_LITE_JOBS; do
   if [[ -n "${!name:-}" && ! "${!name}" =~ ^[1-9][0-9]{0,8}$ ]]; then
@@ -41,51 +64,45 @@ for name in SOK_LITE_STAGE_S SOK_LITE_TEST_S SOK_LITE_JOBS; do
   fi
 done
 
-stages=()
+plan=()
 files=()
+pieces=""
+arguments=("$@")
+if [ "${1:-}" = tensorflow ]; then
+  pieces="${2:-}"
+  if [ ! -f "$pieces/pieces.json" ]; then
+    echo "error: expected a folder of pieces, by tools/slim_tensorflow.py, with a pieces.json." \
+      "Received: '$pieces'." >&2
+    exit 2
+  fi
+  shift 2
+  # What they unpack to. TensorFlow's own folder is found before what the machine has.
+  PYTHONPATH="$PWD:$(cd "$pieces" && pwd)/unpacked${PYTHONPATH#"$PWD"}"
+  if [ $# -eq 0 ]; then plan=("${through_tensorflow[@]}"); fi
+elif [ $# -eq 0 ]; then
+  plan=("${decide[@]}")
+fi
+known=("${all[@]}")
+if [ -n "$pieces" ]; then known=(compile "${of_tensorflow[@]}"); fi
 for argument in "$@"; do
-  case " ${all[*]} " in *" $argument "*) stages+=("$argument"); continue ;; esac
+  if [ "$argument" = all ] && [ -z "$pieces" ]; then plan+=("${all[@]}"); continue; fi
+  case " ${known[*]} " in *" $argument "*) plan+=("$argument"); continue ;; esac
   if [ ! -f "$argument" ]; then
-    echo "error: unknown argument '$argument'. Expected: files of tests, or of ${all[*]}." >&2
+    echo "error: unknown argument '$argument'. Expected: files of tests, or of all ${known[*]}." >&2
     exit 2
   fi
   files+=("$argument")
 done
-if [ ${#stages[@]} -eq 0 ]; then stages=("${all[@]}"); fi
+if [ ${#plan[@]} -eq 0 ]; then plan=(tests); fi
 
-if [ "$backend" != cpu ]; then
-  "$python" - <<'PY' || exit 1
-import importlib, sys
-
-missing = []
-for name in ("numpy", "cupy", "pytest", "hypothesis"):
-    try:
-        importlib.import_module(name)
-    except ImportError as error:
-        missing.append(f"{name} ({error})")
-if missing:
-    sys.exit(f"error: {sys.executable} lacks {', '.join(missing)}. "
-             "pip install numpy cupy-cuda13x pytest hypothesis (cupy-cuda12x for CUDA 12)")
-import cupy, numpy
-
-runtime = cupy.cuda.runtime
-try:
-    count = runtime.getDeviceCount()
-except runtime.CUDARuntimeError as error:
-    sys.exit(f"error: CuPy finds no GPU: {error}")
-if count == 0:
-    sys.exit("error: CuPy finds no GPU.")
-device = runtime.getDeviceProperties(0)
-free, total = runtime.memGetInfo()
-print(f"Python {sys.version.split()[0]}, NumPy {numpy.__version__}, CuPy {cupy.__version__}, "
-      f"CUDA {runtime.runtimeGetVersion()}, driver {runtime.driverGetVersion()}, "
-      f"NVRTC {cupy.cuda.nvrtc.getVersion()}")
-print(f"{count} x {device['name'].decode()}, {free >> 30} of {total >> 30} GiB free")
-PY
-fi
+out="${OUT:-gpu_check}"
+mkdir -p "$out" || exit 1
+json="$out/gpu_check.json" log="$out/gpu_check.log"
+: >"$log"
+"$python" -m scripts.gpu_record start "$json" "${arguments[@]}" || exit 1
 
 failed=()
-stage_s="${SOK_LITE_STAGE_S:-540}"
+most_s="${SOK_LITE_STAGE_S:-540}"
 
 pytest=("$python" -m pytest -q -p no:cacheprovider)
 # A kernel that never ends holds the thread that waits for it: only ending the process helps, and
@@ -153,15 +170,19 @@ run_tests() {
   local file rest=()
   if [ ${#files[@]} -eq 0 ]; then
     for file in tests/engine/{,*/}test_*.py tests/{backend,comm}/test_*.py; do
-      case " ${kernel_files[*]} ${fault_files[*]} " in *" $file "*) ;; *) rest+=("$file") ;; esac
+      case " ${kernel_files[*]} ${step_files[*]} ${fault_files[*]} " in
+        *" $file "*) ;;
+        *) rest+=("$file") ;;
+      esac
     done
-    files=("${kernel_files[@]}" "${rest[@]}")
+    files=("${kernel_files[@]}" "${step_files[@]}" "${rest[@]}")
   fi
   in_files "${SOK_LITE_TEST_S:-120}" "${files[@]}"
 }
 
-run_sanitizer() { # tool
-  local folder found
+run_sanitizer() { # tool, files where none are given...
+  local tool="$1" folder found
+  shift
   found="$(command -v compute-sanitizer || true)"
   for folder in "${CUDA_HOME:-/usr/local/cuda}"/bin "${CUDA_HOME:-/usr/local/cuda}"/compute-sanitizer; do
     if [ -z "$found" ] && [ -x "$folder/compute-sanitizer" ]; then found="$folder/compute-sanitizer"; fi
@@ -170,33 +191,95 @@ run_sanitizer() { # tool
     echo "left out: no compute-sanitizer"
     return 0
   fi
-  if [ ${#files[@]} -eq 0 ]; then files=("${kernel_files[@]}"); fi
-  wrapper=("$found" --tool "$1" --error-exitcode 9)
+  if [ ${#files[@]} -eq 0 ]; then files=("$@"); fi
+  wrapper=("$found" --tool "$tool" --error-exitcode 9)
   # The large sizes would take hours under it, and find nothing that the awkward small ones do not.
-  more=(-p tests.support.no_memory_pool -k "$backend and not 100_003 and not 100003 and not million")
+  more+=(-p tests.support.no_memory_pool -k "$backend and not 100_003 and not 100003 and not million")
   in_files "${SOK_LITE_TEST_S:-400}" "${files[@]}"
 }
 
-bench() { timeout --kill-after=10 "$stage_s" "$python" -m scripts.bench "$@" </dev/null; }
+# A program ends with the stage, at the latest.
+run_program() { # module, its arguments...
+  local left=$((stage_end - SECONDS))
+  if [ "$left" -lt 1 ]; then
+    echo "left out: $*, no time left"
+    return 1
+  fi
+  timeout --kill-after=10 "$left" "$python" -m "$@" </dev/null
+}
+bench() { run_program scripts.bench "$@" --backends "$backend"; }
+
+hkv_workload() { # what else
+  local capacity=134217728 batch=1048576
+  if [ "$backend" = cpu ]; then capacity=65536 batch=4096; fi
+  bench tables --workload hkv --dims 8 --capacity "$capacity" --batch "$batch" "$@"
+}
+
+run_cases() {
+  local keys=1000000 of_ten=1677721 batches=(8192 65536 104857) code=0
+  if [ "$backend" = cpu ]; then keys=2000 of_ten=3000 batches=(64 128 256); fi
+  bench engine --tables 26 --dim 16 --batch "${batches[0]}" --keys "$keys" || code=$?
+  bench engine --tables 26 --dim 128 --batch "${batches[1]}" --keys "$keys" || code=$?
+  bench engine --tables 10 --dim 128 --batch "${batches[2]}" --keys "$of_ten" || code=$?
+  hkv_workload --tables hybrid --loads 0.5 1.0 --hkv-ops find find_or_insert || code=$?
+  return "$code"
+}
+
+run_hkv() {
+  local beside=()
+  if [ -n "${HKV_SOURCE:-}" ]; then beside=(--hkv-source "$HKV_SOURCE"); fi
+  hkv_workload --tables hybrid --loads 0.5 1.0 "${beside[@]}" \
+    --hkv-ops find 'find*' find_or_insert 'find_or_insert*' insert_or_assign
+}
 
 run_stage() {
+  stage_end=$((SECONDS + stage_s))
   case "$1" in
-    compile) timeout --kill-after=10 "$stage_s" "$python" -m sok_lite compile </dev/null ;;
+    compile) run_program sok_lite compile ;;
+    quick) more=(--quick --unchanged); run_tests ;;
+    cases) run_cases ;;
+    sample) more=(--quick --unchanged); run_sanitizer memcheck "${sample_files[@]}" ;;
+    hkv) run_hkv ;;
     tests) run_tests ;;
     faults) in_files "${SOK_LITE_TEST_S:-120}" "${fault_files[@]}" ;;
-    memcheck | synccheck | racecheck | initcheck) run_sanitizer "$1" ;;
-    tables) bench tables --backends "$backend" --dims 8 64 --capacity 4194304 ;;
-    engine) bench engine --backends "$backend" ;;
+    memcheck | synccheck | racecheck | initcheck) run_sanitizer "$1" "${kernel_files[@]}" ;;
+    tables) bench tables --dims 8 64 --capacity 4194304 ;;
+    engine) bench engine ;;
+    *) run_program scripts.gpu_tensorflow "$1" "$pieces" ;;
   esac
 }
 
-for name in "${stages[@]}"; do
-  start="$SECONDS" code=0
-  printf '\n=== %s\n' "$name"
-  (run_stage "$name") || code=$? # in a shell of its own: what it sets is for this stage alone
+# HKV's benchmark takes nvcc more than a minute: it is built while the tests run.
+building=""
+case " ${plan[*]}" in
+  *" hkv"*)
+    if [ -n "${HKV_SOURCE:-}" ] && [ "$backend" != cpu ]; then
+      "$python" -m scripts.bench.common.hkv_peer "$HKV_SOURCE" >"$out/hkv_build.log" 2>&1 &
+      building=$!
+    fi
+    ;;
+esac
+
+end=0
+for each in "${plan[@]}"; do
+  name="${each%:*}" start="$SECONDS" code=0 stage_s="$most_s"
+  if [ "$name" != "$each" ]; then
+    end=$((end + ${each#*:}))
+    if [ $((end - SECONDS)) -lt "$stage_s" ]; then stage_s=$((end - SECONDS)); fi
+    if [ "$stage_s" -lt 1 ]; then stage_s=1; fi
+  fi
+  if [ "$name" = hkv ] && [ -n "$building" ]; then wait "$building"; fi
+  first_byte="$(stat -c %s "$log")"
+  printf '\n=== %s\n' "$name" | tee -a "$log"
+  # In a shell of its own: what it sets is for this stage alone.
+  (run_stage "$name") 2>&1 | tee -a "$log"
+  code="${PIPESTATUS[0]}"
   [ "$code" -eq 0 ] || failed+=("$name")
-  printf -- '--- %s: exit code %d, %d s\n' "$name" "$code" "$((SECONDS - start))"
+  printf -- '--- %s: exit code %d, %d s\n' "$name" "$code" "$((SECONDS - start))" | tee -a "$log"
+  "$python" -m scripts.gpu_record stage \
+    "$json" "$name" "$code" "$((SECONDS - start))" "$log" "$first_byte"
 done
 
-printf '\n%d stages, failed: %s; %d s\n' "${#stages[@]}" "${failed[*]:-none}" "$SECONDS"
+printf '\n%d stages, failed: %s; %d s; %s\n' \
+  "${#plan[@]}" "${failed[*]:-none}" "$SECONDS" "$json" | tee -a "$log"
 [ ${#failed[@]} -eq 0 ]

@@ -11,7 +11,7 @@ from typing import Any
 from sok_lite._version import __version__
 
 # What needs no TensorFlow.
-_WITHOUT_TENSORFLOW = {"Report", "hash_strings", "open_readonly", "plots"}
+_WITHOUT_TENSORFLOW = {"Report", "hash_strings", "metrics", "open_readonly", "plots", "rollback"}
 
 # Names that were removed, and why: for one version.
 _GONE = {
@@ -57,9 +57,12 @@ _MODULE_OF = {
     "report": "bridge.report",
     "export_serving": "bridge.serving.function",
     "export_serving_graph": "bridge.serving.graph",
+    "publish": "bridge.serving.publish",
+    "rollback": "engine.files.versions",
     "hash_strings": "bridge.strings",
     "open_readonly": "engine.files.readonly",
     "Report": "reports.report",
+    "Autosave": "sok.autosave",
     "init": "sok.communication",
     "set_comm_tool": "sok.communication",
     "dump": "sok.dump_load",

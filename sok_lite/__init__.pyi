@@ -20,9 +20,12 @@ from sok_lite.bridge.named_states import optimizer_states as optimizer_states
 from sok_lite.bridge.report import report as report
 from sok_lite.bridge.serving.function import export_serving as export_serving
 from sok_lite.bridge.serving.graph import export_serving_graph as export_serving_graph
+from sok_lite.bridge.serving.publish import publish as publish
 from sok_lite.bridge.strings import hash_strings as hash_strings
 from sok_lite.engine.files.readonly import open_readonly as open_readonly
+from sok_lite.engine.files.versions import rollback as rollback
 from sok_lite.reports.report import Report as Report
+from sok_lite.sok.autosave import Autosave as Autosave
 from sok_lite.sok.communication import init as init
 from sok_lite.sok.communication import set_comm_tool as set_comm_tool
 from sok_lite.sok.dump_load import dump as dump

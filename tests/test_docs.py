@@ -30,9 +30,10 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-# The blocks of migration.md run among the files that it converts, in tests/cli/test_migration.py.
+# The blocks of these run with their commands, in tests/cli/test_migration.py and test_page.py.
+_OF_COMMANDS = ("migration.md", "command_line.md")
 PYTHON_PAGES = [
-    page for page in PAGES if page.name != "migration.md" and blocks_of(page.read_text())
+    page for page in PAGES if page.name not in _OF_COMMANDS and blocks_of(page.read_text())
 ]
 RANK_BLOCKS = [
     (page, block) for page in PYTHON_PAGES for block in blocks_of(page.read_text()) if block.ranks

@@ -37,6 +37,7 @@ from tests.support.simt.backend import simt_backend, unavailable
 COLUMNS = {
     "kernels": "our kernels",
     "array operations": "CuPy operations",
+    "memsets": "memsets",
     "waits": "waits",
     "cudaMalloc": "cudaMalloc",
     "from the pool": "from the pool",
@@ -174,6 +175,7 @@ def counted_on_ranks(backend: Backend, size: int, count: int, dim: int) -> dict[
     return {
         "kernels": counts.launches / size,
         "array operations": counts.operations / size,
+        "memsets": counts.memsets / size,
         "waits": counts.waits / size,
         "bytes to the device": counts.to_device / size,
         "bytes to the host": counts.to_host / size,

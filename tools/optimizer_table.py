@@ -181,7 +181,7 @@ def _row(family: str, name: str, optimizer: Any) -> Row:
         settings = settings_of(optimizer, known)
         sok.OptimizerWrapper(optimizer)
     except NotImplementedError as error:
-        return Row(family, name, refusal=str(error).split(". There is one for")[0])
+        return Row(family, name, refusal=str(error).split(". Use Adam")[0])
     if not isinstance(settings, Settings):
         return Row(family, name)
     return Row(family, name, rule=settings.rule, states=tuple(own_names(settings, known)))

@@ -1,19 +1,32 @@
 // Changes of the "hbm" index; det.cuh has its layout and the search for a key.
 #include "det/det.cuh"
+#include "rows.cuh"
 
-// The slot that a key has got; null: it has none. was_erased: whether another key was there before.
+// The slot that a key has got; null: it has none.
 struct DetClaim {
   Slot* slot;
-  bool was_erased;
+  bool was_erased;  // whether another key was there before
+  bool is_taken;    // false: another item has taken it for the same key
 };
 
-// Claims a slot for a key that is in none. It gives up after `most` lines of its segment, or after
+// Claims a slot for a key that was in none. It gives up after `most` lines of its segment, or after
 // all, if none has an open slot: the keys are not spread as hashes are then.
+//
+// kRepeats  whether items of this launch may have the same key, and claim it at the same time.
+//           `stamp` is then that of no key that was erased before
+template <bool kRepeats>
 SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i64 most) {
   const i64 empty_key = index.empty_key, reclaim_key = index.reclaim_key;
   Slot* slot = sok_side_slot(index, key);
   i64 was = empty_key;
-  if (!sok_is_reserved(index, key)) {
+  if (sok_is_reserved(index, key)) {
+    u32 is_taken = 1;
+    if (kRepeats && sok_is_leader()) {
+      const u32 before = sok_load(&slot->stamp);
+      is_taken = before != stamp && sok_cas(&slot->stamp, before, stamp) == before;
+    }
+    if (kRepeats && !sok_from_leader(is_taken)) return DetClaim{slot, false, false};
+  } else {
     const u64 hash = sok_hash_of(index, key);
     const Segment segment = sok_segment(index, hash);
     const u32 end = (u32)(most < segment.size ? most : segment.size);
@@ -24,8 +37,13 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i
         i64 held = sok_load(&line[w].key);
         return held == empty_key || held == reclaim_key;
       });
+      if (kRepeats) {
+        // After the look for open slots: a key that is not there now has none before the first.
+        const u32 same = sok_vote<SOK_LINE>([=](int w) { return sok_load(&line[w].key) == key; });
+        if (same) return DetClaim{line + sok_lowest_bit(same), false, false};
+      }
       if (!open) {
-        if (++full >= end) return DetClaim{nullptr, false};
+        if (++full >= end) return DetClaim{nullptr, false, false};
         if (++at == (u32)segment.size) at = 0;
         continue;
       }
@@ -37,6 +55,7 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i
         if (was == reclaim_key) was = sok_cas(&slot->key, reclaim_key, key);
       }
       was = sok_from_leader(was);
+      if (kRepeats && was == key) return DetClaim{slot, false, false};
       // Another key came first otherwise: the line is looked at again.
       if (was == empty_key || was == reclaim_key) break;
     }
@@ -45,14 +64,14 @@ SOK_DEVICE DetClaim det_claim(const Index& index, i64 key, u32 row, u32 stamp, i
     slot->row = row;
     slot->stamp = stamp;
   }
-  return DetClaim{slot, was == reclaim_key};
+  return DetClaim{slot, was == reclaim_key, true};
 }
 
 // Inserts keys that are distinct and in no slot. There must be free slots for all of them.
 //
 // directory, ...  the index, see slots.cuh
 // rows         (n,)  the row number that each key gets; one whose row is SOK_NO_ROW is skipped.
-//                    Null: all get SOK_NO_ROW, so that no search finds them until det_give_rows
+//                    Null: all get SOK_NO_ROW, so that no search finds them yet
 // most_lines   lines after which a key gets no slot
 // placed       (n,)  out  the address of its slot, or 0; null: not wanted
 // counts       (3,)  grow by the erased slots that were used again or are no more, by keys without
@@ -68,7 +87,7 @@ SOK_TILE_KERNEL(det_insert)
     if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n) det_prefetch(index, keys[i + 2 * SOK_AHEAD]);
     const u32 row = rows ? rows[i] : SOK_NO_ROW;
     if (rows && row == SOK_NO_ROW) continue;
-    const DetClaim claim = det_claim(index, keys[i], row, (u32)stamp, most_lines);
+    const DetClaim claim = det_claim<false>(index, keys[i], row, (u32)stamp, most_lines);
     if (!sok_is_leader()) continue;
     if (placed) placed[i] = (i64)claim.slot;
     reclaimed += claim.was_erased;
@@ -79,14 +98,52 @@ SOK_TILE_KERNEL(det_insert)
 }
 SOK_EXPORT(det_insert)
 
-// Writes the row numbers of keys that det_insert placed.
+// Inserts the keys of items that have no row; they may repeat. One item of each key takes a slot
+// and a row; what the others get is in the slot when this launch has ended: see slots_tell_rows.
 //
-// placed  (n,)  what it wrote; none is 0
-// rows    (n,)
-SOK_KERNEL(det_give_rows)(const SokShare share, const i64* placed, const u32* rows, i64 n) {
-  SOK_FOR_EACH(i, n) { ((Slot*)placed[i])->row = rows[i]; }
+// directory, ...     the index, see slots.cuh
+// stamp              of this lookup, greater than all there are
+// keys               (n,)
+// rows               (n,)  an item takes part if it has SOK_NO_ROW
+// most_lines         lines after which a key gets no slot
+// near, ..., take_far  see ClaimedRows: as many as there are such items
+// placed             (n,)  out  of such an item the address of its key's slot; 0: it has none, or
+//                          does not take part
+// number             (n,)  out  of such an item i; -1: it does not take part
+// new_rows           (n,)  out  the row of an item that has taken one, or SOK_NO_ROW
+// num_reclaimed      (1,)  grows by the erased slots that were used again
+// counts             (2,)  grow by the items whose keys have no slot, and the claimed rows used
+SOK_TILE_KERNEL(det_insert_items)
+(const SokShare share, const u64* directory, i64 hashing, i64* side, i64 empty_key, i64 reclaim_key,
+ i64 stamp, const i64* keys, const u32* rows, i64 most_lines, const u32* near, i64 take_near,
+ i64 first_new, i64 take_new, const u32* far, i64 take_far, i64* placed, i32* number, u32* new_rows,
+ i64* num_reclaimed, i64* counts, i64 n) {
+  const Index index = sok_index(directory, hashing, side, 0, 0, empty_key, reclaim_key);
+  u32 reclaimed = 0, refused = 0;
+  SOK_FOR_EACH_TILE(i, n) {
+    if (SOK_AHEAD > 0 && i + 2 * SOK_AHEAD < n && rows[i + 2 * SOK_AHEAD] == SOK_NO_ROW)
+      det_prefetch(index, keys[i + 2 * SOK_AHEAD]);
+    const bool takes_part = rows[i] == SOK_NO_ROW;
+    DetClaim claim{nullptr, false, false};
+    if (takes_part) claim = det_claim<true>(index, keys[i], SOK_NO_ROW, (u32)stamp, most_lines);
+    if (!sok_is_leader()) continue;
+    number[i] = takes_part ? (i32)i : -1;
+    placed[i] = (i64)claim.slot;
+    new_rows[i] = claim.is_taken ? 0 : SOK_NO_ROW;
+    reclaimed += claim.was_erased;
+    refused += takes_part && !claim.slot;
+  }
+  sok_count(num_reclaimed, reclaimed);
+  sok_count(counts, refused);
+  // A loop of its own takes no registers in that for slots.
+  const ClaimedRows claimed{near, take_near, first_new, take_new, far, take_far};
+  SOK_FOR_EACH_TILE_OF_WARP(i, n) {
+    const bool is_taken = i < n && sok_is_leader() && new_rows[i] != SOK_NO_ROW;
+    const i64 at = sok_take_number(counts + 1, is_taken);
+    if (is_taken) ((Slot*)placed[i])->row = new_rows[i] = sok_claimed_row(claimed, at);
+  }
 }
-SOK_EXPORT(det_give_rows)
+SOK_EXPORT(det_insert_items)
 
 // Erases keys that are distinct; a key that is in no slot is skipped.
 //
@@ -171,7 +228,7 @@ SOK_TILE_KERNEL(det_move)
       if (sok_is_leader()) erased += slot.key == reclaim_key;
       continue;
     }
-    const DetClaim claim = det_claim(to, slot.key, slot.row, slot.stamp, 0xFFFFFFFF);
+    const DetClaim claim = det_claim<false>(to, slot.key, slot.row, slot.stamp, 0xFFFFFFFF);
     if (sok_is_leader()) failed += !claim.slot;
   }
   sok_count(counts, erased);

@@ -1,5 +1,6 @@
 // Changes of the "hybrid" index; hkv.cuh has its layout and the search for a key.
 #include "hkv/hkv.cuh"
+#include "rows.cuh"
 
 // The slots of a key's two buckets are numbered: w < bucket in the first, the others in the second.
 SOK_DEVICE Slot* hkv_slot_at(const HkvPlace& place, u32 bucket, u32 w) {
@@ -34,21 +35,23 @@ SOK_DEVICE i32 hkv_open_slot(const HkvPlace& place, u32 bucket, i64 empty_key) {
 // The victim of an eviction: a slot of the lowest score in both buckets that is not of this batch.
 struct HkvVictim {
   u64 score;
-  i32 number;  // -1: every slot is of this batch
+  i32 number;  // -1: every slot is of this batch; HKV_FREE: a slot is free
   i64 key;
 };
+#define HKV_FREE -2
 
 SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& place, u32 stamp) {
   const u32 bucket = (u32)index.bucket;
   const Segment segment = sok_segment(index, sok_hash_of(index, key));
   const u64* scores = index.is_scored ? hkv_first_score(segment, index.bucket) : nullptr;
-  u64 lowest = ~0ull;
+  u64 lowest = ~0ull, is_full = 1;
   u32 at = ~0u;
   SOK_ONE_BY_ONE
   SOK_FOR_EACH_OF_TILE(w, 2 * bucket) {
     const Slot* slot = hkv_slot_at(place, bucket, (u32)w);
     // The key first: whoever sees the key of this batch then sees its stamp too.
     i64 held = sok_load_acquire(&slot->key);
+    if (held == index.empty_key) is_full = 0;
     if (held == index.reclaim_key || sok_load(&slot->stamp) == stamp) continue;
     u64 score = hkv_slot_score(scores ? scores + (slot - segment.slots) : nullptr, slot);
     if (at == ~0u || score < lowest) {
@@ -56,6 +59,7 @@ SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& pla
       at = (u32)w;
     }
   }
+  if (!sok_tile_min(is_full)) return HkvVictim{0, HKV_FREE, 0};
   u64 best = sok_tile_min(lowest);
   u32 w = (u32)sok_tile_min(lowest == best ? at : ~0u);
   HkvVictim victim{best, (i32)w, 0};
@@ -64,26 +68,53 @@ SOK_DEVICE HkvVictim hkv_victim(const Index& index, i64 key, const HkvPlace& pla
   return victim;
 }
 
-// Gives slots to keys that are distinct and in no slot. Their row numbers come with hkv_give_rows.
+// Gives rows to the keys of this thread's tiles, which have got their slots: that of the evicted
+// key, or a claimed one. See hkv_insert. A loop of its own takes no registers in that for slots.
+SOK_DEVICE void hkv_give_rows(const SokShare share, const ClaimedRows& claimed, const i64* placed,
+                              const u32* evicted_rows, u32* rows, i64* counts, i64 n) {
+  u32 num_placed = 0, num_evicted = 0;
+  SOK_FOR_EACH_TILE_OF_WARP(i, n) {
+    const bool is_here = i < n && sok_is_leader();
+    Slot* const slot = is_here ? (Slot*)placed[i] : nullptr;
+    u32 row = slot ? evicted_rows[i] : SOK_NO_ROW;
+    num_placed += slot != nullptr;
+    num_evicted += row != SOK_NO_ROW;
+    const bool takes_one = slot && row == SOK_NO_ROW;
+    const i64 number = sok_take_number(counts, takes_one);
+    if (takes_one) row = sok_claimed_row(claimed, number);
+    if (is_here) rows[i] = row;
+    if (slot) slot->row = row;
+  }
+  sok_count(counts + 1, num_placed);
+  sok_count(counts + 2, num_evicted);
+}
+
+// Gives slots to keys that are distinct and in no slot, and rows.
 //
 // directory, ...  the index, see slots.cuh
 // stamp           of this batch, not 0
-// may_evict       whether a key whose buckets are full takes the place of another
+// may_evict       whether a key whose buckets are full takes the place of another; 2: most are full
 // given           (n,)       see hkv_score; null: 1, or 0 (kCustomized)
 // may_refuse      whether a key is refused whose score is below all it could evict
 // placed          (n,)  out  the address of its slot, or 0 for a refused key
 // evicted_keys    (n,)  out  where evicted_rows is not SOK_NO_ROW: the key that was there
 // evicted_rows    (n,)  out  its row number; SOK_NO_ROW: the slot was free
 // evicted_scores  (n,)  out  its score
-// num_refused     (1,)  grows by the keys that were refused
+// near, ..., take_far        see ClaimedRows: rows that nobody has, at least as many as free slots
+//                            are taken; if they are not enough all the same, keys are left without
+// rows            (n,)  out  row number, or SOK_NO_ROW for a refused key; null: no key gets a row
+//                            yet, so that no search finds it
+// counts          (4,)       grow by the keys that were refused and, with `rows`, by the claimed
+//                            rows used, the keys placed and those evicted
 SOK_TILE_KERNEL(hkv_insert)
 (const SokShare share, const u64* directory, i64 hashing, i64* side, i64 is_scored, i64 bucket,
  i64 empty_key, i64 reclaim_key, i64 stamp, i64 strategy, i64 epoch, i64 may_evict, i64 may_refuse,
  const u64* given, const i64* keys, i64* placed, i64* evicted_keys, u32* evicted_rows,
- u64* evicted_scores, i64* num_refused, i64 n) {
+ u64* evicted_scores, const u32* near, i64 take_near, i64 first_new, i64 take_new, const u32* far,
+ i64 take_far, u32* rows, i64* counts, i64 n) {
   const Index index =
       sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
-  i64 refused = 0;
+  u32 refused = 0;
   SOK_FOR_EACH_TILE(i, n) {
     if (SOK_AHEAD > 0 && i + SOK_AHEAD / 4 < n)
       hkv_prefetch_all(bucket, hkv_place_of(index, keys[i + SOK_AHEAD / 4]));
@@ -101,12 +132,16 @@ SOK_TILE_KERNEL(hkv_insert)
       const u64 hash = sok_hash_of(index, key);
       const Segment segment = sok_segment(index, hash);
       const HkvPlace place = hkv_place_in(segment, bucket, hash);
+      // The victim first, where most buckets are full: so free slots are seen too, by one look.
+      bool is_full = may_evict == 2;
       for (;;) {
-        const i32 open = hkv_open_slot(place, (u32)bucket, empty_key);
+        const i32 open = is_full ? -1 : hkv_open_slot(place, (u32)bucket, empty_key);
         HkvVictim victim{0, open, empty_key};
         if (open < 0) {
           if (!may_evict) break;
           victim = hkv_victim(index, key, place, (u32)stamp);
+          is_full = victim.number != HKV_FREE;
+          if (!is_full) continue;
           if (victim.number < 0 || (may_refuse && score < victim.score)) break;
           // Another tile took the slot since: look again.
           if (victim.key == reclaim_key) continue;
@@ -145,42 +180,11 @@ SOK_TILE_KERNEL(hkv_insert)
     if (is_scored) sok_store(hkv_score_of(index, key, slot), score);
     if (!is_reserved) sok_store_release(&slot->key, key);
   }
-  sok_count(num_refused, refused);
+  sok_count(counts, refused);
+  const ClaimedRows claimed{near, take_near, first_new, take_new, far, take_far};
+  if (rows) hkv_give_rows(share, claimed, placed, evicted_rows, rows, counts + 1, n);
 }
 SOK_EXPORT(hkv_insert)
-
-// Writes the row numbers of keys that hkv_insert placed: that of the evicted key, or a spare one.
-//
-// placed, evicted_rows  (n,)  what hkv_insert wrote
-// spare     (num_spare,)  rows that nobody holds, at least as many as free slots were taken; if
-//                         they are not enough all the same, keys are left without a row
-// one_each  key i gets spare[i], where none has evicted; else the first are used up
-// rows      (n,)  out     row number, or SOK_NO_ROW for a refused key
-// counts    (3,)          grow by the spare rows used, the keys placed and those evicted
-SOK_KERNEL(hkv_give_rows)
-(const SokShare share, const i64* placed, const u32* evicted_rows, const u32* spare, i64 num_spare,
- i64 one_each, u32* rows, i64* counts, i64 n) {
-  i64 num_placed = 0, num_evicted = 0;
-  SOK_FOR_EACH_OF_WARP(i, n) {
-    const bool is_placed = i < n && placed[i] != 0;
-    const bool has_evicted = is_placed && evicted_rows[i] != SOK_NO_ROW;
-    const i64 number = sok_take_number(counts, is_placed && !has_evicted);
-    if (i >= n) continue;
-    rows[i] = SOK_NO_ROW;
-    if (!is_placed) continue;
-    ++num_placed;
-    num_evicted += has_evicted;
-    const i64 at = one_each ? i : number;
-    if (has_evicted)
-      rows[i] = evicted_rows[i];
-    else if (at < num_spare)
-      rows[i] = spare[at];
-    ((Slot*)placed[i])->row = rows[i];
-  }
-  sok_count(counts + 1, num_placed);
-  sok_count(counts + 2, num_evicted);
-}
-SOK_EXPORT(hkv_give_rows)
 
 // Writes row numbers, stamps or scores of keys that are distinct; a key in no slot is skipped.
 //

@@ -3,12 +3,16 @@
 // The lookup has left the row numbers of its keys: by these the items are grouped (items.h). They
 // tell which keys are equal, whatever has become of the rows since.
 //
+// On a GPU the items are sorted (gpu_groups.h), and the host waits once, for how many keys there
+// are.
+//
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
 
 #include <array>
 #include <memory>
 
+#include "ops/gpu_groups.h"
 #include "ops/items.h"
 #include "ops/launch.h"
 
@@ -47,7 +51,10 @@ class GradientOfCall {
   GradientOfCall(const Plan& plan, const std::vector<Array>& arrays, Outputs* outputs)
       : plan_(plan), arrays_(arrays), outputs_(outputs) {}
 
-  bool Run() { return Read() && Note() && Allocate() && SumAll(); }
+  bool Run() {
+    if (!Read()) return false;
+    return plan_.driver->gpu ? RunOnGpu() : Note() && Allocate() && SumAll();
+  }
 
  private:
   int64_t Count() const { return static_cast<int64_t>(plan_.parts.size()); }
@@ -74,13 +81,15 @@ class GradientOfCall {
     if (!reader_->Read(&given_)) return false;
     std::vector<int64_t> sizes;
     for (const Given& its : given_) sizes.push_back(its.num_keys);
-    if (IsOneTooLong(sizes, plan_.driver->num_threads)) return false;
+    if (!plan_.driver->gpu && IsOneTooLong(sizes, plan_.driver->num_threads)) return false;
     return ReadRows(arrays_[context]) && AreGradients() && ReadSources(sources);
   }
 
   bool ReadRows(const Array& rows) {
     int64_t num_items = 0;
     for (const Given& its : given_) num_items += its.num_keys;
+    if (plan_.driver->gpu && num_items > kMostItems) return false;
+    rows_ = static_cast<const uint32_t*>(rows.data);
     if (rows.type != kInt64 || rows.size != (num_items + 1) / 2) return false;
     const auto* next = static_cast<const uint32_t*>(rows.data);
     items_.resize(given_.size());
@@ -122,9 +131,7 @@ class GradientOfCall {
   bool Note() {
     Held held;
     if (!held.Take(plan_, false, kSokReads)) return false;
-    // Of a table that comes several times the last gradient is noted.
-    std::vector<int64_t> last(plan_.tables.size());
-    for (int64_t i = 0; i < Count(); ++i) last[plan_.parts[i].table] = i;
+    const std::vector<int64_t> last = LastOfTables();
     for (const int64_t i : last) {
       SokGradientRecord& gradient = plan_.parts[i].record->gradient;
       if (gradient.room < given_[i].num_keys) return false;  // Python makes some
@@ -138,16 +145,124 @@ class GradientOfCall {
     for (Items& items : items_) launch.Add(items.its.num_keys, {Word(&items)});
     for (SokTableRecord* table : plan_.tables) table->gradient.size = -1;
     launch.Run(*plan_.driver);
-    for (const int64_t i : last) {
-      SokGradientRecord& gradient = plan_.parts[i].record->gradient;
-      gradient.keys = gradient.room_keys;
-      gradient.rows = gradient.room_rows;
-      gradient.row_epoch = told_[i];
-      gradient.is_complete = told_[Count() + i] == 0;
-      gradient.lookup_number = told_[2 * Count() + i];
-      gradient.size = items_[i].num_keys;
-    }
+    for (const int64_t i : last) NoteKeys(i);
     return true;
+  }
+
+  // Nothing of a table is read but where keys are noted, so locks are taken for that alone: the
+  // host waits, and TensorFlow may wait for memory, without them.
+  bool RunOnGpu() {
+    const Driver& driver = *plan_.driver;
+    const size_t count = items_.size();
+    GpuGroups groups(driver, items_, rows_);
+    std::vector<float*> pieces(count);
+    Scratch scratch;
+    groups.Want(&scratch);
+    for (size_t i = 0; i < count; ++i) {
+      Items& its = items_[i];
+      const int64_t n = its.its.num_keys;
+      if (its.its.weights && !its.its.splits) return false;  // its gradient takes an array
+      if (its.HasIndex()) scratch.Want(&its.index, n);
+      if (its.HasFactors()) scratch.Want(&its.factors, n);
+      if (n >= kPiece) scratch.Want(&pieces[i], n / kPiece * plan_.parts[i].dim);
+    }
+    auto* memory = static_cast<char*>(outputs_->Temporary(scratch.num_bytes()));
+    if (!memory) return false;
+    scratch.Take(memory);
+    GpuCall call(*driver.gpu, outputs_->operation());
+    call.Begin();
+    Launch combine(driver.combine_items);
+    for (const Items& its : items_) {
+      if (!its.HasIndex()) continue;
+      combine.Add(its.its.num_rows,
+                  {Word(its.its.splits), Word(its.its.weights), its.combiner, Word(its.index),
+                   Word(its.factors), its.row_length, its.its.num_rows});
+    }
+    combine.Run(driver, &call);
+    groups.Run(&call);
+    for (size_t i = 0; i < count; ++i) {
+      items_[i].num_keys = groups.starts[i + 1] - groups.starts[i];
+    }
+    if (!Allocate()) return false;
+    call.Begin();
+    SumOnGpu(groups, pieces, &call);
+    GiveWeightGradients(&call);
+    return GiveKeys(groups, &call);
+  }
+
+  void SumOnGpu(const GpuGroups& groups, const std::vector<float*>& pieces, GpuCall* call) const {
+    const Driver& driver = *plan_.driver;
+    Launch summing(driver.segment_sums), adding(driver.segment_add_pieces);
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const Items& its = items_[i];
+      const int64_t n = its.its.num_keys;
+      const std::array<int64_t, 13> words{Word(arrays_[i].data),
+                                          plan_.parts[i].dim,
+                                          Word(its.index),
+                                          Word(its.factors),
+                                          Word(groups.offsets()),
+                                          Word(groups.order()),
+                                          Word(groups.labels()),
+                                          groups.starts[i],
+                                          its.num_keys,
+                                          groups.begin(i),
+                                          n,
+                                          Word(pieces[i]),
+                                          Word((*outputs_)[i])};
+      summing.Add(n, {});
+      summing.More(words);
+      if (n <= kPiece) continue;
+      adding.Add(n, {});
+      adding.More(words);
+    }
+    for (const Launch* each : {&summing, &adding}) each->Run(driver, call);
+  }
+
+  // Gives the keys of all tables, which their records keep for the update that follows.
+  bool GiveKeys(const GpuGroups& groups, GpuCall* call) {
+    Held held;
+    if (!held.Take(plan_, false, kSokReads)) return false;
+    const std::vector<int64_t> last = LastOfTables();
+    for (const int64_t i : last) {
+      if (plan_.parts[i].record->gradient.room < given_[i].num_keys) return false;
+    }
+    call->Begin();
+    Launch giving(plan_.driver->give_distinct);
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const Items& its = items_[i];
+      const Part& part = plan_.parts[i];
+      const int64_t start = groups.starts[i];
+      const bool is_noted = last[part.table] == static_cast<int64_t>(i);
+      SokGradientRecord& gradient = part.record->gradient;
+      gradient.size = -1;
+      giving.Add(its.num_keys,
+                 {Word(its.its.keys) - 8 * groups.begin(i), Word(groups.rows_of_keys() + start),
+                  Word(groups.first() + start), Word((*outputs_)[items_.size() + i]),
+                  Word(is_noted ? gradient.room_keys : nullptr),
+                  Word(is_noted ? gradient.room_rows : nullptr), its.num_keys});
+    }
+    giving.Run(*plan_.driver, call);
+    call->End();
+    for (const int64_t i : last) NoteKeys(i);
+    return true;
+  }
+
+  // Of each table the last part: of one that comes several times that gradient is noted.
+  std::vector<int64_t> LastOfTables() const {
+    std::vector<int64_t> last(plan_.tables.size());
+    for (int64_t i = 0; i < Count(); ++i) last[plan_.parts[i].table] = i;
+    return last;
+  }
+
+  // Notes where the keys of a part are, in the record of its table.
+  void NoteKeys(int64_t i) const {
+    SokGradientRecord& gradient = plan_.parts[i].record->gradient;
+    gradient.keys = gradient.room_keys;
+    gradient.rows = gradient.room_rows;
+    gradient.row_epoch = told_[i];
+    gradient.is_complete = told_[Count() + i] == 0;
+    gradient.lookup_number = told_[2 * Count() + i];
+    gradient.size = items_[i].num_keys;
   }
 
   bool Allocate() {
@@ -191,22 +306,26 @@ class GradientOfCall {
     }
     sums.Run(driver);
     adding.Run(driver);
-    for (size_t i = 0, number = 0; i < count; ++i) {
-      if (items_[i].its.weights) GiveWeightGradient(i, number++);
-    }
+    GiveWeightGradients(nullptr);
     return true;
   }
 
-  void GiveWeightGradient(size_t i, size_t number) const {
-    const Items& items = items_[i];
-    const Part& part = plan_.parts[i];
-    Launch launch(plan_.driver->weight_grad[KernelOf(part.row_type)]);
-    const int64_t* splits = items.its.splits ? items.its.splits : items.splits;
-    launch.Add(items.its.num_rows,
-               {Word(arrays_[i].data), Word(sources_[number]), part.dim, 0, 0, Word(splits),
-                Word(items.its.weights), part.combiner,
-                Word((*outputs_)[2 * items_.size() + number]), items.its.num_rows});
-    launch.Run(*plan_.driver);
+  void GiveWeightGradients(GpuCall* call) const {
+    std::vector<Launch> launches;
+    for (const Kernel& kernel : plan_.driver->weight_grad) launches.emplace_back(kernel);
+    size_t number = 0;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      const Items& items = items_[i];
+      if (!items.its.weights) continue;
+      const Part& part = plan_.parts[i];
+      const int64_t* splits = items.its.splits ? items.its.splits : items.splits;
+      void* out = (*outputs_)[2 * items_.size() + number];
+      launches[KernelOf(part.row_type)].Add(
+          items.its.num_rows,
+          {Word(arrays_[i].data), Word(sources_[number++]), part.dim, 0, 0, Word(splits),
+           Word(items.its.weights), part.combiner, Word(out), items.its.num_rows});
+    }
+    for (const Launch& each : launches) each.Run(*plan_.driver, call);
   }
 
   const Plan& plan_;
@@ -218,6 +337,7 @@ class GradientOfCall {
   std::vector<Items> items_;
   std::vector<const void*> sources_;  // of each table with weights
   const int64_t* told_ = nullptr;
+  const uint32_t* rows_ = nullptr;  // of all items
   Scratch scratch_;
 };
 

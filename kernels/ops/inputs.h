@@ -81,7 +81,8 @@ struct Given {
   const float* weights = nullptr;
 };
 
-// Reads the inputs of a lookup. What is converted lives here.
+// Reads the inputs of a lookup. What is converted lives here. Of those in a GPU's memory nothing is
+// converted, for nothing is looked at: only what kernels take as it is.
 class Inputs {
  public:
   // They lie from `first` on, and numbers before `end`.
@@ -115,6 +116,9 @@ class Inputs {
     } else if (plan_.is_pooled && !ReadSplits(part.rows, &its->splits, &its->num_rows)) {
       return false;
     }
+    if (plan_.driver->gpu && (its->num_keys == 0 || (plan_.is_pooled && its->num_rows == 0))) {
+      return false;  // nothing of a GPU's memory is read here
+    }
     // Of no rows kernels look at no splits: Python says what is wrong with these, or the keys.
     const bool is_empty = its->num_keys == 0 && (!its->splits || its->splits[0] == 0);
     if (plan_.is_pooled && its->num_rows == 0 && !is_empty) return false;
@@ -122,7 +126,8 @@ class Inputs {
     const Array* weights = Next();
     if (!weights || weights->type != kFloat || weights->size != its->num_keys) return false;
     its->weights = static_cast<const float*>(weights->data);
-    return part.weight_rows == Rows::kAsKeys || AreRowsOfWeights(part, *its);
+    if (part.weight_rows == Rows::kAsKeys) return true;
+    return !plan_.driver->gpu && AreRowsOfWeights(part, *its);
   }
 
   const Array* Next() { return next_ < end_ ? &arrays_[next_++] : nullptr; }
@@ -134,6 +139,8 @@ class Inputs {
 
   bool ReadKeys(const Part& part, const Array& keys, Given* its) {
     its->num_keys = keys.size;
+    if (plan_.driver->gpu && keys.type != part.key_type) return false;
+    if (plan_.driver->gpu && keys.type == kInt32) return false;
     if (keys.type == kInt32) {
       const auto* from = static_cast<const int32_t*>(keys.data);
       std::vector<int64_t>& to = NewNumbers(keys.size);
@@ -163,6 +170,7 @@ class Inputs {
   bool ReadSplits(Rows kind, const int64_t** splits, int64_t* num_rows) {
     const Array* places = Next();
     if (!places) return false;
+    if (plan_.driver->gpu && (kind == Rows::kSparse || places->type != kInt64)) return false;
     if (kind == Rows::kSparse) return ReadPlaces(*places, splits, num_rows);
     if (places->size == 0) return false;
     *num_rows = places->size - 1;

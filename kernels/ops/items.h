@@ -42,8 +42,14 @@ class Scratch {
   }
 
   void Get() {
-    memory_.reset(new char[size_ + kLine]);
-    char* first = memory_.get() + kLine - reinterpret_cast<intptr_t>(memory_.get()) % kLine;
+    memory_.reset(new char[num_bytes()]);
+    Take(memory_.get());
+  }
+
+  // Takes memory of somebody else's, which has so many bytes.
+  int64_t num_bytes() const { return size_ + kLine; }
+  void Take(char* memory) const {
+    char* first = memory + kLine - reinterpret_cast<intptr_t>(memory) % kLine;
     for (const Wanted& each : wanted_) *each.memory = first + each.offset;
   }
 
@@ -94,6 +100,9 @@ struct Items {
     factor = Mixed(seed) | 1;
   }
 
+  // Whether every row of the batch is one item.
+  bool IsOneEach() const { return !its.splits && row_length == 1; }
+
   bool HasFactors() const {
     const bool is_sum = combiner == 0;
     return its.weights || (!is_sum && !IsOneEach());
@@ -130,9 +139,6 @@ struct Items {
   }
 
  private:
-  // Whether every row of the batch is one item.
-  bool IsOneEach() const { return !its.splits && row_length == 1; }
-
   uint64_t SlotOf(int64_t item, int shift) const {
     uint64_t number = rows[item];
     if (number == kNoRow) number = Mixed(static_cast<uint64_t>(its.keys[item]) ^ seed);
@@ -192,6 +198,7 @@ struct Items {
                                combiner,
                                Word(index),
                                Word(factors),
+                               0,
                                num_rows};
       const Share whole{0, num_rows, num_rows};
       if (num_rows) combine_items(&whole, words);

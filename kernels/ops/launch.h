@@ -9,6 +9,7 @@
 #include <iterator>
 #include <vector>
 
+#include "ops/gpu.h"
 #include "ops/plan.h"
 
 namespace sok {
@@ -43,7 +44,12 @@ class Launch {
     words_.insert(words_.end(), std::begin(words), std::end(words));
   }
 
-  void Run(const Driver& driver) const {
+  // gpu  what launches on a GPU; null: the kernel is one of a CPU
+  void Run(const Driver& driver, GpuCall* gpu = nullptr) const {
+    if (gpu) {
+      const auto& its = *static_cast<const GpuKernel*>(kernel_.run);
+      return gpu->Launch(its, kernel_.num_arguments, begin_, words_);
+    }
     const int64_t total = begin_.back(), grain = driver.grain;
     if (total == 0) return;
     const int64_t workers = std::clamp<int64_t>(total / grain, 1, driver.num_threads);

@@ -1,6 +1,9 @@
 // A lookup without Python, where no key is to be inserted: find and pool by one launch for all
 // tables. What begins a key that is missing and gets no row is drawn.
 //
+// On a GPU it is a launch that finds and one for each type of rows that pools, and one wait, for
+// the counts of what is missing.
+//
 // Where something is not as it is in most steps, Python does the whole: a key does not fit, splits
 // are wrong, a table does what native code cannot. Where keys are missing that are to be inserted,
 // it goes on with what was found, in this thread and under the locks that this has taken; if a
@@ -9,6 +12,8 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
+#include <optional>
 
 #include "ops/launch.h"
 #include "ops/sought.h"
@@ -64,7 +69,12 @@ class Lookup {
   bool Run() {
     const Now now = NowOf(plan_.policy, Mode());
     if (now.inserts && plan_.policy.is_in_pipeline) return false;
+    if (plan_.driver->gpu && plan_.tells_found) return false;  // the host looks at row numbers
     if (!inputs_.Read(&given_) || !Allocate()) return false;
+    std::optional<GpuCall> call;
+    if (plan_.driver->gpu) {
+      gpu_ = &call.emplace(*plan_.driver->gpu, outputs_->operation());
+    }
     std::vector<int64_t>& counters = held_->counters;
     counters.assign(plan_.tables.size() * kCounters, 0);
     std::vector<int64_t> missing(plan_.tables.size());
@@ -73,9 +83,10 @@ class Lookup {
     if (now.inserts && !AreTiersReady()) return false;
     // Repeats are counted once it is known that no key is missing.
     const bool counts = now.inserts && CountsRepeats();
+    if (counts && gpu_) return false;
     const bool notes = now.inserts && !counts;
     if (notes && !Tick(plan_.tables)) return false;
-    (plan_.is_pooled ? FindAndPool(notes) : Find(notes, now.gives_zeros)).Run(*plan_.driver);
+    gpu_ ? RunOnGpu(notes, now.gives_zeros) : RunOnCpu(notes, now.gives_zeros);
     int64_t num_wrong = 0, num_missing = 0;
     for (size_t t = 0; t < missing.size(); ++t) {
       missing[t] = counters[t * kCounters + kMissing];
@@ -98,11 +109,34 @@ class Lookup {
     for (size_t t = 0; now.inserts && t < missing.size(); ++t) {
       sok_count_lookup(*plan_.tables[t]->store, counters[t * kCounters + kSeen]);
     }
+    if (gpu_) gpu_->End();
     held_->Release();
     return true;
   }
 
  private:
+  void RunOnCpu(bool notes, bool gives_zeros) {
+    (plan_.is_pooled ? FindAndPool(notes) : Find(notes, gives_zeros)).Run(*plan_.driver);
+  }
+
+  void RunOnGpu(bool notes, bool gives_zeros) {
+    const int64_t count = static_cast<int64_t>(held_->counters.size());
+    gpu_->Begin();
+    gpu_->FillZeros(counters_, count * sizeof(int64_t));
+    if (!plan_.is_pooled) {
+      // `find` has no registers for it.
+      const int64_t row_bytes = plan_.parts[0].dim * BytesOf(plan_.parts[0].row_type);
+      if (gives_zeros) gpu_->FillZeros((*outputs_)[0], given_[0].num_keys * row_bytes);
+      Find(notes, gives_zeros).Run(*plan_.driver, gpu_);
+    } else {
+      FindAll(notes).Run(*plan_.driver, gpu_);
+      for (int64_t kernel = 0; kernel < 4; ++kernel) {
+        Pool(kernel).Run(*plan_.driver, gpu_);
+      }
+    }
+    held_->counters = gpu_->Read(counters_, count);
+  }
+
   // Whether no table has to move rows first, or to make room for counts of accesses.
   bool AreTiersReady() const {
     const std::vector<SokTableRecord*>& all = plan_.tables;
@@ -144,11 +178,15 @@ class Lookup {
 
   // Allocates all outputs that Python would.
   bool Allocate() {
+    if (plan_.driver->gpu) {
+      const int64_t count = static_cast<int64_t>(plan_.tables.size()) * kCounters;
+      counters_ = static_cast<int64_t*>(outputs_->Temporary(count * sizeof(int64_t)));
+      if (!counters_) return false;
+    }
     if (!plan_.is_pooled) {
       std::vector<int64_t> dims = arrays_[0].dims;
       dims.push_back(plan_.parts[0].dim);
-      held_->rows.resize(given_[0].num_keys);
-      rows_ = held_->rows.data();
+      if (!AllocateRows()) return false;
       if (!outputs_->Add(plan_.parts[0].row_type, dims)) return false;
       return !plan_.tells_found || outputs_->Add(kUint8, arrays_[0].dims);
     }
@@ -170,6 +208,49 @@ class Lookup {
     return true;
   }
 
+  // Allocates the row numbers of a local lookup.
+  bool AllocateRows() {
+    const int64_t num_keys = given_[0].num_keys;
+    if (plan_.driver->gpu) {
+      rows_ = static_cast<uint32_t*>(outputs_->Temporary(num_keys * sizeof(uint32_t)));
+    } else {
+      held_->rows_on_host.resize(num_keys);
+      rows_ = held_->rows_on_host.data();
+    }
+    held_->rows = rows_;
+    return rows_ || num_keys == 0;
+  }
+
+  // Finds the keys of all parts.
+  Launch FindAll(bool notes) const {
+    Launch launch(plan_.driver->find);
+    uint32_t* rows = rows_;
+    for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
+      const Part& part = plan_.parts[i];
+      const Note note = NoteOfLookup(*part.record, notes ? part.record->clock.now : 0);
+      AddSearch(*part.record, note, given_[i].keys, given_[i].num_keys, nullptr, rows,
+                CountersOf(part), &launch);
+    }
+    return launch;
+  }
+
+  // Pools the rows of the parts that have a kernel's type.
+  Launch Pool(int64_t kernel) const {
+    Launch launch(plan_.driver->pool[kernel]);
+    uint32_t* rows = rows_;
+    for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
+      const Part& part = plan_.parts[i];
+      const Given& its = given_[i];
+      if (KernelOf(part.row_type) != kernel) continue;
+      const SokColumnRecord& value = *part.record->store->value;
+      launch.Add(its.num_rows,
+                 {value.chunks, value.shift, value.dim, Word(rows), Word(its.splits),
+                  Word(its.weights), part.combiner, Word((*outputs_)[i]), Word(CountersOf(part)),
+                  its.num_keys, its.num_rows, part.row_length});
+    }
+    return launch;
+  }
+
   Launch FindAndPool(bool notes) const {
     Launch launch(plan_.driver->find_and_pool);
     uint32_t* rows = rows_;
@@ -184,7 +265,8 @@ class Lookup {
                              note.accesses.is_counting});
       launch.More(std::array{Word(its.keys), value.chunks, value.shift, value.dim, value.format,
                              Word(rows), Word(its.splits), Word(its.weights), part.combiner,
-                             Word((*outputs_)[i]), CountersOf(part), its.num_keys, its.num_rows});
+                             Word((*outputs_)[i]), Word(CountersOf(part)), its.num_keys,
+                             its.num_rows});
       rows += its.num_keys;
     }
     return launch;
@@ -202,12 +284,14 @@ class Lookup {
     launch.More(std::array{note.stamp, note.strategy, note.epoch, int64_t{0}, note.accesses.counts,
                            note.accesses.is_counting});
     launch.More(std::array{value.chunks, value.shift, row_bytes, Word(given_[0].keys), Word(rows_),
-                           Word((*outputs_)[0]), int64_t{gives_zeros}, CountersOf(part), num_keys});
+                           Word((*outputs_)[0]), int64_t{gives_zeros}, Word(CountersOf(part)),
+                           num_keys});
     return launch;
   }
 
   // Whether native code can draw what missing keys give.
   bool CanDraw() const {
+    if (gpu_) return false;  // the host would look at row numbers
     return std::all_of(plan_.parts.begin(), plan_.parts.end(), [this](const Part& part) {
       return part.drawing.kernel.run && (!plan_.is_pooled || KernelOf(part.row_type) >= 0);
     });
@@ -274,27 +358,38 @@ class Lookup {
     for (int64_t i = 0; i < given_[0].num_keys; ++i) found[i] = rows_[i] != kNoRow;
   }
 
-  int64_t CountersOf(const Part& part) const {
-    return Word(held_->counters.data() + part.table * kCounters);
+  int64_t* CountersOf(const Part& part) const {
+    return (gpu_ ? counters_ : held_->counters.data()) + part.table * kCounters;
   }
 
   // Copies the rows of weighted items, which the gradients by the weights need.
   //
   // draws  whether items without a row have initial values; else zeros
   void ReadSources(bool draws) const {
+    std::vector<Launch> reading;  // of words of 2, 4 and 8 bytes
+    for (const Kernel& kernel : plan_.driver->rows_read) reading.emplace_back(kernel);
     const uint32_t* rows = rows_;
     size_t number = given_.size() + 4;
     for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
       if (!given_[i].weights) continue;
       const Part& part = plan_.parts[i];
       const int64_t num_keys = given_[i].num_keys;
-      void* source = (*outputs_)[number++];
       const SokColumnRecord& value = *part.record->store->value;
-      Launch launch(plan_.driver->rows_read[BytesOf(part.row_type) / 4]);  // of 2, 4 and 8 bytes
-      launch.Add(num_keys,
-                 {value.chunks, value.shift, value.dim, Word(rows), Word(source), num_keys});
-      launch.Run(*plan_.driver);
-      if (draws) Draw(part, given_[i].keys, num_keys, rows, source);
+      reading[BytesOf(part.row_type) / 4].Add(
+          num_keys, {value.chunks, value.shift, value.dim, Word(rows), Word((*outputs_)[number++]),
+                     num_keys});
+    }
+    for (const Launch& each : reading) each.Run(*plan_.driver, gpu_);
+    if (draws) DrawSources();
+  }
+
+  // Gives the weighted items without a row what these begin with.
+  void DrawSources() const {
+    const uint32_t* rows = rows_;
+    size_t number = given_.size() + 4;
+    for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
+      if (!given_[i].weights) continue;
+      Draw(plan_.parts[i], given_[i].keys, given_[i].num_keys, rows, (*outputs_)[number++]);
     }
   }
 
@@ -321,6 +416,8 @@ class Lookup {
   Inputs inputs_;
   std::vector<Given> given_;
   uint32_t* rows_ = nullptr;
+  GpuCall* gpu_ = nullptr;       // null: on the CPU
+  int64_t* counters_ = nullptr;  // on a GPU
 };
 
 }  // namespace
@@ -387,6 +484,7 @@ bool LookUp(const Plan& plan, const std::vector<Array>& inputs, Outputs* outputs
   const bool is_done =
       Counted(plan.work, [&] { return Lookup(plan, inputs, outputs, held).Run(); });
   // Nothing has changed, unless it has begun: what is allocated later is no more than a few words.
+  // Where a GPU has failed in between, clocks have ticked, and tick again.
   if (!is_done && !held->has_begun) held->Release();
   return is_done;
 }

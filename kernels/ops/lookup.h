@@ -19,6 +19,10 @@ class Outputs {
     memory_.push_back(Allocate(static_cast<int64_t>(memory_.size()), type, dims));
     return memory_.back() || size == 0;
   }
+  // Gets memory where the operation is, which it has as long as its outputs; null: there is none.
+  virtual void* Temporary(int64_t num_bytes) = 0;
+  // The operation, as a GPU is asked for its stream.
+  virtual void* operation() const = 0;
   void* operator[](size_t number) const { return memory_[number]; }
   void* last() const { return memory_.back(); }
 
@@ -55,9 +59,11 @@ class Held {
   void HandOver();
   void Release();
 
-  // The counters of the search, `kCounters` of each table, and the row numbers of a local lookup.
+  // The counters of the search, `kCounters` of each table, and the row numbers of a local lookup,
+  // which are where the tables are.
   std::vector<int64_t> counters;
-  std::vector<uint32_t> rows;
+  uint32_t* rows = nullptr;
+  std::vector<uint32_t> rows_on_host;  // memory for them
   // Whether the lookup has begun: the clocks have ticked, and what is there was found.
   bool has_begun = false;
 

@@ -9,6 +9,7 @@
 // Those of ranks have a second form, "InOrder", whose kernel is asynchronous: Python returns, and
 // ends the operation later, when it is the turn of this call. So no thread of TensorFlow's waits
 // for it.
+#include "ops/gpu.h"
 #include "ops/gradient.h"
 #include "ops/python.h"
 #include "ops/tf_c_api.h"
@@ -20,7 +21,7 @@ namespace {
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 5;
+constexpr int64_t kAbi = 6;
 
 using Native = bool (*)(Frame* frame, int64_t call);
 bool LookUp(Frame* frame, int64_t call);
@@ -64,6 +65,7 @@ struct Kernel {
   int64_t num_handles = 0;
   // Inputs at the end that are on the host.
   int64_t num_numbers = 0;
+  int64_t num_told = 0;  // outputs at the end that are there
   bool is_on_gpu = false;
   bool is_gradient = false;
   Native native = nullptr;
@@ -77,6 +79,7 @@ void* Create(TF_OpKernelConstruction* construction) {
   kernel->native = native;
   TF_Status* status = TF_NewStatus();
   TF_OpKernelConstruction_GetAttrInt64(construction, "K", &kernel->num_numbers, status);
+  TF_OpKernelConstruction_GetAttrInt64(construction, "J", &kernel->num_told, status);
   TF_OpKernelConstruction_GetAttrInt64(construction, "N", &kernel->num_handles, status);
   if (TF_GetCode(status) != TF_OK) kernel->num_handles = 0;  // it has none
   TF_DeleteStatus(status);
@@ -122,7 +125,7 @@ void Enter(const Kernel* self, Frame* frame, int64_t call) {
            self->num_numbers,
            self->is_gradient,
            has_begun ? reinterpret_cast<int64_t>(frame->held.counters.data()) : 0,
-           has_begun ? reinterpret_cast<int64_t>(frame->held.rows.data()) : 0};
+           has_begun ? reinterpret_cast<int64_t>(frame->held.rows) : 0};
   for (int64_t i = 1; i < frame->num_inputs; ++i) {
     TF_Tensor* tensor = frame->tensors[i];
     const int num_dims = TF_NumDims(tensor);
@@ -138,7 +141,7 @@ void Enter(const Kernel* self, Frame* frame, int64_t call) {
 // The outputs of an operation, as native code gets their memory.
 class OutputsOf final : public sok::Outputs {
  public:
-  explicit OutputsOf(Frame* frame) : frame_(frame) {}
+  OutputsOf(Frame* frame, const sok::Gpu* gpu) : frame_(frame), gpu_(gpu) {}
 
   void* Allocate(int64_t number, int64_t type, const std::vector<int64_t>& dims) override {
     int64_t num_bytes = sok::BytesOf(type);
@@ -146,15 +149,48 @@ class OutputsOf final : public sok::Outputs {
     const Frame::Given* given =
         frame_->Allocate(number, static_cast<TF_DataType>(type), dims.data(),
                          static_cast<int64_t>(dims.size()), num_bytes);
-    return given ? given->data : nullptr;
+    if (!given) return nullptr;
+    if (number < frame_->num_outputs()) Note(given->data, num_bytes);
+    return given->data;
+  }
+
+  void* Temporary(int64_t num_bytes) override {
+    void* memory = frame_->Temporary(num_bytes);
+    if (memory) Note(memory, num_bytes);
+    return memory;
+  }
+
+  void* operation() const override { return frame_->context; }
+
+ private:
+  void Note(const void* memory, int64_t num_bytes) const {
+    if (gpu_ && gpu_->note) gpu_->note(memory, num_bytes, false);
+  }
+
+  Frame* frame_;
+  const sok::Gpu* gpu_;
+};
+
+// Whether an operation is where a plan's kernels run.
+bool IsThere(const Frame* frame, const sok::Driver& driver) {
+  const sok::Gpu* gpu = driver.gpu;
+  return gpu ? frame->is_on_gpu || gpu->is_simulated : !frame->is_on_gpu;
+}
+
+// The simulated GPU knows an operation's memory as long as there is this.
+class Noted {
+ public:
+  explicit Noted(const sok::Gpu* gpu) : gpu_(gpu) {}
+  ~Noted() {
+    if (gpu_ && gpu_->forget) gpu_->forget();
   }
 
  private:
-  Frame* frame_;
+  const sok::Gpu* gpu_;
 };
 
-// Returns the inputs but the call.
-std::vector<sok::Array> InputsOf(const Frame* frame) {
+// Returns the inputs but the call. The last ones are on the host.
+std::vector<sok::Array> InputsOf(const Frame* frame, const sok::Gpu* gpu) {
   std::vector<sok::Array> inputs;
   inputs.reserve(frame->num_inputs - 1);
   for (int64_t i = 1; i < frame->num_inputs; ++i) {
@@ -164,6 +200,10 @@ std::vector<sok::Array> InputsOf(const Frame* frame) {
       input.dims.push_back(TF_Dim(tensor, dim));
       input.size *= input.dims.back();
     }
+    const bool is_on_host = i >= frame->num_inputs - frame->num_numbers;
+    if (gpu && gpu->note && !is_on_host) {
+      gpu->note(input.data, input.size * sok::BytesOf(input.type), true);
+    }
     inputs.push_back(std::move(input));
   }
   return inputs;
@@ -171,25 +211,41 @@ std::vector<sok::Array> InputsOf(const Frame* frame) {
 
 bool LookUp(Frame* frame, int64_t call) {
   const std::shared_ptr<const sok::Plan> plan = sok::PlanOf(call);
-  OutputsOf outputs(frame);
-  return plan && sok::LookUp(*plan, InputsOf(frame), &outputs, &frame->held);
+  if (!plan || !IsThere(frame, *plan->driver)) return false;
+  const sok::Gpu* gpu = plan->driver->gpu;
+  const Noted noted(gpu);
+  OutputsOf outputs(frame, gpu);
+  return sok::LookUp(*plan, InputsOf(frame, gpu), &outputs, &frame->held);
 }
 
 // The gradient has the call of its lookup, or another one with the same plan.
 bool Gradient(Frame* frame, int64_t call) {
   const std::shared_ptr<const sok::Plan> plan = sok::PlanOf(call);
-  OutputsOf outputs(frame);
-  return plan && sok::Gradient(*plan, InputsOf(frame), &outputs);
+  if (!plan || !IsThere(frame, *plan->driver)) return false;
+  const sok::Gpu* gpu = plan->driver->gpu;
+  const Noted noted(gpu);
+  OutputsOf outputs(frame, gpu);
+  return sok::Gradient(*plan, InputsOf(frame, gpu), &outputs);
 }
 
 // An eager update tells whether native code has done it, or would.
 bool Update(Frame* frame, int64_t call) {
   const std::shared_ptr<const sok::UpdatePlan> plan = sok::UpdatePlanOf(call);
-  if (!plan) return false;
-  OutputsOf outputs(frame);
+  if (!plan || !IsThere(frame, *plan->driver)) return false;
+  const sok::Gpu* gpu = plan->driver->gpu;
+  const Noted noted(gpu);
+  OutputsOf outputs(frame, gpu);
   const bool tells = !frame->outputs.empty();
   if (tells && !outputs.Add(sok::kInt64, {1})) return false;
-  const bool is_done = sok::Update(*plan, InputsOf(frame));
+  bool is_done = true;
+  try {
+    is_done = sok::Update(*plan, InputsOf(frame, gpu), &outputs);
+  } catch (const sok::HalfDone&) {
+    frame->Fail(
+        TF_INTERNAL,
+        "A launch on the GPU has failed in the midst of an update: some tables have its step "
+        "and others have not. Load the last checkpoint. CUDA_LAUNCH_BLOCKING=1 says which.");
+  }
   if (tells) *static_cast<int64_t*>(outputs.last()) = is_done;
   return is_done;
 }
@@ -198,12 +254,16 @@ bool Update(Frame* frame, int64_t call) {
 bool Method(Frame* frame, int64_t call) {
   if (!frame->outputs.empty()) return LookUp(frame, call);
   const std::shared_ptr<const sok::WritePlan> plan = sok::WritePlanOf(call);
-  return plan && sok::Write(*plan, InputsOf(frame));
+  return plan && !frame->is_on_gpu && !plan->driver->gpu &&
+         sok::Write(*plan, InputsOf(frame, nullptr));
 }
 
 void Compute(void* kernel, TF_OpKernelContext* context) {
   const auto* self = static_cast<const Kernel*>(kernel);
   auto* frame = new Frame(context);
+  frame->is_on_gpu = self->is_on_gpu;
+  frame->num_numbers = self->num_numbers;
+  frame->num_told = self->num_told;
   int64_t call = 0;
   if (!Read(self, context, frame, &call) || (self->native && self->native(frame, call))) {
     frame->End();
@@ -233,17 +293,21 @@ void InferShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_ShapeInferenceContextSetUnknownShape(context, status);  // Python knows more
 }
 
+template <bool is_on_gpu>
+void* (*CreateOf(const Type& type))(TF_OpKernelConstruction*) {
+  return type.native == LookUp     ? Create<is_on_gpu, false, LookUp>
+         : type.native == Gradient ? Create<is_on_gpu, true, Gradient>
+         : type.native == Update   ? Create<is_on_gpu, false, Update>
+         : type.native == Method   ? Create<is_on_gpu, false, Method>
+         : type.is_gradient        ? Create<is_on_gpu, true>
+                                   : Create<is_on_gpu, false>;
+}
+
 void RegisterKernel(const Type& type, const char* name, bool in_order, bool is_on_gpu,
                     TF_Status* status) {
   const char* device = is_on_gpu ? "GPU" : "CPU";
   void* (*create)(TF_OpKernelConstruction*) =
-      is_on_gpu                 ? (type.is_gradient ? Create<true, true> : Create<true, false>)
-      : type.native == LookUp   ? Create<false, false, LookUp>
-      : type.native == Gradient ? Create<false, true, Gradient>
-      : type.native == Update   ? Create<false, false, Update>
-      : type.native == Method   ? Create<false, false, Method>
-      : type.is_gradient        ? Create<false, true>
-                                : Create<false, false>;
+      is_on_gpu ? CreateOf<true>(type) : CreateOf<false>(type);
   TF_KernelBuilder* kernel =
       in_order ? TF_NewAsyncKernelBuilder(name, device, create, ComputeInOrder, Destroy)
                : TF_NewKernelBuilder(name, device, create, Compute, Destroy);

@@ -164,6 +164,7 @@ __attribute__((visibility("default"))) void sok_ops_plan_update(int64_t call,
     part.states_number = words.Next();
     part.key_type = words.Next();
     part.dim = words.Next();
+    part.is_of_gradient = words.Next() != 0;
     part.decays = words.Next() != 0;
     part.is_stochastic = words.Next() != 0;
     part.seed = words.Next();

@@ -16,14 +16,17 @@
 
 namespace sok {
 
+struct Gpu;
+
 struct Kernel {
-  void* run;
+  void* run;  // on a GPU a GpuKernel
   int64_t num_arguments;
 };
 
 // What the library of kernels has (cpu_runtime.cpp), and how its launches are cut. The order is
 // that of sok_lite/native/plans.py.
 struct Driver {
+  const Gpu* gpu;  // where kernels run; null: on the CPU
   void (*launch)(const void* launch);
   int64_t num_threads, grain, pieces, may_spin;
   int64_t seed;                              // of hash tables that live for one call
@@ -33,11 +36,24 @@ struct Driver {
   Kernel pool_again[4];   // of the same
   Kernel rows_write[4];   // of words of 1, 2, 4 and 8 bytes
   Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
+  // Of a GPU:
+  Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
+  Kernel recall_rows, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
+  Kernel give_distinct;
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
+    if (gpu) {
+      return find.num_arguments == 22 && pool[0].num_arguments == 12 &&
+             rows_read[0].num_arguments == 6 && recall_rows.num_arguments == 15 &&
+             dedup_insert.num_arguments == 10 && dedup_number.num_arguments == 13 &&
+             dedup_labels.num_arguments == 11 && sort_pass.num_arguments == 12 &&
+             group_sorted.num_arguments == 4 && give_distinct.num_arguments == 7 &&
+             combine_items.num_arguments == 7 && segment_sums.num_arguments == 13 &&
+             segment_add_pieces.num_arguments == 13 && weight_grad[0].num_arguments == 10;
+    }
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
-           rows_read[0].num_arguments == 6 && combine_items.num_arguments == 6 &&
+           rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
            weight_grad[0].num_arguments == 10 && pool_again[0].num_arguments == 14 &&
            rows_write[0].num_arguments == 7 && rows_add[0].num_arguments == 7;
@@ -93,6 +109,7 @@ struct UpdatePart {
   int64_t states_number;  // of the store's record
   int64_t key_type;       // TensorFlow's number
   int64_t dim;
+  bool is_of_gradient;  // whether its keys are always those of one of our gradients
   bool decays, is_stochastic;
   int64_t seed;  // of random bits
   Kernel kernel;

@@ -131,6 +131,18 @@ const Frame::Given* Frame::Allocate(int64_t number, TF_DataType type, const int6
   return &given;
 }
 
+void* Frame::Temporary(int64_t num_bytes) {
+  constexpr TF_DataType kBytes = 4;  // uint8
+  TF_AllocatorAttributes on_device{sizeof on_device, 0};
+  TF_Status* status = TF_NewStatus();
+  TF_Tensor* tensor = TF_AllocateTemp(context, kBytes, &num_bytes, 1, &on_device, status);
+  const bool is_given = TF_GetCode(status) == TF_OK;
+  TF_DeleteStatus(status);
+  if (!is_given) return nullptr;
+  tensors.push_back(tensor);
+  return TF_TensorData(tensor);
+}
+
 void Frame::RequireOutputs() {
   mutex.lock();
   const bool is_complete =

@@ -30,6 +30,9 @@ struct Frame {
       : is_asynchronous(when_done), context(running), done_(std::move(when_done)) {}
 
   const bool is_asynchronous;
+  bool is_on_gpu = false;                 // whether the operation is
+  int64_t num_numbers = 0, num_told = 0;  // inputs and outputs at the end that are on the host
+  int64_t num_outputs() const { return static_cast<int64_t>(outputs.size()) - num_told; }
   // Held by whoever uses `context` or `outputs`, which threads of an asynchronous operation share.
   std::mutex mutex;
   // Of the running operation; null when it has ended.
@@ -55,6 +58,8 @@ struct Frame {
   // Gets memory for an output, as `sok_ops_allocate`; null, and `code` says why, if there is none.
   const Given* Allocate(int64_t number, TF_DataType type, const int64_t* dims, int64_t num_dims,
                         int64_t num_bytes);
+  // Gets memory on the operation's device, as long as there is the frame; null: there is none.
+  void* Temporary(int64_t num_bytes);
   // Has it fail if an output is left out.
   void RequireOutputs();
   // Ends the operation, once; the caller has none of Python's locks, for what waits for the

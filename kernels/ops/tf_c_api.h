@@ -65,6 +65,12 @@ int TF_NumOutputs(TF_OpKernelContext*);
 void TF_GetInput(TF_OpKernelContext*, int i, TF_Tensor** tensor, TF_Status*);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, TF_DataType, const int64_t* dims,
                              int num_dims, size_t num_bytes, TF_Status*);
+struct TF_AllocatorAttributes {
+  size_t struct_size;
+  unsigned char on_host;
+};
+TF_Tensor* TF_AllocateTemp(TF_OpKernelContext*, TF_DataType, const int64_t* dims, int num_dims,
+                           TF_AllocatorAttributes*, TF_Status*);
 void TF_OpKernelContext_Failure(TF_OpKernelContext*, TF_Status*);
 
 }  // extern "C"

@@ -3,9 +3,14 @@
 // Mostly the keys are those of the last gradient of a table, which the last lookup has seen: its
 // record has their row numbers. Others are searched for, and then count as seen by the last lookup;
 // the gradients of a key that repeats are summed. Where a key has no row Python does the whole.
+//
+// On a GPU a kernel compares the keys with those of the last gradient. Keys of gradients that a
+// program has changed may be others, and Python's: for these the host waits. Those of a gradient as
+// we gave it may at most be of one before the last, and have rows too.
 // What else a step depends on was so in the step before, which Python took.
 #include "ops/update.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -83,13 +88,23 @@ struct Moved {
 // One step of one or more tables.
 class UpdateOfCall {
  public:
-  UpdateOfCall(const UpdatePlan& plan, const std::vector<Array>& arrays, const Told& told)
-      : plan_(plan), arrays_(arrays), told_(told), sought_(*plan.driver, plan.parts.size()) {}
+  UpdateOfCall(const UpdatePlan& plan, const std::vector<Array>& arrays, const Told& told,
+               Outputs* outputs)
+      : plan_(plan),
+        arrays_(arrays),
+        told_(told),
+        outputs_(outputs),
+        sought_(*plan.driver, plan.parts.size()) {}
 
   bool Run() {
-    if (!Read()) return false;
+    if (!Read() || (plan_.driver->gpu && !Allocate())) return false;
     Held held;
-    if (!held.Take(plan_, false, kSokReads) || !AreUsual() || !Find()) return false;
+    if (!held.Take(plan_, false, kSokReads) || !AreUsual()) return false;
+    if (const Gpu* gpu = plan_.driver->gpu) {
+      GpuCall call(*gpu, outputs_->operation());
+      return Recall(&call) && (told_.doing == kCheck || Step(&call));
+    }
+    if (!Find()) return false;
     if (told_.doing == kCheck) return true;
     sought_.Group();
     sought_.SumEach();
@@ -99,6 +114,14 @@ class UpdateOfCall {
       const Sought& its = sought_.all()[next++];
       moved = {its.items.keys, its.items.rows_of_keys, its.summed(), its.items.num_keys};
     }
+    return Step(nullptr);
+  }
+
+ private:
+  // Takes the step of the rows that were found.
+  //
+  // gpu  what launches on a GPU; null: it is on the CPU
+  bool Step(GpuCall* gpu) {
     // A kernel at a time: most calls have one.
     std::map<void*, Launch> launches;
     for (size_t i = 0; i < plan_.parts.size(); ++i) {
@@ -111,11 +134,16 @@ class UpdateOfCall {
     }
     for (SokTableRecord* table : plan_.tables) ++table->num_native;
     if (plan_.taken) *plan_.taken = step_;
-    for (const auto& [run, launch] : launches) launch.Run(*plan_.driver);
+    const int64_t before = gpu ? gpu->num_launches() : 0;
+    try {
+      for (const auto& [run, launch] : launches) launch.Run(*plan_.driver, gpu);
+    } catch (const std::exception&) {
+      if (gpu && gpu->num_launches() > before) throw HalfDone();
+      throw;
+    }
     return true;
   }
 
- private:
   // Reads the inputs. Returns whether they are as native code takes them.
   bool Read() {
     const size_t count = plan_.parts.size();
@@ -163,16 +191,71 @@ class UpdateOfCall {
       const SokTableRecord& table = *plan_.parts[i].record;
       const SokGradientRecord& last = table.gradient;
       const auto* grads = static_cast<const float*>(arrays_[count + i].data);
-      const bool is_last = last.size == arrays_[i].size && last.is_complete &&
-                           last.row_epoch == table.row_epoch && last.lookup_number > 0 &&
-                           last.lookup_number == table.clock.now;
-      if (is_last && AreKeys(arrays_[i], last.keys)) {
+      if (MayBeLast(i) && AreKeys(arrays_[i], last.keys)) {
         moved_[i] = {last.keys, last.rows, grads, last.size};
       } else if (!sought_.Add(table, arrays_[i], grads, plan_.parts[i].dim)) {
         return false;
       }
     }
     return sought_.Find(told_.doing != kCheck);
+  }
+
+  // Whether a table's keys may be those of its last gradient, all of which have a row and were seen
+  // by the last lookup.
+  bool MayBeLast(size_t number) const {
+    const SokTableRecord& table = *plan_.parts[number].record;
+    const SokGradientRecord& last = table.gradient;
+    return last.size == arrays_[number].size && last.is_complete &&
+           last.row_epoch == table.row_epoch && last.lookup_number > 0 &&
+           last.lookup_number == table.clock.now;
+  }
+
+  // Gets memory on a GPU: TensorFlow may wait for some, and nobody should wait for tables
+  // meanwhile.
+  bool Allocate() {
+    int64_t num_keys = 0;
+    for (size_t i = 0; i < plan_.parts.size(); ++i) {
+      if (arrays_[i].type == kInt32) return false;
+      num_keys += arrays_[i].size;
+    }
+    counts_ = static_cast<int64_t*>(outputs_->Temporary(kNumCounts * sizeof(int64_t)));
+    rows_ = static_cast<uint32_t*>(outputs_->Temporary(4 * std::max<int64_t>(num_keys, 1)));
+    return counts_ && rows_;
+  }
+
+  // Recalls the rows of the keys of the last gradients. Returns whether all keys are these, which
+  // it waits for unless it is known.
+  bool Recall(GpuCall* gpu) {
+    const size_t count = plan_.parts.size();
+    bool is_known = true;
+    for (size_t i = 0; i < count; ++i) {
+      if (!MayBeLast(i)) return false;
+      is_known = is_known && plan_.parts[i].is_of_gradient;
+    }
+    if (is_known && told_.doing == kCheck) return true;
+    int64_t* counts = is_known ? nullptr : counts_;
+    uint32_t* rows = rows_;
+    gpu->Begin();
+    if (counts) gpu->FillZeros(counts, kNumCounts * sizeof(int64_t));
+    Launch launch(plan_.driver->recall_rows);
+    moved_.resize(count);
+    for (size_t i = 0; i < count; ++i) {
+      const SokGradientRecord& last = plan_.parts[i].record->gradient;
+      const auto* keys = static_cast<const int64_t*>(arrays_[i].data);
+      moved_[i] = {keys, rows, static_cast<const float*>(arrays_[count + i].data), last.size};
+      launch.Add(last.size, {});
+      launch.More(PlaceOf(*plan_.parts[i].record->index));
+      // Keys that are searched for count as seen.
+      const int64_t stamp = is_known ? plan_.parts[i].record->clock.now : 0;
+      launch.More(std::array<int64_t, 8>{stamp, Word(keys), Word(last.keys), Word(last.rows),
+                                         Word(rows), Word(counts),
+                                         Word(counts ? counts + 1 : nullptr), last.size});
+      rows += last.size;
+    }
+    launch.Run(*plan_.driver, gpu);
+    if (is_known) return true;
+    const std::vector<int64_t> read = gpu->Read(counts, kNumCounts);
+    return read[0] == 0 && read[1] == 0;
   }
 
   // Returns the arguments of a table's kernel, as update/frame.cuh has them.
@@ -194,6 +277,10 @@ class UpdateOfCall {
   const UpdatePlan& plan_;
   const std::vector<Array>& arrays_;
   const Told& told_;
+  Outputs* outputs_;
+  static constexpr int64_t kNumCounts = 2;  // of all tables: other keys, and keys without a row
+  int64_t* counts_ = nullptr;
+  uint32_t* rows_ = nullptr;
   int64_t step_ = 0;
   Numbers undecayed_, decayed_;
   std::vector<Moved> moved_;  // of each table
@@ -202,13 +289,13 @@ class UpdateOfCall {
 
 }  // namespace
 
-bool Update(const UpdatePlan& plan, const std::vector<Array>& inputs) {
+bool Update(const UpdatePlan& plan, const std::vector<Array>& inputs, Outputs* outputs) {
   const Told told(inputs.back());
   if (told.doing == kNothing) return true;
   if (told.doing == kWhole) return false;
   int64_t no_work[2] = {0, 0};  // a check is none
   return Counted(told.doing == kCheck ? no_work : plan.work,
-                 [&] { return UpdateOfCall(plan, inputs, told).Run(); });
+                 [&] { return UpdateOfCall(plan, inputs, told, outputs).Run(); });
 }
 
 }  // namespace sok

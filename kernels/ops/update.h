@@ -16,6 +16,6 @@ enum Doing : int64_t { kNothing, kStep, kCheck, kWhole };
 //
 // inputs   the keys of each table's gradient; the rows of each; on the host float64 bits: the
 //          number of the step, what is to be done, the learning rate, the optimizer's other numbers
-bool Update(const UpdatePlan& plan, const std::vector<Array>& inputs);
+bool Update(const UpdatePlan& plan, const std::vector<Array>& inputs, Outputs* outputs);
 
 }  // namespace sok

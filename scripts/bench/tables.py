@@ -15,7 +15,8 @@ of them the last that were inserted, 40 % from the largest uint64 downwards, whi
 every operation and load factor the table is cleared, then fill and call are done twice; the faster
 call counts. So at load factors below 1 the second call of an operation that inserts finds all its
 keys. Operations have HKV's names: `find` and `find_or_insert` give rows where HKV copies values,
-`find*` and `find_or_insert*` row numbers where it returns addresses.
+`find*` and `find_or_insert*` row numbers where it returns addresses. With --hkv-source, a checkout
+of HKV, its own program is built by nvcc and runs after ours on a GPU, in lines with `system`.
 
 Examples:
   python -m scripts.bench tables --backends cpu --tables hbm --dims 64 --ops find lookup
@@ -26,10 +27,12 @@ import argparse
 import os
 from bisect import bisect_right
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scripts.bench.common import hkv_peer
 from scripts.bench.common.measuring import (
     Timing,
     backends,
@@ -52,6 +55,11 @@ OPS = [
     *("find", "contains", "find_or_insert", "find_or_insert_new", "lookup", "lookup_new"),
     *("insert_or_assign", "insert_or_assign_new", "assign", "accumulate", "erase_insert"),
     *("export", "insert_and_evict", MARK),
+]
+# HKV's names.
+HKV_OPS = [
+    *("insert_or_assign", "find", "find_or_insert", "assign", "find*", "find_or_insert*"),
+    *("insert_and_evict", "export_batch", "export_batch_if", "contains"),
 ]
 
 
@@ -380,6 +388,29 @@ def hkv(backend: Backend, args: Any) -> None:
                         note(f"{kind} cannot hold load factor {load}: it grew. Left out.")
                         break
                     print_case(backend, kind, table, load, name, filled.batch, timing)
+    if args.hkv_source and backend.name == "cuda":
+        for dim in args.dims:
+            hkv_itself(backend, dim, args)
+
+
+def hkv_itself(backend: Backend, dim: int, args: Any) -> None:
+    """Runs HKV's own program on its workload."""
+    program = hkv_peer.build(args.hkv_source, backend.xp.cuda.Device().compute_capability)
+    backend.xp.get_default_memory_pool().free_all_blocks()  # of the tables before
+    ops = args.hkv_ops or HKV_OPS
+    size = (dim, args.capacity, args.batch)
+    for (load, op), speed in hkv_peer.keys_per_second(program, *size, args.loads, ops).items():
+        result(
+            case=op,
+            system="HierarchicalKV",
+            backend=backend.name,
+            dim=dim,
+            load_factor=load,
+            capacity=args.capacity,
+            keys=args.batch,
+            ms=1e3 * args.batch / speed,
+            keys_per_second=speed,
+        )
 
 
 def operations(backend: Backend, args: Any) -> None:
@@ -421,6 +452,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     add("--mark-dim", type=int, default=64, help="of the same")
     add("--workload", choices=["hkv"])
     add("--hkv-ops", nargs="+", metavar="OP", help="of the hkv workload; else all")
+    add("--hkv-source", type=Path, metavar="FOLDER", help="a checkout of HKV, to run it as well")
     args = parser.parse_args()
     if args.threads:
         os.environ["SOK_LITE_NUM_THREADS"] = str(args.threads)

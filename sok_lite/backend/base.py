@@ -201,6 +201,10 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def set_bits(self, n: int, dtype: np.dtype) -> Array:
+        """Returns (n,) integers with all bits set, -1 or the largest. A GPU needs no kernel."""
+
+    @abstractmethod
     def zeros_chunk(self, num_bytes: int) -> Array:
         """Returns zeroed memory, (num_bytes,) uint8.
 

@@ -205,6 +205,9 @@ class CpuBackend(Backend):
         ]
         return words, first, place + 8 * first
 
+    def set_bits(self, n: int, dtype: np.dtype) -> np.ndarray:
+        return np.full(n, ~dtype.type(0), dtype)
+
     def zeros_chunk(self, num_bytes: int) -> Array:
         if num_bytes <= _ORDINARY_BYTES:
             memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)

@@ -1,6 +1,7 @@
 """Kernels on the GPU: the same sources, compiled by NVRTC when they are first used."""
 
 import copy
+import ctypes
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBi
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.publish import Action
 from sok_lite.backend.sources import KernelSource, all_kernels, find_kernel, kernel_files
+from sok_lite.backend.table_lock import has_functions
 from sok_lite.backend.tunables import THREADS_PER_BLOCK
 
 # Tunables of a launch; SOK_LITE_KERNEL_DEFINES sets others, and those of the kernels.
@@ -41,6 +43,14 @@ class _Kernel(NamedTuple):
     max_threads: int  # of a block: its registers are shared
 
 
+class _KernelRecord(ctypes.Structure):
+    """A kernel as native code launches it: GpuKernel of kernels/ops/gpu.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("narrow", "wide", "lanes", "max_threads", "max_wide")
+    )
+
+
 class CudaBackend(Backend):
     """CuPy arrays on this rank's GPU and the kernels compiled for it."""
 
@@ -53,17 +63,21 @@ class CudaBackend(Backend):
         # By whether launches are wide.
         self._modules: dict[tuple[Path, bool], Any] = {}
         self._kernels: dict[tuple[str, bool], _Kernel] = {}
+        # Native code has the addresses of the records, and these the handles of the kernels.
+        self._records: dict[str, tuple[_KernelRecord, Any, Any]] = {}
+        self._has_native_locks = False
         self._binaries = GpuBinaries(cupy.cuda.nvrtc, cupy.cuda.runtime)
         self._sources = all_kernels()
         self._source_of: dict[str, KernelSource] = {}
         tunables = {**_TUNABLES, **self._binaries.defines}
         self._threads_per_block = tunables["SOK_THREADS_PER_BLOCK"]
         self._tuned: dict[int, CudaBackend] = {}  # by threads per block
-        # GPU threads that share an item of the main loop, by kind of kernel.
+        # GPU threads that share an item of the main loop, by kind of kernel; 0: all of a block.
         self._lanes = {
             "": 1,
             "row": tunables["SOK_ROW_LANES"],
             "tile": tunables.get("SOK_TILE", tunables["SOK_LINE"]),
+            "team": 0,
         }
         # One GPU per rank; a launcher that shows each rank its own GPU alone shows one device.
         self.num_devices = cupy.cuda.runtime.getDeviceCount()
@@ -92,6 +106,35 @@ class CudaBackend(Backend):
             most = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, run.ptr)
             kernel = self._kernels[name, is_wide] = _Kernel(run, self._lanes[source.kind], most)
         return kernel
+
+    def kernel(self, name: str) -> tuple[int, int]:
+        """Returns the address of a kernel, as native code launches it, and the number of its
+        arguments."""
+        known = self._records.get(name)
+        if known is None:
+            narrow = wide = self._kernel(name, False)
+            if self._binaries.has_wide:
+                wide = self._kernel(name, True)
+            limits = (narrow.lanes, narrow.max_threads, wide.max_threads)
+            record = _KernelRecord(narrow.run.ptr, wide.run.ptr, *limits)
+            # Another thread may have made one. A module that nobody has any more is unloaded.
+            known = self._records.setdefault(name, (record, narrow.run, wide.run))
+        return ctypes.addressof(known[0]), len(self._source(name).signature)
+
+    def launching(self) -> tuple[int, int, int, int]:
+        """Returns what bounds a launch: the threads and the number of blocks, and the words that a
+        narrow and a wide one take; 0: there is no wide one."""
+        wide_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else 0
+        return self._threads_per_block, self._max_blocks, LAUNCH_WORDS, wide_words
+
+    def use_native_locks(self) -> None:
+        """Has tables that are made from now on have locks that native code takes too."""
+        assert has_functions()
+        for backend in (self, *self._tuned.values()):
+            backend._has_native_locks = True
+
+    def new_lock(self, record: Any) -> Any:
+        return record.lock if self._has_native_locks else super().new_lock(record)
 
     def load_kernels(self) -> None:
         capability = self._device.compute_capability
@@ -172,7 +215,7 @@ class CudaBackend(Backend):
         is_wide = num_words > LAUNCH_WORDS
         run, lanes, max_threads = self._kernel(kernel, is_wide)
         threads = min(self._threads_per_block, max_threads // 32 * 32)
-        blocks = [-(-count * lanes // threads) for count in num_items]
+        blocks = [-(-count * (lanes or threads) // threads) for count in num_items]
         if sum(blocks) > self._max_blocks:
             share = self._max_blocks / sum(blocks)
             blocks = [max(1, int(share * count)) for count in blocks]
@@ -212,6 +255,11 @@ class CudaBackend(Backend):
 
     def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
         return np.array(_addresses(arrays, dtype, "Array {}".format), np.int64)
+
+    def set_bits(self, n: int, dtype: np.dtype) -> Array:
+        array = cupy.empty(n, dtype)
+        array.data.memset_async(0xFF, array.nbytes)
+        return array
 
     def zeros_chunk(self, num_bytes: int) -> Array:
         # From CuPy's pool, not by a cudaMalloc of our own: an index that has grown leaves memory

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 # A name made by a macro ends in ## and the macro's parameter; the kernel's parameters follow.
-_KERNEL = re.compile(r"\bSOK_(ROW_|TILE_)?KERNEL\((\w+)(##\w+)?\)[\s\\]*\(([^()]*)\)")
+_KERNEL = re.compile(r"\bSOK_(ROW_|TILE_|TEAM_)?KERNEL\((\w+)(##\w+)?\)[\s\\]*\(([^()]*)\)")
 # Of parameters, as SokCode in kernels/parts.cuh has them.
 _LETTERS = {
     "i64*": "q",
@@ -77,7 +77,8 @@ class KernelSource(NamedTuple):
     Attributes:
       name: the kernel's name, or its first part where a macro makes several of them.
       is_prefix: whether it is the first part.
-      kind: "" for one GPU thread per item of its main loop, "row" or "tile" for several.
+      kind: "" for one GPU thread per item of its main loop, "row" or "tile" for several, "team"
+        for a block of them.
       signature: a letter for each parameter; "?" for a pointer whose type a macro chooses.
       path: the file.
     """

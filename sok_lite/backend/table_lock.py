@@ -71,9 +71,14 @@ class TableLocks(ctypes.Structure):
         super().__init__(len(addresses), ctypes.addressof(self._words))
 
 
+def has_functions() -> bool:
+    """Whether locks work: a CPU kernel library was loaded."""
+    return "__exit__" in vars(TableLocks)
+
+
 def load(library: Path) -> None:
     """Gives locks the functions of a CPU kernel library, unless they have some."""
-    if "__exit__" in vars(TableLocks):
+    if has_functions():
         return
     functions = ctypes.PyDLL(str(library))  # it lets go of the interpreter lock itself
     names = ("PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_CheckSignals")

@@ -20,10 +20,11 @@ from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import operations
 
 Result = TypeVar("Result")
+Waits = bool | Callable[[], bool]
 
 
 def on_device(
-    backend: Backend, function: Callable[..., Result], *args: Any, waits: bool = True
+    backend: Backend, function: Callable[..., Result], *args: Any, waits: Waits = True
 ) -> Result:
     """Calls Python that touches a backend, for TensorFlow.
 
@@ -33,9 +34,10 @@ def on_device(
     Args:
       backend: what `function` computes with.
       function: called with `args`.
-      waits: False: kernels write nothing that TensorFlow reads, so the call may return before they
-        have run. TensorFlow's memory that they read, that of `args` as well, is kept until a later
-        call has waited. A few calls that nothing else waits for are waited for here.
+      waits: False, or a function that says so once `function` has returned: kernels write nothing
+        that TensorFlow reads, so the call may return before they have run. TensorFlow's memory that
+        they read, that of `args` as well, is kept until a later call has waited. A few calls that
+        nothing else waits for are waited for here.
 
     Raises:
       ValueError: the thread's stream is not CUDA's null stream.
@@ -43,12 +45,12 @@ def on_device(
     if backend.name == "cpu":
         return function(*args)  # nothing is chosen, kept or waited for
     check_stream(backend)
-    with memory_of_call(backend, left_behind=not waits) as memory:
+    with memory_of_call(backend, left_behind=waits is not True) as memory:
         memory.arguments = args
         backend.activate()
         try:
             result = function(*args)
-            memory.is_left = not waits and may_leave(backend)
+            memory.is_left = not (waits() if callable(waits) else waits) and may_leave(backend)
             return result
         finally:
             if not memory.is_left:
@@ -60,7 +62,7 @@ def timed_on_device(
     backend: Backend,
     function: Callable[..., Result],
     *args: Any,
-    waits: bool = True,
+    waits: Waits = True,
 ) -> Result:
     """Does what `on_device` does, and adds the time to work of a kind."""
     begun = time.perf_counter()

@@ -109,7 +109,8 @@ def inference_mode(missing: str | None = None) -> Iterator[None]:
     if tf.inside_function():
         raise RuntimeError(
             "inference_mode() within a tf.function would be open while it is traced and closed "
-            "when it runs. Open it around the call, or give its lookups training=False."
+            "when it runs. Open it around the call. Or give its lookups training=False, which "
+            "sok_lite.lookup_sparse and table.sparse_read take; tf.nn.embedding_lookup does not."
         )
     checked_missing(missing)
     entry = (object(), missing)

@@ -86,7 +86,7 @@ def _planned(
     def look_up(table: EmbeddingTable, outputs: Outputs, keys: Array, *counts: Array) -> None:
         insert, missing = policy.now([table], pipeline)
         rows = outputs.empty(0, (*keys.shape, dim)).reshape(-1, dim)
-        begun = outputs.begun((1, len(Count)), int(keys.size))
+        begun = outputs.begun((1, len(Count)), int(keys.size), table.backend)
         if begun is not None:
             go_on(table, keys.reshape(-1), rows, begun, missing)
             return

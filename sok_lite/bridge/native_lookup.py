@@ -7,14 +7,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.publish import Launch
+from sok_lite.native.gpu import record_of
 from sok_lite.native.plans import Drawing, Part, Rows
 
 
 def are_native(tables: Sequence[Any]) -> bool:
     """Whether native code can look up in the engine's tables."""
-    return all(isinstance(table.backend, CpuBackend) and table.record.allows for table in tables)
+    backend = tables[0].backend
+    if backend.name != "cpu" and not _is_native_gpu(backend):
+        return False
+    return all(table.backend is backend and table.record.allows for table in tables)
+
+
+def _is_native_gpu(backend: Any) -> bool:
+    """Whether native code launches on a GPU. Where TensorFlow sees several, a tensor may be on
+    another one: Python sees that."""
+    return record_of(backend) is not None and len(tf.config.get_visible_devices("GPU")) < 2
 
 
 def part_of(
@@ -42,7 +51,7 @@ def part_of(
         rows,
         row_length,
         weight_rows,
-        _drawing_of(table) if draws else None,
+        _drawing_of(table) if draws and table.backend.name == "cpu" else None,
     )
 
 

@@ -23,6 +23,7 @@ class UpdateByRule(NamedTuple):
       key_types: of each, TensorFlow's number.
       decayed, undecayed: the rule of tables on which weight decay acts, and of others.
       decays: on which of them it does.
+      of_gradients: of each table whether its keys are always those of one of our gradients.
       is_stochastic: whether rows of 16 bits are rounded by random bits.
       optimizer: whose states the rows have; None: they are free.
       names, settings: of the optimizer's numbers but for the learning rate, and these as float64.
@@ -35,6 +36,7 @@ class UpdateByRule(NamedTuple):
     decayed: UpdateRule
     undecayed: UpdateRule
     decays: Sequence[bool]
+    of_gradients: Sequence[bool]
     is_stochastic: bool
     optimizer: Any
     names: Sequence[str]
@@ -103,6 +105,7 @@ def _part_of(update: UpdateByRule, number: int, states: States) -> UpdatePart:
         table.store.record.states,
         update.key_types[number],
         table.dim,
+        update.of_gradients[number],
         update.decays[number],
         is_stochastic,
         as_i64(table.table_seed),

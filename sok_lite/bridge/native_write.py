@@ -65,6 +65,8 @@ def _plan(
     table = variable.table
     if tf.executing_eagerly() or keys.dtype != variable.key_type or not are_native([table]):
         return None
+    if table.backend.name != "cpu":
+        return None  # keys that repeat are summed on the host
     part = part_of(table, keys.dtype, draws=False)
     how = (writing, begins_lookup, has_flags, subtracts, scale)
     return WritePlan(table.backend, *how, part)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from sok_lite.backend import Array, Backend
 from sok_lite.bridge.collective_order import CollectiveCall, in_turn, needs_order
 from sok_lite.bridge.host_call import (
+    Waits,
     in_order,
     on_device,
     refuse_replicas,
@@ -245,7 +246,7 @@ def operation(
     num_told: int = 0,
     gradient: OfGradient | None = None,
     collective: CollectiveCall | None = None,
-    waits: bool = True,
+    waits: Waits = True,
     is_ordered: bool = True,
     plan: LookupPlan | WritePlan | None = None,
     is_planned_later: bool = False,
@@ -368,7 +369,7 @@ def _added(name: str, given: dict[str, Any], what: str, place: str | None, is_or
 
 
 def _called(
-    run: Run, dtypes: Sequence[tf.DType], backend: Backend, work: WorkDone | None, waits: bool
+    run: Run, dtypes: Sequence[tf.DType], backend: Backend, work: WorkDone | None, waits: Waits
 ) -> Callable[[Frame], None]:
     """Returns what an operation calls with its frame."""
 
@@ -416,7 +417,7 @@ class EagerOperation:
         facts: Facts = NO_FACTS,
         work: WorkDone | None = None,
         num_told: int = 0,
-        waits: bool = True,
+        waits: Waits = True,
         plan: LookupPlan | WritePlan | None = None,
         is_planned_later: bool = False,
     ) -> None:

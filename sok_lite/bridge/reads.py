@@ -68,7 +68,8 @@ def read(
 def _plan(variable: TableVariable, tells_found: bool) -> LookupPlan | None:
     """Returns the plan of a read in a graph; None: native code cannot do it."""
     table = variable.table
-    if not are_native([table]):
+    # Which keys have a row the host looks at.
+    if not are_native([table]) or (tells_found and table.backend.name != "cpu"):
         return None
     parts = (part_of(table, variable.key_type),)
     return LookupPlan(table.backend, False, None, None, _AS_IT_IS, parts, tells_found)

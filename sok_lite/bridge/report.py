@@ -18,7 +18,6 @@ from sok_lite.bridge.keras import held
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.comm import Communicator
 from sok_lite.engine.agreement import check_equal_on_all_ranks
-from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.failure import together
 from sok_lite.reports.openmetrics import (
     checked_labels,
@@ -115,25 +114,7 @@ def _gather_reports(comm: Communicator, mine: Sequence[TableReport]) -> list[lis
 
 
 def prometheus(tables: Any, labels: Mapping[str, str] | None = None) -> str:
-    """Returns the numbers of tables on this rank as OpenMetrics text.
-
-    It does not communicate: each rank has its own numbers, with its number as the label "rank". It
-    reads the index of each table, not its rows, so it may be called every few seconds, from any
-    thread. What calls took, what this rank has sent to others, and its dumps are those of all
-    tables of the process. `CONTENT_TYPE` is the media type of the text. No key is in it. Of a table
-    in Redis rank 0 tells the number of keys.
-
-    Args:
-      tables: a variable of a table, a layer or model of Keras that has some, or a list, tuple or
-        dict of such.
-      labels: more labels of all numbers, such as {"job_name": "ctr"}, to tell jobs apart. Not
-        "job" or "instance", which Prometheus sets, nor those that the numbers have.
-
-    Raises:
-      TypeError: there are no tables in `tables`, or a label is no text. ValueError: two tables have
-        one name, or a label has a name that it cannot have.
-      RuntimeError: in a tf.function, or `sok_lite.init` has not connected the ranks.
-    """
+    """Does what `sok_lite.metrics.prometheus` does with live tables."""
     if tf.inside_function():
         raise RuntimeError("Metrics are of the moment. Ask for them outside of the tf.function.")
     more = checked_labels(labels)
@@ -153,27 +134,7 @@ def prometheus(tables: Any, labels: Mapping[str, str] | None = None) -> str:
 def serve(
     tables: Any, port: int = 9400, host: str = "", labels: Mapping[str, str] | None = None
 ) -> ThreadingHTTPServer:
-    """Serves the numbers of `prometheus` over HTTP, from threads that end with the process.
-
-    Each rank that calls it has a port of its own: `port`, and its number on this host. Where that
-    one is taken, as by another job on the host, it takes the next free one of 100, and the logger
-    "sok_lite" warns which. It does not communicate. Whoever reaches the port can read the numbers.
-
-    Args:
-      tables, labels: as of `prometheus`.
-      port: that of the first rank of each host. 0: any that is free.
-      host: the address to listen at, such as "127.0.0.1"; "": all of this host.
-
-    Returns:
-      The server: `server_port` is its port; `shutdown()` and `server_close()` end it.
-
-    Raises:
-      TypeError, ValueError, RuntimeError: as `prometheus`; or `port` is none.
-      OSError: none of these ports is free, or the address cannot be listened at.
-    """
-    check_integer("port", port, 0)
-    if port > 65_535:
-        raise ValueError(f"`port` must be at most 65,535. Received: port={port}.")
+    """Does what `sok_lite.metrics.serve` does with live tables; the port is one."""
     text = partial(prometheus, tables, labels)
     text()  # raises here what is wrong with the arguments
     comm = communicator()

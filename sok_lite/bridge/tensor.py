@@ -8,7 +8,7 @@ On a GPU the two libraries use streams that do not wait for each other. Making a
 waits for TensorFlow's work, also for what may still read memory that TensorFlow gives out again.
 What the backend writes is waited for at the end of a call (`host_call.on_device`), and until then
 no memory of TensorFlow's may be freed: `memory_of_call` keeps it. A call whose kernels only read
-such memory does not wait: it is kept until a later one does.
+such memory does not wait: it is kept until a later one does, of which there has to be one.
 """
 
 import ctypes

@@ -29,6 +29,7 @@ from sok_lite.bridge.row_gradient import row_gradient
 from sok_lite.bridge.serving.mode import stand_in
 from sok_lite.bridge.type_spec import OfTable
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.native.gpu import prepare
 
 # An attribute of handles: a weak reference to the variable.
 _VARIABLE = "_sok_lite_variable"
@@ -89,6 +90,8 @@ def table_for_variable(
         refuse_clusters()
     backend = get_backend()
     share_gpu(backend)  # before TensorFlow's first operation, if that is to come
+    if backend.name != "cpu":
+        prepare(backend)  # before the table has a lock
     if tf.inside_function():
         _announce(kind)
     make_turn()

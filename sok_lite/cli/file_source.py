@@ -27,16 +27,23 @@ class Stored(NamedTuple):
         Where they are no numbers, any text that says what they are: no table takes those.
       shape: (n,) or (n, dim), of what a table takes.
       read: begins to read it, in pieces of so many rows; the last one may be shorter.
+      parts: names of the columns of the file that it is made of, where it is none of them.
     """
 
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[int], Iterator[np.ndarray]]
+    parts: tuple[str, ...] = ()
 
     @property
     def is_of_integers(self) -> bool:
         """Whether its elements are integers."""
         return self.dtype in _INTEGERS
+
+    @property
+    def is_of_numbers(self) -> bool:
+        """Whether its elements are numbers."""
+        return self.dtype in _NUMBERS
 
     @property
     def row_bytes(self) -> int:
@@ -50,7 +57,7 @@ class FileSource(Source):
 
     Args:
       path: of the file, for errors.
-      stored: the columns, by the names of docs/checkpoint_format.md.
+      stored: the columns, by the names of docs/checkpoint_format.md; keys and values at least.
       name: of the table.
       dtype: of its rows; None: as stored. "bfloat16" takes uint16 as its bits.
       key_type: of its keys; None: as stored, and "int64" where keys cannot be of that type.
@@ -58,7 +65,7 @@ class FileSource(Source):
       about: what else is known.
 
     Raises:
-      ValueError: columns are missing, of other shapes than a table's, or cannot be cast.
+      ValueError: columns are of other shapes than a table's, or cannot be cast.
     """
 
     def __init__(
@@ -72,10 +79,6 @@ class FileSource(Source):
         about: About = _NOTHING,
     ) -> None:
         self._path, self._stored = path, stored
-        for column in ("keys", "values"):
-            if column not in stored:
-                found = ", ".join(map(repr, stored)) or "none"
-                raise ValueError(f"{path} has no column of {column}. It has: {found}.")
         shape = stored["values"].shape
         if len(shape) != 2 or shape[1] < 1:
             raise ValueError(
@@ -103,7 +106,7 @@ class FileSource(Source):
                 f"{self._path}: column {column.name!r} must have shape {_text(expected)}, since "
                 f"there are {self.num_keys:,} rows. Received: {_text(stored.shape)}."
             )
-        is_right = stored.is_of_integers if column.dim is None else stored.dtype in _NUMBERS
+        is_right = stored.is_of_integers if column.dim is None else stored.is_of_numbers
         if not is_right:
             kind = "integers" if column.dim is None else "numbers"
             raise ValueError(

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from sok_lite.engine.files.manifest import StateFacts
 from sok_lite.engine.files.shard import open_file
 from sok_lite.engine.files.source import About, Column, Source
 from sok_lite.engine.json_text import parsed
+from sok_lite.reports.text import listed
 
 ABOUT = "about"
+_MOST_SHOWN = 20  # columns in an error
 _STATE = re.compile(r"states\.(\d{1,9})\.(.+)", re.DOTALL)
 _LAST_NUMBER = 0xFFFFFFFF
 
@@ -43,6 +46,8 @@ def named_source(
     key_type: str | None = None,
     columns: str = "",
     initial: str = "",
+    names: Mapping[str, str] = MappingProxyType({}),
+    rows_are: str = "an array of numbers of shape (n, dim)",
 ) -> FileSource:
     """Returns the table of a file.
 
@@ -55,12 +60,18 @@ def named_source(
       columns: what is named otherwise in the file, such as "keys=id,values=row,m=adam_m": keys,
         values, stamps, scores or what an optimizer calls a state, and its name there.
       initial: what new rows have in states, such as "accumulator=0.1"; 0 where nothing says it.
+      names: what the format calls otherwise, such as {"keys": "key"}.
+      rows_are: what the format has for rows, for errors.
 
     Raises:
       ValueError: columns are missing or do not fit each other. WrongUse: an option is wrong.
     """
     said = _said(about, path)
-    stored = {name: found[name] for name in ("keys", "values", *NUMBERS) if name in found}
+    places = {name: name for name in ("keys", "values", *NUMBERS) if name in found}
+    for ours, theirs in names.items():
+        if theirs in found:
+            places.setdefault(ours, theirs)
+    stored = {ours: found[theirs] for ours, theirs in places.items()}
     named = sorted((int(m[1]), m[2], each) for each in found if (m := _STATE.fullmatch(each)))
     states = [(state, found[each]) for _, state, each in named]
     missing = [each for each in map(str, said.get("columns", [])) if each not in stored]
@@ -68,12 +79,12 @@ def named_source(
         raise _corrupt(path, f"it has no {missing[0]!r}" if missing else "a state is missing")
     for ours, theirs in _pairs(columns).items():
         if theirs not in found:
-            known = ", ".join(map(repr, found)) or "none"
-            raise WrongUse(f"{path} has no column {theirs!r}; it has: {known}")
+            raise WrongUse(f"{path} has no column {theirs!r}; it has: {_names_in(found)}")
         if ours in ("keys", "values", *NUMBERS):
-            stored[ours] = found[theirs]
+            places[ours], stored[ours] = theirs, found[theirs]
         else:
             states.append((ours, found[theirs]))
+    _check_has_rows(path, found, places, rows_are)
     facts = []
     for i, (state, column) in enumerate(states):
         stored[f"states.{i}.{state}"] = column
@@ -85,6 +96,56 @@ def named_source(
     name = name or said.get("table") or os.path.splitext(os.path.basename(path))[0]
     known_of = _about_of(path, said, stored.get("stamps"))
     return FileSource(path, stored, name, dtype, key_type, tuple(facts), known_of)
+
+
+def _check_has_rows(
+    path: str, found: Mapping[str, Stored], places: Mapping[str, str], rows_are: str
+) -> None:
+    """Raises ValueError unless a file has keys and values, and keys can be such.
+
+    Args:
+      places: the names in the file of what was found.
+    """
+    of_texts = "Of texts sok.hash_strings makes keys: write those into the file."
+    for ours in ("keys", "values"):
+        if ours in places:
+            continue
+        keys = places.get("keys") or next((n for n in found if _may_be(found[n], 1)), None)
+        rows = places.get("values") or next((n for n in found if _may_be(found[n], 2)), None)
+        pairs = f"columns=keys={keys or 'NAME'},values={rows or 'NAME'}"
+        if keys is None:
+            advice = f"Keys are a column of integers, and none is. {of_texts}"
+        elif rows is None:
+            advice = f"Rows are {rows_are}, and none is such."
+        else:
+            advice = "Say which columns are a table's:"
+        advice += f" `--from-option {pairs}`" if keys and rows else ""
+        raise ValueError(f"{path} has no column of {ours}. It has: {_names_in(found)}. {advice}")
+    column = found[places["keys"]]
+    if not column.is_of_integers:
+        advice = "" if column.is_of_numbers else f" {of_texts}"
+        raise ValueError(
+            f"{path}: column {places['keys']!r} must be of integers. Received: {column.dtype}."
+            f"{advice}"
+        )
+
+
+def _may_be(column: Stored, num_dims: int) -> bool:
+    """Returns whether a column may have the keys (1) or the rows (2) of a table."""
+    return len(column.shape) == num_dims and (
+        column.is_of_integers if num_dims == 1 else column.is_of_numbers
+    )
+
+
+def _names_in(found: Mapping[str, Stored]) -> str:
+    """Returns the names of a file's columns, those of one row by that of the row."""
+    parts = {part for column in found.values() for part in column.parts}
+    names = [
+        f"{name!r} ({column.parts[0]} to {column.parts[-1]})" if column.parts else repr(name)
+        for name, column in found.items()
+        if name not in parts
+    ]
+    return listed(names[:_MOST_SHOWN], len(names)) or "none"
 
 
 def reader(

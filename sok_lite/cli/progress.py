@@ -1,6 +1,7 @@
-"""A bar of bytes and rate on the terminal, while a command reads."""
+"""A bar of bytes and rate on the terminal while a command reads, and a line of what it wrote."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from sok_lite.cli.wrapped import Wrapped
 from sok_lite.engine.files import progress
 from sok_lite.engine.files.progress import Progress
 from sok_lite.engine.files.source import Source, columns_of
+from sok_lite.reports.text import counted
 
 # Takes how many bytes more were read.
 Add = Callable[[int], object]
@@ -45,6 +47,14 @@ def watched(
     )
     with progress_bar(what, total, is_wanted) as add:
         yield [_Watched(source, add) for source in sources]
+
+
+def show_written(path: str, sources: Sequence[Source], is_wanted: bool) -> None:
+    """Says what was written, where a bar would be shown: scripts read no line."""
+    if is_wanted and sys.stderr.isatty():
+        num_keys = sum(source.num_keys for source in sources)
+        counts = f"{counted(len(sources), 'table')}, {counted(num_keys, 'key')}"
+        print(f"{path}: {counts}", file=sys.stderr)
 
 
 class _Watched(Wrapped):

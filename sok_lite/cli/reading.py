@@ -9,6 +9,7 @@ from sok_lite.cli.importers import detected_format, format_module, names_with
 from sok_lite.cli.named import check_opens
 from sok_lite.cli.options import options_for
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.manifest import Manifest
 from sok_lite.engine.files.source import JoinedSource, Source
 
 OWN = "sok_lite"
@@ -67,7 +68,7 @@ def chosen(sources: Sequence[Source], names: Sequence[str], path: str) -> list[S
 
 
 # What `sok_lite.keras.Checkpoint` adds: it names files of dense weights beside those of tables.
-_NAMES_FILES = "sok_lite.keras"
+KERAS_EXTRA = "sok_lite.keras"
 
 
 def own_extra(path: str, to: str) -> dict[str, Any]:
@@ -82,7 +83,24 @@ def own_extra(path: str, to: str) -> dict[str, Any]:
     extra = manifest.read(path).extra
     if os.path.realpath(path) == os.path.realpath(to):
         return extra
-    return {name: value for name, value in extra.items() if name != _NAMES_FILES}
+    return {name: value for name, value in extra.items() if name != KERAS_EXTRA}
+
+
+def own_manifest(path: str) -> Manifest | None:
+    """Returns the manifest of a checkpoint; None of other formats."""
+    return manifest.read(path) if format_of(path) == OWN else None
+
+
+def num_texts(source: Source, found: Manifest | None) -> int:
+    """Returns how many texts of keys a table keeps.
+
+    Args:
+      found: the manifest that lists it; None: it is of another format, and its texts are read.
+    """
+    if found is None:
+        return len(source.texts())
+    shards = found.tables[source.name].shards
+    return sum(shard.texts.keys for shard in shards if shard.texts is not None)
 
 
 def own_ranks(path: str) -> int:

@@ -8,9 +8,10 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Number of the collective, bytes of a row, dtype, name of the call; then the rows of this part.
+# Number of the collective, bytes of a row, dtype, name of the call; then the rows of this part, and
+# the notes of the rank, which may differ between ranks.
 _CALL = struct.Struct("<qq8s64s")
-_ROWS = struct.Struct("<q")
+_ROWS = struct.Struct("<iI")
 HEADER_BYTES = _CALL.size + _ROWS.size
 LONGEST_CALL = 64
 
@@ -31,6 +32,30 @@ def load_by(name: str) -> str:
     return f"{_LOAD}{name}"[:LONGEST_CALL]
 
 
+# What a rank notes: it was told to end, it is time to save, its save in the background goes on.
+ENDS, DUE, BUSY = 1, 2, 4
+
+
+class Notes:
+    """What ranks tell each other with whatever they send: bits, in the header of each collective.
+
+    A note of one rank is on all of them after the next collective, with no communication of its
+    own. Between two collectives all ranks know the same.
+
+    Attributes:
+      mine: of this rank, but for `ENDS`.
+      ends: whether this rank has `ENDS`; by itself, since a signal may set it at any time.
+      of_all: those that any rank sent in the last collective.
+    """
+
+    def __init__(self) -> None:
+        self.mine, self.ends, self.of_all = 0, False, 0
+
+    def sent(self) -> int:
+        """Returns those that this rank sends."""
+        return self.mine | (ENDS if self.ends else 0)
+
+
 class Header(NamedTuple):
     """One rank's part in one collective.
 
@@ -39,17 +64,19 @@ class Header(NamedTuple):
       call: name of the call: "allreduce sum of 12", "return_rows of lookup 7".
       dtype: of the rows, as `np.dtype.str`.
       row_bytes: of one row.
+      notes: of the rank, as of `Notes`.
     """
 
     turn: int
     call: str
     dtype: str
     row_bytes: int
+    notes: int = 0
 
     def pack(self, num_rows: Iterable[int]) -> list[bytes]:
         """Returns the headers of parts with these numbers of rows, HEADER_BYTES bytes each."""
         call = _CALL.pack(self.turn, self.row_bytes, self.dtype.encode(), self.call.encode())
-        return [call + _ROWS.pack(n) for n in num_rows]
+        return [call + _ROWS.pack(n, self.notes) for n in num_rows]
 
     def __str__(self) -> str:
         return f"{self.call} (collective {self.turn}, {self.dtype} rows of {self.row_bytes} bytes)"
@@ -58,6 +85,14 @@ class Header(NamedTuple):
 def num_rows_of(packed: bytes) -> int:
     """Returns the number of rows of the part that has this header."""
     return int(_ROWS.unpack_from(packed, _CALL.size)[0])
+
+
+def notes_of(packed: Iterable[bytes]) -> int:
+    """Returns the notes that any rank has sent in these headers."""
+    found = 0
+    for header in packed:
+        found |= _ROWS.unpack_from(header, _CALL.size)[1]
+    return found
 
 
 def turn_of(packed: bytes) -> int:

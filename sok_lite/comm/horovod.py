@@ -22,6 +22,7 @@ from sok_lite.comm.header import (
     HEADER_BYTES,
     Header,
     disagreement,
+    notes_of,
     num_rows_of,
 )
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
@@ -159,7 +160,7 @@ class HorovodCommunicator(Communicator):
         """Returns the rows of all ranks without their headers, or raises if one does not fit."""
         num_header_rows = _num_header_rows(mine)
         packed = _bytes(message)
-        parts, start = [], 0
+        parts, heads, start = [], list[bytes](), 0
         for rank in range(self.size):
             head = packed[start : start + num_header_rows].reshape(-1)[:HEADER_BYTES]
             theirs = head.tobytes()
@@ -167,9 +168,11 @@ class HorovodCommunicator(Communicator):
             reason = disagreement(self.rank, mine, {rank: theirs})
             if reason is not None:
                 raise CommunicatorError(reason)
+            heads.append(theirs)
             start += num_header_rows
             parts.append(packed[start : start + num_rows])
             start += num_rows
+        self.notes.of_all = notes_of(heads)
         rows = np.concatenate(parts).view(like.dtype)
         return Gathered(rows, np.array([len(part) for part in parts], np.int32))
 

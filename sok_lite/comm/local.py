@@ -35,7 +35,14 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, num_rows_of, turn_of
+from sok_lite.comm.header import (
+    FAREWELL,
+    HEADER_BYTES,
+    disagreement,
+    notes_of,
+    num_rows_of,
+    turn_of,
+)
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 _SMALLEST_BOX_BYTES = 1 << 16
@@ -330,6 +337,7 @@ class LocalCommunicator(Communicator):
         reason = disagreement(self.rank, header, {peer: s.packed for peer, s in signals.items()})
         if reason is not None:
             self._fail(reason)
+        self.notes.of_all = header.notes | notes_of(s.packed for s in signals.values())
         counts = np.empty(self.size, np.int32)
         counts[self.rank] = len(parts[self.rank])
         for peer, signal in signals.items():
@@ -404,6 +412,7 @@ class HostsCommunicator(Communicator):
         """Takes connected sockets, one for each other rank of this machine."""
         super().__init__(base.rank, base.size, base.local_rank)
         self._base = base
+        self.notes = base.notes  # headers of all ranks come by it in each collective
         self._boxes = Mailboxes(links)
         self._here = {base.rank, *links}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, num_rows_of
+from sok_lite.comm.header import FAREWELL, HEADER_BYTES, disagreement, notes_of, num_rows_of
 from sok_lite.comm.protocol import Communicator, CommunicatorError, Gathered, split_offsets
 
 _MAX_MPI_COUNT = 2**31 - 1
@@ -103,6 +103,7 @@ class MpiCommunicator(Communicator):
         reason = disagreement(self.rank, header, dict(enumerate(headers)))
         if reason is not None:
             raise CommunicatorError(reason)
+        self.notes.of_all = notes_of(headers)
         return np.array([num_rows_of(packed) for packed in headers], np.int32)
 
     def _message(self, rows: np.ndarray, splits: np.ndarray) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from sok_lite.comm.header import LONGEST_CALL, Header
+from sok_lite.comm.header import LONGEST_CALL, Header, Notes
 
 if TYPE_CHECKING:
     from sok_lite.comm.gpu_transport import GpuTransport
@@ -106,6 +106,7 @@ class Communicator(ABC):
       size: number of processes.
       local_rank: number of this process among those of the same machine.
       turn: number of collectives so far; equal on all ranks whenever one has been completed.
+      notes: what ranks tell each other with every collective; of a `connection`.
       gpu_transport: sends arrays of a GPU without the host; None: they go through the host.
       shares_memory: whether ranks of one machine pass rows through memory, also where there are
         ranks on other machines.
@@ -118,6 +119,7 @@ class Communicator(ABC):
         self.size = size
         self.local_rank = local_rank
         self.turn = 0
+        self.notes = Notes()
         self.gpu_transport: GpuTransport | None = None
         self._process = os.getpid()
         self._failure: str | None = None
@@ -356,7 +358,8 @@ class Communicator(ABC):
 
     def _next_header(self, call: str, rows: np.ndarray) -> Header:
         self.turn += 1
-        return Header(self.turn, call, rows.dtype.str, rows.shape[1] * rows.dtype.itemsize)
+        row_bytes = rows.shape[1] * rows.dtype.itemsize
+        return Header(self.turn, call, rows.dtype.str, row_bytes, self.notes.sent())
 
     def _allreduce(self, call: str, elements: np.ndarray, op: str) -> np.ndarray:
         """Reduces (k,) over ranks, k > 0."""

@@ -4,6 +4,8 @@ A rank that raises, returns early or calls another collective than the others en
 with an error that says which rank did what; nothing waits for a timeout but a rank that hangs.
 """
 
+import functools
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -128,7 +130,9 @@ class ThreadsCommunicator(Communicator):
 
     def _meet(self, call: str, item: Any) -> list[Any]:
         self.turn += 1
-        return self._world.meet(self.rank, call, item)
+        met = self._world.meet(self.rank, call, (self.notes.sent(), item))
+        self.notes.of_all = functools.reduce(operator.or_, (notes for notes, _ in met))
+        return [each for _, each in met]
 
 
 def run_ranks(size: int, fn: Callable[[Communicator], T], timeout: float = 60.0) -> list[T]:

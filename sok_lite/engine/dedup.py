@@ -11,14 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import I64, U32, Words
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.hashing import seed_of_process
+from sok_lite.engine.segments import Groups, group
+from sok_lite.engine.sort import Sort, Tiles
 
-# First occurrences are counted in blocks of so many items, or larger ones where there would be too
-# many: each block reads what was counted in all before it. On a GPU a warp has a block, and goes
-# through its items 32 at a time.
-_BLOCK, _WARP_BLOCK = 1024, 128
-_MOST_BLOCKS = 4096
+# On a CPU first occurrences are counted in blocks of so many items, or larger ones where there
+# would be too many: each block reads what was counted in all before it.
+_BLOCK, _MOST_BLOCKS = 1024, 4096
 
 
 class Distinct(NamedTuple):
@@ -29,12 +30,14 @@ class Distinct(NamedTuple):
       first: (u,) int32, the first item with each distinct key.
       keys: (u,) int64, the distinct keys.
       starts: (T + 1,) int64 on the host, the first distinct key of each table.
+      rows: (u,) uint32, what the first items have of what was to be taken along; else None.
     """
 
     inverse: Array
     first: Array
     keys: Array
     starts: np.ndarray
+    rows: Array | None = None
 
     @property
     def sizes(self) -> np.ndarray:
@@ -72,6 +75,7 @@ def dedup(
     begin: Sequence[int] | np.ndarray,
     missing: Missing | None = None,
     repeat: bool = True,
+    rows: Array | None = None,
 ) -> Distinct:
     """Finds the distinct keys of each table, in order of first occurrence.
 
@@ -82,46 +86,185 @@ def dedup(
       begin: (T + 1,), the first item of each table, from 0 to n, ascending.
       missing: only items without a row take part; None: all do.
       repeat: whether keys may repeat; if not, it is less work.
+      rows: (n,) uint32, of which each distinct key takes that of its first item along; None: none.
 
     Raises:
       ValueError: more than 2**30 keys, which int32 numbers could not address.
     """
-    xp = backend.xp
-    n, num_tables = keys.size, len(begin) - 1
-    if n > 1 << 30:
-        raise ValueError(f"A batch must have at most 2**30 keys. Received: {n}. Split it.")
-    if n == 0:
-        empty = xp.empty(0, np.int32)
-        return Distinct(empty, empty, keys, np.zeros(num_tables + 1, np.int64))
-    begin = np.asarray(begin, np.int64)
-    rows, heads_of = None, begin  # where the heads of each table start
-    if missing is not None:
-        rows, heads_of = missing.rows, split_offsets(missing.counts)
-    where, head_starts = backend.from_host(np.array([begin, heads_of], np.int64))
-    starts = xp.empty(num_tables + 1, np.int64)
-    heads = xp.empty(2 * int(heads_of[-1]) or 1 if repeat else n, np.int32)
-    if repeat:
-        heads.fill(-1)
-    slots, first = xp.empty(n, np.int32), xp.empty(n, np.int32)
-    distinct = xp.empty(n, np.int64)
-    block = _WARP_BLOCK if backend.name == "cuda" else _BLOCK
-    words = (block if n <= block * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
-    num_blocks = -(-n // (32 * words))
-    marks, counts = xp.empty(-(-n // 32), np.uint32), xp.empty(num_blocks, np.int32)
-    tables = (where, head_starts, num_tables)
-    insert = (keys, rows, *tables, int(repeat), seed_of_process(), heads, slots, n)
-    backend.launch("dedup_insert", n, *insert)
-    # A block is worth many items: the launch is told their number, not the blocks'.
-    blocks = (words, num_blocks, n)
-    backend.launch("dedup_count", n, slots, heads, marks, counts, *blocks)
-    total = starts[num_tables:]
-    number = (keys, slots, heads, marks, counts, first, distinct, total, *blocks)
-    backend.launch("dedup_number", n, *number)
-    told = (slots, heads, rows, first, where, slots, starts, num_tables, n)
-    backend.launch("dedup_inverse", n, *told)
-    on_host = backend.to_host(starts)
-    count = int(on_host[-1])
-    return Distinct(slots, first[:count], distinct[:count], on_host)
+    numbering = _Numbering(backend, keys, begin, rows, missing, repeat)
+    if not keys.size:
+        return numbering.none()
+    numbering.launch(numbering.new_work())
+    numbering.launch_of_tables("dedup_inverse", numbering.sizes, [numbering.at_missing])
+    return numbering.distinct()
+
+
+def dedup_and_group(
+    backend: Backend, keys: Array, begin: Sequence[int] | np.ndarray, rows: Array
+) -> tuple[Distinct, Groups]:
+    """Finds the distinct keys of each table, and the items of each: see `dedup` and `group`.
+
+    It waits for the device once: on a GPU when all of it is launched.
+
+    Args:
+      keys, begin, rows: as of `dedup`.
+
+    Raises:
+      ValueError: more than 2**30 keys.
+    """
+    n = keys.size
+    if backend.name == "cpu" or n == 0:
+        distinct = dedup(backend, keys, begin, rows=rows)
+        return distinct, group(backend, distinct.inverse, begin, distinct.starts)
+    numbering = _Numbering(backend, keys, begin, rows, None, True)
+    # Nobody knows yet how many numbers there are: at most as many as items.
+    sort = Sort(backend, n, n, numbering.num_words)
+    numbering.launch(sort.work)
+    teams = -(-numbering.sizes // sort.tiles.items)
+    numbering.launch_of_tables("dedup_labels", teams, [], sort.counting)
+    order, by_number = sort.sorted(numbering.slots)
+    offsets = backend.xp.empty(n + 1, np.int64)
+    backend.launch("group_sorted", n, by_number, offsets, 0, n)
+    distinct = numbering.distinct()
+    offsets = offsets[: distinct.keys.size + 1]
+    return distinct, Groups(offsets, order, distinct.inverse, numbering.begin, distinct.starts)
+
+
+class _Numbering:
+    """Distinct keys that are given numbers; how many they are the host learns at the end.
+
+    Args:
+      The arguments of `dedup`.
+
+    Attributes:
+      begin: (T + 1,) int64 on the host.
+      sizes: (T,) int64, items of each table.
+      slots: (n,) int32, the scratch slot of each item, and then its number.
+      num_words: that have to be 0: what the tiles of a GPU tell, and the scratch slots.
+      at_missing: the address of the rows that say what is missing; 0: all items take part.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: Array,
+        begin: Sequence[int] | np.ndarray,
+        rows: Array | None,
+        missing: Missing | None,
+        repeat: bool,
+    ) -> None:
+        n = keys.size
+        if n > 1 << 30:
+            raise ValueError(f"A batch must have at most 2**30 keys. Received: {n}. Split it.")
+        self._backend, self._keys, self._rows, self._missing = backend, keys, rows, missing
+        self._repeat = repeat
+        self.begin = begin = np.asarray(begin, np.int64)
+        self.sizes = begin[1:] - begin[:-1]
+        self._num_slots = self.sizes
+        if repeat:
+            self._num_slots = 2 * (self.sizes if missing is None else np.asarray(missing.counts))
+        self._tiles = Tiles.of(n)
+        self._num_told = 1 + self._tiles.number if backend.name == "cuda" else 0
+        # Items that take no part look at the first slot, whether or not others have any.
+        self.num_words = self._num_told + max(1, int(self._num_slots.sum()))
+        self.at_missing = 0 if missing is None else _address(backend, missing.rows, U32)
+
+    def none(self) -> Distinct:
+        """Returns the distinct ones of no keys."""
+        empty = self._backend.xp.empty(0, np.int32)
+        return Distinct(empty, empty, self._keys, np.zeros(self.begin.size, np.int64), self._rows)
+
+    def new_work(self) -> Array:
+        """Returns the words that have to be 0, uint32."""
+        if self._backend.name == "cuda":
+            return self._backend.xp.zeros(self.num_words, np.uint32)
+        # Not zeros: the system would give the memory page by page, in the order of hashes.
+        work = np.empty(self.num_words, np.uint32)
+        work.fill(0)
+        return work
+
+    def launch(self, work: Array) -> None:
+        """Gives numbers to keys. It waits for nothing.
+
+        Args:
+          work: uint32, of which `num_words` are 0.
+        """
+        backend, xp, n = self._backend, self._backend.xp, self._keys.size
+        address = backend.address
+        self._work, self.slots = work, xp.empty(n, np.int32)
+        self._first, self._distinct = xp.empty(n, np.int32), xp.empty(n, np.int64)
+        self._starts = xp.empty(self.begin.size, np.int64)
+        self._rows_out = None if self._rows is None else xp.empty(n, np.uint32)
+        self._heads = address(work) + U32.itemsize * self._num_told
+        at_keys, at_slots = _address(backend, self._keys, I64), address(self.slots)
+        first_slots = split_offsets(self._num_slots)[:-1]
+        columns: list[Words] = [
+            *(at_keys, self.at_missing, self.begin[:-1], first_slots, self._num_slots),
+            *(int(self._repeat), seed_of_process(), self._heads, at_slots, self.sizes),
+        ]
+        backend.launch_columns("dedup_insert", self.sizes.tolist(), columns, self)
+        if backend.name == "cpu":
+            self._launch_in_blocks()
+            return
+        at_rows = 0 if self._rows is None else _address(backend, self._rows, U32)
+        rows_out = 0 if self._rows is None else address(self._rows_out)
+        columns = [
+            *(at_keys, at_rows, at_slots, self._heads, address(self._first)),
+            *(address(self._distinct), rows_out, self._at_start(-1)),
+            *(address(work), address(work) + U32.itemsize, *self._tiles, n),
+        ]
+        backend.launch_columns("dedup_number_tiles", [self._tiles.number], columns, self)
+
+    def _launch_in_blocks(self) -> None:
+        n = self._keys.size
+        words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
+        num_blocks = -(-n // (32 * words))
+        marks, counts = np.empty(-(-n // 32), np.uint32), np.empty(num_blocks, np.int32)
+        heads, launch = self._work.view(np.int32), self._backend.launch
+        # A block is worth many items: the launch is told their number, not the blocks'.
+        blocks = (marks, counts, words, num_blocks, n)
+        launch("dedup_count", n, self.slots, heads, *blocks)
+        out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
+        launch("dedup_number", n, self._keys, self._rows, self.slots, heads, *out, *blocks)
+
+    def _at_start(self, table: int) -> int:
+        """Returns the address of where the keys of a table start; -1: of the number of all."""
+        place = table % self.begin.size
+        return self._backend.address(self._starts) + I64.itemsize * place
+
+    def launch_of_tables(
+        self,
+        kernel: str,
+        num_items: np.ndarray,
+        before: Sequence[Words],
+        after: Sequence[Words] = (),
+    ) -> None:
+        """Launches a kernel that tells each item its number, and each table where its keys start.
+
+        Args:
+          num_items: of each table. One without any is told, too.
+          before, after: what it takes behind the scratch slots, and before the number of items.
+        """
+        slots = self._backend.address(self.slots)
+        starts = self._at_start(0) + I64.itemsize * np.arange(self.sizes.size)
+        columns = [
+            *(slots, self._heads, *before, self._backend.address(self._first), self._at_start(-1)),
+            *(self.begin[:-1], slots, starts, *after, self.sizes),
+        ]
+        sizes = [max(1, count) for count in num_items.tolist()]
+        self._backend.launch_columns(kernel, sizes, columns, self)
+
+    def distinct(self) -> Distinct:
+        """Waits for the number of keys, and returns them."""
+        starts = self._backend.to_host(self._starts)
+        count = int(starts[-1])
+        rows = None if self._rows_out is None else self._rows_out[:count]
+        return Distinct(self.slots, self._first[:count], self._distinct[:count], starts, rows)
+
+
+def _address(backend: Backend, array: Array, dtype: np.dtype) -> int:
+    """Returns the address of an array. Raises TypeError if kernels cannot take it as that dtype."""
+    return int(backend.addresses([array], dtype)[0])
 
 
 def unique(backend: Backend, keys: Array) -> Unique:
@@ -139,6 +282,6 @@ def unique(backend: Backend, keys: Array) -> Unique:
 
 def last_of_each(backend: Backend, inverse: Array, num_unique: int) -> Array:
     """Returns the last item of every distinct key, (num_unique,) int32."""
-    last = backend.xp.full(num_unique, -1, np.int32)
+    last = backend.set_bits(num_unique, np.dtype(np.int32))
     backend.launch("last_occurrence", inverse.size, inverse, last, inverse.size)
     return last

@@ -12,11 +12,16 @@ from sok_lite.comm.protocol import Communicator, CommunicatorError
 
 T = TypeVar("T")
 
+# An attribute of an error that all ranks have: it names the rank that it comes from.
+_OF_ALL = "_sok_lite_of_all_ranks"
+
 # First word of a message that takes the place of keys: no tag of a lookup is negative.
 _FAILED = -1
 
 # A failure of another rank is raised as the first of these that it is, with its rank in front.
-_KINDS: tuple[type[Exception], ...] = (MemoryError, OSError, TypeError, ValueError, RuntimeError)
+_KINDS: tuple[type[Exception], ...] = (
+    *(MemoryError, FileExistsError, OSError, TypeError, ValueError, RuntimeError),
+)
 
 # The call of the collective that sends keys, or the reason why there are none.
 SEND_KEYS = "send_keys"
@@ -77,12 +82,12 @@ def together(comm: Communicator, function: Callable[[], T], call: str = "togethe
     Every rank must call it. It returns when the function has returned on every rank.
 
     Args:
-      function: makes no collective call.
+      function: makes no collective call, or such alone as fail on all ranks if they do on one.
       call: what it is for, for the message where ranks make different calls.
 
     Raises:
-      MemoryError, OSError, TypeError, ValueError, RuntimeError: with the number of the first rank
-        that failed and its reason; with one rank, the error of the function itself.
+      MemoryError, FileExistsError, OSError, TypeError, ValueError, RuntimeError: with the number of
+        the first rank that failed and its reason; with one rank, the error of the function itself.
     """
     if comm.size == 1:
         return function()
@@ -93,11 +98,21 @@ def together(comm: Communicator, function: Callable[[], T], call: str = "togethe
         raise
     except Exception as error:
         failure = error
-    gathered = comm.allgatherv(_reason(failure), call=call)
+    try:
+        gathered = comm.allgatherv(_reason(failure), call=call)
+    except CommunicatorError as error:
+        if failure is None:
+            raise
+        told = f"{error} Before it rank {comm.rank} had {type(failure).__name__}: {failure}"
+        raise CommunicatorError(told) from failure
     for rank, part in enumerate(gathered.by_rank()):
         if part.size:
+            if failure is not None and hasattr(failure, _OF_ALL):
+                raise failure
             text = part[1:].tobytes().decode(errors="replace")
-            raise _KINDS[part[0]](f"Rank {rank}: {text}") from failure
+            known = _KINDS[part[0]](f"Rank {rank}: {text}")
+            setattr(known, _OF_ALL, True)
+            raise known from failure
     return result
 
 

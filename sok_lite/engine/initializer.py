@@ -99,13 +99,19 @@ class Initializer(GivesFirstRows):
         return (self.a,) * dim if self.kind == "constant" else None
 
     def plan_fill(
-        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
+        self,
+        backend: Backend,
+        store: RowStore,
+        rows: Array,
+        keys: Array,
+        table_seed: int,
+        out: Array | None = None,
     ) -> Action:
         if self._is_row(store.row_dtype):
-            return self._as_row(store.dim).plan_fill(backend, store, rows, keys, table_seed)
+            return self._as_row(store.dim).plan_fill(backend, store, rows, keys, table_seed, out)
         name = f"init_{self.kind}_{store.row_dtype.suffix}"
-        column = store.column("value").pointers
-        place = (column, store.chunk_shift, store.dim, rows)
+        *column, _ = store.place()
+        place = (*column, rows, None if out is None else out.reshape(-1).view(np.uint8))
         source = () if self.kind == "constant" else (keys, as_i64(table_seed))
         return backend.prepared(name, len(rows), *place, *source, *self._scalars(), len(rows))
 

@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.table_lock import TableLock
 from sok_lite.comm import Communicator
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.batch_pooling import gradients_at_owners, pool_returned
-from sok_lite.engine.dedup import dedup
+from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
 from sok_lite.engine.pieces import Allocate, Pieces, Shape, new_results
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import copy_apart, group, segment_sums
+from sok_lite.engine.segments import copy_apart, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table.last_gradient import note_gradients
 from sok_lite.engine.table.lookups import WrongSplitsError
@@ -196,19 +197,20 @@ def backward(
     """
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
     begin = split_offsets(context.pooling.route.num_received)
-    distinct = dedup(backend, context.keys, begin)
+    distinct, groups = dedup_and_group(backend, context.keys, begin, context.rows)
     sizes, starts = distinct.sizes.tolist(), distinct.starts[:-1]
     sums, copies = (None, None) if allocate is None else allocate(sizes)
-    groups = group(backend, distinct.inverse, begin, distinct.starts)
     sums = segment_sums(backend, groups, terms, sums)
     if copies is not None:
         copy_apart(backend, context.keys, distinct.first, sizes, copies)
     shapes = list(zip(sizes))
     keys = Pieces(distinct.keys, shapes, starts)
-    rows = Pieces(backend.xp.take(context.rows, distinct.first), shapes, starts)
+    rows = Pieces(distinct.rows, shapes, starts)
     tables, route = [table for table, _, _ in parts], context.pooling.route
-    # Of several ranks, and on a GPU, native code takes no gradient.
-    is_native = route.comm.size == 1 and backend.name == "cpu"
+    # Of several ranks native code takes no gradient.
+    is_native = route.comm.size == 1 and all(
+        isinstance(getattr(table, "lock", None), TableLock) for table in tables
+    )
     num_items = route.num_received.tolist() if is_native else None
     note_gradients(backend, tables, keys, rows, context.found, num_items)
     return Gradients(keys, sums, weight_grads)

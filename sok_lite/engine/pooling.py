@@ -111,7 +111,7 @@ def coefficients_of(
         *(addresses_of(backend, row_splits, I64), addresses_of(backend, weights, F32)),
         np.array([COMBINERS[name] for _, name in weighting], np.int64),
         addresses_of(backend, index, I32),
-        *(their, np.array(num_rows, np.int64)),
+        *(their, 0, np.array(num_rows, np.int64)),
     ]
     arrays = (row_splits, weights, item_rows, coefficients)
     backend.launch_columns("combine_items", num_rows, columns, arrays)

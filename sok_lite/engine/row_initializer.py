@@ -20,16 +20,24 @@ class GivesFirstRows(Protocol):
         """Raises ValueError if rows of that format and length cannot begin as it says."""
 
     def plan_fill(
-        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
+        self,
+        backend: Backend,
+        store: RowStore,
+        rows: Array,
+        keys: Array,
+        table_seed: int,
+        out: Array | None = None,
     ) -> Action:
         """Prepares to write the initial values of rows into the `value` column.
 
         Args:
           backend: where the arrays live.
           store: the row store.
-          rows: (n,) uint32, distinct; NO_ROW is skipped. They are read when the action is taken.
+          rows: (n,) uint32, distinct, or NO_ROW. They are read when the action is taken.
           keys: (n,) int64, the key of each row.
           table_seed: 64 bits that stand for the seed and the table's name.
+          out: (n, dim) storage, C-contiguous, gets those of keys without a row, and of others
+            anything; None: they are skipped.
         """
 
     def plan_draw(
@@ -90,10 +98,17 @@ class RowInitializer(GivesFirstRows):
         return self.values
 
     def plan_fill(
-        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
+        self,
+        backend: Backend,
+        store: RowStore,
+        rows: Array,
+        keys: Array,
+        table_seed: int,
+        out: Array | None = None,
     ) -> Action:
-        source = backend.xp.zeros(rows.size, np.int32)
-        return store.plan_write(rows, self._in_format(backend, store.row_dtype), source=source)
+        suffix, row = as_words(self._in_format(backend, store.row_dtype))
+        place = (*store.place()[:3], rows, None if out is None else as_words(out)[1])
+        return backend.prepared(f"init_row_{suffix}", len(rows), *place, row, len(rows))
 
     def plan_draw(
         self,
@@ -156,11 +171,16 @@ class MatrixInitializer(GivesFirstRows):
         row_dtype.check_finite(self._matrix, "Initial values of rows")
 
     def plan_fill(
-        self, backend: Backend, store: RowStore, rows: Array, keys: Array, table_seed: int
+        self,
+        backend: Backend,
+        store: RowStore,
+        rows: Array,
+        keys: Array,
+        table_seed: int,
+        out: Array | None = None,
     ) -> Action:
         suffix, matrix = as_words(self._in_format(backend, store.row_dtype))
-        column = store.column("value").pointers
-        place = (column, store.chunk_shift, store.dim, rows)
+        place = (*store.place()[:3], rows, None if out is None else as_words(out)[1])
         source = (keys, as_i64(table_seed), matrix, len(self._matrix))
         return backend.prepared(f"init_matrix_{suffix}", len(rows), *place, *source, len(rows))
 

@@ -16,6 +16,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.pieces import ManyArrays, addresses_of, new_results, shapes_of
+from sok_lite.engine.sort import sort_items
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
 _TASK_ITEMS = 1024  # of the least that is worth a task of its own
@@ -90,13 +91,11 @@ def items_of_tables(backend: Backend, is_wanted: Sequence[bool], sizes: np.ndarr
 
 def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: int) -> Array:
     """Returns the number of each item's table, and `step` more for each item of it before."""
-    begin, num_tables = split_offsets(sizes), sizes.size
-    n = int(begin[-1])
-    out = backend.xp.empty(n, np.int32)
-    if n:
-        words = backend.from_host(np.concatenate([begin, numbers], dtype=np.int64))
-        tables = (words, words[num_tables + 1 :], num_tables)
-        backend.launch("table_numbers", n, *tables, step, out, n)
+    begin = split_offsets(sizes)
+    out = backend.xp.empty(int(begin[-1]), np.int32)
+    places = backend.address(out) + I32.itemsize * begin[:-1]
+    columns: list[Words] = [numbers.astype(np.int64), step, places, sizes]
+    backend.launch_columns("table_numbers", sizes.tolist(), columns, out)
     return out
 
 
@@ -121,11 +120,12 @@ def group(
     if n == 0:
         offsets, order = xp.zeros(num_groups + 1, np.int64), xp.empty(0, np.int32)
         return Groups(offsets, order, labels, begin, starts)
-    offsets, order = xp.empty(num_groups + 1, np.int64), xp.empty(n, np.int32)
+    offsets = xp.empty(num_groups + 1, np.int64)
     if backend.name == "cuda":
-        by_label = xp.argsort(labels, kind="stable")
-        backend.launch("group_sorted", n, labels, by_label, offsets, order, num_groups, n)
+        order, by_label = sort_items(backend, labels, num_groups)
+        backend.launch("group_sorted", n, by_label, offsets, num_groups, n)
     else:
+        order = xp.empty(n, np.int32)
         num_tasks = min(backend.num_threads, n // _TASK_ITEMS) or 1
         tables = (begin, starts, offsets, order, begin.size - 1, num_tasks)
         backend.launch("group_items", n, labels, *tables)

@@ -32,6 +32,7 @@ class StaticTable:
     keeps_every_key = True
     rounds_gradients = False
     max_capacity = None
+    ids = None
     # Nothing is drawn: the rows are there.
     seed = 0
     initializer = None

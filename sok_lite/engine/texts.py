@@ -5,6 +5,7 @@ another rank, most likely. So whoever wants the text of a key asks all ranks, an
 the owner of a key whether it is held still: when a checkpoint is written.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,10 @@ RECENT = 1 << 16
 ASKED_AT_ONCE = 1 << 17
 # Bytes that a rank may send in one message.
 MOST_BYTES = (1 << 31) - 1
+
+# What a text takes beside its bytes and its place in a dict: a key, and the head of an object of
+# bytes. Each of the two is rounded up to 16, by 8 in the mean.
+_BYTES_OF_OBJECTS = sys.getsizeof(1 << 62) + sys.getsizeof(b"") + 16
 
 # What an owner says of a key to a rank that has its text.
 _GONE, _ELSEWHERE, _YOURS = 0, 1, 2
@@ -79,11 +84,18 @@ class TextStore:
         self._recent: dict[int, bytes] = {}
         self._older: dict[int, bytes] = {}
         self._num_held = 0  # of the older ones, when that was last looked at
+        self._text_bytes = 0  # of all texts
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Texts that are remembered."""
         return len(self._recent) + len(self._older)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the host that keys and texts take, as far as Python tells."""
+        dicts = sys.getsizeof(self._recent) + sys.getsizeof(self._older)
+        return dicts + len(self) * _BYTES_OF_OBJECTS + self._text_bytes
 
     def get(self, key: int) -> bytes | None:
         """Returns the text of a key; None: it is not remembered."""
@@ -125,6 +137,7 @@ class TextStore:
                 elif check is not None and known != text:
                     check(known, text)
             self._recent.update(new)
+            self._text_bytes += _size_of(new)
 
     def _forget_where_many_are_new(self) -> None:
         """Drops older texts whose keys the table does not hold; those of late are older then."""
@@ -134,6 +147,7 @@ class TextStore:
         held = keys[self._are_held(keys)].tolist()
         self._older = {key: self._older[key] for key in held} | self._recent
         self._recent, self._num_held = {}, len(held)
+        self._text_bytes = _size_of(self._older)
 
     def drop(self, keys: Sequence[int]) -> None:
         """Forgets the texts of some keys, but those of late: their rows may be about to come.
@@ -146,6 +160,7 @@ class TextStore:
                 if key not in self._recent:
                     older.pop(key, None)
             self._older, self._recent = older, {}
+            self._text_bytes = _size_of(older)
 
     def all(self) -> dict[int, bytes]:
         """Returns a copy of all texts, by key. It waits for nobody: the table may be locked."""
@@ -154,7 +169,12 @@ class TextStore:
 
     def plan_replace(self, texts: dict[int, bytes]) -> list[Action]:
         """Prepares to remember these texts and no others."""
-        return plan_set(self, _older=texts, _recent={})
+        return plan_set(self, _older=texts, _recent={}, _text_bytes=_size_of(texts))
+
+
+def _size_of(texts: Mapping[int, bytes]) -> int:
+    """Returns the bytes of texts."""
+    return sum(map(len, texts.values()))
 
 
 # ---------------------------------------------------------------- what ranks tell each other

@@ -32,7 +32,10 @@ class WorkDone:
         many nanoseconds. `number` and `seconds` have it.
       num_bytes: what it has written or sent.
       last: when it was done last, seconds since 1970; None: never, or nobody says.
+      is_read: whether the program has metrics made, so that it is worth to time what costs time.
     """
+
+    is_read = False
 
     def __init__(self) -> None:
         self._number, self.num_bytes = 0, 0
@@ -57,8 +60,29 @@ class WorkDone:
             self.last = now
 
 
+class Reached:
+    """How far training has come.
+
+    Attributes:
+      number: of steps over all runs; None: nobody says.
+      last: when the last one ended, seconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.last = 0.0
+
+    def reach(self, number: int) -> None:
+        """Notes how many steps are done now."""
+        self.number, self.last = number, time.time()
+
+
+# Steps of training, as a Checkpoint or an Autosave counts them.
+STEPS = Reached()
 # Calls from TensorFlow, of all tables together.
 LOOKUPS, GRADIENTS, UPDATES = WorkDone(), WorkDone(), WorkDone()
 # What this rank has sent to others, and its part of dumps that were finished.
 SENT_KEYS, SENT_ROWS, SENT_GRADIENTS = WorkDone(), WorkDone(), WorkDone()
 DUMPS = WorkDone()
+# Batches that training has taken, and how long it waited for them.
+INPUT_WAITS = WorkDone()

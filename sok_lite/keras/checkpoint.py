@@ -23,6 +23,7 @@ import tensorflow as tf
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import communicator
 from sok_lite.bridge.keras import held, hooks
+from sok_lite.bridge.saves import Saves
 from sok_lite.comm.header import save_by
 from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer, is_integer
@@ -77,10 +78,12 @@ class CheckpointPart:
     `fit` of a program, and `initial_epoch` does not count then: a program that calls `fit` for each
     day asks `newest` which day that is.
 
-    It saves at the end of each epoch, and with `every` after so many batches too, and when `fit`
-    is over. A process that is killed at any moment leaves a whole checkpoint. Each is a folder
-    `step-N` that `sok_lite.load` and `sok-lite` read, and the link `latest` leads to the newest
-    whole one, where the file system has links.
+    It saves at the end of each epoch, and with `every` in between. When SIGTERM comes to any rank
+    during `fit`, as where a machine is taken away, all ranks save after the step in which they
+    learn of it, mostly the next one, and end with exit status 143; `sok_lite.Autosave` has that for
+    a loop of one's own. A process that is killed at any moment leaves a whole checkpoint. Each is a
+    folder `step-N` that `sok_lite.load` and `sok-lite` read, and the link `latest` leads to the
+    newest whole one, where the file system has links.
 
     On several ranks every rank must have it, with the same arguments and storage that all see. Each
     writes its tables, rank 0 the dense weights; any number of ranks restore them.
@@ -88,17 +91,22 @@ class CheckpointPart:
     Args:
       path: of the folder for checkpoints, on this machine or mounted. Of what else is there nothing
         is removed.
-      every: batches after which to save; None: after epochs alone.
+      every: batches after which to save, or a time by the clock of rank 0: "90s", "10min", "1h".
+        None: after epochs alone.
       keep: how many checkpoints stay; older ones are removed when a new one is whole.
       incremental: how many saves after a whole one write only what has changed, into its folder;
         True: all of them.
       background: whether tables are written while training goes on, which needs memory for a copy.
-        On several ranks such a checkpoint is there from the next save, or end of an epoch, on.
+        Such a checkpoint is there, on several ranks from the end of a step on, once all have
+        written.
+      on_error: of a save that fails (OSError, as where a disk is full or another process writes
+        the same checkpoint, or MemoryError). "warn": the logger "sok_lite" says so, and training
+        goes on with the checkpoint before; the third failure in a row is raised. "raise": the first
+        one is.
 
     Raises:
       TypeError, ValueError: an argument is not as said here, or `path` is one of the saves. A save
-        raises BlockingIOError (of several ranks OSError) where another process writes the same
-        checkpoint, FileExistsError where what is there was not written by a Checkpoint.
+        raises FileExistsError where what is there was not written by a Checkpoint.
     """
 
     _of_every_rank = True
@@ -109,15 +117,15 @@ class CheckpointPart:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        every: int | None = None,
+        every: int | str | None = None,
         *,
         keep: int = 3,
         incremental: int | bool = False,
         background: bool = False,
+        on_error: str = "warn",
     ) -> None:
         super().__init__()
-        if every is not None:
-            check_integer("every", every, 1)
+        self._saves = Saves([self._save], every, on_error)
         check_integer("keep", keep, 1)
         if not isinstance(incremental, bool) and not (is_integer(incremental) and incremental >= 0):
             raise ValueError(
@@ -132,15 +140,14 @@ class CheckpointPart:
                 f"{self._shown_path!r}, one of its saves. Give {os.path.dirname(self._path)!r}."
             )
         self._every, self._keep, self._in_background = every, int(keep), bool(background)
+        self._on_error = on_error
         self._most_increments = sys.maxsize if incremental is True else int(incremental)
         self._increments = 0
         self._folder: str | None = None  # that the next increment goes to
-        self._under_way: tuple[BackgroundDump, str] | None = None
         self._found: Restored | None = None
         self._is_resumed = False
         self._at: tuple[int, int] = (0, 0)  # epoch and batch
         self._steps = 0
-        self._saved_every = 0  # `_steps // every` of the last save
         self._epoch, self._last_batch = 0, -1
         self._skipped = 0  # batches of the first epoch that are left out
 
@@ -160,7 +167,7 @@ class CheckpointPart:
         comm = communicator()
         arguments = {
             name: getattr(self, f"_{name}")
-            for name in ("path", "every", "keep", "most_increments", "in_background")
+            for name in ("path", "every", "keep", "most_increments", "in_background", "on_error")
         }
         check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
         self.wait()
@@ -213,11 +220,7 @@ class CheckpointPart:
         Raises:
           OSError: it has failed, and the checkpoint before it is there still.
         """
-        if self._under_way is not None:
-            begun, dense = self._under_way
-            self._under_way = None
-            begun.wait()
-            _tidy(self._path, self._keep, begun.path, dense)
+        self._saves.wait()
 
     # ---------------------------------------------------------------- what Keras calls
 
@@ -264,6 +267,7 @@ class CheckpointPart:
         self._is_resumed = True
         self._last_batch = -1
         self._skipped = 0 if found is None else found.batch
+        self._saves.open(self._steps, is_saved=found is not None)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes which epoch it is."""
@@ -279,36 +283,46 @@ class CheckpointPart:
             return
         self._skipped = 0
         self._steps += batch - self._last_batch
-        self._last_batch, self._at = batch, (self._epoch, batch + 1)
-        if self._every is None or self._steps // self._every == self._saved_every:
-            return
-        self._saved_every = self._steps // self._every
-        if batch + 1 != most:  # else the end of the epoch does
-            self._save()
+        is_last = batch + 1 == most
+        self._last_batch = batch
+        self._at = (self._epoch + 1, 0) if is_last else (self._epoch, batch + 1)
+        self._saves.step(self._steps, is_save_due=not is_last)  # the end of the epoch saves
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Ends a job that was told to, in a validation of `fit`."""
+        if self._saves.is_open:
+            self._finish_epoch(self._epoch)
+            self._saves.look()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves."""
         _skip_batches(self.model, 0)
+        self._finish_epoch(epoch)
+        self._skipped = 0
+        self._saves.save(self._steps)
+
+    def _finish_epoch(self, epoch: int) -> None:
+        """Notes that an epoch has no more batches."""
         most = self.params.get("steps")
         # A callback may have stopped training in the middle: the rest is for who goes on.
         if not self.model.stop_training or most is None or self._last_batch + 1 >= most:
             self._at = (epoch + 1, 0)
-        self._skipped = 0
-        self._save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Waits until what is saved is there."""
-        self.wait()
+        """Waits until what is saved is there, and ends a job that was told to."""
+        self._saves.leave(must_be_saved=True)
+        self._saves.close()
 
     # ---------------------------------------------------------------- saving
 
-    def _save(self) -> None:
-        self.wait()
-        comm, step = communicator(), self._steps
+    def _save(self, step: int) -> Any:
+        """Saves, and returns what goes on in the background. Every rank must call it."""
+        comm = communicator()
         call = save_by("Checkpoint")
         states = together(comm, lambda: DenseStates.of(self.model, "Checkpoint"), call)
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
+        is_increment &= not self._saves.has_failed
         folder = self._folder if is_increment else os.path.join(self._path, _name_of(step))
         assert folder is not None
         epoch, batch = self._at
@@ -321,7 +335,8 @@ class CheckpointPart:
             together(comm, lambda: states.write(os.path.join(folder, dense), comm.rank, comm.size))
 
         at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}
-        write: Callable[..., Any] = dump_in_background if self._in_background else dump
+        in_background = self._in_background and not self._saves.ends
+        write: Callable[..., Any] = dump_in_background if in_background else dump
         writing = partial(
             write,
             folder,
@@ -335,10 +350,11 @@ class CheckpointPart:
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0
         self._folder = folder
-        if begun is None:
-            _tidy(self._path, self._keep, folder, dense)
-        else:
-            self._under_way = (begun, dense)
+        tidy = partial(_tidy, self._path, self._keep, folder, dense)
+        if begun is not None:
+            return _UnderWay(begun, tidy)
+        tidy()
+        return None
 
     # ---------------------------------------------------------------- restoring
 
@@ -369,13 +385,27 @@ class CheckpointPart:
         on_device(tables[0].backend, lambda: load(found.path, tables, comm))
         states.assign(dense)
         self._steps = found.steps
-        self._saved_every = found.steps // self._every if self._every else 0
         self._at = (found.epoch, found.batch)
         return " ".join(
             f"The learning rate {new:g} of the checkpoint replaces {old:g}."
             for old, new in zip(before, learning_rates(model), strict=True)
             if old is not None and new is not None and old != new
         )
+
+
+class _UnderWay:
+    """A save that is written in the background, after which older ones go."""
+
+    def __init__(self, begun: BackgroundDump, tidy: Callable[[], None]) -> None:
+        self._begun, self._tidy = begun, tidy
+
+    @property
+    def done(self) -> bool:
+        return self._begun.done
+
+    def wait(self) -> None:
+        self._begun.wait()
+        self._tidy()
 
 
 # ---- folders: which are whole, and which go ------------------------------------------------------
@@ -600,3 +630,4 @@ def _resuming(package: Any, call: Any, self: Any, /, *args: Any, **kwargs: Any) 
     finally:
         if mine:  # also where it was broken off
             _skip_batches(self, 0)
+            mine[0]._saves.close()

@@ -17,6 +17,7 @@ from sok_lite.bridge.keras.classes import (
     root_of,
     share_in_copies,
 )
+from sok_lite.bridge.keras.input_wait import time_input
 from sok_lite.bridge.keras.ranks import AllRanksPart, check_ranks
 from sok_lite.bridge.keras.saving import keep_tables
 from sok_lite.bridge.keras.steps import count_by_rows
@@ -97,7 +98,7 @@ def know_optimizers(name: str, package: Any) -> None:
 patch_optimizers()
 for _told in (
     *(keep_tables, help_callbacks, share_in_copies, resume_fit, check_ranks, count_by_rows),
-    *(look_up_together, know_optimizers),
+    *(look_up_together, know_optimizers, time_input),
 ):
     guard.tell(_told)
 if TYPE_CHECKING:  # what type checkers and editors see; Keras 3 stands for either

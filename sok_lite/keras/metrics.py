@@ -33,8 +33,8 @@ class TableMetricsPart:
 
     To the logs of each epoch, which the progress line, `History.history` and other callbacks read,
     it adds four numbers of all tables together: "tables/keys", "tables/new_keys" in the epoch,
-    "tables/evicted" so far, and "tables/bytes" of rows, states and index. Each table's own are in
-    `history`, and with `log_dir` in TensorBoard. All numbers are sums over ranks, and every rank
+    "tables/evicted" so far, and "tables/bytes" of all that they keep. Each table's own are
+    in `history`, and with `log_dir` in TensorBoard. All numbers are sums over ranks, and every rank
     must have it. Put it before the callbacks that read logs.
 
     Args:
@@ -197,7 +197,7 @@ def _facts_of(table: EmbeddingTable) -> dict[str, int]:
     return {
         "keys": table.size,
         "evicted": evicted,
-        "bytes": table.store.used_bytes + table.index_bytes,
+        "bytes": table.store.used_bytes + table.index_bytes + table.text_bytes,
         "made": table.size + evicted + table.totals()["erased_total"],
     }
 

@@ -186,6 +186,7 @@ class TablePart:
         self._number = next(_numbers)
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         table = table_for_variable(TableWeight.kind, make, can_be_cloned=True)
+        table.ids = "texts" if key_type == _TEXTS else "integers"
         if keep_texts:
             remember_texts(table)
         make_weight()
@@ -519,9 +520,12 @@ def _own_optimizer(package: Any, name: str, given: Any) -> Any:
         return None
     optimizer = package.optimizers.get(given) if isinstance(given, str) else given
     if not isinstance(optimizer, package.optimizers.Optimizer):
+        inside = getattr(given, "optimizer", None)  # as a sok.OptimizerWrapper has it
+        is_wrapped = isinstance(inside, package.optimizers.Optimizer)
         raise TypeError(
             f"`optimizer` of table {name!r} must be an optimizer of {package.__name__}, or its "
             f"name. Received: {type(given).__module__}.{type(given).__name__}."
+            + (f" Give the {type(inside).__name__} that it wraps." if is_wrapped else "")
         )
     train_alone(optimizer, f"table {name!r}")
     return optimizer

@@ -21,10 +21,16 @@ from sok_lite.bridge.job import communicator, other_ranks
 from sok_lite.bridge.keras import saving
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.optimizer_states import settle_states
+from sok_lite.engine.table.filling import NoRoomError
 from sok_lite.engine.texts import settle
 
 # The start of the names of the arrays of one rank, where several ranks have saved.
 _OF_RANK = re.compile(r"rank\d+of(\d+)_")
+_OF_A_FILE = (
+    "A file of Keras makes its model with the old max_capacity: build the model anew with a larger "
+    "one, and load_weights() of the file. sok.load reads it once `sok-lite convert` has made a "
+    "dump of it."
+)
 _TEXTS = {"text_keys": tf.int64, "texts": tf.string}
 
 
@@ -192,7 +198,10 @@ def load_rows(variable: TableWeight, store: Mapping[str, Any], name: str) -> Non
     texts, kept = _texts_of_rank(variable, store, name, saved_by), variable.table.texts
     if kept is not None:
         kept.add(texts)  # an interrupt later leaves too many, and no row without its text
-    variable.restore_tensors(tensors)
+    try:
+        variable.restore_tensors(tensors)
+    except NoRoomError as error:
+        raise ValueError(f"{error} {_OF_A_FILE}") from error
     if not saving.restores_optimizers():
         variable.settle_states()
     if kept is not None:

@@ -100,7 +100,9 @@ class Frame:
             self._inputs.append((words[at], words[at + 1], tuple(words[first:end])))
             at = end
 
-    def begun(self, shape: tuple[int, int], num_rows: int = 0) -> tuple[Array, Array] | None:
+    def begun(
+        self, shape: tuple[int, int], num_rows: int = 0, backend: Backend | None = None
+    ) -> tuple[Array, Array] | None:
         """Returns what native code has found of a lookup; None: nothing.
 
         This thread has the locks of the tables then, and their clocks have ticked.
@@ -108,15 +110,17 @@ class Frame:
         Args:
           shape: of the counters.
           num_rows: how many row numbers there are beside the outputs.
+          backend: of the tables; None: no row number is asked for.
 
         Returns:
-          (the counters int64, row numbers uint32), to be written.
+          (the counters int64 on the host, row numbers uint32), to be written.
         """
         counters, rows = self._begun
         if not counters:
             return None
         int64, uint32 = 9, 22
-        return self.array(counters, int64, shape, None), self.array(rows, uint32, (num_rows,), None)
+        counts = self.array(counters, int64, shape, None)
+        return counts, self.array(rows, uint32, (num_rows,), backend)
 
     def inputs(self, backend: Backend) -> list[Array]:
         """Returns all inputs but handles and call, as arrays that are read only by agreement.

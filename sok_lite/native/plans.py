@@ -12,12 +12,13 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
+from sok_lite.backend import Backend
 from sok_lite.backend.arguments import WORDS
-from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.publish import Action
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, call_of, operations
+from sok_lite.native.gpu import record_of
 
 
 class Rows(IntEnum):
@@ -93,7 +94,16 @@ _KERNELS = (
     *(f"pool_again_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
     *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
     *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
+    *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "recall_rows"),
+    *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
+    "give_distinct",
 )
+# Those that native code launches on a GPU alone, and nowhere else.
+_ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
+_ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "recall_rows"}
+_ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
+_SEVERAL = ("rows_read_", "combine_weight_grad_", "pool_f", "pool_bf16")  # one of each type
+_ON_GPU |= {name for name in _KERNELS if name.startswith(_SEVERAL)}
 _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
 
@@ -101,26 +111,30 @@ class _Driver(ctypes.Structure):
     """What the library of kernels has; as in kernels/ops/plan.h."""
 
     _fields_ = (
-        *[(name, ctypes.c_int64) for name in (*_NUMBERS, "seed")],
+        *[(name, ctypes.c_int64) for name in ("gpu", *_NUMBERS, "seed")],
         *[(name, ctypes.c_int64 * 2) for name in _KERNELS],
     )
 
 
 # Of each backend, by its number: plans have the address.
-_drivers: dict[int, tuple[CpuBackend, _Driver]] = {}
+_drivers: dict[int, tuple[Backend, _Driver]] = {}
 
 
-def _driver_of(backend: CpuBackend) -> _Driver:
+def _driver_of(backend: Any) -> _Driver:
     known = _drivers.get(id(backend))
     if known is None:
-        driver = _Driver(seed=seed_of_process())
+        gpu = None if backend.name == "cpu" else record_of(backend)
+        assert backend.name == "cpu" or gpu is not None, "Python launches, and makes no plan"
+        driver = _Driver(seed=seed_of_process(), gpu=0 if gpu is None else addressof(gpu))
         for name in _KERNELS:
-            setattr(driver, name, backend.kernel(name))
+            if name in _ON_GPU if gpu is not None else name not in _ON_GPU_ALONE:
+                setattr(driver, name, backend.kernel(name))
         # Another thread may have made one meanwhile, which plans have the address of.
         known = _drivers.setdefault(id(backend), (backend, driver))
     _, driver = known
-    for name, number in zip(_NUMBERS, backend.launching(), strict=True):
-        setattr(driver, name, number)
+    if backend.name == "cpu":
+        for name, number in zip(_NUMBERS, backend.launching(), strict=True):
+            setattr(driver, name, number)
     return driver
 
 
@@ -128,7 +142,7 @@ class LookupPlan(NamedTuple):
     """A lookup that native code may do.
 
     Attributes:
-      backend: of all tables, a CpuBackend.
+      backend: of all tables.
       is_pooled: whether rows are pooled, by all of several tables; else those of one table are
         given as they are.
       work, gradient_work: what counts it, and its gradient; None: nothing does.
@@ -173,7 +187,7 @@ class WritePlan(NamedTuple):
     """A write to rows of one table that native code may do.
 
     Attributes:
-      backend: of the table, a CpuBackend.
+      backend: of the table.
       writing: what it does.
       begins_lookup: whether it would insert keys, so that it counts as a lookup.
       has_flags: whether the keys are followed by flags, of each whether it is to be there.
@@ -206,6 +220,7 @@ class UpdatePart(NamedTuple):
       states_number: of the record of its store.
       key_type: TensorFlow's number, of the keys.
       dim: of the rows.
+      is_of_gradient: whether its keys are always those of one of our gradients.
       decays: whether weight decay acts on it.
       is_stochastic, seed: whether rows are rounded by random bits, and the seed of these.
       kernel, num_arguments: the address of the rule's kernel for its rows, and how many it takes.
@@ -217,6 +232,7 @@ class UpdatePart(NamedTuple):
     states_number: int
     key_type: int
     dim: int
+    is_of_gradient: bool
     decays: bool
     is_stochastic: bool
     seed: int
@@ -229,7 +245,7 @@ class UpdatePlan(NamedTuple):
     """An update that native code may do as Python did the one before it.
 
     Attributes:
-      backend: of all tables, a CpuBackend.
+      backend: of all tables.
       work: what counts it.
       num_nonfinite: the address of (1,) int64, never freed, to which non-finite rows are added.
       taken: the address of an int64, never freed either, that gets the number of a step with its

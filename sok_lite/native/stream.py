@@ -1,8 +1,8 @@
-"""CUDA's stream on which TensorFlow runs an operation: what would let a call wait for it alone.
+"""CUDA's stream on which TensorFlow runs an operation: native code launches on it (gpu.py).
 
 Where a GPU is used, a few lines of C++ are compiled against the headers of the installed
-TensorFlow, since they are of that version alone. Nothing asks for the stream yet: without a GPU it
-can be tried no further than that it is compiled, is loaded, and says of a CPU that there is none.
+TensorFlow, since they are of that version alone. Without a GPU it can be tried no further than that
+it is compiled, is loaded, and says of a CPU that there is none.
 """
 
 import ctypes

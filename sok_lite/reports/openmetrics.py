@@ -14,10 +14,12 @@ from sok_lite.engine.work_done import (
     BEGAN,
     DUMPS,
     GRADIENTS,
+    INPUT_WAITS,
     LOOKUPS,
     SENT_GRADIENTS,
     SENT_KEYS,
     SENT_ROWS,
+    STEPS,
     UPDATES,
 )
 from sok_lite.reports.tables import memory_of
@@ -62,7 +64,10 @@ _REJECTED = Family(
     "sok_keys_rejected", "counter", "", f"Times that a key got no row, by reason, {_SINCE}."
 )
 _MEMORY = Family(
-    "sok_memory_bytes", "gauge", "bytes", "Memory in use: the index, rows and optimizer states."
+    "sok_memory_bytes",
+    "gauge",
+    "bytes",
+    "Memory in use: the index, rows, optimizer states, texts that are kept.",
 )
 _RESERVED = Family(
     "sok_memory_reserved_bytes", "gauge", "bytes", "Memory set aside for rows and states."
@@ -95,8 +100,26 @@ _DUMP_BYTES = Family("sok_dump_bytes", "counter", "bytes", "Bytes of the files o
 _LAST_DUMP = Family(
     "sok_last_dump_timestamp_seconds", "gauge", "seconds", "When the last one was finished."
 )
+_STEP = Family(
+    "sok_training_step",
+    "gauge",
+    "",
+    "Steps of training over all runs, as saves count them.",
+)
+_BATCHES = Family(
+    "sok_input_batches", "counter", "", f"Batches that training has taken, {_OF_PROCESS}."
+)
+_INPUT_WAIT = Family(
+    "sok_input_wait_seconds",
+    "counter",
+    "seconds",
+    f"Time that training has waited for those batches, {_OF_PROCESS}.",
+)
+_LAST_STEP = Family(
+    "sok_last_step_timestamp_seconds", "gauge", "seconds", "When the last one of them ended."
+)
 # Its labels are those of the last dump, which it stands for in an alert until there is one.
-_START = Family(
+START = Family(
     "sok_process_start_time_seconds", "gauge", "seconds", "When the process imported sok_lite."
 )
 # A gauge, since readers of the older text format know no type "info".
@@ -130,9 +153,11 @@ def samples_of(table: EmbeddingTable) -> list[Sample]:
         "no_row": numbers.not_updated_total,
     }
     looked_up = {"found": numbers.found_total, "missed": numbers.missed_total}
-    # "rows far" is rows in the tier far; the index is near.
+    # "rows far" is rows in the tier far; the index is near, and texts are Python's.
     used = memory_of(table).items()
-    memory = [((*name.split(), "near")[:2], size) for name, size in used]
+    memory = [
+        ((*name.split(), "host" if name == "texts" else "near")[:2], size) for name, size in used
+    ]
     return [
         Sample(_KEYS, numbers.size, {}),
         Sample(_PENDING, 0 if table.pending is None else table.pending.size, {}),
@@ -155,6 +180,11 @@ def samples_of_process() -> list[Sample]:
     calls = {"lookup": LOOKUPS, "gradient": GRADIENTS, "update": UPDATES}
     sent = {"keys": SENT_KEYS, "rows": SENT_ROWS, "gradients": SENT_GRADIENTS}
     last = [] if DUMPS.last is None else [Sample(_LAST_DUMP, DUMPS.last, {})]
+    if STEPS.number is not None:
+        last += [Sample(_STEP, STEPS.number, {}), Sample(_LAST_STEP, STEPS.last, {})]
+    INPUT_WAITS.is_read = True
+    timed = (_BATCHES, INPUT_WAITS.number), (_INPUT_WAIT, INPUT_WAITS.seconds)
+    waits = [Sample(family, value, {}) for family, value in timed if INPUT_WAITS.number]
     return [
         *(Sample(_CALLS, work.number, {"call": name}) for name, work in calls.items()),
         *(Sample(_CALL_SECONDS, work.seconds, {"call": name}) for name, work in calls.items()),
@@ -163,7 +193,8 @@ def samples_of_process() -> list[Sample]:
         Sample(_DUMP_SECONDS, DUMPS.seconds, {}),
         Sample(_DUMP_BYTES, DUMPS.num_bytes, {}),
         *last,
-        Sample(_START, BEGAN, {}),
+        *waits,
+        Sample(START, BEGAN, {}),
     ]
 
 

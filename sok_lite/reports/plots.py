@@ -13,7 +13,10 @@ _WIDTH, _HEIGHT = 6.0, 3.2  # inches, of one plot
 # Of an axis, the largest first.
 _TIMES = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _SIZES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("bytes", 1.0))
-_LABELS = {"age": "time since a key was last seen", "norm": "L2 length of a row"}
+_LABELS = {
+    "age": "how long before the last lookup a key was last seen",
+    "norm": "L2 length of a row",
+}
 
 
 def histograms(report: Report) -> Any:
@@ -56,8 +59,13 @@ def growth(reports: Sequence[Report]) -> Any:
       report, bytes to TiB. The last line of a notebook's cell shows it, and `savefig` writes it.
 
     Raises:
-      ImportError: there is no matplotlib. ValueError: there are no reports.
+      ImportError: there is no matplotlib. TypeError: it is one report. ValueError: there are none.
     """
+    if isinstance(reports, Report):
+        raise TypeError(
+            "growth() takes a list of reports, in the order in which they were made. Received: one "
+            "report. Give [report], and more of them to see growth."
+        )
     if not reports:
         raise ValueError("Give at least one report. Received: none.")
     figure, ((of_keys, of_bytes),) = _figure(1, 2)

@@ -81,7 +81,7 @@ class TableReport(NamedTuple):
       near_seen, seen: number of recent accesses, by lookups, of keys whose row is in the fast tier
         now, and of all keys; older lookups count less. None: the table has one tier.
       memory: bytes by part: "index", and rows and optimizer states by tier, such as "rows near",
-        "states far" and "rows file". Of a checkpoint: bytes by column.
+        "states far" and "rows file"; "texts" where they are kept. Of a checkpoint: bytes by column.
       reserved_bytes: allocated for rows and states, those in use included.
       ages: how long before the last lookup of the table its keys were last seen.
       norms: lengths (L2 norms) of the rows.

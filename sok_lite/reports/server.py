@@ -5,11 +5,13 @@ import logging
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from weakref import WeakSet
 
 from sok_lite.reports.openmetrics import CONTENT_TYPE
 
 _log = logging.getLogger("sok_lite")
 _MOST_PORTS = 100  # that are tried
+_of_process: WeakSet[ThreadingHTTPServer] = WeakSet()  # those that were closed among them
 
 
 def serve_text(text: Callable[[], str], host: str, port: int, whose: str) -> ThreadingHTTPServer:
@@ -50,15 +52,24 @@ def serve_text(text: Callable[[], str], host: str, port: int, whose: str) -> Thr
             continue
         Thread(target=server.serve_forever, name="sok_lite metrics", daemon=True).start()
         found = server.server_port
+        whose_port = "by an earlier serve of this process" if _is_own(port) else "as by another job"
+        _of_process.add(server)
         if port in (0, found):
             _log.info("%s serves its metrics on port %d.", whose, found)
         else:
             _log.warning(
-                "%s serves its metrics on port %d: port %d is taken, as by another job.",
-                *(whose, found, port),
+                "%s serves its metrics on port %d: port %d is taken, %s.",
+                *(whose, found, port, whose_port),
             )
         return server
     raise OSError(
         errno.EADDRINUSE,
         f"No port for metrics: {port} to {end - 1} are taken. Give another `port`, or 0 for any",
+    )
+
+
+def _is_own(port: int) -> bool:
+    """Whether a server of this process listens on a port."""
+    return any(
+        server.server_port == port and server.socket.fileno() != -1 for server in list(_of_process)
     )

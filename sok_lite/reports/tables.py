@@ -36,7 +36,10 @@ def report_of(table: EmbeddingTable) -> TableReport:
 
 
 def memory_of(table: EmbeddingTable) -> dict[str, int]:
-    """Returns the bytes in use by part: "index", and "rows" and "states" by tier: "rows near"."""
+    """Returns the bytes in use by part: "index", and "rows" and "states" by tier: "rows near".
+
+    Of a table that keeps texts "texts" as well.
+    """
     store, tiers = table.store, table.store.tier_bytes()
     memory = {"index": table.index_bytes}
     far = "file" if store.has_far_file else "far"
@@ -47,6 +50,8 @@ def memory_of(table: EmbeddingTable) -> dict[str, int]:
             memory[f"rows {tier}"] = of_rows
             if used > of_rows:
                 memory[f"states {tier}"] = used - of_rows
+    if table.texts is not None:
+        memory["texts"] = table.text_bytes
     return memory
 
 

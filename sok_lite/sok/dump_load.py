@@ -239,7 +239,9 @@ def incremental_model_dump(
 def log_removals(sok_vars: Any) -> None:
     """Begins to note which keys lose their rows, for `sok.incremental_model_dump(removed=True)`.
 
-    It takes 23 to 34 bytes for each key that was removed and is not forgotten yet. What notes
+    Increments of `sok.dump` name them as well: a reader that is refreshed need not look for them
+    among all keys then. It takes 23 to 34 bytes for each key that was removed and is not forgotten
+    yet. What notes
     already goes on; a table that is loaded begins anew. No communication: each rank calls it for
     its own part.
 
@@ -453,7 +455,8 @@ def _go_on_from(wrappers: list[WrappedOptimizer], extra: dict[str, Any], path: P
     if "iterations" not in extra:
         raise ValueError(
             f"The checkpoint at {os.fspath(path)} has no step count: it was dumped without an "
-            "optimizer. The variables were loaded. Leave `optimizer` out."
+            "optimizer. The variables were loaded. Leave `optimizer` out here, or give it to "
+            "sok.dump as well."
         )
     for wrapper, kept in zip(wrappers, [extra, *extra.get(_OTHERS, [])], strict=True):
         for counter, count in zip(_counters(wrapper), kept.get("iterations", []), strict=False):

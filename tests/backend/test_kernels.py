@@ -133,8 +133,9 @@ def test_widths_and_local_memory_are_read_from_what_the_compiler_made():
 # that of its plain loads of as many bits: of what nobody writes meanwhile, such as the directory.
 SHARED = {
     "det_insert": (("ld.relaxed.gpu",), 64, 2),
+    "det_insert_items": (("ld.relaxed.gpu",), 64, 3),
     "det_move": (("ld.relaxed.gpu",), 64, 2),
-    "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.relaxed.gpu"), 64, 5),
+    "hkv_insert": (("ld.acquire.gpu", "st.release.gpu", "ld.relaxed.gpu"), 64, 6),
     "dedup_insert": (("ld.relaxed.gpu",), 32, 3),
 }
 
@@ -273,11 +274,8 @@ def test_sums_of_groups_read_four_items_before_they_add_one():
     assert rows.count(4) == 3
 
 
-# These divide numbers of 64 bits: the first, which the CPU alone runs, to cut tables into tasks,
-# the others once a row, to choose it from a matrix.
-DIVIDES = {"group_items"} | {
-    f"{name}_matrix_u{bits}" for name in ("init", "draw") for bits in (8, 16, 32, 64)
-}
+# These divide numbers of 64 bits, once a row, to choose it from a matrix.
+DIVIDES = {f"{name}_matrix_u{bits}" for name in ("init", "draw") for bits in (8, 16, 32, 64)}
 
 
 @each_file
@@ -295,13 +293,20 @@ def on_cpu():
     return set(re.findall(r"\bsok_run_(\w+)", done.stdout))
 
 
+# The CPU alone fuses two that a GPU runs apart, counts first items in blocks and items by their
+# labels; a GPU has tiles of items, and sorts.
+CPU_ALONE = {"find_and_pool", "dedup_count", "dedup_number", "group_items"}
+GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "group_sorted", "sort_count", "sort_pass"}
+
+
 @each_file
 def test_the_gpu_has_the_kernels_of_the_cpu(path):
     ptx = compiled(path, "sm_90").ptx
     names = kernel_names(ptx.encode())
     assert names == sorted(re.findall(r"\.entry (\w+)", ptx))
-    # The CPU has one more, which fuses two that a GPU runs apart.
-    assert set(names) == {name for name in on_cpu() if path_of(name) == path} - {"find_and_pool"}
+    assert GPU_ALONE.isdisjoint(on_cpu())
+    its_own = {name for name in on_cpu() - CPU_ALONE | GPU_ALONE if path_of(name) == path}
+    assert set(names) == its_own
 
 
 def test_kernels_are_found_by_name():
@@ -318,6 +323,7 @@ def test_kernels_are_found_by_name():
     assert sources.find_kernel("rows_read_u32", kernels).kind == "row"
     assert sources.find_kernel("dedup_insert", kernels).kind == ""
     assert sources.find_kernel("find", kernels).kind == "tile"
+    assert sources.find_kernel("sort_pass", kernels).kind == "team"
     with pytest.raises(AttributeError, match="No kernel 'rows_eat_u32'"):
         sources.find_kernel("rows_eat_u32", kernels)
 
@@ -337,7 +343,7 @@ def exported_names():
 def test_every_kernel_is_exported_to_the_cpu():
     for path in FILES:
         text = path.read_text()
-        kernels = set(re.findall(r"SOK_(?:ROW_|TILE_)?KERNEL\(([\w#]+)\)", text))
+        kernels = set(re.findall(r"SOK_(?:ROW_|TILE_|TEAM_)?KERNEL\(([\w#]+)\)", text))
         assert kernels, path.name
         assert kernels <= set(re.findall(r"SOK_EXPORT\(([\w#]+)\)", text)), path.name
 
@@ -396,26 +402,31 @@ cupy.cuda.nvrtc.getSupportedArchs.return_value = 80, 90
 cupy.cuda.nvrtc.getPTX.return_value = cupy.cuda.nvrtc.getCUBIN.return_value = b"//"
 from sok_lite.backend.cuda import CudaBackend
 backend = CudaBackend()
-# One thread an item, a row of lanes, a tile of lanes.
+# One thread an item, a row of lanes, a tile of lanes, a block.
 for kernel, args in (
-    ("dedup_insert", (None, None, None, None, 1, 1, 0, None, None, 1000)),
+    ("dedup_insert", (None, None, 0, 0, 2000, 1, 0, None, None, 1000)),
     ("rows_fill", (None, 4, 8, None, 0.5, 1000)),
     ("det_update", (None, 31, None, -1, -2, None, None, None, 1000)),
+    ("sort_count", (None, 1, 9, None, 1000)),
 ):
-    backend.launch(kernel, 1000, *args)
+    backend.launch(kernel, 3 if kernel == "sort_count" else 1000, *args)
 print(cupy.cuda.nvrtc.compileProgram.call_args.args[1])
 for call in cupy.cuda.Module.return_value.get_function.return_value.call_args_list:
     print(*call.args[:2])
 """
     for defines, options, launches in (
-        ("", [], ["(4,) (256,)", "(125,) (256,)", "(16,) (256,)"]),
+        ("", [], ["(4,) (256,)", "(125,) (256,)", "(16,) (256,)", "(3,) (256,)"]),
         (
             "SOK_ROW_LANES=8 SOK_THREADS_PER_BLOCK=128 SOK_TILE=2",
             ["-DSOK_ROW_LANES=8", "-DSOK_THREADS_PER_BLOCK=128", "-DSOK_TILE=2"],
-            ["(8,) (128,)", "(63,) (128,)", "(16,) (128,)"],
+            ["(8,) (128,)", "(63,) (128,)", "(16,) (128,)", "(3,) (128,)"],
         ),
         # A tile is as many lanes as a line has slots.
-        ("SOK_LINE=8", ["-DSOK_LINE=8"], ["(4,) (256,)", "(125,) (256,)", "(32,) (256,)"]),
+        (
+            "SOK_LINE=8",
+            ["-DSOK_LINE=8"],
+            ["(4,) (256,)", "(125,) (256,)", "(32,) (256,)", "(3,) (256,)"],
+        ),
     ):
         cache = str(tmp_path / defines)
         text = run_program(program, SOK_LITE_KERNEL_DEFINES=defines, SOK_LITE_CACHE=cache)

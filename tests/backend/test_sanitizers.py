@@ -108,7 +108,7 @@ def test_no_fault_in_native_calls(kind, tmp_path):
     """Without TensorFlow: all that runs in them is compiled with the sanitizer."""
     sanitizer, target = SANITIZERS[kind], tmp_path / "native_calls.so"
     folder = sources.kernel_folder()
-    names = ("lookup", "gradient", "update", "write", "plan")
+    names = ("lookup", "gradient", "update", "write", "plan", "gpu")
     files = [folder / "ops" / f"{name}.cpp" for name in names]
     own = ROOT / "tests" / "support" / "sanitizers" / "native_calls.cpp"
     flags = ["-std=c++17", "-fPIC", "-shared", "-pthread", "-I", str(folder), *sanitizer.flags]
@@ -269,7 +269,7 @@ def what_stays(tmp_path_factory):
     @functools.cache
     def objects(flags):
         kernels = sources.kernel_folder()
-        names = ("rows.cu", "segments.cu", "combine.cu", "lookup.cu")
+        names = ("rows.cu", "segments.cu", "combine.cu", "lookup.cu", "slots.cu", "initializer.cu")
         others = [*(kernels / name for name in names), *sources.runtime_files()]
         return compile_objects(tmp_path_factory.mktemp("objects"), flags, others)
 

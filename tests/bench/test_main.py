@@ -40,6 +40,10 @@ SMALL = {
         "--orders random",
         "rule: SGD; Adam; Adam amsgrad",
     ),
+    "readonly": (
+        "--keys 500 --dim 3 --batches 5 --threads 2 --rounds 1 --seconds 0.01",
+        "case: prepare; lookup; refresh; anew",
+    ),
     "serving": ("--tables 3 --keys 50 --rounds 3", "case: dense; known; any; ragged; engine"),
     "tables": (
         "--backends cpu --tables hybrid --dims 3 --loads 1.0 --capacity 4096 --batch 200 "
@@ -94,7 +98,7 @@ def test_a_system_that_dies_ends_the_benchmark(tmp_path):
 
 def test_what_a_benchmark_does_without_is_not_imported():
     for missing, names in (
-        ("tensorflow", "engine tables files optimizers"),  # scripts/gpu_check.sh has none
+        ("tensorflow", "engine tables files optimizers readonly"),  # scripts/gpu_check.sh has none
         ("sok_lite", "lookup many_tables dynamic_embedding"),  # TFRA has a Python of its own
     ):
         modules = ", ".join(f"scripts.bench.{name}" for name in names.split())

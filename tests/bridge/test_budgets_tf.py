@@ -1,4 +1,5 @@
-"""What a training step through TensorFlow asks of a GPU: counted on the simulated one."""
+"""What a training step through TensorFlow asks of a GPU where Python launches: counted on the
+simulated one. tests/bridge/test_native_on_gpu.py counts what native code asks."""
 
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from tests.support.call_counts import counts_of, on_launch
+from tests.support.gpu_play import play_gpu
 from tests.support.simt import device
 
 
@@ -18,6 +20,7 @@ class Asked(NamedTuple):
     Attributes:
       launches: of our kernels.
       operations: of CuPy's.
+      memsets: bytes that are set without a kernel of CuPy's.
       waits: of the host for the device, by our code: for kernels of ours, and for what TensorFlow
         does there.
       results: how often TensorFlow was asked for memory of results, of one output or more.
@@ -25,6 +28,7 @@ class Asked(NamedTuple):
 
     launches: int
     operations: int
+    memsets: int
     waits: int
     results: int
 
@@ -32,12 +36,20 @@ class Asked(NamedTuple):
     to_host: int
 
 
-# However many tables: launches, operations, waits and results. An operation waits when it begins,
-# when it has memory of results, and when it ends; the lookup and the gradient once more, for
-# numbers.
-MOST = {"lookup": (2, 2, 4, 2), "step": (12, 6, 9, 4)}
+# However many tables: launches, operations, memsets, waits and results. An operation waits when it
+# begins, when it has memory of results, and when it ends; the lookup and the gradient once more,
+# for numbers.
+MOST = {"lookup": (2, 1, 1, 4, 2), "step": (12, 2, 2, 9, 4)}
 # Bytes for each table, and for all of them; numbers of which no array is made but on the host.
-BYTES = {"lookup": ((0, 0), (96, 0)), "step": ((16, 16), (104, 8))}
+BYTES = {"lookup": ((0, 0), (96, 0)), "step": ((0, 16), (104, 8))}
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """A play in which native code launches nothing."""
+    play = play_gpu(monkeypatch, is_native=False)
+    yield play
+    play.watch.check()
 
 
 @pytest.fixture
@@ -50,7 +62,7 @@ def asked(play, monkeypatch):
         kernels.clear()
         before = play.num_allocations
         counts = counts_of(play.backend, call)
-        return Asked(*counts[:3], play.num_allocations - before, *counts[3:]), kernels
+        return Asked(*counts[:4], play.num_allocations - before, *counts[4:]), kernels
 
     return ask
 
@@ -85,8 +97,8 @@ def test_what_is_asked_of_a_gpu_does_not_depend_on_the_number_of_tables(asked, m
         found, kernels = asked(call)
         launches, *others = MOST[name]
         assert found.launches <= launches + (num_tables > 200) * len(kernels)
-        assert all(a <= b for a, b in zip(found[1:4], others, strict=True)), (name, found)
-        for count, (of_each, of_all) in zip(found[4:], BYTES[name], strict=True):
+        assert all(a <= b for a, b in zip(found[1:5], others, strict=True)), (name, found)
+        for count, (of_each, of_all) in zip(found[5:], BYTES[name], strict=True):
             assert count <= num_tables * of_each + of_all, (name, found)
         assert kernels.count("find") == 1  # a step's update looks for no key again
 

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -172,6 +173,15 @@ def test_dumps_are_counted_with_their_bytes_and_age(tmp_path):
     assert numbers("sok_dumps_total")[()] == before["sok_dumps_total"] + 2
 
 
+def test_the_steps_that_saves_count_are_told():
+    before = time.time()
+    with sok.Autosave(print) as saves:
+        saves.after(41)
+        saves.after(42)
+    assert numbers("sok_training_step") == {(): 42}
+    assert before <= numbers("sok_last_step_timestamp_seconds")[()] <= time.time()
+
+
 def test_the_start_of_the_process_is_told():
     # Of the kernel: in clock ticks since the machine was started.
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -212,8 +222,14 @@ def test_a_second_server_takes_another_port_and_says_which(caplog):
         (said,) = (each.message for each in caplog.records if each.name == "sok_lite")
         assert said == (
             f"Rank 0 serves its metrics on port {second.server_port}: port {first.server_port} is "
-            "taken, as by another job."
+            "taken, by an earlier serve of this process."
         )
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            third = sok.metrics.serve(table, port=port, host="127.0.0.1")
+        third.shutdown()
+        third.server_close()
+        assert caplog.records[-1].message.endswith(f"port {port} is taken, as by another job.")
         for server, job in ((first, None), (second, "b")):
             connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
             connection.request("GET", "/metrics")
@@ -225,6 +241,32 @@ def test_a_second_server_takes_another_port_and_says_which(caplog):
         for server in (first, second):
             server.shutdown()
             server.server_close()
+
+
+def test_what_is_served_has_an_age_and_its_keys(tmp_path):
+    sok.dump(tmp_path / "a", looked_up(NAME))
+    sok.dump(tmp_path / "b", looked_up("other"))
+    os.utime(tmp_path / "a" / "manifest.json", (0, time.time() - 1000))
+    a, b = (sok.open_readonly(tmp_path / name) for name in "ab")
+    samples, families = parsed(sok.metrics.prometheus([a, b], labels={"job_name": "s"}))
+    ages, keys = (
+        {dict(labels)["table"]: value for labels, value in samples[name].items()}
+        for name in ("sok_served_age_seconds", "sok_served_keys")
+    )
+    assert 1000 <= ages[NAME] < 1000 + ages["other"] + 600 and keys == {NAME: 350, "other": 350}
+    assert families["sok_served_age_seconds"].unit == "seconds"
+    server = sok.metrics.serve(a, port=0, host="127.0.0.1")
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request("GET", "/metrics")
+        assert "sok_served_age_seconds" in connection.getresponse().read().decode()
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(ValueError, match="2 checkpoints with a table"):
+        sok.metrics.prometheus([a, a])
+    with pytest.raises(TypeError, match="must be live tables, or what open_readonly gave"):
+        sok.metrics.prometheus([a, looked_up("live")])
 
 
 def test_a_port_or_tables_that_cannot_be_are_refused():

@@ -21,6 +21,15 @@ from tests.support.simt import device
 from tests.support.simt.runtime import SimtError
 from tests.support.simt.streams import Race
 
+
+@pytest.fixture
+def play(monkeypatch):
+    """A play in which Python launches, but where a test says otherwise."""
+    play = play_gpu(monkeypatch, is_native=False)
+    yield play
+    play.watch.check()
+
+
 DTYPES = [tf.int32, tf.int64, tf.uint64, tf.float32, tf.float16, tf.bfloat16]
 
 

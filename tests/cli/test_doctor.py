@@ -157,3 +157,17 @@ def test_the_versions_are_those_that_pip_is_asked_for():
     (first, end) = (".".join(map(str, each)) for each in doctor._TENSORFLOWS)
     assert f"tensorflow-cpu>={first},<{end}" in text
     assert 'requires-python = ">=3.10' in text
+
+
+def test_launches_on_a_gpu_are_told_with_what_is_in_the_way(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "default_backend", lambda: "cuda")
+    for name in ("record_of", "prepare"):
+        monkeypatch.setattr(doctor.gpu, name, lambda backend: None)
+    monkeypatch.setattr(doctor.gpu, "chosen", "tensorflow")
+    monkeypatch.setattr(doctor.gpu, "reasons", {})
+    assert told(capsys)[1]["GPU launches"] == ["ok", "in order by way of 'tensorflow'", None]
+    monkeypatch.setattr(doctor.gpu, "chosen", "python")
+    monkeypatch.setattr(doctor.gpu, "reasons", {"tensorflow": "no compiler"})
+    state, found, mend = told(capsys)[1]["GPU launches"]
+    assert (state, mend) == ("missing", "see Three ways in docs/internals/streams.md")
+    assert found == "in order by way of 'python', for no compiler"

@@ -1,12 +1,15 @@
 """Tables as files of other formats, and where files are written."""
 
+import contextlib
 import errno
+import io
 import os
 import sys
 
 import numpy as np
 import pytest
 
+from sok_lite.cli.main import main
 from sok_lite.engine.files import beside
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.source import checkpoint_sources
@@ -139,8 +142,11 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
 def test_a_table_is_converted(tmp_path):
     dumped(tmp_path / "c", 9)
     to = tmp_path / "new" / "rows.csv"
-    fine("convert", tmp_path / "c", to, "--table", "user", "--to-format", "csv")
+    fine("convert", tmp_path / "c", to, "--table", "user")
     assert to.read_text().startswith("key,value_0,value_1,value_2,stamps,states.0.m_0")
+    npz = tmp_path / "new" / "ROWS.NPZ"
+    fine("export", tmp_path / "c", "--table", "user", "--to", npz)
+    assert len(from_npz(npz)["keys"]) == 9
     status, _, err = run("convert", tmp_path / "c", tmp_path / "two", "--to-format", "csv")
     assert status == 2 and "a CSV file has one table, and there are 2" in err
     assert sorted(os.listdir(tmp_path)) == ["c", "new"]
@@ -303,6 +309,40 @@ def test_a_folder_is_there_whenever_a_command_is_interrupted(tmp_path, monkeypat
     status, *_ = run("convert", tmp_path / "c", to, "--to-format", "x", "--force")
     assert (status, os.listdir(to.parent)) == (130, ["folder"])
     assert (to / "rows").read_text() == text
+
+
+def test_what_a_file_has_is_told_where_a_load_would_not_take_it_as_it_is(tmp_path):
+    keys = np.random.default_rng(0).permutation([*range(50), 7, 7, 3])
+    np.savez(tmp_path / "user.npz", keys=keys, values=np.ones((53, 2)))
+    status, out, err = run("convert", tmp_path / "user.npz", tmp_path / "c")
+    repeated, rows = err.splitlines()
+    start = "sok-lite convert: table 'user': "
+    assert (status, out) == (0, "")
+    assert (
+        repeated == f"{start}2 keys come more than once; a load takes the first row of each: 3, 7"
+    )
+    assert rows.startswith(f"{start}the rows are float64: a table of float32 loads them with cast")
+    option = "dtype=float32"
+    assert option in rows
+    np.savez(tmp_path / "user.npz", keys=np.arange(50), values=np.ones((50, 2)))
+    fine("convert", tmp_path / "user.npz", tmp_path / "d", "--from-option", option)
+
+
+def test_what_was_written_is_told_on_a_terminal(tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    dumped(tmp_path / "c", 9)
+    to = tmp_path / "user.npz"
+    for more, expected in ([], f"{to}: 1 table, 9 keys\n"), (["--no-progress"], ""):
+        for command in ("convert", "export"):
+            with contextlib.redirect_stderr(Terminal()) as shown:
+                arguments = [command, tmp_path / "c", "--table", "user", "--force", *more]
+                to_option = ["--to"] * (command == "export")
+                assert main([*map(str, arguments), *to_option, str(to)]) == 0
+            assert shown.getvalue().rpartition("\r")[2].lstrip(" ").endswith(expected)
+            assert bool(shown.getvalue()) == bool(expected)
 
 
 def test_keys_without_a_row_are_not_left_out_without_a_word(tmp_path):

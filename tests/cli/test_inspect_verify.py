@@ -15,7 +15,9 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.rewriting import write_checkpoint
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.initializer import Initializer
 from sok_lite.engine.owner import FunctionOfKeys
+from sok_lite.engine.table import make_table
 from tests.cli.helpers import CPU, NAMES, ONE, dumped, fine, optimized, run
 from tests.support.filled_tables import KINDS, some_keys
 from tests.support.helpers import new_table
@@ -26,9 +28,9 @@ def test_what_is_there_is_shown(tmp_path):
     optimized(tmp_path / "c", keys, 4, ranks=2)
     text = fine("inspect", tmp_path / "c")
     for part in ("2 ranks, 1 table, ", "table 'table'", "keys      50 of int64, ", " on a rank",
-                 "rows      3 of float32", "m of 3 from 0 (optimizer 1)", "v of 1 from 0.5",
-                 "acc of 3 from 1 (optimizer 2)", "owner of a key: key mod ranks", "seed=0",
-                 'extra: {"iterations": [4]}'):  # fmt: skip
+                 "rows      3 of float32", "m of 3 (optimizer 1)", "v of 1 (0.5 in new rows, opt",
+                 "acc of 3 (1 in new rows, optimizer 2)", "owner of a key: key mod ranks", "seed=0",
+                 "\noptimizer steps: 4\n"):  # fmt: skip
         assert part in text, part
     shown = json.loads(fine("inspect", tmp_path / "c", "--json"))
     assert (shown["format"], shown["ranks"], shown["extra"]) == ("sok_lite", 2, {"iterations": [4]})
@@ -37,6 +39,18 @@ def test_what_is_there_is_shown(tmp_path):
     assert {"name": "acc", "dim": 3, "initial": 1.0, "group": 2} in table["states"]
     sizes = [path.stat().st_size for path in files_of(tmp_path / "c")]
     assert shown["bytes"] == table["bytes"] == sum(sizes)
+
+
+def test_what_ours_wrote_is_shown_in_words(tmp_path):
+    place = {"epoch": 2, "batch": 0, "steps": 40, "dense": "dense/x"}
+    dumped(tmp_path / "c", 3, extra={"sok_lite.keras": place, "mine": [1]})
+    text = fine("inspect", tmp_path / "c")
+    assert '\ntraining: step 40, 2 complete epochs\nextra: {"mine": [1]}\n' in text
+    kinds = {"normal": "RandomNormal(0, 0.5)", "uniform": "RandomUniform(0, 0.5)"}
+    for kind, shown in (kinds | {"constant": "Constant(0)"}).items():
+        table = make_table("hbm", CPU, 2, name="t", initializer=Initializer(kind, 0.0, 0.5))
+        dump(tmp_path / kind, [table], ONE)
+        assert f"initializer={shown}\n" in fine("inspect", tmp_path / kind)
 
 
 @pytest.mark.parametrize("name", [None, *names_with("sources")])

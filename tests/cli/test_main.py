@@ -13,6 +13,7 @@ import termios
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sok_lite._version import __version__
@@ -72,6 +73,11 @@ def test_the_version_is_shown():
         (["convert", "c", "d", "--from-format", "csv"], "format 'csv' cannot be read"),
         (["convert", "c", "d", "--from-format", "torch"], "write numpy.savez(path, keys=keys.nump"),
         (["convert", "c", "d"], "is such a checkpoint already: use reshard"),
+        (["convert", "c", "d.keras"], "format 'keras' cannot be written: take one of"),
+        (["convert", "rows.npy", "d"], "rows.npy is one array of NumPy, and a table has two"),
+        (["inspect", "rows.csv"], "rows.csv is a CSV file by its name, and those are written only"),
+        (["export", "c", "--to", "d"], "d does not say a format: give --format npz, parquet, csv"),
+        (["export", "c", "--to", "d.safetensors"], "does not say a format"),
         (["convert", "c", "d", "--to-format", "csv", "--to-option", "x=1"], "it has: none"),
         (["convert", "c", "d", "--to-format", "npz", "--to-option", "x=1"], "has: compress=..."),
         (["inspect", "c", "--from-option", "x=1"], "'x=1' is no option of format sok_lite"),
@@ -97,10 +103,12 @@ def test_wrong_use_is_told_in_one_line(tmp_path, monkeypatch, arguments, text):
     for step in (10, 20):
         dumped(f"many/step-{step}", 3)
     Path("model.keras").touch()
+    Path("rows.csv").write_text("key,value_0\n1,2\n")
+    np.save("rows.npy", [1.0])
     status, out, err = run(*arguments)
     assert (status, out) == (2, "") and text in err
     assert err.startswith("sok-lite") and err.count("\n") == 1
-    assert sorted(os.listdir()) == ["c", "empty", "many", "model.keras"]
+    assert sorted(os.listdir()) == ["c", "empty", "many", "model.keras", "rows.csv", "rows.npy"]
 
 
 def test_what_cannot_be_read_or_written_is_told_in_one_line(tmp_path):

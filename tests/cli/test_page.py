@@ -17,6 +17,7 @@ from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.table import make_table
 from sok_lite.engine.texts import TextStore
 from tests.cli.helpers import CPU, ONE, Optimizer, fine, run
+from tests.support.doc_blocks import blocks_of, printed_by
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "command_line.md"
 _FENCE = re.compile(r"^```(bash|text)\n((?s:.*?))^```$", re.MULTILINE)
@@ -27,6 +28,7 @@ def table(name, keys, number=0.0):
     optimizer = Optimizer()
     (states,) = acquire_states([made], [{"m": (4, 0.0), "v": (4, 0.0)}], [optimizer])
     keys = np.array(keys)
+    made.lookup(keys)  # as in a step of training
     made.insert_or_assign(keys, np.repeat(keys[:, None], 4, 1).astype(np.float32) + number)
     for name, column in states.items():
         rows = np.full((keys.size, 4), len(name) / 2, np.float32)
@@ -38,28 +40,25 @@ def with_texts(rows):
     """A table of the hashes of texts, which keeps the texts."""
     made = make_table("hbm", CPU, 2, name="town", initializer=Initializer("constant", 0.0))
     made.texts = TextStore(lambda keys: np.ones(keys.size, bool))
-    optimizer = Optimizer()
-    acquire_states([made], [{"m": (2, 0.0)}], [optimizer])
     for text, row in rows.items():
         key = fingerprints([text.encode()])
         made.insert_or_assign(key, np.float32([row]))
         made.texts.add({int(key[0]): text.encode()})
-    return made, optimizer
+    return made
 
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """The folder in which the examples run."""
+    """The folder in which the examples run, as the page's program makes it, without TensorFlow."""
     monkeypatch.chdir(tmp_path)
     users, items = range(1000), range(0, 500, 5)
     tables = [table("user", users), table("item", items)]
-    dump("runs/model", [made for made, _ in tables], ONE, {"iterations": [250]})
+    dump("runs/model", [made for made, _ in tables], ONE, {"iterations": [250, 0]})
     changed = [table("user", [*range(1, 1000), 1234], 1e-3), table("item", items)]
-    dump("runs/later", [made for made, _ in changed], ONE, {"iterations": [300]})
+    dump("runs/later", [made for made, _ in changed], ONE, {"iterations": [300, 0]})
     for name, (made, _) in zip(("users", "items"), tables, strict=True):
         dump(f"runs/{name}", [made], ONE)
-    towns = with_texts({"Oslo": [1, 2], "Lima": [0.5, -0.25]})
-    dump("runs/towns", [towns[0]], ONE)
+    dump("runs/towns", [with_texts({"Oslo": [1, 2], "Lima": [0.5, -0.25]})], ONE)
     np.savez("rows.npz", keys=np.arange(100), values=np.zeros((100, 8), np.float32))
     return tmp_path
 
@@ -69,6 +68,19 @@ def blocks():
 
 
 def test_the_commands_of_the_page_print_what_it_says(runs):
+    check_commands()
+
+
+@pytest.mark.full_only("starts TensorFlow")
+def test_the_program_of_the_page_makes_what_its_commands_read(tmp_path, monkeypatch):
+    pytest.importorskip("tensorflow")
+    monkeypatch.chdir(tmp_path)
+    printed_by(blocks_of(PAGE.read_text()), tmp_path)
+    check_commands()
+
+
+def check_commands():
+    """Runs the commands of the page and compares what they print."""
     printed = None
     for kind, body in blocks():
         if kind == "text":

@@ -9,8 +9,12 @@ import pytest
 from sok_lite.cli.commands.plan import GIB, Machines, Need, _launch, plan, room, sent
 from sok_lite.comm import run_ranks
 from sok_lite.engine import lookup
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.optimizer_states import acquire_states
+from sok_lite.engine.owner import HASH
 from sok_lite.engine.table import sizing
-from tests.cli.helpers import CPU, fine, optimized, run
+from sok_lite.engine.texts import TextStore
+from tests.cli.helpers import CPU, ONE, Optimizer, fine, optimized, run
 from tests.support.helpers import new_table
 from tests.support.parts import Part, forward_parts
 
@@ -45,7 +49,17 @@ def test_what_has_no_room_in_gpus_is_put_in_two_tiers():
 def test_what_does_not_fit_has_status_1_and_says_what_would_help():
     status, out, err = run(*BIG, "1000")
     assert (status, err) == (1, "") and out.startswith("does not fit: ")
-    assert "16 ranks " in out and ", and it fits" in out
+    assert "16 ranks on 2 machines " in out and ", and it fits" in out
+    assert "create the tables" not in out and "\nlaunch" not in out
+    # Ranks of one machine share its memory, and more of them have no more.
+    one = ("--keys", "1e9", "--dim", "64", "--ranks", "2", "--host-gb", "400")
+    status, out, _ = run("plan", *one, "--ranks-per-host", "8")
+    assert status == 1 and "of 180.0 GiB RAM on the fullest rank" in out
+    assert "  4 ranks on 2 machines (--ranks-per-host 2) " in out
+    (helping,) = [each for each in described(*one)[1]["would_help"] if "4 ranks" in each["what"]]
+    half = described(*one[:4], "--ranks", "4", "--host-gb", "400", "--ranks-per-host", "2")[1]
+    assert helping["saved_bytes"] == described(*one)[1]["near_bytes"] - half["near_bytes"]
+    assert helping["fits"] == half["fits"]
 
 
 def test_the_parts_of_a_plan_add_up_and_are_within_the_room():
@@ -178,6 +192,34 @@ def test_a_checkpoint_that_is_to_grow_is_planned_with_its_states(tmp_path):
     assert "planned for" not in fine("plan", *where)
     _, plain = described(*where, "--optimizer", "sgd")
     assert plain["tables"][0]["state_elements"] == 0
+
+
+def test_the_tables_of_a_checkpoint_are_made_as_they_were(tmp_path):
+    towns = new_table(CPU, 2, name="town")
+    towns.insert_or_assign([5], np.ones((1, 2), np.float32))
+    towns.texts = TextStore(lambda keys: np.ones(keys.size, bool))
+    towns.texts.add({5: b"Oslo"})
+    items = new_table(CPU, 4, name="item", key_type="uint64", dtype="float16")
+    shops = new_table(CPU, 4, name="shop", owner=HASH)
+    optimizers = []
+    for table, kinds in ((items, {"accumulator": (1, 0.1)}), (shops, {"m": (4, 0), "v": (4, 0)})):
+        table.insert_or_assign(np.array([7], table.key_dtype.dtype), np.ones((1, 4), np.float32))
+        optimizers.append(Optimizer())  # or its states go
+        acquire_states([table], [kinds], optimizers[-1:])
+    dump(tmp_path / "c", [towns, items, shops], ONE)
+    out = fine("plan", tmp_path / "c", "--ranks", 1, "--host-gb", 1)
+    item = 'row_dtype="float16", key_type="uint64", optimizer=RowWiseAdagrad()'
+    lines = (
+        "create the tables (import sok_lite.keras as sk; from sok_lite.optimizers import "
+        'RowWiseAdagrad)\n  sk.Table("town", 2, key_type=str, keep_texts=True)\n'
+        f'  sk.Table("item", 4, {item})\n  sk.Table("shop", 4, partitioner="hash")\n\n'
+    )
+    assert lines in out and " KiB of 0.900 GiB RAM on the fullest rank" in out
+    two = ("name=a,keys=9,dim=2", "name=b,keys=9,dim=2", "name=c,keys=9,dim=2,optimizer=sgd")
+    given = [each for table in two for each in ("--table", table)]
+    out = fine("plan", *given, "--ranks", 1, "--host-gb", 1)
+    assert '  sk.Table("b", 2)\n  sk.Table("c", 2, optimizer="sgd")\n' in out
+    assert "0.000" not in out
 
 
 def test_keys_that_are_given_grow_as_well():

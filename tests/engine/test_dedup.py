@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from sok_lite.backend import get_backend
 from sok_lite.backend.cpu import CpuBackend
 from sok_lite.engine import dedup as dedup_module
-from sok_lite.engine.dedup import Missing, dedup, last_of_each, unique
+from sok_lite.engine import sort as sort_module
+from sok_lite.engine.dedup import Missing, dedup, dedup_and_group, last_of_each, unique
 from sok_lite.engine.rows.store import NO_ROW
 from tests.support import reference
 from tests.support.distinct_keys import TABLES, assert_distinct, distinct_of, some_keys
@@ -98,25 +99,29 @@ def test_keys_that_do_not_repeat_are_numbered_as_they_come(backend, sizes, part)
 @pytest.mark.parametrize("most", [1, 3, 4096])
 def test_first_occurrences_are_numbered_from_block_to_block(backend, monkeypatch, n, most):
     monkeypatch.setattr(dedup_module, "_MOST_BLOCKS", most)
+    monkeypatch.setattr(sort_module, "_TILES", most)  # of a GPU
+    monkeypatch.setattr(sort_module, "_SMALLEST", 128)
     keys, begin = some_keys([n // 3, n - n // 3], 2000)
     assert_distinct(
         backend, dedup(backend, backend.from_host(keys), begin), distinct_of(keys, begin), keys
     )
 
 
-def test_a_warp_counts_128_items_and_a_thread_of_a_cpu_1024(backend, monkeypatch):
-    launched = {}
-    launch = backend.launch
-    monkeypatch.setattr(
-        backend,
-        "launch",
-        lambda name, n, *args: launched.update({name: args}) or launch(name, n, *args),
-    )
-    dedup(backend, backend.from_host(np.arange(2000)), (0, 2000))
-    words, num_blocks, n = launched["dedup_count"][-3:]
-    assert (32 * words, num_blocks, n) == (
-        (128, 16, 2000) if backend.name == "cuda" else (1024, 2, 2000)
-    )
+@pytest.mark.parametrize("sizes", TABLES.values(), ids=TABLES)
+def test_keys_take_their_rows_along_and_items_are_grouped_by_them(backend, monkeypatch, sizes):
+    monkeypatch.setattr(sort_module, "_SMALLEST", 64)
+    keys, begin = some_keys(sizes, 20)
+    rows = np.arange(keys.size, dtype=np.uint32)[::-1].copy()
+    result, groups = dedup_and_group(backend, *on(backend, keys), begin, *on(backend, rows))
+    inverse, first, starts = distinct_of(keys, begin)
+    assert_distinct(backend, result, (inverse, first, starts), keys)
+    np.testing.assert_array_equal(backend.to_host(result.rows), rows[first])
+    expected = np.argsort(inverse, kind="stable")
+    np.testing.assert_array_equal(backend.to_host(groups.order), expected)
+    ends = np.cumsum(np.bincount(inverse, minlength=len(first)))
+    np.testing.assert_array_equal(backend.to_host(groups.offsets), [0, *ends])
+    assert groups.labels is result.inverse
+    assert (groups.begin.tolist(), groups.starts.tolist()) == (begin.tolist(), starts)
 
 
 def test_a_batch_that_item_numbers_cannot_address_is_refused(backend):

@@ -25,11 +25,13 @@ def after(seed):
 SEED = hashing.new_seed()
 NEXT = after(SEED)
 
-# The kind of table, slots of a segment, which keys, and how many are too many.
+# The kind of table, slots of a segment, which keys, how many are too many, and for how many there
+# is room before they come.
 CHOSEN = {
-    "line": ("hbm", 1 << 16, chosen_keys.of_one_line, 1100),
-    "segment": ("hbm", 1 << 10, chosen_keys.of_one_segment, 2000),
-    "buckets": ("hybrid", 1 << 16, chosen_keys.of_two_buckets, 36),
+    "line": ("hbm", 1 << 16, chosen_keys.of_one_line, 1100, 0),
+    "line, with room": ("hbm", 1 << 16, chosen_keys.of_one_line, 1100, 4000),
+    "segment": ("hbm", 1 << 10, chosen_keys.of_one_segment, 2000, 0),
+    "buckets": ("hybrid", 1 << 16, chosen_keys.of_two_buckets, 36, 0),
 }
 
 
@@ -42,9 +44,16 @@ def no_seed_stays():
 @pytest.fixture(params=CHOSEN)
 def chosen(request, backend):
     """Makes tables, and keys that are chosen against a seed."""
-    kind, num_slots, keys_with, count = CHOSEN[request.param]
+    kind, num_slots, keys_with, count, room = CHOSEN[request.param]
     backend = with_segments(backend, num_slots)
-    return lambda: new_table(backend, 1, kind), lambda seed: keys_with(count, seed)
+
+    def new():
+        table = new_table(backend, 1, kind)
+        table.reserve(room)
+        table.store.reserve(room)
+        return table
+
+    return new, lambda seed: keys_with(count, seed)
 
 
 def rows_of(table, keys):
@@ -129,9 +138,10 @@ def test_whatever_inserts_takes_another_seed(chosen, way):
     assert rows_of(table, keys) == expected
 
 
-def test_one_table_that_raises_keeps_the_others_of_the_call_as_they_were(chosen, backend):
+@pytest.mark.parametrize("last", ["hbm", "hybrid"])
+def test_one_table_that_raises_keeps_the_others_of_the_call_as_they_were(chosen, backend, last):
     new, keys_with = chosen
-    tables = [new_table(backend, 1), new(), new_table(backend, 1, "hybrid")]
+    tables = [new_table(backend, 1), new(), new_table(backend, 1, last)]
     keys = np.concatenate([keys_with(SEED), keys_with(NEXT)])
     for table in tables:
         table.find_or_insert([1, 2])
@@ -204,14 +214,15 @@ def test_rows_are_the_same_for_every_seed(backend, kind):
 
 def test_keys_that_are_chosen_against_no_seed_are_deduplicated_as_any_others(backend):
     keys, slots = chosen_keys.of_one_line(300), []
-    backend, launch = copy.copy(backend), backend.launch
+    backend, launch = copy.copy(backend), backend.launch_columns
 
-    def launched(kernel, num_items, *args):
-        launch(kernel, num_items, *args)
+    def launched(kernel, num_items, columns, arrays):
+        launch(kernel, num_items, columns, arrays)
         if kernel == "dedup_insert":
-            slots.extend(backend.to_host(args[-2]).tolist())
+            numbering = arrays
+            slots.extend(backend.to_host(numbering.slots).tolist())
 
-    backend.launch = launched
+    backend.launch_columns = launched
     found = unique(backend, backend.from_host(np.concatenate([keys, keys[::-1]])))
     assert backend.to_host(found.unique_keys).tolist() == keys.tolist()
     assert backend.to_host(found.inverse).tolist() == [*range(300), *reversed(range(300))]

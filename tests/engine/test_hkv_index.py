@@ -12,7 +12,7 @@ from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.filling import put_in_slots
 from sok_lite.engine.table.hkv_index import HkvIndex
-from tests.support.helpers import with_segments
+from tests.support.helpers import new_table, with_segments
 from tests.support.table_audit import audit_overflows, overflows_of
 
 each_bucket = pytest.mark.parametrize("bucket", [4, 16, 64])
@@ -103,3 +103,20 @@ def test_what_was_put_elsewhere_is_found_after_its_own_line_has_room(backend, bu
     is_left = np.isin(backend.to_host(keys), backend.to_host(left.keys))
     np.testing.assert_array_equal(found[is_left], rows[is_left])
     assert is_left.sum() == elsewhere.sum()
+
+
+@each_strategy
+def test_slots_are_the_same_whichever_is_looked_for_first(backend, strategy, monkeypatch):
+    """The look for a victim sees free slots, too: to begin with it saves the other look where most
+    buckets are full, and changes nothing else."""
+    held = []
+    for looks_full in (False, True):
+        monkeypatch.setattr(HkvIndex, "looks_full", looks_full)
+        options = {"max_capacity": 64, "init_capacity": 64, "evict_strategy": strategy}
+        table = new_table(backend, 1, "hybrid", **options)
+        for key in range(80):
+            table.find_or_insert([key])
+        columns = [backend.to_host(column).tolist() for column in table.index.entries()]
+        held.append(sorted(zip(*columns, strict=True)))
+        assert table.num_evicted > 0
+    assert held[0] == held[1]

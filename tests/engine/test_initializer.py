@@ -82,12 +82,13 @@ def test_rows_of_a_table_get_the_same_values_rounded(backend, initializer, dtype
     store = RowStore(backend, 33, row_dtype(dtype))
     rows = backend.to_host(store.allocate(1500))[np.random.default_rng(1).permutation(1500)[:1000]]
     given = rows.copy()
-    given[::7] = NO_ROW  # skipped
-    places, of_rows = backend.from_host(given), backend.from_host(keys)
-    initializer.plan_fill(backend, store, places, of_rows, SEED)()
+    given[::7] = NO_ROW
+    places, of_rows, out = backend.from_host(given), backend.from_host(keys), store.output(1000)
+    initializer.plan_fill(backend, store, places, of_rows, SEED, out)()
     values = draw(backend, initializer, keys, 33)
-    values[::7] = 0
     stored = backend.to_host(store.read(backend.from_host(rows)))
+    assert not stored[::7].any()
+    stored[::7] = backend.to_host(out)[::7]
     if dtype == "bfloat16":
         stored, values = (
             bfloat16_to_float32(np, stored),
@@ -249,11 +250,14 @@ def check_given_rows(backend, initializer, dtype, dim, n, expected):
     rows = backend.to_host(store.allocate(n))[::-1]
     given = rows.copy()
     given[::7] = NO_ROW
-    initializer.plan_fill(backend, store, backend.from_host(given), keys, SEED)()
+    nines = np.full((n, dim), 9, format_of.storage)
     kept = expected.copy()
     kept[::7] = 0
-    np.testing.assert_array_equal(backend.to_host(store.read(backend.from_host(rows))), kept)
-    nines = np.full((n, dim), 9, format_of.storage)
+    for out in (None, backend.from_host(nines.copy())):  # those of keys without a row, too
+        store.write(backend.from_host(rows), backend.xp.zeros_like(backend.from_host(nines)))
+        initializer.plan_fill(backend, store, backend.from_host(given), keys, SEED, out)()
+        np.testing.assert_array_equal(backend.to_host(store.read(backend.from_host(rows))), kept)
+    np.testing.assert_array_equal(backend.to_host(out)[::7], expected[::7])
     out = backend.from_host(nines.copy())
     initializer.plan_draw(backend, format_of, out, keys, SEED, backend.from_host(given))()
     nines[::7] = expected[::7]

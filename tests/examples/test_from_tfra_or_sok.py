@@ -48,7 +48,7 @@ def check_facts(outputs):
     for table, count in (("user_emb", users), ("item_emb", items)):
         keys = f"table '{table}'\n  keys      {count:,} of int64\n  rows      8 of float32\n"
         assert keys in outputs["inspect"]
-    states = "states    m of 8 from 0 (optimizer 1), v of 8 from 0 (optimizer 1)"
+    states = "states    m of 8, v of 8"
     assert outputs["inspect"].count(states) == 2
     assert f"is whole: 2 tables, {users + items:,} keys" in outputs["convert"]
 

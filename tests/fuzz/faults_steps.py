@@ -35,9 +35,18 @@ class KeyRows:
         return None
 
     def plan_fill(
-        self, backend: Backend, store: Any, rows: Array, keys: Array, table_seed: int
+        self,
+        backend: Backend,
+        store: Any,
+        rows: Array,
+        keys: Array,
+        table_seed: int,
+        out: Array | None = None,
     ) -> Action:
-        return store.plan_write(rows, self.values(backend, keys, store.dim, table_seed))
+        values = self.values(backend, keys, store.dim, table_seed)
+        if out is not None:
+            out[...] = values
+        return store.plan_write(rows, values)
 
     def plan_draw(
         self,

@@ -25,5 +25,8 @@ def tables_on(request, monkeypatch):
     if request.param == "simt":
         from tests.support.gpu_play import play_gpu
 
-        play_gpu(monkeypatch)
-    return request.param
+        play = play_gpu(monkeypatch)
+        yield request.param
+        play.check()
+    else:
+        yield request.param

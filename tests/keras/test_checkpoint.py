@@ -1,5 +1,6 @@
 """`Checkpoint`: what `fit` comes to after a restore is what it comes to without a stop."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge import saves as of_saves
+from sok_lite.bridge import sigterm
 from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
 from tests.keras.models import batches
@@ -572,8 +575,124 @@ def test_two_processes_do_not_write_one_folder(keras, sk, tmp_path):
     folder = tmp_path / f"step-{STEPS:010d}"
     with manifest.lock(str(folder)):
         with pytest.raises(BlockingIOError, match=r"must have one writer.*\(pid \d+ on host"):
-            fit(made(keras, sk), sk.Checkpoint(tmp_path), epochs=1)
+            fit(made(keras, sk), sk.Checkpoint(tmp_path, on_error="raise"), epochs=1)
         assert [path.name for path in folder.iterdir()] == ["manifest.json.lock"]
+
+
+class Failing:
+    """A disk that is full for the n-th to m-th save."""
+
+    def __init__(self, monkeypatch, first, last):
+        self.count = 0
+        sync = manifest.publish
+
+        def publish(*args):
+            self.count += 1
+            if first <= self.count <= last:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(*args)
+
+        monkeypatch.setattr(manifest, "publish", publish)
+
+
+@pytest.mark.parametrize("options", [{}, {"background": True}, {"incremental": 5}])
+def test_a_save_that_fails_is_told_and_the_next_makes_up_for_it(
+    keras, sk, tmp_path, caplog, monkeypatch, options
+):
+    whole, again = made(keras, sk), made(keras, sk, seed=2)
+    fit(whole)
+    Failing(monkeypatch, 2, 3)
+    checkpoint = sk.Checkpoint(tmp_path, every=1, **options)
+    with pytest.raises(Stop):
+        fit(made(keras, sk), stopping(keras, STEPS + 3), checkpoint)
+    checkpoint.wait()
+    told = said_by_us(caplog)
+    assert len(told) == 2 and all("No space left" in text for text in told)
+    assert "failure 1 of the 3" in told[0] and "failure 2 of the 3" in told[1]
+    fit(again, sk.Checkpoint(tmp_path, **options))
+    check_same(everything(again), everything(whole))
+
+
+def test_the_third_save_that_fails_in_a_row_is_an_error(keras, sk, tmp_path, monkeypatch):
+    failing = Failing(monkeypatch, 2, 4)
+    with pytest.raises(OSError, match="No space left"):
+        fit(made(keras, sk), sk.Checkpoint(tmp_path, every=1))
+    assert failing.count == 4
+    assert sk.Checkpoint(tmp_path).newest().steps == 1
+
+
+def test_the_last_save_of_a_fit_that_fails_is_made_again_or_an_error(
+    keras, sk, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        Failing(patch, 1, 2)
+        with pytest.raises(OSError, match="No space left"):
+            fit(made(keras, sk), sk.Checkpoint(tmp_path), epochs=1)
+    Failing(monkeypatch, 1, 1)
+    fit(made(keras, sk), sk.Checkpoint(tmp_path), epochs=1)
+    assert sk.Checkpoint(tmp_path).newest().steps == STEPS
+
+
+@pytest.fixture
+def told_to_end():
+    """Gives what SIGTERM is noted by, and takes it back."""
+    action, before = sigterm._action_now(), signal.getsignal(signal.SIGTERM)
+    yield lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+    sigterm._libc.sigaction(int(signal.SIGTERM), action, None)
+    sigterm._has_come = False
+    sigterm.renew()
+
+
+@pytest.mark.parametrize(
+    ("when", "options", "at"),
+    [
+        ("on_train_batch_begin", {}, (1, 2)),
+        ("on_train_batch_end", {"every": 2, "background": True, "incremental": 3}, (1, 2)),
+        ("on_test_batch_begin", {}, (2, 0)),
+        ("on_epoch_end", {}, (2, 0)),
+    ],
+)
+def test_a_fit_that_is_told_to_end_saves_where_it_is_and_ends(
+    keras, sk, tmp_path, told_to_end, when, options, at
+):
+    class Telling(keras.callbacks.Callback):
+        epoch = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+    def tell(self, number, *_, **__):
+        if self.epoch == 1 and (when == "on_epoch_end" or number == 1):
+            told_to_end()
+            told_to_end()
+
+    setattr(Telling, when, tell)
+    whole, again = made(keras, sk), made(keras, sk, seed=2)
+    validated = {"validation_data": data(), "epochs": 3, "verbose": 0, "shuffle": False}
+    whole.fit(data(), **validated)
+    with pytest.raises(SystemExit) as ended:
+        callbacks = [Telling(), sk.Checkpoint(tmp_path, **options)]
+        made(keras, sk).fit(data(), callbacks=callbacks, **validated)
+    assert ended.value.code == 143
+    place = sk.Checkpoint(tmp_path).newest()
+    assert (place.epoch, place.batch, place.steps) == (*at, at[0] * STEPS + at[1])
+    sigterm._has_come = False
+    again.fit(data(), callbacks=[sk.Checkpoint(tmp_path)], **validated)
+    check_same(everything(again), everything(whole))
+
+
+def test_it_saves_by_the_clock(keras, sk, tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(of_saves, "monotonic", lambda: clock[0])
+
+    def tick(batch, logs=None):
+        clock[0] += 31
+
+    own = keras.callbacks.LambdaCallback(on_train_batch_begin=tick)
+    fit(made(keras, sk), own, sk.Checkpoint(tmp_path, every="1min", keep=99), epochs=2)
+    # A minute is over after two steps, and begins anew with each save.
+    assert [int(path.name[5:]) for path in saves(tmp_path)] == [2, STEPS, STEPS + 2, 2 * STEPS]
 
 
 def test_an_address_is_no_path(sk, tmp_path, monkeypatch):
@@ -697,7 +816,9 @@ def test_another_model_is_refused_and_nothing_changes(keras, sk, tmp_path):
     ("arguments", "error", "reason"),
     [
         ({"every": 0}, ValueError, "`every` must be at least 1"),
-        ({"every": "epoch"}, TypeError, "`every` must be an integer"),
+        ({"every": 2.5}, TypeError, "`every` must be an integer"),
+        ({"every": "epoch"}, ValueError, "a number of steps, or a time such as"),
+        ({"on_error": "ignore"}, ValueError, "`on_error` must be one of 'warn', 'raise'"),
         ({"keep": 0}, ValueError, "`keep` must be at least 1"),
         ({"incremental": -1}, ValueError, "`incremental` must be True, False, or how many"),
     ],

@@ -123,6 +123,10 @@ def test_a_loop_of_a_programs_own_trains_it(keras, sk):
 def test_optimizers_that_cannot_are_refused(keras, sk):
     with pytest.raises(TypeError, match="`optimizer` of table 'a' must be an optimizer of"):
         sk.Table("a", 2, optimizer=tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    with pytest.raises(TypeError, match="OptimizerWrapper. Give the SGD that it wraps"):
+        sk.Table("a", 2, optimizer=sok.OptimizerWrapper(keras.optimizers.SGD(0.1)))
+    with pytest.raises(NotImplementedError, match="cannot update rows of table 'a': .* Use Adam"):
+        sk.Table("a", 2, optimizer=keras.optimizers.Adafactor(0.1))
     with pytest.raises(ValueError):
         sk.Table("a", 2, optimizer="no such")
     with pytest.raises(ValueError, match="`partitioner` must be one of mod, hash. Received: .*'x'"):

@@ -1,5 +1,7 @@
 """`keep_texts=True`: a key finds its text again, after training, checkpoints and files of Keras."""
 
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -71,6 +73,26 @@ def test_what_only_looks_is_not_remembered(keras, table):
         table.texts([key])
 
 
+def test_the_memory_of_texts_is_counted(keras, sk, table):
+    texts, counts = [f"{i:020}" for i in range(3000)], sk.TableMetrics()
+    ids = keras.Input([], dtype="string")
+    model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
+    model.compile("sgd", "mse")
+    data = tf.constant(texts), np.ones([len(texts), 1])
+    model.fit(*data, batch_size=1000, verbose=0, callbacks=[counts])
+    kept, numbers = table.variable.table.texts.all(), table.statistics()
+    objects = sum(sys.getsizeof(each) for pair in kept.items() for each in pair)
+    assert len(kept) == 3000
+    assert numbers.text_bytes == pytest.approx(objects + sys.getsizeof(kept), rel=0.2)
+    in_tables = numbers.index_bytes + numbers.near_bytes
+    assert counts.history["city/bytes"] == [in_tables + numbers.text_bytes]
+    report = sok.report(table)["city"]
+    assert report.memory["texts"] == numbers.text_bytes == report.num_bytes - in_tables
+    assert f'part="texts",tier="host"}} {numbers.text_bytes}' in sok.metrics.prometheus(table)
+    assert " texts=" in str(table.variable) and "memory of texts" in table.variable._repr_html_()
+    assert sk.Table("plain", 2, key_type=str).statistics().text_bytes == 0
+
+
 def test_texts_are_in_checkpoints(sk, table, tmp_path):
     table(tf.constant(CITIES), training=True)
     table.erase(["Oslo"])
@@ -82,6 +104,22 @@ def test_texts_are_in_checkpoints(sk, table, tmp_path):
     assert said(again, [oslo], missing=b"") == [b""]
     sok.dump(tmp_path, table)  # what is of late outlives one
     assert said(table, [oslo], missing=b"") == [b""]
+
+
+@pytest.mark.parametrize("keep_texts", [False, True])
+def test_texts_that_are_loaded_as_integers_are_told(sk, tmp_path, caplog, keep_texts):
+    saved = sk.Table("city", 2, key_type=str, keep_texts=keep_texts)
+    saved(tf.constant(CITIES), training=True)
+    sok.dump(tmp_path, saved)
+    for again in (sk.Table("city", 2, key_type=str), sok.DynamicVariable(2, name="city")):
+        sok.load(tmp_path, again)  # hashes may come as integers
+    assert not caplog.records
+    table = sk.Table("city", 2)
+    sok.load(tmp_path, table)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "'city' was made for integers" in said and "key_type=str" in said
+    rows = table(tf.constant(sok.hash_strings(CITIES)))
+    np.testing.assert_array_equal(rows, saved(tf.constant(CITIES)))
 
 
 def test_fit_goes_on_with_texts(keras, sk, tmp_path):

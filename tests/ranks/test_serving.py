@@ -44,6 +44,32 @@ def test_an_export_has_the_keys_of_all_ranks(comm, folder):
     comm.barrier()
 
 
+def test_publish_has_all_ranks_make_one_version_after_another(comm, folder):
+    table, keys = sok.DynamicVariable(2, initializer="0", name="published"), np.arange(20)
+    own, ids = keys % comm.size == comm.rank, [tf.TensorSpec([None], tf.int64, "ids")]
+
+    def function(ids):
+        return sok.lookup_sparse(table, ids, combiners="sum")
+
+    def publish(number, **options):
+        sok.assign(table, keys[own], np.full((own.sum(), 2), number, np.float32))
+        return sok.publish(function, folder / "m", signature=ids, **options)
+
+    for number in (1, 2, 3):
+        path = publish(number, keep=2)
+        assert path == str(folder / "m" / str(number))
+        if comm.rank == 0:
+            loaded = tf.saved_model.load(path)
+            assert (loaded(tf.constant(keys)).numpy() == number).all()
+    with pytest.raises((TypeError, ValueError, RuntimeError), match="`keep` must be"):
+        publish(4, keep=2 if comm.rank else 0)
+    comm.barrier()
+    assert sorted(p.name for p in (folder / "m").iterdir() if p.name[0] != ".") == [
+        *("2", "3", "latest")
+    ]
+    comm.barrier()
+
+
 def test_all_ranks_raise_where_one_cannot_export(comm, folder):
     table = sok.DynamicVariable(2, initializer="0", name="table")
     fails = comm.rank == comm.size - 1

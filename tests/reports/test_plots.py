@@ -32,7 +32,7 @@ def test_the_bars_are_the_counts_of_the_report(plots):
     figure = plots.histograms(made)
     titles = ["user: age", "user: norm", "item: age", "item: norm"]
     assert [axis.get_title() for axis in figure.axes] == titles
-    assert figure.axes[0].get_ylabel() == "time since a key was last seen"
+    assert figure.axes[0].get_ylabel() == "how long before the last lookup a key was last seen"
     for axis, histogram in zip(
         figure.axes, [h for table in made.tables for h in (table.ages, table.norms)], strict=True
     ):
@@ -75,6 +75,8 @@ def test_growth_goes_from_report_to_report(plots, unit):
     )
     with pytest.raises(ValueError, match="at least one report"):
         plots.growth([])
+    with pytest.raises(TypeError, match="takes a list of reports.* Received: one report"):
+        plots.growth(reports[0])
 
 
 def test_without_matplotlib_an_error_says_what_to_install(monkeypatch):

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 from importlib.metadata import version
 
@@ -114,3 +115,20 @@ def test_wheels_are_kept_apart_by_what_they_depend_on_outside_the_tree(monkeypat
         monkeypatch.delenv("SOK_LITE_CACHE", raising=False)
         monkeypatch.setenv(name, value)
         assert build_horovod.cache_dir() == cache_folder() == tmp_path / folder
+
+
+def test_a_build_waits_for_one_that_goes_on(tmp_path, monkeypatch):
+    told, ended = threading.Event(), []
+    monkeypatch.setattr(build_horovod, "print", lambda *_, **__: told.set(), raising=False)
+
+    def second():
+        with build_horovod.one_build_at_a_time(tmp_path / "new"):
+            ended.append("second")
+
+    thread = threading.Thread(target=second)
+    with build_horovod.one_build_at_a_time(tmp_path / "new"):
+        thread.start()
+        assert told.wait(60)
+        ended.append("first")
+    thread.join()
+    assert ended == ["first", "second"]

@@ -1,11 +1,18 @@
-"""scripts/gpu_check.sh without a GPU: stages, files, and what happens to a test that hangs."""
+"""scripts/gpu_check.sh without a GPU: stages, files, a test that hangs, and what a run leaves."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from scripts.bench.common import hkv_peer
+from scripts.gpu_tensorflow import differences
+from tools.slim_tensorflow import write_pieces
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,11 +31,19 @@ def test_is_for_another_backend():
 """
 
 
-def check(*arguments, **variables):
-    env = {**os.environ, "SOK_LITE_BACKEND": "cpu", "SOK_LITE_PYTHON": sys.executable, **variables}
-    command = ["bash", ROOT / "scripts" / "gpu_check.sh", *arguments]
-    # Ended long before a test wakes that nobody ends.
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+@pytest.fixture
+def check(tmp_path):
+    """Runs the script without a GPU; `check.left()` is the file that the run left."""
+
+    def check(*arguments, **variables):
+        env = {**os.environ, "SOK_LITE_BACKEND": "cpu", "SOK_LITE_PYTHON": sys.executable}
+        env |= {"OUT": str(tmp_path / "out"), **variables}
+        command = ["bash", ROOT / "scripts" / "gpu_check.sh", *arguments]
+        # Ended long before a test wakes that nobody ends.
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=900)
+
+    check.left = lambda: json.loads((tmp_path / "out" / "gpu_check.json").read_text())
+    return check
 
 
 @pytest.fixture
@@ -40,22 +55,41 @@ def files(tmp_path):
     return [*map(str, paths)]
 
 
-def test_a_stage_that_there_is_not_is_refused():
-    done = check("tests", "test")
-    assert done.returncode == 2
-    assert "unknown argument 'test'. Expected: files of tests, or of compile tests" in done.stderr
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["tests", "test"], "unknown argument 'test'. Expected: files of tests, or of all compile"),
+        (["tensorflow"], "expected a folder of pieces, by tools/slim_tensorflow.py"),
+        (["tensorflow", "."], "with a pieces.json. Received: '.'."),
+    ],
+)
+def test_a_stage_that_there_is_not_is_refused(check, arguments, expected):
+    done = check(*arguments)
+    assert done.returncode == 2 and not done.stdout
+    assert expected in done.stderr
 
 
 @pytest.mark.parametrize("name", ["SOK_LITE_STAGE_S", "SOK_LITE_TEST_S"])
 @pytest.mark.parametrize("value", ["abc", "0", "-5", "1.5", "010", "5 6", "[$(exit)]"])
-def test_a_limit_that_is_no_number_of_seconds_is_refused(files, name, value):
+def test_a_limit_that_is_no_number_of_seconds_is_refused(check, files, name, value):
     done = check("tests", files[1], **{name: value})
     assert done.returncode == 2 and not done.stdout
     text = f"error: {name} must be a whole number of seconds, 1 or more. Received: '{value}'. "
     assert done.stderr == f"{text}Unset it for its default.\n"
 
 
-def test_a_stage_runs_the_tests_of_its_backend_in_the_files_it_is_given(files):
+def test_the_shares_of_a_run_without_names_are_less_than_nine_minutes():
+    text = (ROOT / "scripts" / "gpu_check.sh").read_text()
+    plans = dict(re.findall(r"(?m)^(decide|through_tensorflow)=\((.*)\)$", text))
+    shares = {plan: re.findall(r"(\w+):(\d+)", of) for plan, of in plans.items()}
+    assert [[name for name, _ in of] for of in shares.values()] == [
+        ["compile", "quick", "cases", "sample", "hkv"],
+        ["unpack", "compile", "device", "stream", "step", "steps", "times"],
+    ]
+    assert all(500 < sum(int(seconds) for _, seconds in of) < 540 for of in shares.values())
+
+
+def test_a_stage_runs_the_tests_of_its_backend_in_the_files_it_is_given(check, files):
     done = check("tests", files[1], SOK_LITE_STAGE_S="", SOK_LITE_TEST_S="")  # the defaults
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed, 1 deselected" in done.stdout
@@ -63,9 +97,31 @@ def test_a_stage_runs_the_tests_of_its_backend_in_the_files_it_is_given(files):
     assert "1 stages, failed: none" in done.stdout
 
 
+def test_each_stage_leaves_its_numbers(check, files, tmp_path):
+    """Those of tests, of benchmarks, and what did not pass; of the machine what it has."""
+    failing = tmp_path / "test_fails.py"
+    failing.write_text(
+        'def test_on_cpu():\n    print(\'RESULT {"case": "find", "ms": 1.5}\')\n    assert 0\n'
+    )
+    assert check("tests", files[1], str(failing), SOK_LITE_COMMIT="abc").returncode == 1
+    left = check.left()
+    assert left["command"] == ["tests", files[1], str(failing)]
+    assert left["commit"] == "abc" and left["machine"]["cores"] == os.cpu_count()
+    assert left["versions"]["numpy"] == np.__version__
+    (stage,) = left["stages"]
+    assert stage.pop("seconds") >= 0
+    assert stage == {
+        "name": "tests",
+        "exit_code": 1,
+        "results": [{"case": "find", "ms": 1.5}],
+        "tests": {"passed": 1, "failed": 1, "deselected": 1},
+        "not_passed": [str(failing)],
+    }
+
+
 @pytest.mark.full_only("waits for a test that hangs; the next is the smoke")
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files, jobs):
+def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(check, files, jobs):
     if int(pytest.__version__.split(".")[0]) < 9:
         pytest.skip("pytest ends a test that hangs from version 9 on")
     done = check("tests", *files, SOK_LITE_TEST_S="5", SOK_LITE_JOBS=jobs)
@@ -76,10 +132,68 @@ def test_a_test_that_hangs_ends_with_its_place_and_costs_no_other_file(files, jo
 
 
 @pytest.mark.full_only("waits for a limit of time")
-def test_a_stage_ends_after_its_time_and_names_what_it_left_out(files):
+def test_a_stage_ends_after_its_time_and_names_what_it_left_out(check, files):
     limits = {"SOK_LITE_TEST_S": "500", "SOK_LITE_STAGE_S": "6", "SOK_LITE_JOBS": "1"}
     done = check("tests", *files, **limits)
     assert done.returncode == 1
     assert f"{files[0]}: stopped, the 6 s of the stage are over" in done.stdout
     assert f"{files[1]}: left out, no time left" in done.stdout
     assert "1 stages, failed: tests" in done.stdout
+    (stage,) = check.left()["stages"]
+    assert stage["without_time"] == files and "not_passed" not in stage
+
+
+@pytest.mark.full_only("starts TensorFlow in six processes")
+def test_the_stages_through_tensorflow_run_on_a_cpu(check, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "of_the_pieces.py").write_text("")
+    python = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    write_pieces(tmp_path / "package", tmp_path / "pieces", 1 << 20, python=python)
+    names = ["unpack", "device", "stream", "step", "times"]
+    done = check("tensorflow", str(tmp_path / "pieces"), *names)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "pieces" / "unpacked" / "of_the_pieces.py").exists()
+    results = {each["name"]: each["results"] for each in check.left()["stages"]}
+    assert [*results] == names
+    assert results["device"][0]["doctor"][-1].startswith(("Nothing is broken", "Broken: "))
+    assert results["stream"][0]["streams"] == ["None"]
+    assert results["step"][0]["compared"] == ["keys", "m", "rows", "v"]
+    assert [each["case"] for each in results["times"]] == 3 * ["lookup", "step"]
+
+
+def test_what_two_trainings_have_not_in_common_is_named():
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    other = rows.copy()
+    other[1, 1] += 0.5
+    one = {"a/rows": rows, "b/rows": rows, "c/keys": np.arange(3), "ms": np.array(1.0)}
+    two = {"a/rows": rows.copy(), "b/rows": other, "c/keys": np.arange(4), "ms": np.array(2.0)}
+    assert differences(one, two) == {
+        "b/rows": "1 of 6, first at [[1, 1]], by 0.5 at most",
+        "c/keys": "shapes (3,) and (4,)",
+    }
+    # 0.0 and -0.0 are equal numbers of other bits.
+    assert differences({"z": np.zeros(1)}, {"z": -np.zeros(1)}) == {
+        "z": "0 of 1, first at [], by 0 at most"
+    }
+
+
+def test_what_hkv_prints_is_read(tmp_path):
+    """Its words are those that the benchmark of commit ae24eec prints for one table."""
+    program = tmp_path / "hkv"
+    program.write_text(
+        "#!/bin/sh\n"
+        '[ "$*" = "8 1024 1 64 0.5,1.0 find find*" ] || exit 3\n'
+        'echo "| 0.50 |  3.910 |  6.942 |"\necho "| 1.00 |  3.929 |  4.366 |"\n'
+    )
+    program.chmod(0o755)
+    found = hkv_peer.keys_per_second(program, 8, 1024, 64, [0.5, 1.0], ["find", "find*"])
+    assert found == {
+        (0.5, "find"): 3.910 * 2**30,
+        (0.5, "find*"): 6.942 * 2**30,
+        (1.0, "find"): 3.929 * 2**30,
+        (1.0, "find*"): 4.366 * 2**30,
+    }
+    with pytest.raises(RuntimeError, match="HierarchicalKV's benchmark failed"):
+        hkv_peer.keys_per_second(program, 9, 1024, 64, [0.5], ["find"])
+    with pytest.raises(RuntimeError, match="Expected a checkout of HierarchicalKV, with benchmark"):
+        hkv_peer.build(tmp_path, "90")

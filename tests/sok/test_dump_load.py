@@ -179,7 +179,7 @@ def test_what_cannot_be_dumped_is_refused(tmp_path):
     sok.dump(tmp_path, one)
     with pytest.raises(ValueError, match="no step count"):
         sok.load(tmp_path, one, adam())
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
         sok.load(tmp_path / "none", one)
 
 

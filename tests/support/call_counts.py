@@ -19,12 +19,14 @@ class Counts(NamedTuple):
     Attributes:
       launches: of our kernels.
       operations: of CuPy's, each at least one launch; 0 on a CPU.
+      memsets: bytes that are set without a kernel of CuPy's; 0 on a CPU.
       waits: how often the host waits for the device; 0 on a CPU.
       to_device, to_host: bytes copied; 0 on a CPU.
     """
 
     launches: int
     operations: int = 0
+    memsets: int = 0
     waits: int = 0
     to_device: int = 0
     to_host: int = 0
@@ -41,8 +43,9 @@ def counts_of(backend, call):
     if is_simulated(backend):
         with device.counted() as seen:
             call()
-        names = ("kernels", "array operations", "waits", "bytes to the device", "bytes to the host")
-        return Counts(*(seen[name] for name in names))
+        names = ("kernels", "array operations", "memsets", "waits")
+        copied = ("bytes to the device", "bytes to the host")
+        return Counts(*(seen[name] for name in (*names, *copied)))
     with _launched(backend) as kernels:
         call()
     return Counts(len(kernels))

@@ -4,6 +4,9 @@
 What a rank sends is a function of its number, so every rank can work out what it must receive.
 """
 
+import functools
+import operator
+
 import numpy as np
 import pytest
 
@@ -190,6 +193,29 @@ def threads_of_a_rank_take_turns(comm: Communicator) -> None:
     assert totals == [comm.size * (comm.size + 1) // 2] * 80
 
 
+def notes_of_a_rank_are_on_all_after_any_collective(comm: Communicator) -> None:
+    notes, sizes = comm.connection.notes, np.full(comm.size, 20_000, np.int32)
+    collectives = (
+        lambda: comm.alltoallv(np.zeros(sizes.sum()), sizes),  # through memory
+        lambda: comm.alltoallv(np.zeros(0), np.zeros(comm.size, np.int32)),
+        lambda: comm.allgatherv(np.arange(comm.rank)),
+        lambda: comm.allreduce(1),
+        comm.barrier,
+    )
+    try:
+        for collective in collectives if comm.size > 1 else ():
+            for rank in range(comm.size):
+                notes.mine, notes.ends = (6, True) if comm.rank == rank else (2 * comm.rank, False)
+                collective()
+                others = [2 * other for other in range(comm.size) if other != rank]
+                assert notes.of_all == functools.reduce(operator.or_, others, 7), collective
+                notes.mine, notes.ends = 0, False
+                collective()
+                assert notes.of_all == 0, collective
+    finally:
+        notes.mine, notes.ends = 0, False
+
+
 def wrong_arguments_raise_on_the_rank_alone(comm: Communicator) -> None:
     """Only one rank makes the mistake; all ranks can still talk afterwards."""
     if comm.rank == comm.size - 1:
@@ -240,5 +266,6 @@ FACTS = [
     broadcast_gives_the_array_of_the_root,
     barrier_returns,
     threads_of_a_rank_take_turns,
+    notes_of_a_rank_are_on_all_after_any_collective,
     wrong_arguments_raise_on_the_rank_alone,
 ]

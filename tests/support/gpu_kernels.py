@@ -27,9 +27,13 @@ from tensorflow.core.framework import types_pb2
 RECORD = Path(__file__).with_suffix(".json")
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = f"{_ROOT}/sok_lite/"
-# Of it not ours: what goes into models that have tables as TensorFlow's own variables, and the
-# lookups of TensorFlow's that end in one of ours.
-_NOT_OURS = (f"{_PACKAGE}bridge/serving/", f"{_PACKAGE}bridge/tf_lookups.py")
+# Of it not ours: what goes into models that have tables as TensorFlow's own variables, what
+# TensorFlow saves of others, Keras' steps, and the lookups of TensorFlow's that end in one of ours.
+_NOT_OURS = (
+    *(f"{_PACKAGE}bridge/serving/", f"{_PACKAGE}bridge/keras/model_folders.py"),
+    f"{_PACKAGE}bridge/keras/input_wait.py",
+    f"{_PACKAGE}bridge/tf_lookups.py",
+)
 # Where a program's own frames are: these end the search for who has added an operation.
 _OTHERS = ("/keras/", "/tf_keras/")
 

@@ -6,6 +6,9 @@ its memory counts as the GPU's for as long as Python has the tensor. Kernels rea
 their stream is waited for, and not before: a result that was not waited for is seen to be wrong,
 and memory that was given back too early to be no memory of the device.
 
+Native code launches too, on the simulated GPU's driver (simt/driver.py), unless a test asks for the
+way by Python.
+
 On demand TensorFlow has a stream of its own too, which CuPy's null stream does not wait for. On it
 is what has written a tensor until a DLPack capsule of it is made, which waits for that stream, and
 from the end of the call what TensorFlow does with the memory of all of the call's tensors: it may
@@ -14,6 +17,7 @@ read it, write it and give it out again. What nothing orders is a `Race`.
 
 import ctypes
 import math
+import threading
 import weakref
 from collections import Counter
 from contextlib import contextmanager
@@ -23,8 +27,12 @@ import numpy as np
 import pytest
 
 from sok_lite.bridge import gpu, host_call, tensor, variable
-from sok_lite.native import callbacks
+from sok_lite.native import callbacks, plans
+from sok_lite.native import gpu as native_gpu
 from tests.support.gpu_kernels import Watch
+
+# Native code has their addresses, in plans of graphs that may outlive a test.
+_of_plays = []
 
 
 class Play:
@@ -39,6 +47,7 @@ class Play:
       capsule_waits: whether making a DLPack capsule waits for TensorFlow's stream.
       has_room: whether TensorFlow has memory for a result of an operation.
       watch: what a real GPU would send to the host.
+      driver: that native code launches with; None: Python launches.
     """
 
     def __init__(self, backend):
@@ -49,13 +58,20 @@ class Play:
         self.capsule_waits = True
         self.has_room = lambda: True
         self.watch = Watch()
+        self.driver = None
+
+    def check(self):
+        """Raises what calls of the driver have raised."""
+        if self.driver is not None and self.driver.errors:
+            raise self.driver.errors.pop(0)
 
 
-def play_gpu(monkeypatch, device=0, streams=False):
+def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
     """Begins the play, on the last of `device + 1` simulated GPUs; returns a Play.
 
     Args:
       streams: whether TensorFlow has a stream of its own.
+      is_native: whether native code launches.
     """
     from tests.support.simt import device as simulated
     from tests.support.simt import runtime
@@ -98,6 +114,7 @@ def play_gpu(monkeypatch, device=0, streams=False):
         """
 
         def __init__(self, address, capsule):
+            play.check()
             super().__init__(address, capsule)
             self.is_on_gpu = True
             self.contents = []
@@ -155,7 +172,48 @@ def play_gpu(monkeypatch, device=0, streams=False):
     play.watch.begin(monkeypatch)
     if streams:
         _add_stream(monkeypatch, play)
+    native_gpu.prepare(backend)  # of tables that the engine makes
+    if is_native:
+        play.driver = _driver(play, known, forget)
+    record = None if play.driver is None else play.driver.record
+    of_play = {}, {}
+    _of_plays.append((*of_play, play.driver))
+    monkeypatch.setattr(native_gpu, "_records", of_play[0])
+    monkeypatch.setattr(native_gpu, "_opened", {})
+    monkeypatch.setattr(plans, "_drivers", of_play[1])
+    monkeypatch.setattr(native_gpu, "open_gpu", lambda _: record)
     return play
+
+
+def _driver(play, known, forget):
+    """Returns a driver by which operations have their memory as those that call Python."""
+    from tests.support.simt import runtime, streams
+    from tests.support.simt.driver import Driver
+
+    noted = {}  # by thread of the system: some are not Python's, which keeps nothing of them
+
+    def note(address, num_bytes, is_input):
+        if not num_bytes:
+            return
+        is_new = known[address] == 0
+        known[address] += 1
+        runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of an operation")
+        content = np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), "u1")
+        noted.setdefault(threading.get_native_id(), []).append((address, content))
+        if play.stream is not None:
+            before = "TensorFlow's operation" if is_input else "TensorFlow's earlier operation"
+            _begin(play, content, before if is_new or not is_input else None)
+
+    def ended():
+        of_operation = noted.pop(threading.get_native_id(), [])
+        if play.stream is not None:
+            _go_on(play, [content for _, content in of_operation])
+        else:
+            streams.run()
+        for address, _ in of_operation:
+            forget(address)
+
+    return Driver(play.backend, lambda: play.stream or streams.NULL, note, ended)
 
 
 def _add_stream(monkeypatch, play):

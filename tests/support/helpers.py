@@ -27,9 +27,11 @@ class KeyInitializer:
     def check(self, row_dtype, dim):
         pass
 
-    def plan_fill(self, backend, store, rows, keys, table_seed):
-        values = self.values(backend, keys, store.dim, table_seed)
-        return store.plan_write(rows, store.to_storage(values))
+    def plan_fill(self, backend, store, rows, keys, table_seed, out=None):
+        values = store.to_storage(self.values(backend, keys, store.dim, table_seed))
+        if out is not None:
+            out[...] = values
+        return store.plan_write(rows, values)
 
     def plan_draw(self, backend, row_dtype, out, keys, table_seed, rows=None):
         n, dim = out.shape

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import sok_lite as sok
-from sok_lite.backend import get_backend
+from sok_lite.bridge import variable as of_bridge
 from sok_lite.bridge import writes
 from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.initializer_spec import make_initializer
@@ -80,7 +80,7 @@ def new_variable(kind="hbm", name="table", dim=3, key_type="int64", dtype="float
         first = make_initializer(first, dim, None, var_type)
     table = make_table(
         var_type,
-        get_backend("cpu"),
+        of_bridge.get_backend(),  # a test may have it simulated
         dim,
         initializer=first,
         key_type=key_type,

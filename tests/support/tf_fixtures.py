@@ -68,6 +68,7 @@ def play(monkeypatch):
 
     play = play_gpu(monkeypatch)
     yield play
+    play.check()
     play.watch.check()
 
 
@@ -75,12 +76,12 @@ def play(monkeypatch):
 # which choose for themselves, start processes of their own or look at no table.
 _NOT_ON_GPU = {
     *("test_every_optimizer", "test_gpu", "test_host_call", "test_interrupts_tf"),
-    *("test_budgets_tf", "test_on_gpu", "test_gpu_kernels", "test_tensor"),
-    "test_collective_order",
+    *("test_budgets_tf", "test_on_gpu", "test_gpu_kernels", "test_tensor", "test_native_on_gpu"),
+    *("test_collective_order", "test_autosave"),
     # The GPU is simulated by Python, whose garbage it is.
     "test_an_eager_lookup_leaves_nothing_for_the_garbage_collector",
     *("test_build", "test_elastic_state", "test_hash_strings", "test_init", "test_keras_guard"),
-    *("test_cluster", "test_keras_data"),
+    *("test_cluster", "test_keras_data", "test_keras_input_wait"),
     *("test_initializer_spec_tf", "test_no_patches", "test_optimizers_tf", "test_refusals"),
     *(
         "test_as_a_whole",

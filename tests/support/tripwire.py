@@ -22,8 +22,8 @@ _PACKAGE = str(Path(sok_lite.__file__).parent) + os.sep
 _PURE = tuple(
     _PACKAGE + part
     for part in (
-        *("backend", "engine/dedup.py", "engine/segments.py", "engine/dtypes.py"),
-        "engine/hashing.py",
+        *("backend", "engine/dedup.py", "engine/segments.py", "engine/sort.py"),
+        *("engine/dtypes.py", "engine/hashing.py"),
     )
 )
 # Its frames run between a table's lock and those who hold it by an ExitStack.

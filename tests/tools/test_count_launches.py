@@ -11,7 +11,7 @@ def test_the_launches_of_the_main_calls_are_counted():
     reason = simt.unavailable()
     if reason is not None:
         pytest.skip(f"no simulated GPU: {reason}")
-    args = "--keys 64 --dim 3 --ranks 2 4".split()
+    args = "--keys 16 --dim 3 --ranks 2 4".split()
     results, text = run("tools.count_launches", *args, are_positive=False)
     counts = {r["case"]: r for r in results}
     steps = [f"training step of {what}" for what in ("1 hbm", "26 hbm")]

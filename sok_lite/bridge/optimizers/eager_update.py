@@ -53,7 +53,7 @@ class EagerUpdate:
         self._operation = EagerOperation(
             *("sok_update", run, [], backend, what),
             num_told=1,
-            waits=host.runs_tensorflow,
+            waits=host.must_wait,
             is_planned_later=True,
         )
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64
-from sok_lite.backend.cpu import CpuBackend
 from sok_lite.backend.publish import Action
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
@@ -95,11 +94,12 @@ class NonFiniteRows:
     def __reduce__(self) -> Any:
         return NonFiniteRows, (self.count,)  # a copy counts by itself
 
-    def word(self, backend: CpuBackend) -> int:
+    def word(self, backend: Backend) -> int:
         """Returns the address of what kernels add to, which is never freed."""
         count = self.count_on(backend)
-        _written[count.ctypes.data] = count
-        return int(count.ctypes.data)
+        address = backend.address(count)
+        _written[address] = count
+        return address
 
     @property
     def count(self) -> int:
@@ -207,6 +207,14 @@ class StepHost:
         updates, _ = self._updates(lambda decays: None, arrays)
         return accumulation_of(updates.optimizers[0]).add(updates, self._options(0.0, number))
 
+    def must_wait(self) -> bool:
+        """Whether an update waits for its kernels: native code would, and nobody after it.
+
+        What an update leaves behind on a GPU a later call of Python's takes away, and where the
+        next one is native there may be none.
+        """
+        return self.runs_tensorflow or self.has_plan
+
     def plan_next(self, call: int, told: Sequence[Any], taken: TakenStep | None = None) -> None:
         """Lets native code take the next step of the same settings, where it can.
 
@@ -295,7 +303,7 @@ class RuleHost(StepHost):
 
     def _plan_next(self, call: int, values: list[float], taken: TakenStep | None) -> None:
         owner, backend = self._owner(), self._backend
-        if owner is None or self._on_nonfinite != "allow" or not isinstance(backend, CpuBackend):
+        if owner is None or self._on_nonfinite != "allow":
             return
         tables = live_tables(self._variables)
         settings = struct.pack(f"{len(values)}d", *values)
@@ -307,6 +315,7 @@ class RuleHost(StepHost):
             [alive(each).key_type.as_datatype_enum for each in self._variables],
             *self._rules(values),
             self._decays,
+            self._of_gradients,
             self._stochastic_rounding,
             None if self._optimizer is None else alive(self._optimizer),
             self._names,

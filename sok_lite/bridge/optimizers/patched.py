@@ -40,7 +40,7 @@ from sok_lite.bridge.optimizers.patched_step import (
     step_of,
     take_step,
 )
-from sok_lite.bridge.optimizers.settings import family_of, settings_of
+from sok_lite.bridge.optimizers.settings import NotForRowsError, family_of, settings_of
 from sok_lite.bridge.optimizers.slots import begin
 from sok_lite.bridge.optimizers.wrapped import WrappedOptimizer
 
@@ -117,7 +117,10 @@ def train_alone(optimizer: Any, what: str) -> None:
                 f"the loss and accumulates gradients. Received: {type(optimizer).__name__}, which "
                 f"{why}. Leave that out here."
             )
-    settings = settings_of(optimizer, family_of(optimizer))
+    try:
+        settings = settings_of(optimizer, family_of(optimizer))
+    except NotForRowsError as error:
+        raise error.of(what) from None
     if isinstance(settings, FallbackStep):
         begin(settings, stochastic_rounding=False)
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok_lite.bridge.job import other_ranks
 from sok_lite.bridge.keras import hooks
+from sok_lite.bridge.keras.held import names_of
 from sok_lite.bridge.keras.training import OVER_RANKS
 from sok_lite.bridge.optimizers.accumulation import accumulates
 from sok_lite.bridge.optimizers.all_ranks import averaged, summed
@@ -16,7 +17,7 @@ from sok_lite.bridge.optimizers.keras3 import KERAS3, num_batches
 from sok_lite.bridge.optimizers.loss_scale import inner_of
 from sok_lite.bridge.optimizers.minimize import check_any, warn_of_untrained
 from sok_lite.bridge.optimizers.per_graph import DenseStep, PerGraphSteps
-from sok_lite.bridge.optimizers.settings import family_of
+from sok_lite.bridge.optimizers.settings import NotForRowsError, family_of
 from sok_lite.bridge.optimizers.v1 import V1
 from sok_lite.bridge.variable import TableVariable
 
@@ -107,7 +108,11 @@ def take_step(
         options["beside"] = [
             (_steps_of(own, _dense_step_of(own), more), its) for own, its in of_others
         ]
-    return _tell_trained(ours, steps.take(pairs, **options))
+    try:
+        done = steps.take(pairs, **options)
+    except NotForRowsError as error:
+        raise error.of(f"table {names_of([variable.table for _, variable in ours])}") from None
+    return _tell_trained(ours, done)
 
 
 def _steps_of(optimizer: Any, dense_step: DenseStep, options: dict[str, Any]) -> PerGraphSteps:

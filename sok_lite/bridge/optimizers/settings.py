@@ -14,6 +14,24 @@ from sok_lite.bridge.optimizers.legacy import LEGACY
 from sok_lite.bridge.optimizers.v1 import V1
 
 
+class NotForRowsError(NotImplementedError):
+    """The step of an optimizer means nothing for rows of tables.
+
+    Args:
+      optimizer: its class and family.
+      why: the step means nothing, and what to do.
+      rows: those that it was to update.
+    """
+
+    def __init__(self, optimizer: str, why: str, rows: str = "rows of tables") -> None:
+        super().__init__(f"{optimizer} cannot update {rows}: {why}.")
+        self._optimizer, self._why = optimizer, why
+
+    def of(self, tables: str) -> "NotForRowsError":
+        """Returns the error that names the tables, such as "table 'item'"."""
+        return NotForRowsError(self._optimizer, self._why, f"rows of {tables}")
+
+
 def family_of(optimizer: Any) -> Family:
     """Returns the family of an optimizer.
 
@@ -43,7 +61,7 @@ def settings_of(optimizer: Any, family: Family) -> Settings | FallbackStep:
 
     Raises:
       NotImplementedError: it does something to gradients or variables that cannot be done row by
-        row.
+        row; NotForRowsError: as its whole class does.
     """
     name = _class_name(optimizer, family)
     refuse_unsupported(optimizer)
@@ -76,7 +94,7 @@ def _refuse_own_clipping(optimizer: Any) -> None:
 
 # Where the classes are whose names the families know.
 _FRAMEWORKS = {"keras", "sok_lite", "tf_keras", "tensorflow"}
-_ROW_BY_ROW = "and a table changes row by row"
+_ROW_BY_ROW = "and a table changes row by row. Use Adam, or another that docs/optimizers.md lists"
 _SKIPS = "whether it skips a step is decided inside it. Wrap a LossScaleOptimizer of Keras itself"
 # What has no meaning for rows of tables.
 _NOT_FOR_ROWS = {
@@ -114,10 +132,8 @@ def _class_name(optimizer: Any, family: Family) -> str | None:
         is_own |= bool(changed) and module != "horovod"
     for base in type(optimizer).__mro__:
         if base.__module__.split(".")[0] in _FRAMEWORKS and base.__name__ in _NOT_FOR_ROWS:
-            raise NotImplementedError(
-                f"{type(optimizer).__name__} of {family.name} cannot update rows of tables: "
-                f"{_NOT_FOR_ROWS[base.__name__]}."
-            )
+            who = f"{type(optimizer).__name__} of {family.name}"
+            raise NotForRowsError(who, _NOT_FOR_ROWS[base.__name__])
     return None
 
 

@@ -205,7 +205,7 @@ class RowOptimizer(tf.Module):
                 [],
                 backend,
                 _name_of(variables),
-                waits=host.runs_tensorflow,
+                waits=host.must_wait,
                 numbers=told,
                 is_planned_later=True,
             )

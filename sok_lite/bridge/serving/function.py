@@ -16,6 +16,7 @@ from sok_lite.bridge.serving.models import function_of, resources_in
 from sok_lite.bridge.serving.signature import Signature, flat_outputs
 from sok_lite.bridge.serving.tables import ServedTables, check_quantize
 from sok_lite.bridge.serving.together import Ranks
+from sok_lite.bridge.tensor import to_tensor
 from sok_lite.bridge.tf_private import ResourceVariable, save_context
 
 
@@ -164,7 +165,10 @@ def _captured_resources(root: Any, captured: list[Any], variables: list[Any]) ->
 
 
 def _variable(name: str, array: np.ndarray) -> Any:
-    return ResourceVariable(tf.constant(array), trainable=False, name=name)
+    # The variable has the array's own memory where TensorFlow can take it.
+    dtype = tf.as_dtype(array.dtype)
+    tensor = to_tensor(array.view(np.uint16) if dtype is tf.bfloat16 else array, dtype, None)
+    return ResourceVariable(tensor, trainable=False, name=name)
 
 
 def _value(variable: Any) -> np.ndarray:

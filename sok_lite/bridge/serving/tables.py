@@ -8,16 +8,19 @@ fill when a model is loaded, as a hash table has to be.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from sok_lite.backend.aligned import aligned_empty
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.inference import MissingKeyPolicy
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.tensor import as_int64
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.exclusive import alone
 
 # Takes a name and an array, and gives a variable of TensorFlow.
 MakeVariable = Callable[[str, np.ndarray], Any]
@@ -146,9 +149,6 @@ class ServedTables:
         return self._served[which]
 
     def _copy(self, table: Any, of_all_ranks: bool) -> _Served:
-        keys, rows = on_device(table.backend, _contents, table)
-        if of_all_ranks:
-            keys, rows = self._gather(table, keys, rows)
         # What any missing key gives; a random row is another for each key.
         constant = table.initializer.constant_row(table.dim)
         zeros = (0,) * table.dim
@@ -156,16 +156,31 @@ class ServedTables:
         is_integer = table.row_dtype.is_integer
         last = np.array(missing, table.row_dtype.storage if is_integer else np.float64)
         last = table.row_dtype.to_storage(np, last)
+        make = self._maker_of_table()
+        if of_all_ranks or self._cutoff is not None or not _is_read_once(table):
+            index, rows = self._chosen_in_order(table, of_all_ranks, last, make)
+        else:
+            index, rows = alone(table, partial(_in_order, table, last, make))
+        if table.row_dtype.name == "bfloat16":
+            rows = rows.view(tf.bfloat16.as_numpy_dtype)
+        return _Served(table, index, ServedRows(table.name, rows, self._quantize, make))
+
+    def _chosen_in_order(
+        self, table: Any, of_all_ranks: bool, last: np.ndarray, make: MakeVariable
+    ) -> tuple["KeyIndex", np.ndarray]:
+        """Does what `_in_order` does, of all ranks, without small rows, or of any device."""
+        keys, rows = on_device(table.backend, _contents, table)
+        if of_all_ranks:
+            keys, rows = self._gather(table, keys, rows)
         if self._cutoff is not None:
             _check_missing(table, last, self._cutoff)
             is_small = table.row_dtype.is_below(np, rows, self._cutoff).all(axis=1)
             keys, rows = keys[~is_small], rows[~is_small]
-        make = self._maker_of_table()
         index = KeyIndex(keys, make)
-        rows = np.concatenate([rows[index.order], last])
-        if table.row_dtype.name == "bfloat16":
-            rows = rows.view(tf.bfloat16.as_numpy_dtype)
-        return _Served(table, index, ServedRows(table.name, rows, self._quantize, make))
+        made = aligned_empty((len(keys) + len(last), table.dim), rows.dtype)
+        np.take(rows, index.order, axis=0, out=made[: len(keys)], mode="clip")
+        made[len(keys) :] = last
+        return index, made
 
     def _maker_of_table(self) -> MakeVariable:
         """Returns what makes the variables of one more table."""
@@ -205,10 +220,34 @@ class ServedTables:
 def _contents(table: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys of a table, (n,) int64, and their rows as they are stored, on the host."""
     keys, rows = table.export()
-    keys = table.backend.to_host(keys)
-    rows = table.backend.to_host(rows)
-    is_unsigned = keys.dtype == np.uint64
-    return keys.view(np.int64) if is_unsigned else keys.astype(np.int64), rows
+    return _as_int64(table.backend.to_host(keys)), table.backend.to_host(rows)
+
+
+def _as_int64(keys: np.ndarray) -> np.ndarray:
+    return keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
+
+
+def _is_read_once(table: Any) -> bool:
+    """Whether rows of a table can be read in any order into memory of the host."""
+    return table.backend.name == "cpu" and table.var_type != "remote"
+
+
+def _in_order(
+    table: EmbeddingTable, last: np.ndarray, make: MakeVariable
+) -> tuple["KeyIndex", np.ndarray]:
+    """Returns an index of the keys of a table, and their rows in its order: no row is copied twice.
+
+    Args:
+      table: locked.
+      last: rows that come behind.
+      make: takes a name and an array, and gives a variable of it.
+    """
+    keys, numbers = table.export_rows()
+    index = KeyIndex(_as_int64(keys), make)
+    rows = aligned_empty((len(keys) + len(last), table.dim), last.dtype)
+    table.store.read(np.ascontiguousarray(numbers[index.order]), "value", rows[: len(keys)])
+    rows[len(keys) :] = last
+    return index, rows
 
 
 def _check_missing(table: EmbeddingTable, missing: np.ndarray, cutoff: float) -> None:

@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
                 count += 1
     if count:
         return FINDINGS
-    print(f"{args.first} and {args.second} are equal")
+    within = f" within {args.tolerance:g}" if args.tolerance else ""
+    print(f"{args.first} and {args.second} are equal{within}")
     return FINE
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sok_lite import _version
-from sok_lite.backend import cuda_unavailable, default_backend
+from sok_lite.backend import cuda_unavailable, default_backend, get_backend
 from sok_lite.backend.build import built_library, cache_folder, compiler
 from sok_lite.cli.errors import FINDINGS, FINE
+from sok_lite.native import gpu
 from sok_lite.native.library import load
 
 HELP = "check what is installed, and print how to fix what is missing or broken"
@@ -144,6 +145,27 @@ def _gpu() -> Finding:
     return Finding(MISSING, "GPU", f"there is a driver, but {_short(reason)}", mend)
 
 
+def _launches() -> Finding:
+    """Says how launches on a GPU are in order with TensorFlow's work: docs/internals/streams.md."""
+    name = "GPU launches"
+    if _version_of("tensorflow", "tensorflow-cpu") is None or default_backend() != "cuda":
+        return Finding(OK, name, "none: they would need a GPU with tables, and TensorFlow")
+    try:
+        backend = get_backend()
+        gpu.prepare(backend)
+        gpu.record_of(backend)
+    except ValueError as error:
+        return Finding(BROKEN, name, _short(error), "unset SOK_LITE_GPU_STREAM")
+    except Exception as error:  # CuPy has kinds of its own, such as of a GPU that is taken
+        return Finding(BROKEN, name, _short(f"{type(error).__name__}: {error}"))
+    found = f"in order by way of {gpu.chosen!r}"
+    reason = gpu.reasons.get("tensorflow")
+    if reason is None:
+        return Finding(OK, name, found)
+    mend = "see Three ways in docs/internals/streams.md"
+    return Finding(MISSING, name, f"{found}, for {_short(reason)}", mend)
+
+
 def _horovod() -> Finding:
     version = _version_of("horovod")
     mend = "python scripts/build_horovod.py, in a checkout of sok_lite"
@@ -212,7 +234,7 @@ def _package(name: str, purpose: str, wanted: str) -> Callable[[], Finding]:
 
 
 CHECKS: Sequence[Callable[[], Finding]] = (
-    *(_python, _itself, _kernels, _gpu, _tensorflow, _operations),
+    *(_python, _itself, _kernels, _gpu, _tensorflow, _operations, _launches),
     *(_package("keras", "Keras 3", "keras>=3"), _tf_keras, _horovod, _mpi, _cluster, _cache),
     _package("tqdm", "bars of long dumps and loads", "tqdm>=4.60"),
     _package("pyarrow", "Parquet on the command line", "pyarrow>=16.1"),

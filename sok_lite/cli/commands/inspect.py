@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import re
 from typing import Any
 
 from sok_lite.cli.arguments import add_reading
 from sok_lite.cli.errors import FINE
-from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
+from sok_lite.cli.reading import KERAS_EXTRA, OWN, chosen, format_of, num_texts, open_sources
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of
@@ -14,6 +15,17 @@ from sok_lite.reports.text import at_time, counted
 
 HELP = "list the tables of a checkpoint: keys, row format, bytes, ranks, optimizer states"
 EXAMPLES = "sok-lite inspect runs/model\nsok-lite inspect runs/model --table user --json"
+
+# As a dump writes it, and what Keras calls it.
+_OF_KERAS = {
+    "constant": "Constant",
+    "uniform": "RandomUniform",
+    "normal": "RandomNormal",
+    "truncated_normal": "TruncatedNormal",
+}
+_INITIALIZER = re.compile(
+    rf"Initializer\(kind='({'|'.join(_OF_KERAS)})', a=([-+.e\d]+), b=([-+.e\d]+), seed=(None|\d+)\)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +41,8 @@ def run(args: argparse.Namespace) -> int:
         described |= {"ranks": found.ranks, "extra": found.extra}
         saves = manifest.saves_beside(args.path)
         described |= {"saves": saves} if saves else {}
-    described["tables"] = [
-        _describe(source, found) for source in chosen(sources, args.table, args.path)
-    ]
+    shown = chosen(sources, args.table, args.path)
+    described["tables"] = [_describe(source, found) for source in shown]
     described["bytes"] = sum(table["bytes"] for table in described["tables"])
     print(json.dumps(described, indent=1) if args.json else _text(described))
     return FINE
@@ -49,7 +60,9 @@ def _describe(source: Source, found: Manifest | None) -> dict[str, Any]:
             for s in source.states
         ],
     }
-    return described | (_facts_of_manifest(found.tables[source.name]) if found is not None else {})
+    if found is not None:
+        described |= _facts_of_manifest(found.tables[source.name])
+    return described | {"texts": num_texts(source, found)}
 
 
 def _facts_of_manifest(facts: TableFacts) -> dict[str, Any]:
@@ -66,7 +79,6 @@ def _facts_of_manifest(facts: TableFacts) -> dict[str, Any]:
         "last_lookup": max(times, default=None),
         "bytes": sum(file.num_bytes for shard in facts.shards for file in shard.written_files),
         "increments": max(len(shard.before) for shard in facts.shards),
-        "texts": sum(shard.texts.keys for shard in facts.shards if shard.texts is not None),
     }
 
 
@@ -79,24 +91,52 @@ def _text(described: dict[str, Any]) -> str:
     if "saves" in described:
         saves = [f"{name} {what}" for name, what in described["saves"].items()]
         lines.append(f"saves: {', '.join(saves)}")
-    if described.get("extra"):
-        lines.append(f"extra: {json.dumps(described['extra'])}")
+    lines += _of_extra(described.get("extra", {}))
+    # Which optimizer a state is of is worth a word where there are several.
+    groups = {state["group"] for table in tables for state in table["states"]}
     for table in tables:
         lines += ["", f"table {table['name']!r}"]
-        lines += [f"  {name:<9} {text}" for name, text in _rows_of(table) if text]
+        lines += [f"  {name:<9} {text}" for name, text in _rows_of(table, len(groups) > 1) if text]
     return "\n".join(lines)
 
 
-def _rows_of(table: dict[str, Any]) -> list[tuple[str, str]]:
+def _of_extra(extra: dict[str, Any]) -> list[str]:
+    """Returns what the caller of the dump added, in words where the callers are ours."""
+    others, lines = dict(extra), []
+    place, steps = others.get(KERAS_EXTRA), others.get("iterations")
+    if isinstance(place, dict) and {"steps", "epoch"} <= place.keys():
+        lines.append(f"training: step {place['steps']}, {place['epoch']} complete epochs")
+        del others[KERAS_EXTRA]
+    if isinstance(steps, list) and steps and all(type(count) is int for count in steps):
+        # Of a wrapper and of the optimizer in it, which counts none where nothing is dense.
+        lines.append(f"optimizer steps: {max(steps)}")
+        del others["iterations"]
+    return [*lines, f"extra: {json.dumps(others)}"] if others else lines
+
+
+def _state(state: dict[str, Any], has_groups: bool) -> str:
+    facts = [f"{state['initial']:g} in new rows"] * (state["initial"] != 0)
+    facts += [f"optimizer {state['group']}"] * (has_groups and state["group"] is not None)
+    return f"{state['name']} of {state['dim']}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _option(name: str, value: Any) -> str:
+    """Returns an option of a table as its constructor takes it."""
+    match = _INITIALIZER.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return f"{name}={value!r}"
+    kind, *numbers, seed = match.groups()
+    numbers = [f"{float(number):g}" for number in numbers[: 1 if kind == "constant" else 2]]
+    numbers += [f"seed={seed}"] * (seed != "None")
+    return f"{name}={_OF_KERAS[kind]}({', '.join(numbers)})"
+
+
+def _rows_of(table: dict[str, Any], has_groups: bool) -> list[tuple[str, str]]:
     counts = table.get("keys_of_ranks", [])
     by_rank = f", {min(counts):,} to {max(counts):,} on a rank" if len(counts) > 1 else ""
     sighted = f", {table['sighted']:,} more seen, without a row yet" if table.get("sighted") else ""
-    states = [
-        f"{state['name']} of {state['dim']} from {state['initial']:g}"
-        + ("" if state["group"] is None else f" (optimizer {state['group']})")
-        for state in table["states"]
-    ]
-    options = [f"{name}={value!r}" for name, value in table.get("options", {}).items()]
+    states = [_state(state, has_groups) for state in table["states"]]
+    options = [_option(*each) for each in table.get("options", {}).items()]
     has_increments = table.get("increments", 0)
     increments = f", with {counted(has_increments, 'increment')}" if has_increments else ""
     texts = f", with the texts of {table['texts']:,}" if table.get("texts") else ""

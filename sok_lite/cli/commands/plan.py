@@ -3,16 +3,18 @@
 import argparse
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sok_lite.cli.arguments import add_json, local, rank_count
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
-from sok_lite.cli.reading import open_sources
+from sok_lite.cli.reading import num_texts, open_sources, own_manifest
 from sok_lite.engine import optimizers
 from sok_lite.engine.dtypes import row_dtype
-from sok_lite.engine.files.source import columns_of
+from sok_lite.engine.files.source import Source, columns_of
 from sok_lite.engine.optimizers import Adam, UpdateRule
+from sok_lite.engine.owner import HASH
 from sok_lite.engine.table.parts import MAX_KEYS
 from sok_lite.engine.table.sizing import (
     RowBytes,
@@ -41,6 +43,18 @@ _RULES: dict[str, UpdateRule] = {
     name.lower(): getattr(optimizers, name)() for name in optimizers.__all__ if name != "UpdateRule"
 } | {"amsgrad": Adam(amsgrad=True)}
 _DEFAULT = "adam"
+# Those that `sk.Table(optimizer=...)` takes by name, and those of sok_lite.optimizers.
+_OF_KERAS = (
+    *("sgd", "adadelta", "adagrad", "adam", "adamw", "adamax"),
+    *("ftrl", "lion", "nadam", "rmsprop"),
+)
+_OF_OURS = {
+    name.lower(): name
+    for name in (
+        *("GroupAMSGrad", "GroupAdam", "GroupLamb", "GroupMomentum"),
+        *("RowWiseAdagrad", "SparseGroupFtrl"),
+    )
+}
 _RANKS_OF_HOST = 8
 _ROW_TYPES = ("float32", "float16", "bfloat16")
 
@@ -65,6 +79,8 @@ class Need(NamedTuple):
       dim, dtype: of the rows.
       state_size: elements of the optimizer states of a row, together.
       ids: that a row of the batch has for it.
+      optimizer: that has such states; None: not known.
+      arguments: of the table's constructor, further ones.
     """
 
     name: str
@@ -73,6 +89,8 @@ class Need(NamedTuple):
     dtype: str
     state_size: int
     ids: float = 1.0
+    optimizer: str | None = None
+    arguments: tuple[str, ...] = ()
 
     @property
     def row(self) -> RowBytes:
@@ -389,7 +407,9 @@ def _needs(args: argparse.Namespace) -> list[Need]:
 def _need(
     name: str, keys: int, dim: int, dtype: str | None, optimizer: str | None, ids: float = 1
 ) -> Need:
-    return Need(name, keys, dim, dtype or "float32", _state_size(optimizer or _DEFAULT, dim), ids)
+    optimizer = optimizer or _DEFAULT
+    size = _state_size(optimizer, dim)
+    return Need(name, keys, dim, dtype or "float32", size, ids, optimizer)
 
 
 def _state_size(optimizer: str, dim: int) -> int:
@@ -442,13 +462,44 @@ def _now(args: argparse.Namespace) -> list[dict[str, Any]]:
 def _needs_of(args: argparse.Namespace) -> list[Need]:
     """Returns the tables of a checkpoint."""
     needs = []
+    found = own_manifest(args.path)
     for source in open_sources(args.path):
         dtype = args.dtype or row_dtype(source.dtype).name
-        states = sum(state.dim for state in source.states)
+        states, optimizer = sum(state.dim for state in source.states), _optimizer_of(source)
         if args.optimizer is not None:
-            states = _state_size(args.optimizer, source.dim)
-        needs.append(Need(source.name, max(1, source.num_keys), source.dim, dtype, states))
+            states, optimizer = _state_size(args.optimizer, source.dim), args.optimizer
+        arguments = [f'key_type="{source.key_type}"'] * (source.key_type != "int64")
+        arguments += ["key_type=str, keep_texts=True"] * (num_texts(source, found) > 0)
+        arguments += ['partitioner="hash"'] * (source.about.owner == HASH.name)
+        need = Need(source.name, max(1, source.num_keys), source.dim, dtype, states)
+        needs.append(need._replace(optimizer=optimizer, arguments=tuple(arguments)))
     return needs
+
+
+def _optimizer_of(source: Source) -> str | None:
+    """Returns the first optimizer that has the states of a table; None: there are none."""
+    states = {state.name: state.dim for state in source.states}
+    for name, rule in _RULES.items() if states else ():
+        if {each: size for each, (size, _) in rule.kinds(source.dim).items()} == states:
+            return name
+    return None
+
+
+def _own_optimizers(needs: Sequence[Need]) -> list[str | None]:
+    """Returns what `sk.Table(optimizer=...)` is given for each table; None: nothing.
+
+    The model is compiled with the optimizer of Keras that most of them have.
+    """
+    known = Counter(need.optimizer for need in needs if need.optimizer in _OF_KERAS)
+    (common, _), *_ = [*known.most_common(1), (None, 0)]
+    own: list[str | None] = []
+    for need in needs:
+        name = need.optimizer
+        is_by_name = name in _OF_KERAS and name != common
+        own.append(f'"{name}"' if is_by_name else None)
+        if name in _OF_OURS:
+            own[-1] = f"{_OF_OURS[name]}()"
+    return own
 
 
 def _machines(args: argparse.Namespace) -> Machines:
@@ -502,18 +553,20 @@ def _describe(found: Plan, args: argparse.Namespace) -> dict[str, Any]:
                 "var_type": "hbm" if table.max_capacity is None else "hybrid",
                 "max_capacity": table.max_capacity,
                 "max_hbm_for_vectors": table.max_hbm_for_vectors,
+                "optimizer": own,
+                "arguments": list(table.need.arguments),
                 **{f"{part}_bytes": size for part, size in table.bytes._asdict().items()},
             }
-            for table in found.tables
+            for table, own in zip(found.tables, _own_optimizers(needs), strict=True)
         ],
         "batch": args.batch,
         "sent_bytes": {**trips._asdict(), "total": trips.total},
-        "would_help": _would_help(needs, found),
+        "would_help": _would_help(needs, found, bool(args.gpus)),
         "launch": _launch(machines),
     }
 
 
-def _would_help(needs: Sequence[Need], found: Plan) -> list[dict[str, Any]]:
+def _would_help(needs: Sequence[Need], found: Plan, has_gpus: bool) -> list[dict[str, Any]]:
     """Returns changes and the bytes that each saves on a rank, the most first."""
     halves = [need._replace(dtype="bfloat16") for need in needs]
     changes = [("rows of bfloat16", halves, found.machines)]
@@ -523,8 +576,10 @@ def _would_help(needs: Sequence[Need], found: Plan) -> list[dict[str, Any]]:
             for need in needs
         ]
         changes.append((f"the optimizer {name}", fewer, found.machines))
-    twice = found.machines._replace(ranks=2 * found.machines.ranks)
-    changes.append((f"{twice.ranks} ranks", list(needs), twice))
+    # More ranks on as many machines would share the same memory.
+    ranks, of_host = found.machines.ranks, found.machines.ranks_of_host
+    twice = found.machines._replace(ranks=2 * ranks, ranks_of_host=min(ranks, of_host))
+    changes.append((_as_ranks(twice, has_gpus), list(needs), twice))
     helping = []
     for what, changed, machines in changes:
         after = plan(changed, machines)
@@ -532,6 +587,17 @@ def _would_help(needs: Sequence[Need], found: Plan) -> list[dict[str, Any]]:
         if saved > 0:
             helping.append({"what": what, "saved_bytes": saved, "fits": after.fits})
     return sorted(helping, key=lambda each: -each["saved_bytes"])
+
+
+def _as_ranks(machines: Machines, has_gpus: bool) -> str:
+    """Returns how many ranks there are on how many machines, and how to plan for those."""
+    ranks, of_host = machines.ranks, machines.ranks_of_host
+    what = f"{ranks} ranks"
+    if has_gpus and not machines.far:  # of what is in GPUs machines share nothing
+        return what
+    is_default = of_host == min(ranks, _RANKS_OF_HOST)
+    option = "" if is_default else f" (--ranks-per-host {of_host})"
+    return f"{what} on {math.ceil(ranks / of_host)} machines{option}"
 
 
 def _launch(machines: Machines) -> str:
@@ -550,34 +616,31 @@ def _launch(machines: Machines) -> str:
 
 def _text(answer: Mapping[str, Any]) -> str:
     """Returns the text of a plan: the verdict first, then what follows from it."""
-    lines = [
-        _verdict(answer),
-        *_now_lines(answer),
-        "",
-        "create the tables (import sok_lite.keras as sk)",
-    ]
-    lines += [f"  {_constructor(table)}" for table in answer["tables"]]
+    lines = [_verdict(answer), *_now_lines(answer)]
+    if answer["fits"]:
+        lines += ["", f"create the tables ({'; '.join(_imports(answer))})"]
+        lines += [f"  {_constructor(table)}" for table in answer["tables"]]
     lines += ["", *_memory_lines(answer), "", *_table_lines(answer), "", *_sent_lines(answer)]
     if answer["would_help"]:
         lines += ["", "what would save most memory on each rank"]
         width = max(len(each["what"]) for each in answer["would_help"])
         lines += [
-            f"  {each['what']:{width}} {_gib(each['saved_bytes']):>8} GiB less"
+            f"  {each['what']:{width}} {as_bytes(each['saved_bytes']):>12} less"
             f"{'' if each['fits'] == answer['fits'] else ', and it fits'}"
             for each in answer["would_help"]
             if each["fits"] or not answer["fits"]
         ]
-    return "\n".join(
-        [*lines, "", "launch", f"  {answer['launch']}", "", *_assumption_lines(answer)]
-    )
+    if answer["fits"]:
+        lines += ["", "launch", f"  {answer['launch']}"]
+    return "\n".join([*lines, "", *_assumption_lines(answer)])
 
 
 def _verdict(answer: Mapping[str, Any]) -> str:
     near = "GPU" if answer["has_gpus"] else "RAM"
-    sizes = f"{_gib(answer['near_bytes'])} of {_gib(answer['near_limit_bytes'])} GiB {near}"
+    sizes = f"{_of_limit(answer, 'near')} {near}"
     if answer["far_bytes"] or (answer["has_gpus"] and answer["far_limit_bytes"]):
-        sizes += f" and {_gib(answer['far_bytes'])} of {_gib(answer['far_limit_bytes'])} GiB host"
-    verdict = f"{'fits' if answer['fits'] else 'does not fit'}: {sizes} memory on the fullest rank"
+        sizes += f" and {_of_limit(answer, 'far')} host memory"
+    verdict = f"{'fits' if answer['fits'] else 'does not fit'}: {sizes} on the fullest rank"
     if answer["too_many_keys"]:
         verdict += f"; more keys than a rank can hold: {', '.join(answer['too_many_keys'])}"
     has_most = answer["room"] >= MOST_ROOM
@@ -586,6 +649,14 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     if answer["days"] is None:
         return verdict
     return f"{verdict}; full in {'over ' if has_most else ''}{answer['days']:,.0f} days"
+
+
+def _of_limit(answer: Mapping[str, Any], tier: str) -> str:
+    """Returns what tables take of the memory of a tier."""
+    used, limit = answer[f"{tier}_bytes"], answer[f"{tier}_limit_bytes"]
+    unit = _unit(used)
+    more = f" {unit[0]}" if unit != _unit(limit) else ""
+    return f"{_in_unit(used, unit)}{more} of {_in_unit(limit, _unit(limit))} {_unit(limit)[0]}"
 
 
 def _now_lines(answer: Mapping[str, Any]) -> list[str]:
@@ -602,9 +673,17 @@ def _now_lines(answer: Mapping[str, Any]) -> list[str]:
             for state in table["states"]
         )
         rows = f"rows of {table['dim']} x {table['dtype']} {as_bytes(table['rows_bytes'])}"
-        keys = f"{table['keys']:,} keys, {as_bytes(table['bytes'])}"
+        keys = f"{counted(table['keys'], 'key')}, {as_bytes(table['bytes'])}"
         lines.append(f"  {table['name']:{width}}  {keys}: {rows}{states}")
     return lines
+
+
+def _imports(answer: Mapping[str, Any]) -> list[str]:
+    """Returns what the constructors need."""
+    given = {table["optimizer"] for table in answer["tables"]} - {None}
+    ours = sorted(each.removesuffix("()") for each in given if each.endswith("()"))
+    of_ours = [f"from sok_lite.optimizers import {', '.join(ours)}"] if ours else []
+    return ["import sok_lite.keras as sk", *of_ours]
 
 
 def _constructor(table: Mapping[str, Any]) -> str:
@@ -617,35 +696,39 @@ def _constructor(table: Mapping[str, Any]) -> str:
         ]
     if table["dtype"] != "float32":
         arguments.append(f'row_dtype="{table["dtype"]}"')
+    arguments += table["arguments"]
+    if table["optimizer"] is not None:
+        arguments.append(f"optimizer={table['optimizer']}")
     return f"sk.Table({', '.join(arguments)})"
 
 
 def _memory_lines(answer: Mapping[str, Any]) -> list[str]:
     far = "host" if answer["has_gpus"] else ""
-    lines = [
-        f"memory of a rank, GiB  {'GPU' if answer['has_gpus'] else 'RAM':>8} {far:>8}".rstrip()
-    ]
+    unit = _unit(max(answer["near_bytes"], answer["far_bytes"]))
+    near = "GPU" if answer["has_gpus"] else "RAM"
+    lines = [f"memory of a rank, {unit[0]:3}  {near:>8} {far:>8}".rstrip()]
     for name, *tiers in _PARTS:
         sizes = [sum(table[tier] for table in answer["tables"]) if tier else 0 for tier in tiers]
-        lines.append(_memory_line(name, sizes, far))
-    lines.append(_memory_line("all", [answer["near_bytes"], answer["far_bytes"]], far))
-    return [
-        *lines,
-        _memory_line("room", [answer["near_limit_bytes"], answer["far_limit_bytes"]], far),
-    ]
+        lines.append(_memory_line(name, sizes, far, unit))
+    for name, of in (("all", "bytes"), ("room", "limit_bytes")):
+        sizes = [answer[f"{tier}_{of}"] for tier in ("near", "far")]
+        lines.append(_memory_line(name, sizes, far, unit))
+    return lines
 
 
-def _memory_line(name: str, sizes: list[int], far: str) -> str:
-    return f"  {name:20} {_gib(sizes[0]):>8} {_gib(sizes[1]) if far else '':>8}".rstrip()
+def _memory_line(name: str, sizes: list[int], far: str, unit: tuple[str, int]) -> str:
+    near, host = (_in_unit(size, unit) for size in sizes)
+    return f"  {name:20} {near:>8} {host if far else '':>8}".rstrip()
 
 
 def _table_lines(answer: Mapping[str, Any]) -> list[str]:
     """Returns what a key of each table takes, and its part of the memory."""
     title = "bytes per key"
     width = max(len(title) - 2, *(len(table["name"]) for table in answer["tables"]))
-    head = ("keys on a rank", "row", "states", "index", "GiB", "share", "near")
-    lines = [f"{title:{width + 2}}" + "".join(f"{each:>15}" for each in head)]
     everything = max(1, answer["near_bytes"] + answer["far_bytes"])
+    unit = _unit(everything)
+    head = ("keys on a rank", "row", "states", "index", unit[0], "share", "near")
+    lines = [f"{title:{width + 2}}" + "".join(f"{each:>15}" for each in head)]
     for table in answer["tables"]:
         parts = [table[name] for each in _PARTS for name in each[1:] if name]
         kept, near = (
@@ -657,7 +740,7 @@ def _table_lines(answer: Mapping[str, Any]) -> list[str]:
             str(table["row_bytes"]),
             str(table["state_bytes"]),
             f"{(table['slots_bytes'] + table['access_counts_bytes']) / table['keys_of_rank']:.1f}",
-            _gib(sum(parts)),
+            _in_unit(sum(parts), unit),
             f"{sum(parts) / everything:.0%}",
             f"{near / max(1, kept):.0%}",
         )
@@ -692,8 +775,15 @@ def _assumption_lines(answer: Mapping[str, Any]) -> list[str]:
     return ["assumptions", *(f"  {each}" for each in known), "  nothing was measured"]
 
 
-def _gib(num_bytes: float) -> str:
-    size = num_bytes / GIB
+def _unit(num_bytes: float) -> tuple[str, int]:
+    """Returns the unit of so many bytes, and its bytes; GiB from a tenth of one on."""
+    if num_bytes >= GIB / 10:
+        return "GiB", GIB
+    return ("MiB", 1 << 20) if num_bytes >= (1 << 20) / 10 else ("KiB", 1 << 10)
+
+
+def _in_unit(num_bytes: float, unit: tuple[str, int]) -> str:
+    size = num_bytes / unit[1]
     return f"{size:,.1f}" if size >= 10 or num_bytes == 0 else f"{size:.3f}"
 
 

@@ -19,10 +19,12 @@ are imported when they are needed.
 """
 
 import importlib
+import os
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.shard import open_file
 
 # Name, for the user, and module. Those are asked in this order what a path is.
 FORMATS = {
@@ -38,6 +40,16 @@ FORMATS = {
     "tfra_tensorflow": "tfra_checkpoint",
     "tfplus": "tfplus",
 }
+# The format of a file to be written, by the ending of its name.
+_ENDINGS = {
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".safetensors": "safetensors",
+    ".csv": "csv",
+    ".keras": "keras",
+    ".h5": "keras",
+}
+_NPY = b"\x93NUMPY"
 
 
 def format_module(name: str) -> ModuleType:
@@ -61,6 +73,11 @@ def names_with(function: str) -> list[str]:
     return [name for name in FORMATS if hasattr(format_module(name), function)]
 
 
+def format_of_ending(path: str) -> str | None:
+    """Returns the format that the ending of a file's name says; None: it says none."""
+    return _ENDINGS.get(os.path.splitext(path)[1].lower())
+
+
 def detected_format(path: str) -> str:
     """Returns the first format that what is at a path looks like.
 
@@ -76,7 +93,25 @@ def detected_format(path: str) -> str:
         raise WrongUse(manifest.what_is_missing(path).removesuffix("."))
     if manifest.is_unfinished(path) or manifest.all_saves_in(path):
         raise FileNotFoundError(manifest.what_is_missing(path))
+    _check_is_no_other(path)
     raise WrongUse(
         f"{path} looks like none of the formats {', '.join(with_sources)}: say which one it is, "
         "with --from-format where the command has it"
     )
+
+
+def _check_is_no_other(path: str) -> None:
+    """Raises WrongUse for a file of a kind that is known, and not read."""
+    if os.path.isdir(path):
+        return
+    if format_of_ending(path) == "csv":
+        raise WrongUse(
+            f"{path} is a CSV file by its name, and those are written only: make an npz or Parquet "
+            "file of it, with columns of keys and rows"
+        )
+    with open_file(path) as file:
+        if file.read(len(_NPY)) == _NPY:
+            raise WrongUse(
+                f"{path} is one array of NumPy, and a table has two: write numpy.savez(FILE, "
+                "keys=keys, values=rows), and give that .npz file"
+            )

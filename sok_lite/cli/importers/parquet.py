@@ -1,8 +1,9 @@
 """Parquet files: a column of keys, and rows as a column of lists or as a column for each element.
 
-`value` is a list of the same length in every line, or `value_0`, `value_1` and so on are numbers;
-the same goes for each state. There is no bfloat16 in Parquet: such rows are written as float32, and
-read as bfloat16 again since the file says so. The package pyarrow is needed.
+`value` is a list of the same length in every line, or `value_0`, `value_1` and so on are numbers
+(or `value0`, `value1`); the same goes for each state. There is no bfloat16 in Parquet: such rows
+are written as float32, and read as bfloat16 again since the file says so. The package pyarrow is
+needed.
 """
 
 import re
@@ -33,7 +34,11 @@ _MARK = b"PAR1"
 _METADATA = b"sok_lite"
 # What a table and a file call the same.
 _NAMES = {"keys": "key", "values": "value"}
-_ELEMENT = re.compile(r"(.+)_(0|[1-9]\d{0,8})", re.DOTALL)
+_ELEMENT = re.compile(r"(.+?)(_?)(0|[1-9]\d{0,8})", re.DOTALL)
+_ROWS = (
+    "a column of lists of numbers (in a file without lines with dim=), or numbered columns of one "
+    "dtype, such as value_0, value_1, ... or e0, e1, ..., which `values=e` names"
+)
 
 
 def detect(path: str) -> bool:
@@ -66,10 +71,8 @@ def sources(
     check_opens(path)
     with naming(path, *_errors()):
         found, about = _open(path, dim)
-    for ours, theirs in _NAMES.items():
-        if ours not in found and theirs in found:
-            found[ours] = found[theirs]
-    return [named_source(path, found, about, name, dtype, key_type, columns, initial)]
+    options = (name, dtype, key_type, columns, initial)
+    return [named_source(path, found, about, *options, names=_NAMES, rows_are=_ROWS)]
 
 
 def _package(module: str) -> Any:
@@ -98,9 +101,13 @@ def _open(path: str, dim: int | None) -> tuple[dict[str, Stored], str | None]:
                 if width and _is_number(types, kind.value_type):
                     dtype = _dtype(kind.value_type)
                     found[field.name] = _stored(path, [field.name], dtype, (n, width))
+            else:
+                # No column is such: whoever takes it for one is told.
+                found[field.name] = Stored(str(kind), (n,), lambda _: iter(()))
         about = (schema.metadata or {}).get(_METADATA)
     for base, names in _numbered(found).items():
-        found.setdefault(base, _stored(path, names, found[names[0]].dtype, (n, len(names))))
+        row = _stored(path, names, found[names[0]].dtype, (n, len(names)))
+        found.setdefault(base, row._replace(parts=tuple(names)))
         if base.startswith("states."):
             for name in names:
                 del found[name]  # or each would be a state
@@ -128,14 +135,15 @@ def _first_length(file: Any, name: str) -> int | None:
 
 
 def _numbered(found: dict[str, Stored]) -> dict[str, list[str]]:
-    """Returns the columns x_0, x_1, ..., all numbers of one dtype, by x."""
-    numbers: dict[str, dict[int, str]] = {}
+    """Returns the columns x_0, x_1, ..., or x0, x1, ..., all numbers of one dtype, by x."""
+    numbers: dict[tuple[str, str], dict[int, str]] = {}
     for name, column in found.items():
-        if (match := _ELEMENT.fullmatch(name)) and len(column.shape) == 1:
-            numbers.setdefault(match[1], {})[int(match[2])] = name
+        match = _ELEMENT.fullmatch(name)
+        if match and len(column.shape) == 1 and column.is_of_numbers:
+            numbers.setdefault((match[1], match[2]), {})[int(match[3])] = name
     return {
         base: [names[i] for i in range(len(names))]
-        for base, names in numbers.items()
+        for (base, _), names in sorted(numbers.items())
         if sorted(names) == list(range(len(names)))
         and len({found[name].dtype for name in names.values()}) == 1
     }

@@ -321,6 +321,8 @@ def _options(table: AnyTable) -> dict[str, Any]:
     options |= table.options_of_all_ranks()
     if table.max_capacity is not None:
         options["max_capacity"] = table.max_capacity
+    if table.ids == "texts":
+        options["ids"] = table.ids
     plain: dict[str, Any] = json.loads(json.dumps(options, default=repr))
     return plain
 

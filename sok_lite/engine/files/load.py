@@ -4,6 +4,7 @@ No table changes before everything was read and checked, on all ranks: a load th
 every table as it was.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.restoring import publish_restored
+
+_log = logging.getLogger("sok_lite")
 
 MODES = ("replace", "merge")
 ON_FULL = ("error", "evict")
@@ -100,6 +103,8 @@ def load(
             remember_load(folder, dynamic, found, comm)
 
     holding(dynamic, give)
+    if comm.rank == 0:
+        _warn_of_texts([(item.table, found.tables[item.table.name]) for item in items])
     # What as many ranks wrote each has read whole, keys of other ranks among its own.
     as_many = [item for item in items if len(found.tables[item.table.name].shards) == comm.size]
     warn_of_foreign_keys(keyed_tables_of(as_many), comm)
@@ -124,6 +129,18 @@ def _checked_items(
             )
         _check_fits(folder, table, found.tables[table.name], cast)
     return folder, found
+
+
+def _warn_of_texts(tables: Sequence[tuple[AnyTable, TableFacts]]) -> None:
+    """Tells of tables of integers that get the keys of texts: no plain integer finds one."""
+    for table, facts in tables:
+        if table.ids == "integers" and facts.options.get("ids") == "texts":
+            _log.warning(
+                "Table %r was made for integers, and the ids of its checkpoint are texts: their "
+                "hashes are its keys. Make the table with key_type=str, or look up "
+                "sok_lite.hash_strings(texts).",
+                table.name,
+            )
 
 
 def _check_fits(folder: str, table: AnyTable, facts: TableFacts, cast: bool) -> None:

@@ -18,7 +18,14 @@ from sok_lite._version import __version__
 from sok_lite.engine.dtypes import key_dtype, row_dtype
 from sok_lite.engine.files import lock as locks
 from sok_lite.engine.files.full_disk import naming_file
-from sok_lite.engine.files.shard import MAX_CHUNK_BYTES, Written, distinct, read_whole
+from sok_lite.engine.files.shard import (
+    MAX_CHUNK_BYTES,
+    Written,
+    distinct,
+    open_file,
+    read_whole,
+    whole_of,
+)
 from sok_lite.engine.json_text import parsed
 from sok_lite.engine.table.joined import checked_facts, number_of
 
@@ -90,6 +97,8 @@ class Shard(NamedTuple):
       before: the files that an increment continues, oldest first; the first is no increment. Their
         own `before` is not used.
       texts: of keys of any rank, those that this rank wrote; None: the table keeps none.
+      removed: number of keys that an increment names as removed; None: it names none, and the keys
+        that it has tell.
     """
 
     file: str
@@ -103,6 +112,7 @@ class Shard(NamedTuple):
     changed: int | None = None
     before: "tuple[Shard, ...]" = ()
     texts: TextFile | None = None
+    removed: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -127,7 +137,8 @@ class TableFacts(NamedTuple):
     Attributes:
       name, var_type, dim, dtype, key_type: of the table.
       owner: name of the rule for the owner ranks of keys.
-      options: other arguments of the table on rank 0, for people: a load does not use them.
+      options: other arguments of the table on rank 0, for people: a load does not use them, but to
+        warn where `ids` are "texts" and the table that is loaded is one of integers.
       shards: of each rank.
     """
 
@@ -214,12 +225,21 @@ def read(folder: str | os.PathLike[str]) -> Manifest:
       FileNotFoundError: it has none, so no complete checkpoint.
       ValueError: it is not a manifest, or of a newer version, or corrupt.
     """
+    return from_text(text_of(folder)[0], os.path.join(folder, NAME))
+
+
+def text_of(folder: str | os.PathLike[str]) -> tuple[bytes, float]:
+    """Returns the text of the manifest of a folder, and when it was written, seconds since 1970.
+
+    Raises:
+      FileNotFoundError: it has none, so no complete checkpoint. ValueError: it is too large.
+    """
     path = os.path.join(folder, NAME)
     try:
-        data = read_whole(path, _MOST_BYTES)
+        with open_file(path) as file:
+            return whole_of(file, path, _MOST_BYTES), os.fstat(file.fileno()).st_mtime
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(what_is_missing(folder)) from error
-    return from_text(data, path)
 
 
 def is_whole(folder: str | os.PathLike[str]) -> bool:
@@ -302,7 +322,7 @@ def what_is_missing(folder: str | os.PathLike[str]) -> str:
             "the same variables."
         )
     if not os.path.isdir(path):
-        return f"{path} has no {NAME}: there is no such folder. Give that which `dump` was given."
+        return f"There is no folder {path}. Give the one that `dump` was given."
     inside = newest_in(path)
     if inside is not None:
         return f"{path} has checkpoints in it: give one of them, such as {inside}."
@@ -455,6 +475,8 @@ def _shard_to_json(shard: Shard) -> dict[str, Any]:
         described["texts"] = shard.texts._asdict() | {"written": shard.texts.written._asdict()}
     if not shard.before:
         del described["before"]
+    if shard.removed is None:
+        del described["removed"]
     if shard.changed is None:
         del described["changed"]
         for state in described["states"]:
@@ -528,6 +550,7 @@ def _one_file(each: dict[str, Any]) -> Shard:
         _written(each["written"]),
         number_of(each["changed"], 0, each["rows"]) if "changed" in each else None,
         texts=_texts(each["texts"]) if "texts" in each else None,
+        removed=number_of(each["removed"]) if "removed" in each else None,
     )
 
 

@@ -2,18 +2,29 @@
 
 Files are mapped into memory, so a lookup reads only the rows that it returns, and processes that
 serve one checkpoint share the pages that they have read. It needs neither TensorFlow nor a GPU.
+
+What is open of a checkpoint is a `_Version`, which nobody changes: a lookup takes the newest one
+and keeps it until it is done. A refresh makes the next one, beside it. Of an increment that is what
+has changed, in a small index that is asked before the large one. When nobody has an older version
+any more, the small index is written into the large one, and goes: so the large one is never copied,
+and a lookup sees the old content or the new one.
 """
 
-import mmap
+import logging
+import numbers
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from sok_lite.backend.arguments import address_of
 from sok_lite.engine.dtypes import (
+    as_float,
     bfloat16_to_float32,
     instead_of_key,
     is_integer,
@@ -22,99 +33,317 @@ from sok_lite.engine.dtypes import (
     row_dtype,
 )
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.key_index import (
-    MAX_KEYS,
-    KeyIndex,
-    make_index,
-    make_index_of_rows,
-)
-from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
-from sok_lite.engine.files.saved_file import newest_rows
-from sok_lite.engine.files.table_file import open_shard
+from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
+from sok_lite.engine.files.mapped_shard import MappedShard
+from sok_lite.engine.files.saved_file import without_row
+from sok_lite.engine.files.served_index import MAX_RANKS, KeysOfFile, ServedIndex
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.table.choosing import warn_of_repeated
 
-__all__ = ["ReadonlyTable", "ReadonlyTables", "open_readonly"]
+__all__ = ["Following", "ReadonlyTable", "ReadonlyTables", "open_readonly"]
+
+_log = logging.getLogger("sok_lite")
 
 
-class _MappedShard:
-    """The keys and rows of a table in one mapped file. They stay readable when the file is removed.
-
-    The header of the file is checked when it is opened, keys and rows by `check_keys` and
-    `check_rows`.
+class _Content:
+    """What a version has of a table.
 
     Args:
       facts: of the table.
-      shard: the part of it.
-      folder: of the checkpoint.
+      chains: of each rank its files, the newest first, which has all keys.
 
     Attributes:
-      keys: (n,) of the key type.
-      rows: (k, dim) in storage format, of the first k keys.
-      reader: of the file, which may have been removed.
-
-    Raises:
-      OSError: the file cannot be read. ValueError: it is corrupt.
+      facts, chains: the arguments.
+      index: where rows are; None: nobody has asked yet.
+      small: what is newer, and asked first; None: there is nothing.
+      has_repeated: whether several ranks have a key.
     """
 
-    def __init__(self, facts: TableFacts, shard: Shard, folder: str) -> None:
-        path, self._chunk_bytes = path_of(folder, shard), shard.written.chunk_bytes
-        self.reader = open_shard(facts, shard, folder)
-        self.reader.forget()
-        self._file = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
-        try:
-            self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
-        except OSError as error:  # its own names no file
-            raise OSError(error.errno, error.strerror, path) from error
-        if hasattr(mmap, "MADV_RANDOM"):
-            # Else the system reads 128 KiB or more around each row.
-            self._map.madvise(mmap.MADV_RANDOM)
-        self.keys, self.rows = self._tensor("keys"), self._tensor("values")
-        self._is_checked = np.zeros(len(shard.written.crcs), bool)
+    def __init__(self, facts: TableFacts, chains: list[list[MappedShard]]) -> None:
+        self.facts, self.chains = facts, chains
+        self.num_keys = sum(shard.rows for shard in facts.shards)
+        self.index: ServedIndex | None = None
+        self.small: ServedIndex | None = None
+        self.has_repeated = False
 
-    def _tensor(self, name: str) -> np.ndarray:
-        tensor, begin = self.reader.tensors[name], self.reader.place(name)
-        data = np.frombuffer(self._map, np.uint8)[begin : begin + tensor.num_bytes]
-        return data.view(tensor.storage).reshape(tensor.shape)
+    @classmethod
+    def opened(cls, facts: TableFacts, folder: str) -> "_Content":
+        """Maps all files of a table."""
+        if len(facts.shards) > MAX_RANKS:
+            raise ValueError(
+                f"open_readonly takes what at most {MAX_RANKS:,} ranks wrote. Received: "
+                f"{len(facts.shards):,}, of table {facts.name!r}. Write it on fewer: sok-lite "
+                "reshard."
+            )
+        return cls(
+            facts,
+            [
+                [MappedShard(facts, part, folder) for part in reversed(shard.chain)]
+                for shard in facts.shards
+            ],
+        )
 
-    def check_keys(self) -> None:
-        """Raises ValueError if the chunks of the keys are not what was written. It reads them."""
-        begin, size = self.reader.place("keys"), self._chunk_bytes
-        self._check(np.arange(begin // size, -(-(begin + self.keys.nbytes) // size)))
+    @cached_property
+    def files(self) -> list[MappedShard]:
+        """All files that have rows, in the order in which these lie in memory."""
+        files = [file for chain in self.chains for file in chain if file.rows.size]
+        return sorted(files, key=lambda file: address_of(file.rows))
 
-    def check_rows(self, numbers: np.ndarray) -> None:
-        """Raises ValueError if the chunks of some rows are not what was written.
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        return np.array([address_of(file.rows) for file in self.files], np.uint64)
 
-        Each chunk is read as a whole, once.
+    def check_rows(self, places: np.ndarray) -> None:
+        """Raises ValueError if a row is in a chunk that is not what was written.
 
         Args:
-          numbers: (k,) int64, of the rows.
+          places: (n,) uint64, addresses of rows; 0 is none.
         """
-        width, size = self.reader.tensors["values"].row_bytes, self._chunk_bytes
-        first = self.reader.place("values") + numbers * width
-        reached = np.zeros(self._is_checked.size, bool)
-        reached[first // size] = True
-        # A row may end in the chunk behind, or be longer than a chunk.
-        for further in range(size, width + size, size):
-            reached[(first + min(further, width - 1)) // size] = True
-        self._check(np.flatnonzero(reached))
+        places = places[places != 0]
+        numbers = np.searchsorted(self._starts, places, side="right") - 1
+        for number in np.unique(numbers):
+            file = self.files[number]
+            inside = (places[numbers == number] - self._starts[number]).astype(np.int64)
+            file.check_rows(inside // file.rows[0].nbytes)
 
-    def _check(self, numbers: np.ndarray) -> None:
-        # Two threads that come here together may check a chunk twice, which does no harm.
-        size = self._chunk_bytes
-        for number in numbers[~self._is_checked[numbers]].tolist():
-            # The file that is mapped, read in one piece where the map would come page by page.
-            self.reader.check(number, os.pread(self._file, size, number * size))
-            self._is_checked[number] = True
+    def make_index(self) -> None:
+        """Makes the index, from all keys of all files.
+
+        Raises:
+          ValueError: a file is corrupt.
+        """
+        if self.index is not None:
+            return
+        for chain in self.chains:
+            for file in chain:
+                file.check_keys()
+        index, num_repeated = ServedIndex(self.num_keys), 0
+        for rank, (newest, *older) in enumerate(self.chains):
+            of_others, twice, left = index.begin(KeysOfFile(newest.keys, newest.rows, rank))
+            if twice and older:
+                raise newest.reader.corrupt("one of its keys is there twice")
+            num_repeated += of_others + twice
+            for file in older:
+                left -= index.go_on(KeysOfFile(file.keys[: len(file.rows)], file.rows, rank))
+            if left:
+                raise newest.reader.corrupt(without_row(left))
+        warn_of_repeated(self.facts.name, num_repeated)
+        self.has_repeated, self.index = num_repeated > 0, index
+
+    def continued(self, facts: TableFacts, folder: str) -> "_Content":
+        """Returns the content of a newer checkpoint, which shares what is the same with this one.
+
+        Raises:
+          OSError, ValueError: as `open_readonly`.
+        """
+        if facts.shards == self.facts.shards:
+            return self
+        added = _added(self.facts.shards, facts.shards)
+        if added is None:
+            made, is_noted = _Content.opened(facts, folder), False
+        else:
+            new = [[MappedShard(facts, part, folder) for part in parts] for parts in added]
+            chains = [[*its[::-1], *old] for its, old in zip(new, self.chains, strict=True)]
+            made = _Content(facts, chains)
+            is_noted = self.index is not None and self._note(made, new, added)
+        if self.index is not None and not is_noted:
+            made.make_index()  # now, and not in a lookup
+        return made
+
+    def _note(
+        self,
+        made: "_Content",
+        new: Sequence[Sequence[MappedShard]],
+        added: Sequence[Sequence[Shard]],
+    ) -> bool:
+        """Notes increments in a small index. False: all keys have to be read, to see which have
+        gone."""
+        assert self.index is not None
+        parts, expected = [], []
+        for rank, (files, shards) in enumerate(zip(new, added, strict=True)):
+            num_keys = self.facts.shards[rank].rows
+            for file, shard in zip(files, shards, strict=True):
+                file.check_keys(len(file.rows))
+                parts.append(KeysOfFile(file.keys[: len(file.rows)], file.rows, rank))
+                if file.removed is not None:
+                    parts.append(KeysOfFile(file.removed, None, rank))
+                expected.append((num_keys, shard.rows, file.removed is not None))
+                num_keys = shard.rows
+        if self.has_repeated:
+            return False
+        small, counts = self.index.noted(parts, self.small)
+        found = iter(counts)
+        sizes = iter(parts)
+        for before, after, has_gone in expected:
+            its, of_others = next(found)
+            num_new = next(sizes).num_keys - its - of_others
+            num_gone = 0
+            if has_gone:
+                num_gone, others_gone = next(found)
+                next(sizes)
+                of_others += others_gone
+            if of_others or before + num_new - num_gone != after:
+                return False
+        made.index, made.small = self.index, small
+        if self.index.has_room_for < small.num_new:
+            made.index, made.small = self.index.grown(small), None
+        return True
+
+    def merged(self) -> "_Content":
+        """Returns the same content with what was in the small index in the large one.
+
+        Nobody may look up in an older content than this one any more.
+        """
+        if self.small is None:
+            return self
+        assert self.index is not None
+        self.index.merge(self.small)
+        made = _Content(self.facts, self.chains)
+        made.index = self.index
+        return made
+
+
+def _added(old: Sequence[Shard], new: Sequence[Shard]) -> list[tuple[Shard, ...]] | None:
+    """Returns the increments that files of ranks have got, the oldest first; None: not these."""
+    if len(old) != len(new):
+        return None
+    added: list[tuple[Shard, ...]] = []
+    for before, after in zip(old, new, strict=True):
+        count = len(before.chain)
+        files = [part.file for part in after.chain]
+        if files[:count] != [part.file for part in before.chain]:
+            return None
+        added.append(after.chain[count:])
+    return added
+
+
+class _Version:
+    """A checkpoint as it is open.
+
+    Attributes:
+      folder: of the checkpoint.
+      text: of its manifest.
+      published: when that was written, seconds since 1970.
+      contents: of the tables, by name.
+    """
+
+    def __init__(
+        self, folder: str, text: bytes, published: float, contents: dict[str, _Content]
+    ) -> None:
+        self.folder, self.text, self.published, self.contents = folder, text, published, contents
+
+
+class _Opened:
+    """What the tables of one `open_readonly` share.
+
+    Args:
+      path: of the checkpoint, or of a folder with saves.
+      check_rows: whether rows are checked before they are returned.
+
+    Attributes:
+      path, check_rows: the arguments.
+      version: the newest; it is replaced, never changed.
+    """
+
+    # How long a refresh waits for lookups that began before it, to put what is new into the large
+    # index; the next refresh does it otherwise.
+    _seconds_for_older = 1.0
+
+    def __init__(self, path: str, check_rows: bool) -> None:
+        self.path, self.check_rows = path, check_rows
+        self._changing = threading.Lock()
+        # All older ones that somebody may still look up in.
+        self._older: list[weakref.ref[_Version]] = []
+        self._one_is_gone = threading.Event()
+        self.version = self._read(None)
+
+    def prepared(self, name: str) -> _Version:
+        """Returns the newest version, which has the index of a table."""
+        with self._changing:
+            version = self.version
+            version.contents[name].make_index()
+            return version
+
+    def refresh(self) -> bool:
+        """Opens what is newer, and returns whether anything was."""
+        with self._changing:
+            newest = self._read(self.version)
+            is_newer = newest is not self.version
+            if is_newer:
+                self._set(newest)
+            del newest
+            self._merge(self._seconds_for_older if is_newer else 0.0)
+            return is_newer
+
+    def _set(self, version: _Version) -> None:
+        gone = self._one_is_gone
+        self._older.append(weakref.ref(self.version, lambda _: gone.set()))
+        self.version = version
+
+    def _merge(self, seconds: float) -> None:
+        """Puts small indexes into the large ones, once nobody has an older version any more.
+
+        Args:
+          seconds: to wait for that; the next refresh does it otherwise.
+        """
+        version = self.version
+        if all(content.small is None for content in version.contents.values()):
+            return
+        end = time.monotonic() + seconds
+        while True:
+            self._one_is_gone.clear()
+            self._older = [older for older in self._older if older() is not None]
+            if not self._older:
+                break
+            if not self._one_is_gone.wait(max(0.0, end - time.monotonic())):
+                return
+        merged = {name: content.merged() for name, content in version.contents.items()}
+        self._set(_Version(version.folder, version.text, version.published, merged))
+
+    def _read(self, old: _Version | None) -> _Version:
+        """Returns the newest version: the old one where there is no newer."""
+        before: tuple[str, bytes] | None = None
+        while True:
+            folder = manifest.newest_at(self.path)
+            text, published = manifest.text_of(folder)
+            if old is not None and (folder, text) == (old.folder, old.text):
+                return old
+            found = manifest.from_text(text, os.path.join(folder, manifest.NAME))
+            try:
+                return _Version(folder, text, published, _contents(found, folder, old))
+            except FileNotFoundError:
+                if (folder, text) == before:
+                    raise
+                before = folder, text  # a dump may have replaced the checkpoint in between
+
+
+def _contents(found: Manifest, folder: str, old: _Version | None) -> dict[str, _Content]:
+    if old is None:
+        return {name: _Content.opened(facts, folder) for name, facts in found.tables.items()}
+    for name, content in old.contents.items():
+        kinds = [
+            None if facts is None else (facts.dim, facts.dtype, facts.key_type)
+            for facts in (content.facts, found.tables.get(name))
+        ]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"A newer checkpoint must have table {name!r} as the one that is open: dim, dtype "
+                f"and key_type {kinds[0]}. Received: {kinds[1]}, in {folder}. What was open stays "
+                "so. Open the new one by open_readonly."
+            )
+    return {
+        name: content.continued(found.tables[name], folder)
+        for name, content in old.contents.items()
+    }
 
 
 class ReadonlyTable:
     """A table of a checkpoint, with the rows that all ranks wrote. Threads may share it.
 
-    The first lookup reads all keys and makes an index of them, 6 to 8 bytes a key in memory.
-    `prepare` does it ahead. A key that several ranks wrote has the row of the lowest of them, as
-    after a load; the logger `sok_lite` says of how many.
+    The first lookup reads all keys and makes an index of them, 24 bytes a key in memory; `prepare`
+    does it ahead. A lookup is one call that lets go of Python's lock, and waits for nobody. A key
+    that several ranks wrote has the row of the lowest of them, as after a load; the logger
+    `sok_lite` says of how many.
 
     Attributes:
       name: of the table.
@@ -123,33 +352,19 @@ class ReadonlyTable:
       dtype: NumPy's, of the rows that lookups return: that of the table, for bfloat16 float32.
     """
 
-    def __init__(self, facts: TableFacts, folder: str, check_rows: bool) -> None:
+    def __init__(self, facts: TableFacts, opened: _Opened) -> None:
         self.name, self.dim, self.key_type = facts.name, facts.dim, facts.key_type
         self._row_dtype, self._key_dtype = row_dtype(facts.dtype), key_dtype(facts.key_type)
-        is_bfloat16 = facts.dtype == "bfloat16"
-        self.dtype = np.dtype(np.float32) if is_bfloat16 else self._row_dtype.storage
-        self._num_keys = sum(shard.rows for shard in facts.shards)
-        num_rows = sum(part.num_rows for shard in facts.shards for part in shard.chain)
-        if num_rows >= MAX_KEYS:
-            raise ValueError(
-                f"open_readonly takes tables of fewer than {MAX_KEYS:,} rows. Received: "
-                f"{num_rows:,} in table {self.name!r}, increments included. Load it on several "
-                "ranks."
-            )
-        self._chains = [  # the newest file of each has all keys of its rank
-            [_MappedShard(facts, part, folder) for part in reversed(shard.chain)]
-            for shard in facts.shards
-        ]
-        self._files = [file for chain in self._chains for file in chain]
-        # Of all rows together, where those of each file begin.
-        self._starts = np.cumsum([0, *(len(file.rows) for file in self._files)])
-        self._check_rows = check_rows
-        self._index: KeyIndex | None = None
-        self._making = threading.Lock()
+        self._is_bfloat16 = facts.dtype == "bfloat16"
+        self.dtype = np.dtype(np.float32) if self._is_bfloat16 else self._row_dtype.storage
+        self._zeros = np.zeros(self.dim, self._row_dtype.storage)
+        # What keys need no conversion.
+        self._as_it_is = np.dtype(np.int64) if self.key_type == "int64" else None
+        self._opened = opened
 
     def __len__(self) -> int:
         """Keys of all files."""
-        return self._num_keys
+        return self._opened.version.contents[self.name].num_keys
 
     def __contains__(self, key: object) -> bool:
         """Returns whether an integer is a key."""
@@ -163,14 +378,20 @@ class ReadonlyTable:
 
     def __repr__(self) -> str:
         return (
-            f"<ReadonlyTable {self.name!r} keys={self._num_keys} dim={self.dim} "
+            f"<ReadonlyTable {self.name!r} keys={len(self)} dim={self.dim} "
             f"key_type={self.key_type} dtype={self._row_dtype.name}>"
         )
 
     def keys(self) -> np.ndarray:
-        """Returns all keys in the order of the files, (n,) of the key type. It reads them all."""
-        self.prepare()
-        return np.concatenate([chain[0].keys for chain in self._chains])
+        """Returns all keys in the order of the files, (n,) of the key type. It reads them all.
+
+        Raises:
+          ValueError: a file is corrupt.
+        """
+        newest = [chain[0] for chain in self._prepared().contents[self.name].chains]
+        for file in newest:
+            file.check_keys()
+        return np.concatenate([file.keys for file in newest])
 
     def contains(self, keys: Any) -> np.ndarray:
         """Returns which keys there are, bool.
@@ -183,7 +404,10 @@ class ReadonlyTable:
             corrupt.
         """
         wanted = self._key_dtype.to_int64(np, keys)
-        return self._mask(wanted, self._places(wanted)[0])
+        version = self._prepared()
+        content = version.contents[self.name]
+        assert content.index is not None
+        return (content.index.places(wanted, content.small) != 0).reshape(wanted.shape)
 
     def lookup(self, keys: Any, default: Any = 0) -> np.ndarray:
         """Returns the rows of keys.
@@ -199,11 +423,57 @@ class ReadonlyTable:
           TypeError, ValueError: keys are no integers, or do not fit the key type; the default is no
             row; a file is corrupt.
         """
-        return self.find(keys, default)[0]
+        return self._read(keys, default, self._is_bfloat16)[0]
 
     def find(self, keys: Any, default: Any = 0) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows of keys as `lookup` does, and which are there, bool of keys.shape."""
-        wanted = self._key_dtype.to_int64(np, keys)
+        rows, found = self._read(keys, default, True)
+        assert found is not None
+        return rows, found
+
+    def _read(
+        self, keys: Any, default: Any, wants_found: bool
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        if type(keys) is np.ndarray and keys.dtype is self._as_it_is and keys.flags.c_contiguous:
+            wanted = keys  # of 20 keys all else takes as long as the lookup
+        else:
+            wanted = self._key_dtype.to_int64(np, keys)
+        is_zero = type(default) is int and default == 0
+        missing = None if is_zero else self._checked_default(default)
+        version = self._prepared()  # nothing that this call reads goes while it has that
+        content = version.contents[self.name]
+        assert content.index is not None
+        if self._opened.check_rows:
+            content.check_rows(content.index.places(wanted, content.small))
+        rows = np.empty((*wanted.shape, self.dim), self._zeros.dtype)
+        found = np.empty(wanted.shape, np.bool_) if wants_found else None
+        # A row that bfloat16 does not have is written below.
+        stored = self._zeros if missing is None or self._is_bfloat16 else missing
+        content.index.read(wanted, content.small, stored, rows, found)
+        if self._is_bfloat16:
+            rows = bfloat16_to_float32(np, rows)
+            if missing is not None:
+                assert found is not None
+                rows[~found] = missing
+        return rows, found
+
+    def prepare(self) -> None:
+        """Builds the index of the keys now instead of in the first lookup.
+
+        Raises:
+          ValueError: a file is corrupt.
+        """
+        self._prepared()
+
+    def _prepared(self) -> _Version:
+        """Returns the newest version, which has the index of this table."""
+        version = self._opened.version
+        if version.contents[self.name].index is None:
+            return self._opened.prepared(self.name)
+        return version
+
+    def _checked_default(self, default: Any) -> np.ndarray:
+        """Returns the row of a missing key, (dim,) of `dtype`."""
         row = np.asarray(default)
         if row.shape not in ((), (self.dim,)) or row.dtype.kind not in "iuf":
             raise ValueError(
@@ -218,99 +488,25 @@ class ReadonlyTable:
             raise ValueError(
                 f"`default` must fit {self.dtype.name}, as the rows. Received: {default!r}."
             )
-        found, places = self._places(wanted)
-        rows = np.empty((wanted.size, self.dim), self.dtype)
-        if found.size < wanted.size:
-            rows[:] = row
-        for file, which, numbers in _by_file(self._files, self._starts, places):
-            if self._check_rows:
-                file.check_rows(numbers)
-            rows[found[which]] = self._decode(file.rows[numbers])
-        return rows.reshape(*wanted.shape, self.dim), self._mask(wanted, found)
-
-    def prepare(self) -> None:
-        """Builds the index of the keys now instead of in the first lookup.
-
-        Raises:
-          ValueError: a file is corrupt.
-        """
-        with self._making:
-            if self._index is None:
-                for file in self._files:
-                    file.check_keys()
-                self._index = self._make_index()
-
-    def _make_index(self) -> KeyIndex:
-        parts = [
-            (self._int64(chain[0].keys), [self._int64(f.keys[: len(f.rows)]) for f in chain])
-            for chain in self._chains
-        ]
-        if len(parts) > 1:
-            all_keys = np.sort(np.concatenate([keys for keys, _ in parts]))
-            warn_of_repeated(self.name, int(np.count_nonzero(all_keys[1:] == all_keys[:-1])))
-        if len(self._files) == len(self._chains):  # each file has the rows of its keys
-            return make_index([keys for keys, _ in parts])
-        index = make_index_of_rows(parts, self._key_at)
-        if isinstance(index, KeyIndex):
-            return index
-        keys, rows = parts[index]
-        corrupt = self._chains[index][0].reader.corrupt
-        newest_rows(keys, rows, corrupt)
-        raise corrupt("one of its keys is there twice")
-
-    def _int64(self, keys: np.ndarray) -> np.ndarray:
-        return self._key_dtype.to_int64(np, keys)
-
-    def _places(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which of some keys exist, and the positions of their rows among all rows."""
-        if self._index is None:
-            self.prepare()
-        assert self._index is not None
-        return self._index.find(wanted.reshape(-1), self._key_at)
-
-    def _key_at(self, places: np.ndarray) -> np.ndarray:
-        keys = np.empty(places.size, np.int64)
-        for file, which, numbers in _by_file(self._files, self._starts, places):
-            keys[which] = self._key_dtype.to_int64(np, file.keys[numbers])
-        return keys
-
-    def _decode(self, stored: np.ndarray) -> np.ndarray:
-        if self._row_dtype.name == "bfloat16":
-            return bfloat16_to_float32(np, stored)
-        return stored
-
-    def _mask(self, wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
-        mask = np.zeros(wanted.size, bool)
-        mask[found] = True
-        return mask.reshape(wanted.shape)
-
-
-def _by_file(
-    files: Sequence[_MappedShard], starts: np.ndarray, places: np.ndarray
-) -> Iterator[tuple[_MappedShard, Any, np.ndarray]]:
-    """Yields each file, which of some positions are in it, and their numbers there."""
-    if len(files) == 1:
-        yield files[0], slice(None), places.astype(np.int64, copy=False)
-        return
-    of_place = np.searchsorted(starts, places, side="right") - 1
-    for i, file in enumerate(files):
-        which = np.flatnonzero(of_place == i)
-        if which.size:
-            yield file, which, places[which].astype(np.int64) - starts[i]
+        return np.array(np.broadcast_to(stored, (self.dim,)))
 
 
 class ReadonlyTables(Mapping[str, ReadonlyTable]):
-    """A mapping of names to the `ReadonlyTable`s of a checkpoint."""
+    """A mapping of names to the `ReadonlyTable`s of a checkpoint, which can be refreshed.
 
-    def __init__(self, folder: str, tables: dict[str, ReadonlyTable]) -> None:
-        self._folder, self._tables = folder, tables
+    The names stay: a refresh changes what lookups in these tables give, in all of them at once. A
+    lookup that has begun gives what was there before, as a whole.
+    """
+
+    def __init__(self, opened: _Opened) -> None:
+        self._opened = opened
+        contents = opened.version.contents
+        self._tables = {name: ReadonlyTable(c.facts, opened) for name, c in contents.items()}
 
     def __getitem__(self, name: str) -> ReadonlyTable:
         if name not in self._tables:
             names = ", ".join(map(repr, sorted(self._tables))) or "none"
-            raise KeyError(
-                f"The checkpoint at {self._folder} has no table {name!r}. It has: {names}."
-            )
+            raise KeyError(f"The checkpoint at {self.path} has no table {name!r}. It has: {names}.")
         return self._tables[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -320,7 +516,99 @@ class ReadonlyTables(Mapping[str, ReadonlyTable]):
         return len(self._tables)
 
     def __repr__(self) -> str:
-        return f"<ReadonlyTables {self._folder!r} {list(self._tables.values())}>"
+        return f"<ReadonlyTables {self.path!r} {list(self._tables.values())}>"
+
+    @property
+    def path(self) -> str:
+        """The folder of the checkpoint that is open."""
+        return self._opened.version.folder
+
+    @property
+    def published(self) -> float:
+        """When the checkpoint that is open was published, seconds since 1970: the time that its
+        manifest was last changed."""
+        return self._opened.version.published
+
+    @property
+    def age(self) -> float:
+        """Seconds since `published`, by the clock of this machine, at least 0."""
+        return max(0.0, time.time() - self.published)
+
+    def refresh(self) -> bool:
+        """Opens what was dumped since, and returns whether anything was.
+
+        Where the files that are open were continued by increments, these alone are read: the rows
+        that have changed when they are looked up, and the keys of these rows at once. To know which
+        keys were removed, an increment has to name them (`sok.log_removals`); otherwise the keys of
+        all files are read anew where some are gone, as after a whole dump. Lookups go on meanwhile
+        with what was open, and this is what stays open if anything raises. Any thread may call it.
+
+        Raises:
+          OSError: a file cannot be read, or there is no checkpoint any more. ValueError: a file is
+            corrupt, or a table is missing or of another kind now.
+        """
+        return self._opened.refresh()
+
+    def follow(self, every: float = 10.0) -> "Following":
+        """Refreshes the tables again and again, in a thread that ends with them or the process.
+
+        What `refresh` raises goes to the logger `sok_lite` as a warning, once until it is something
+        else, and the thread tries again; `age` tells how old what is served has become.
+
+        Args:
+          every: seconds from the end of a refresh to the next one, above 0.
+
+        Raises:
+          TypeError, ValueError: `every` is no such number.
+        """
+        return Following(self, every)
+
+
+class Following:
+    """A thread that refreshes tables. `stop()` ends it, and so does the end of a `with` block."""
+
+    def __init__(self, tables: ReadonlyTables, every: float) -> None:
+        if not isinstance(every, numbers.Real) or isinstance(every, bool):
+            raise TypeError(f"`every` must be a number of seconds. Received: every={every!r}.")
+        seconds = as_float(every)
+        if not 0 < seconds <= threading.TIMEOUT_MAX:
+            raise ValueError(f"`every` must be above 0 seconds. Received: every={every!r}.")
+        is_over = threading.Event()
+        self._is_over: threading.Event = is_over
+        # The thread must not keep the tables.
+        which = weakref.ref(tables, lambda _: is_over.set())
+        name, arguments = f"follows {tables.path}", (which, seconds, is_over)
+        self._thread: threading.Thread = threading.Thread(
+            None, _follow, name, arguments, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, after the refresh that it is at."""
+        self._is_over.set()
+        self._thread.join()
+
+    def __enter__(self) -> "Following":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+
+def _follow(which: "weakref.ref[ReadonlyTables]", every: float, is_over: threading.Event) -> None:
+    said = ""
+    while not is_over.wait(every):
+        tables = which()
+        if tables is None:
+            return
+        try:
+            tables.refresh()
+            said = ""
+        except Exception as error:
+            if f"{error}" != said:
+                said = f"{error}"
+                _log.warning("%s stays as it was, %.0f s old: %s", tables.path, tables.age, said)
+        del tables
 
 
 def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> ReadonlyTables:
@@ -328,8 +616,8 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
 
     The manifest and the header of each file are read and checked at once, the keys of a table in
     its first lookup or by `prepare`. If a dump replaces the checkpoint, an open one still reads the
-    old files: they are removed, and their space is freed when no process has them mapped. Open the
-    checkpoint again for the new one.
+    old files: they are removed, and their space is freed when no process has them mapped. `refresh`
+    opens what is new, `follow` does it in a thread.
 
     Args:
       path: of the folder that `sok.dump` wrote, on any number of ranks; of that of a
@@ -344,18 +632,4 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
       OSError: a file cannot be read, or there is no checkpoint. ValueError: the path is no local
         one, or a file is corrupt.
     """
-    given = os.path.abspath(local_path(path))
-    before: tuple[str, Manifest] | None = None
-    while True:
-        folder = manifest.newest_at(given)
-        found = manifest.read(folder)
-        try:
-            tables = {
-                name: ReadonlyTable(facts, folder, check_rows)
-                for name, facts in found.tables.items()
-            }
-            return ReadonlyTables(folder, tables)
-        except FileNotFoundError:
-            if (folder, found) == before:
-                raise
-            before = folder, found  # a dump may have replaced the checkpoint in between
+    return ReadonlyTables(_Opened(os.path.abspath(local_path(path)), check_rows))

@@ -223,7 +223,7 @@ class SavedFile(SavedPart):
             found.append((file, first_places(file.ranges("keys", file.spans), left)))
             left.difference_update(found[-1][1])
         if left:
-            raise self.corrupt(_without_row(len(left)))
+            raise self.corrupt(without_row(len(left)))
         return found
 
 
@@ -259,11 +259,12 @@ def newest_rows(
         rest[taken] = False
         left = left[0][rest], left[1][rest]
     if left[0].size:
-        raise corrupt(_without_row(left[0].size))
+        raise corrupt(without_row(left[0].size))
     return found
 
 
-def _without_row(count: int) -> str:
+def without_row(count: int) -> str:
+    """Says that keys of a file have no row."""
     return f"{count:,} of its keys have no row there, nor in the files that it continues"
 
 

@@ -336,7 +336,7 @@ class ShardReader:
                 self._progress.add(expected)
         return self._chunk
 
-    def check(self, number: int, chunk: bytes) -> None:
+    def check(self, number: int, chunk: bytes | memoryview) -> None:
         """Raises ValueError if the bytes of a chunk do not have its checksum."""
         size, total = self._written.chunk_bytes, self._written.num_bytes
         expected = min(size, total - number * size)
@@ -398,16 +398,21 @@ def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
       OSError: it cannot be opened, or is no regular file. ValueError: it has more bytes.
     """
     with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise ValueError(
-                f"{os.fspath(path)} must have at most {most:,} bytes. Received: {size:,}. It is "
-                "another file, or corrupt: take another copy."
-            )
-        try:
-            return file.read()
-        except MemoryError as error:  # Python's own says nothing
-            raise MemoryError(f"No memory for {size:,} bytes of {os.fspath(path)}.") from error
+        return whole_of(file, path, most)
+
+
+def whole_of(file: IO[bytes], path: str | os.PathLike[str], most: int) -> bytes:
+    """Does what `read_whole` does with a file that is open."""
+    size = os.fstat(file.fileno()).st_size
+    if size > most:
+        raise ValueError(
+            f"{os.fspath(path)} must have at most {most:,} bytes. Received: {size:,}. It is "
+            "another file, or corrupt: take another copy."
+        )
+    try:
+        return file.read()
+    except MemoryError as error:  # Python's own says nothing
+        raise MemoryError(f"No memory for {size:,} bytes of {os.fspath(path)}.") from error
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

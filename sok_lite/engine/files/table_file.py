@@ -14,6 +14,9 @@ n keys, in the order of the index, and m keys that were seen and have no row yet
 
 An increment has all of this but the rows of values and states that have not changed. The keys that
 a lookup has seen, or a write changed, since the file before come first; so row i is that of key i.
+Where the table logs removals it has one tensor more, with r keys that were there before:
+
+  removed          (r,)       the table's key type
 """
 
 from collections import deque
@@ -39,6 +42,8 @@ from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.index_entries import IndexEntries
 from sok_lite.engine.table.pieces import ENTRY_BYTES, Outline, outline, pending_pieces, pieces
 from sok_lite.engine.texts import KeyTexts
+
+REMOVED = "removed"
 
 
 class ShardContent(NamedTuple):
@@ -86,6 +91,7 @@ def tensors_of(dim: int, dtype: str, key_type: str, shard: Shard) -> list[Tensor
         Tensor("sighted_keys", key, (m,)),
         Tensor("sightings", "U32", (m,)),
         Tensor("sighting_stamps", "U32", (m,)),
+        *([] if shard.removed is None else [Tensor(REMOVED, key, (shard.removed,))]),
     ]
 
 
@@ -129,12 +135,17 @@ def part_of(
     )
     sizes = (outlined.num_keys, outlined.num_pending, outlined.has_scores, outlined.has_slots)
     shard, since = Shard(file, *sizes, states, outlined.facts, NOT_WRITTEN), None
+    removed = None
     if before is not None:
         columns = [column for *_, column in outlined.states]
         num_slots = _num_slots(table, columns, chunk_bytes)
         shard, since = continuing(table, shard, before, columns, num_slots)
+        if table.removals is not None and table.removals.since <= since:
+            removed = table.backend.to_host(table.removed_since(since))
+            shard = shard._replace(removed=removed.size)
     tensors = tensors_of(table.dim, table.row_dtype.name, table.key_dtype.name, shard)
-    return ShardContent(table.name, shard, tensors, _arrays(table, outlined, since, chunk_bytes))
+    arrays = _arrays(table, outlined, since, removed, chunk_bytes)
+    return ShardContent(table.name, shard, tensors, arrays)
 
 
 def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: int) -> int:
@@ -144,12 +155,17 @@ def _num_slots(table: EmbeddingTable, columns: Sequence[Column], chunk_bytes: in
 
 
 def _arrays(
-    table: EmbeddingTable, outlined: Outline, since: int | None, chunk_bytes: int
+    table: EmbeddingTable,
+    outlined: Outline,
+    since: int | None,
+    removed: np.ndarray | None,
+    chunk_bytes: int,
 ) -> Iterator[np.ndarray]:
     """Yields all tensors in pieces of a chunk at most, on the host.
 
     Args:
       since: of an increment, the least `last_seen` of the keys that have changed.
+      removed: of one that names them, the keys that were removed.
     """
     to_host, store = table.backend.to_host, table.store
     columns = [column for *_, column in outlined.states]
@@ -177,6 +193,8 @@ def _arrays(
     for name in ("keys", "rows", "stamps"):
         for piece in pending_pieces(table, num_slots):
             yield to_host(piece.column(name))
+    if removed is not None:
+        yield removed
 
 
 def copied(part: ShardContent) -> ShardContent:

@@ -218,22 +218,26 @@ class Claim(NamedTuple):
         """The rows of the claim that were never handed out before."""
         return self.rows[self.near : self.near + self.fresh]
 
-    def plan_list(self, backend: Backend) -> Action:
-        """Prepares to write `rows`."""
-        before, count = self.before, int(self.rows.size)
-        return backend.prepared(
-            "rows_claim",
-            count,
-            before.free_near,
-            int(before.free_near.size),
-            self.near,
-            before.num_rows,
-            self.fresh,
-            before.free_far,
-            int(before.free_far.size),
-            count - self.near - self.fresh,
-            self.rows,
+    @property
+    def words(self) -> tuple[Any, ...]:
+        """What a kernel takes that hands them out; see ClaimedRows in kernels/rows.cuh."""
+        before = self.before
+        near, far = before.free_near, before.free_far
+        num_far = int(self.rows.size) - self.near - self.fresh
+        return (
+            *(near[near.size - self.near :], self.near, before.num_rows, self.fresh),
+            *(far[far.size - num_far :], num_far),
         )
+
+    def plan_list(self, backend: Backend, placed: Array | None = None) -> Action:
+        """Prepares to write `rows`.
+
+        Args:
+          placed: (count,) int64, the address of the slot of each key that is to have one of them;
+            None: there are no keys yet.
+        """
+        n = int(self.rows.size)
+        return backend.prepared("slots_claim_rows", n, *self.words, placed, self.rows, n)
 
     def left(self, count: int | None = None) -> RowNumbers:
         """Returns the row numbers after the first `count` rows are taken; None: all."""

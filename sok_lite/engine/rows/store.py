@@ -231,6 +231,12 @@ class RowStore(RowAccess):
         """How many of them are far."""
         return self.numbers.num_far
 
+    def has_room(self, count: int) -> bool:
+        """Whether `count` rows can be claimed of the memory that there is."""
+        num_new = max(0, count - self.numbers.num_listed)
+        most = self.chunks.total << self.chunk_shift
+        return not self.numbers.returned and self.num_rows + num_new <= most
+
     def plan_numbers(self, numbers: RowNumbers) -> list[Action]:
         """Prepares to hand out other rows."""
         counts = plan_set(self.record, num_rows=numbers.num_rows, num_far=numbers.num_far)
@@ -247,10 +253,14 @@ class RowStore(RowAccess):
         self._grow(claim.left().num_rows)
         return claim
 
-    def plan_list(self, claim: Claim) -> list[Action]:
-        """Prepares to write which rows the last claim has, and the states of new ones."""
+    def plan_list(self, claim: Claim, placed: Array | None = None) -> list[Action]:
+        """Prepares to write which rows the last claim has, and the states of new ones.
+
+        Args:
+          placed: (its rows,) int64, the slots of keys that get them; None: there are none yet.
+        """
         return [
-            claim.plan_list(self.backend),
+            claim.plan_list(self.backend, placed),
             *(self.plan_fill(name, claim.fresh_rows) for name in self.states_with_values),
         ]
 

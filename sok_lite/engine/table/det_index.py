@@ -9,6 +9,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
+from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.index_entries import IndexEntries
@@ -91,7 +92,7 @@ class DetIndex(Index):
     ) -> Action:
         """Prepares to give slots to distinct keys that are not there, after `make_room`.
 
-        They are not found before `plan_commit`; the caller changes `size`.
+        They are not found before they have rows; the caller changes `size`.
 
         Args:
           keys: (n,) int64.
@@ -103,16 +104,46 @@ class DetIndex(Index):
         to = (placed, self._counts, num_refused)
         return self.prepared("det_insert", n, lookup_number, keys, None, MOST_LINES, *to, n)
 
-    def plan_take_back(self, keys: Array, placed: Array) -> list[Action]:
-        """Prepares to undo `plan_reserve` of keys. It can be done again."""
-        n = int(keys.size)
-        erase = self.prepared("det_erase", n, keys, None, placed, self._counts, None, n)
-        return [erase, *plan_set(self, _num_erased=self._num_erased + n)]
+    def has_room(self, count: int) -> bool:
+        """Whether `count` more keys need no larger index."""
+        return not self._is_too_small(self.size + count)
 
-    def plan_commit(self, placed: Array, rows: Array) -> Action:
-        """Prepares to give rows (n,) uint32 to keys that were all placed."""
-        n = int(rows.size)
-        return self.backend.prepared("det_give_rows", n, placed, rows, n)
+    def plan_insert_items(
+        self,
+        keys: Array,
+        rows: Array,
+        lookup_number: int,
+        claim: Claim,
+        to: tuple[Array, Array, Array],
+        counts: Array,
+    ) -> list[Action]:
+        """Prepares to insert keys (n,) that are not there and may repeat, after `make_room` for as
+        many as there are. The caller changes `size`.
+
+        Args:
+          rows: (n,) uint32; an item takes part if it has NO_ROW, and gets the row of its key.
+          lookup_number: number of the lookup that they come with, which no key has yet.
+          claim: rows, as many as there are such items; the first ones are used up, in no order.
+          to: get what is told of items: (n,) int64, the address of the slot of its key, 0 where it
+            found none or does not take part; (n,) int32, the item's number if it takes part, else
+            -1; (n,) uint32, the row of the one item of each key that has taken it, NO_ROW of the
+            others.
+          counts: (2,) int64, grow by the items that found no slot in `MOST_LINES`, and by the rows
+            used: the keys that were inserted.
+        """
+        n, placed = int(keys.size), to[0]
+        insert = self.prepared(
+            *("det_insert_items", n, lookup_number, keys, rows, MOST_LINES),
+            *(*claim.words, *to, self._counts, counts, n),
+        )
+        return [insert, self.backend.prepared("slots_tell_rows", n, placed, rows, n)]
+
+    def plan_take_back(self, keys: Array, placed: Array, rows: Array | None = None) -> list[Action]:
+        """Prepares to undo `plan_reserve` of keys, or `plan_insert_items` of those that have taken
+        `rows`. It can be done again."""
+        n = int(keys.size)
+        erase = self.prepared("det_erase", n, keys, rows, placed, self._counts, None, n)
+        return [erase, *plan_set(self, _num_erased=self._num_erased + n)]
 
     def take_new_seed(self) -> None:
         """Gives every key another place.
@@ -143,7 +174,7 @@ class DetIndex(Index):
             if has_new_seed:
                 raise self.error_of_chosen_keys()
             self.take_new_seed()
-        publish([self.plan_commit(placed, rows), *plan_set(self, size=self.size + n)])
+        publish([self.plan_give_rows(placed, rows), *plan_set(self, size=self.size + n)])
 
     def check(self) -> None:
         """Raises RuntimeError if keys have found the index full, which has room by its counters."""
@@ -222,14 +253,16 @@ class DetIndex(Index):
 
     def _grow(self, num_keys: int) -> bool:
         """Grows for so many keys in all; returns whether it was too small."""
-        num_slots = self._slots_for(num_keys)
-        # Where a growth has failed on its way, some segments are smaller than others.
-        is_crowded = num_keys > _MAX_LOAD_FACTOR * self.directory.densest
-        if num_slots <= self.capacity and not is_crowded:
+        if not self._is_too_small(num_keys):
             return False
         self.check()
-        self.resize(num_slots)
+        self.resize(self._slots_for(num_keys))
         return True
+
+    def _is_too_small(self, num_keys: int) -> bool:
+        # Where a growth has failed on its way, some segments are smaller than others.
+        is_crowded = num_keys > _MAX_LOAD_FACTOR * self.directory.densest
+        return is_crowded or self._slots_for(num_keys) > self.capacity
 
     def _slots_for(self, num_keys: float) -> int:
         return max(self.least_slots, slots_for(self.sizes, num_keys))

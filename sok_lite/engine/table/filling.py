@@ -23,7 +23,8 @@ from sok_lite.engine.table.choosing import Chooser, Chosen, are_first
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.hkv import HkvTable
-from sok_lite.engine.table.hkv_index import HkvIndex
+from sok_lite.engine.table.hkv_index import HkvIndex, capacity_for
+from sok_lite.engine.table.hkv_options import MAX_CAPACITY
 from sok_lite.engine.table.saved import Saved, SavedPart
 
 _log = logging.getLogger("sok_lite")
@@ -59,6 +60,10 @@ class Filled(NamedTuple):
     parts: list[Chosen]
 
 
+class NoRoomError(ValueError):
+    """A table that evicts has fewer slots than the keys that were saved need."""
+
+
 class _CannotUseSlotsError(Exception):
     """Not all keys count: slots say something of all keys together."""
 
@@ -71,7 +76,8 @@ def filled(table: EmbeddingTable, saved: Saved, scores: Scores | None) -> Filled
         None: none may be.
 
     Raises:
-      ValueError: they do not fit the key type or `max_capacity`, or contradict their slots.
+      ValueError: they do not fit the key type, or contradict their slots.
+      NoRoomError: they do not fit `max_capacity`.
       MemoryError: no memory for it.
     """
     if isinstance(table, HkvTable):
@@ -133,16 +139,26 @@ def _filled_hybrid(table: HkvTable, saved: Saved, scores: Scores | None) -> Fill
         seed = seed_after(seed)
     if scores is not None:
         return _filled_by_score(table, saved, scores)
+    raise NoRoomError(_no_room(table, saved, num_refused))
+
+
+def _no_room(table: HkvTable, saved: Saved, num_refused: int) -> str:
+    """Returns what an error says of keys that find no slot."""
     facts, capacity = saved.facts, saved.facts.get("capacity", 0)
-    room = f"{capacity:,} slots in buckets of {facts['bucket']}" if capacity else "no limit"
-    raise ValueError(
+    n, has, bucket = _num_keys(saved), table.index.max_capacity, table.index.bucket
+    room = "no limit"
+    if capacity:
+        room = f"{capacity:,} slots on each rank, in buckets of {facts['bucket']}"
+    text = (
         f"Table {table.name!r} has no room for {num_refused:,} of the {n:,} keys that were saved: "
-        f"max_capacity is {table.index.max_capacity:,} slots, in buckets of {table.index.bucket}. "
-        f"They come from a table with {room}. Nothing was changed. Use a larger "
-        "max_capacity: build a model of Keras anew with it, and load_weights() of the file. Or "
-        "leave the keys of the lowest scores out, by sok.load(..., on_full='evict') of a dump, "
-        "which `sok-lite convert` makes of a file of Keras."
+        f"max_capacity is {has:,} slots, in buckets of {bucket}, some of which are full before "
+        f"others. They come from a table with {room}. Nothing was changed. "
     )
+    needed = capacity_for(n, 2 * has, MAX_CAPACITY, table.options.max_load_factor)
+    more = f"Make the table with max_capacity={needed:,} or more"
+    if needed > MAX_CAPACITY:
+        more = "Load on more ranks"
+    return f"{text}{more}, or leave the keys of the lowest scores out: on_full='evict' of sok.load."
 
 
 def _filled_by_score(table: HkvTable, saved: Saved, scores: Scores) -> Filled:

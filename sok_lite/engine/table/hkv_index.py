@@ -12,7 +12,7 @@ from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import seed_after
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.hkv_placing import plan_commit, plan_reserve, unplaced
+from sok_lite.engine.table.hkv_placing import plan_reserve, unplaced
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index
 from sok_lite.engine.table.index_entries import IndexEntries
 
@@ -78,6 +78,12 @@ class HkvIndex(Index):
     def is_full_size(self) -> bool:
         """Whether it grows no more."""
         return self.directory.num_slots >= self.max_capacity
+
+    @property
+    def looks_full(self) -> bool:
+        """Whether most keys find no free slot: two buckets have less than one on average."""
+        num_slots = self.directory.num_slots
+        return (num_slots - self.size) * 2 * self.bucket < num_slots
 
     @property
     def room(self) -> int:
@@ -275,12 +281,10 @@ class HkvIndex(Index):
         while True:
             n = int(at.size)
             placed = unplaced(self.backend, n)
-            counts = xp.zeros(3, np.int64)
-            rows, spare = xp.empty(n, np.uint32), (at + first).astype(np.uint32)
             num_refused = xp.zeros(1, np.int64)
-            plan_reserve(self, keys[at], 1, None, placed, num_refused, may_evict=False)()
-            plan_commit(self.backend, placed, spare, rows, counts, one_each=True)()
-            self.size += int(counts[1])
+            plan_reserve(self, keys[at], 1, None, placed, num_refused)()
+            self.plan_give_rows(placed.slots, (at + first).astype(np.uint32))()
+            self.size += n - int(num_refused[0])
             at = at[placed.slots == 0]
             if at.size == 0 or 2 * self._capacity > most or self.is_sparse(int(at.size)):
                 return int(at.size)

@@ -9,11 +9,10 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.rows.allocator import Claim
-from sok_lite.engine.rows.store import NO_ROW
+from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.hkv_placing import (
     Placed,
-    plan_commit,
     plan_reserve,
     plan_take_back,
     unplaced,
@@ -72,7 +71,7 @@ def insertion_stages(
         placed = unplaced(table.backend, n)
         undo = [plan_take_back(index, new.keys, placed), *plan_set(table, unfinished=None)]
         undoing = plan_set(table, unfinished=partial(publish, undo))
-        place = _plan_reserve(table, new, placed, counters, may_evict=False)
+        place = _plan_reserve(table, new, placed, counters)
         counted = yield Stage(RESERVE, [place, *undoing], is_counted=True)
         if counted[Count.REFUSED] == num_refused:
             yield from _giving_rows(table, new, claim, placed, before, after, counters)
@@ -111,12 +110,17 @@ def _with_pending_counts(table: "HkvTable", new: NewKeys) -> NewKeys:
 
 
 def _plan_reserve(
-    table: "HkvTable", new: NewKeys, placed: Placed, counters: Array, *, may_evict: bool
+    table: "HkvTable",
+    new: NewKeys,
+    placed: Placed,
+    counters: Array,
+    claim: Claim | None = None,
+    rows: Array | None = None,
 ) -> Action:
-    num_refused = counter(counters, Count.REFUSED)
+    """Prepares `plan_reserve`; with a claim new keys may evict others, and all get `rows`."""
+    counts = counter(counters, Count.REFUSED, Count.EVICTED)
     return plan_reserve(
-        *(table.index, new.keys, new.lookup_number, new.scores, placed, num_refused),
-        may_evict=may_evict,
+        *(table.index, new.keys, new.lookup_number, new.scores, placed, counts, claim, rows),
         are_scores=new.are_scores,
         scores_follow=table.sees_updates,
     )
@@ -133,13 +137,11 @@ def _giving_rows(
 ) -> Stages:
     """Gives rows to new keys all of which have found a free slot."""
     index, n, rows = table.index, int(new.keys.size), claim.rows
-    done = (table.backend.xp.empty(n, np.uint32), counter(counters, Count.USED, Count.EVICTED))
     actions = [
         *before,
-        *table.store.plan_list(claim),
+        *table.store.plan_list(claim, placed.slots),
         plan_content(table, new, rows),
         *table.store.plan_take(claim),
-        plan_commit(table.backend, placed, rows, *done, one_each=True),
         *table.tiers.plan_assign(rows, new.keys),
         *plan_set(index, size=index.size + n),
         *table.plan_count(inserted=n),
@@ -171,7 +173,6 @@ def _evicting(
     """
     xp, index, store, n = table.backend.xp, table.index, table.store, int(new.keys.size)
     placed, rows = unplaced(table.backend, n), xp.empty(n, np.uint32)
-    counts = counter(counters, Count.USED, Count.EVICTED)
     eviction = _Eviction(n, new.are_updated, claim, counters, index.size, table.counters.by_name())
     reading, forgetting, logging = [], [], []
     if table.removals is not None:
@@ -187,13 +188,11 @@ def _evicting(
     actions = [
         *plan_set(table, unfinished=partial(_settle, table, eviction)),
         *before,
-        *store.plan_list(claim),
         *store.plan_take(claim),
-        _plan_reserve(table, new, placed, counters, may_evict=True),
+        _plan_reserve(table, new, placed, counters, claim, rows),
         *logging,
         *reading,
-        *(store.plan_fill(state, placed.evicted_rows) for state in store.state_names),
-        plan_commit(table.backend, placed, claim.rows, rows, counts, one_each=False),
+        *_plan_first_states(store, rows, placed.evicted_rows),
         plan_content(table, new, rows),
         *table.tiers.plan_assign(rows, new.keys),
         *after(rows),
@@ -210,6 +209,15 @@ def _evicting(
                 placed.evicted_scores[has_evicted],
             )
         )
+
+
+def _plan_first_states(store: RowStore, rows: Array, evicted_rows: Array) -> list[Action]:
+    """Prepares to give rows (n,) uint32 their first states; new memory has zeros."""
+    has_values = store.states_with_values
+    return [
+        store.plan_fill(state, rows if state in has_values else evicted_rows)
+        for state in store.state_names
+    ]
 
 
 def _settle(table: "HkvTable", eviction: _Eviction, counted: list[int] | None = None) -> None:

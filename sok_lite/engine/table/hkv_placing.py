@@ -1,13 +1,16 @@
-"""New keys of a "hybrid" table: they get slots first, perhaps those of others, and then rows."""
+"""New keys of a "hybrid" table: they get slots, perhaps those of others, and rows."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action
+from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.index import Index
+
+if TYPE_CHECKING:
+    from sok_lite.engine.table.hkv_index import HkvIndex
 
 
 class Placed(NamedTuple):
@@ -37,65 +40,50 @@ def unplaced(backend: Backend, num_keys: int) -> Placed:
 
 
 def plan_reserve(
-    index: Index,
+    index: "HkvIndex",
     keys: Array,
     lookup_number: int,
     caller_scores: Array | None,
     placed: Placed,
-    num_refused: Array,
+    counts: Array,
+    claim: Claim | None = None,
+    rows: Array | None = None,
     *,
-    may_evict: bool,
     are_scores: bool = False,
     scores_follow: bool = False,
 ) -> Action:
-    """Prepares to give slots to distinct keys that are not there.
-
-    `plan_commit` gives them row numbers, and the caller changes `size`.
+    """Prepares to give slots to distinct keys that are not there. The caller changes `size`.
 
     Args:
       caller_scores: (n,) uint64, increments (kLfu, kEpochLfu) or scores (kCustomized); None: 1 of
         each, or 0 (kCustomized).
       placed: gets what becomes of the keys.
-      num_refused: (1,) int64, grows by the keys that are refused.
-      may_evict: whether a key takes the place of another where both its buckets are full; else
-        it is refused.
+      counts: (4,) int64, grow by the keys that are refused and, with a claim, by its rows that are
+        used, the keys placed and those evicted. Without a claim (1,) is enough.
+      claim: rows, at least as many as free slots are taken: those who need one use up the first
+        ones, in no order. A key then takes the place of another where both its buckets are full.
+        None: it is refused there, and none gets a row, so that no search finds it: that comes with
+        `store.plan_list` or `plan_give_rows`.
+      rows: (n,) uint32, with a claim, gets the row number of each key, or NO_ROW.
       are_scores: whether `caller_scores` are scores, whatever the strategy. Where a program says
         the scores, a key is refused whose score is below all that it could evict.
       scores_follow: whether the program gives keys that come without a score theirs afterwards:
         they are not refused for it.
     """
-    n = int(keys.size)
+    n, may_evict = int(keys.size), 0 if claim is None else 1 + index.looks_full
     strategy, epoch = index.score_rule()
     if are_scores and caller_scores is not None:
         strategy = STRATEGIES.index("kCustomized")
     has_score = caller_scores is not None or not scores_follow
     may_refuse = has_score and STRATEGIES[strategy] == "kCustomized"
+    claimed = (None, 0, 0, 0, None, 0) if claim is None else claim.words
     return index.prepared(
-        *("hkv_insert", n, lookup_number, strategy, epoch, int(may_evict), int(may_refuse)),
-        *(caller_scores, keys, *placed, num_refused, n),
+        *("hkv_insert", n, lookup_number, strategy, epoch, may_evict, int(may_refuse)),
+        *(caller_scores, keys, *placed, *claimed, rows, counts, n),
     )
 
 
-def plan_take_back(index: Index, keys: Array, placed: Placed) -> Action:
+def plan_take_back(index: "HkvIndex", keys: Array, placed: Placed) -> Action:
     """Prepares to undo `plan_reserve` of keys that have evicted none and have no rows yet."""
     n = int(keys.size)
     return index.prepared("hkv_erase", n, keys, placed.slots, n)
-
-
-def plan_commit(
-    backend: Backend, placed: Placed, spare: Array, rows: Array, counts: Array, *, one_each: bool
-) -> Action:
-    """Prepares to give row numbers to keys that were placed.
-
-    Args:
-      spare: (m,) uint32, rows that nobody holds, at least as many as free slots were taken.
-      rows: (n,) uint32, gets the row number of each key, or NO_ROW.
-      counts: (3,) int64, grow by the spare rows used, the keys placed and those evicted.
-      one_each: key i gets spare[i], for m = n keys that have evicted none; else those who need
-        one use up the first ones, in no order.
-    """
-    n = int(rows.size)
-    return backend.prepared(
-        *("hkv_give_rows", n, placed.slots, placed.evicted_rows),
-        *(spare, int(spare.size), int(one_each), rows, counts, n),
-    )

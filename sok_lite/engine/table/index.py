@@ -142,6 +142,12 @@ class Index(Segmented):
     def plan_update(self, keys: Array, rows: Array | None = None) -> list[Action]:
         """Prepares to write row numbers (n,) uint32 of distinct keys; a missing key is skipped."""
 
+    def plan_give_rows(self, placed: Array, rows: Array) -> Action:
+        """Prepares to write the rows (n,) uint32 of keys that have slots `placed` (n,) int64, as
+        `plan_reserve` gave them; a key that got none is skipped."""
+        n = int(rows.size)
+        return self.backend.prepared("slots_give_rows", n, placed, rows, n)
+
     @abstractmethod
     def plan_erase(self, keys: Array) -> list[Action]:
         """Prepares to erase distinct keys (n,) int64 that are all there."""

@@ -49,8 +49,8 @@ def plan_content(table: TableParts, new: NewKeys, rows: Array) -> Action:
     """Prepares to write what the rows (n,) uint32 of new keys begin with."""
     if new.values is not None:
         return table.store.plan_write(rows, new.values, source=new.source)
-    seed = table.table_seed
-    return table.initializer.plan_fill(table.backend, table.store, rows, new.keys, seed)
+    where = (table.backend, table.store, rows, new.keys, table.table_seed)
+    return table.initializer.plan_fill(*where, new.refused_values)
 
 
 def gather_evicted(table: TableParts, parts: list[Evicted]) -> Evicted:

@@ -74,13 +74,13 @@ class LastGradient:
         note = partial(_WORDS.pack_into, self._record, _FIRST, *known)
         return [note, *plan_set(self, _kept=arrays)]
 
-    def plan_room(self, size: int) -> list[Action]:
+    def plan_room(self, backend: Backend, size: int) -> list[Action]:
         """Prepares to make room for native code to write so many keys; none if there is."""
         if size <= self._record.gradient.room:
             return []
         room = max(_FEWEST, 1 << (size - 1).bit_length())
-        arrays = np.empty(room, np.int64), np.empty(room, np.uint32)
-        words = (*(array.ctypes.data for array in arrays), room)
+        arrays = backend.xp.empty(room, np.int64), backend.xp.empty(room, np.uint32)
+        words = (*map(backend.address, arrays), room)
         # What was noted may lie in the memory that there was before.
         return [
             partial(_WORDS.pack_into, self._record, _FIRST, *_NOTHING),
@@ -115,8 +115,10 @@ def note_gradients(
     columns = zip(*where, sizes, row_epochs, are_complete, lookup_numbers, strict=True)
     for i, (table, known) in enumerate(zip(tables, map(KnownRows._make, columns), strict=True)):
         room = 0 if num_items is None else num_items[i]
-        unless_in_use(table, _noting(table.last_gradient, known, (keys, rows), room))
+        unless_in_use(table, _noting(backend, table.last_gradient, known, (keys, rows), room))
 
 
-def _noting(last: LastGradient, known: KnownRows, arrays: Any, room: int) -> Callable[[], None]:
-    return lambda: publish([*last.plan_room(room), *last.plan_note(known, arrays)])
+def _noting(
+    backend: Backend, last: LastGradient, known: KnownRows, arrays: Any, room: int
+) -> Callable[[], None]:
+    return lambda: publish([*last.plan_room(backend, room), *last.plan_note(known, arrays)])

@@ -123,9 +123,9 @@ def look_up_batch(
       lookup: what the tables are to do.
       extra_actions: lists of actions to be taken when new keys get their rows; there are such keys
         then.
-      begun: the counters (num_tables, len(Count)) of a search that was made under the same locks,
-        with the clocks' next numbers: `rows` and the results have what it has found. None: none
-        was.
+      begun: the counters (num_tables, len(Count)), on the host, of a search that was made under the
+        same locks, with the clocks' next numbers: `rows` and the results have what it has found.
+        None: none was.
 
     Returns:
       How many keys have no row afterwards, for each table.
@@ -137,11 +137,11 @@ def look_up_batch(
     if begun is None:
         lookup = _with_occurrences(backend, keys, lookup)
         counters = _search(backend, keys, rows, lookup)
+        found = backend.to_host(counters)
     else:
-        counters = begun
+        counters, found = backend.from_host(begun), begun
     tables, sizes = lookup.tables, lookup.sizes
     inserting = list(compress(tables, lookup.inserts))
-    found = backend.to_host(counters)
     missing, seen, wrong_splits = found[:, _TOLD].T.tolist()
     if any(wrong_splits):
         raise WrongSplitsError("Row splits do not rise from 0 to the number of keys.")
@@ -269,7 +269,7 @@ def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any,
     batch, how = pooling(output)
     num_items = output.end - output.first
     rows = rows[output.first : output.end]
-    return batch, (rows, *how, output.out, counts, num_items, batch)
+    return batch, (rows, *how, output.out, counts, num_items, batch, 0)
 
 
 def _plan_find_and_pool(
@@ -320,5 +320,5 @@ def _plan_find_and_pool(
         arguments = [indexes, notes, its_keys, stores, its_rows, *pooling, parts.numbers.T]
         return backend.joined_columns("find_and_pool", parts.num_rows, arguments, arrays)
     kernels = [(tables[t].backend, f"pool_{tables[t].row_dtype.suffix}") for t in parts.table]
-    arguments = [stores[:, :3], its_rows, *pooling, parts.numbers.T]
+    arguments = [stores[:, :3], its_rows, *pooling, parts.numbers.T, 0]
     return actions + joined_column_launches(kernels, parts.num_rows, arguments, arrays)

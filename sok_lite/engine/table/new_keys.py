@@ -22,6 +22,11 @@ from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.stages import COMMIT, NewKeys, Stage, Stages, run
 from sok_lite.engine.table.tiering import plan_score_update
 
+# Of more, a CPU tells keys apart faster in a scratch hash: that stays in its caches, and what then
+# goes through the keys has no gaps.
+_MOST_ITEMS_ON_CPU = 4096
+_MOST_ITEMS = 1 << 30  # that `dedup` takes, too
+
 
 class Output(NamedTuple):
     """Rows that a lookup gives, of keys that lie one behind another.
@@ -105,6 +110,7 @@ class _New:
       number: (request.size,) int32, which new key each of them is, from `first` on; -1: it is none.
       keys: (u,) int64.
       values: (u, dim) storage, what a key gives that gets no row; None: zeros, or all get one.
+      are_drawn: whether `values` are drawn before it is known which keys get a row.
       caller_scores: (u,) uint64, scores or increments of the caller's; None: there are none.
       place: (u,) int32, which of the admitted keys each one is; None: all are.
       admitted: (k,) int64, those.
@@ -119,6 +125,7 @@ class _New:
         self.request, self.rows = request, rows
         self.number, self.first, self.keys = number, first, keys
         self.values: Array | None = None
+        self.are_drawn = False
         self.caller_scores: Array | None = None
         self.place: Array | None = None
         self.admitted, self.source = keys, None
@@ -127,7 +134,7 @@ class _New:
         self.counters: Array
 
     def plan_draw(self) -> list[Action]:
-        """Prepares to write `values`, where they are wanted."""
+        """Prepares to write `values`, where they are wanted and may be of many keys."""
         request, table = self.request, self.request.table
         if request.missing != "initial" or not request.outputs:
             return []
@@ -135,24 +142,30 @@ class _New:
             return []
         # Now: there may be no memory for them when it is known which keys get no row.
         self.values = table.store.output(int(self.keys.size))
+        if request.insert and not table.may_turn_away(request.filter_ratio):
+            return []  # with the rows, of those that are refused
+        self.are_drawn = True
         return [table.plan_draw(self.values, self.keys)]
 
     def plan_insert(self) -> Stages:
         """Gives the keys rows, where `request.insert`, and writes what they belong to."""
         request, table = self.request, self.request.table
         if not request.insert:
-            return _at_once(self._after(None))
+            return _at_once(self.plan_after(None))
         new = NewKeys(
             self.admitted,
             table.clock.now,
             scores=self.caller_scores,
-            values=self.values,
+            values=self.values if self.are_drawn else None,
             source=self.source,
+            refused_values=None if self.are_drawn else self.values,
             are_updated=request.then is not None,
         )
-        return table.insertion_stages(new, self.noting, self._after, self.counters, request.evicted)
+        return table.insertion_stages(
+            new, self.noting, self.plan_after, self.counters, request.evicted
+        )
 
-    def _after(self, new_rows: Array | None) -> list[Action]:
+    def plan_after(self, new_rows: Array | None) -> list[Action]:
         """Prepares what follows when the admitted keys have their rows (k,) uint32; None: none."""
         table, all_rows, n = self.request.table, new_rows, int(self.keys.size)
         actions: list[Action] = []
@@ -218,6 +231,11 @@ def complete(
     """
     num_missing = [counts[Count.MISSING] for counts in found.counted]
     tables = [i for i, count in enumerate(num_missing) if count]
+    can_insert_items = not extra_actions and all(
+        _inserts_items(requests[i], num_missing[i]) for i in tables
+    )
+    if can_insert_items and _insert_items(backend, keys, rows, requests, found, tables):
+        return [0] * len(num_missing)
     repeat = not all(requests[i].unique_keys for i in tables)
     distinct = dedup(backend, keys, found.begin, Missing(rows, num_missing), repeat)
     new = _new_keys(tables, rows, requests, found, distinct)
@@ -232,6 +250,50 @@ def complete(
         if each.request.insert:
             num_missing[i] = counted[i][Count.NO_ROW] if i in counted else 0
     return num_missing
+
+
+def _inserts_items(request: LookupRequest, num_missing: int) -> bool:
+    """Whether a request is to insert all missing keys, and its table can do so as they come."""
+    if not request.insert or request.then is not None:
+        return False
+    most = _MOST_ITEMS_ON_CPU if request.table.backend.name == "cpu" else _MOST_ITEMS
+    return num_missing <= most and request.table.inserts_items(num_missing)
+
+
+def _insert_items(
+    backend: Backend,
+    keys: Array,
+    rows: Array,
+    requests: Sequence[LookupRequest],
+    found: Incomplete,
+    tables: Sequence[int],
+) -> bool:
+    """Inserts the missing keys of some tables as they come.
+
+    They need not be told apart before: the index does. But room is made for all of them, as many
+    as there are with those that repeat, so that it is for tables that have it.
+
+    Returns:
+      Whether it did. If keys of one table found no slot, all are as they were.
+    """
+    sizes = np.diff(found.begin)
+    number = backend.xp.empty(int(keys.size), np.int32)
+    its_keys, its_rows, its_numbers = (cut(each, sizes) for each in (keys, rows, number))
+    inserting, settling = [], []
+    for i in tables:
+        table, most = requests[i].table, found.counted[i][Count.MISSING]
+        of_items = (its_keys[i], its_rows[i], its_numbers[i])
+        actions, settle = table.plan_insert_items(*of_items, most, found.counters[i])
+        each = _New(requests[i], its_rows[i], its_numbers[i], 0, its_keys[i])
+        each.num_seen, each.counters = found.counted[i][Count.SEEN], found.counters[i]
+        inserting.append([*actions, *each.plan_after(its_rows[i])])
+        settling.append(settle)
+    publish(*inserting)
+    counted = backend.to_host(found.counters).tolist()
+    has_inserted = not any(counted[i][Count.REFUSED] for i in tables)
+    for i, settle in zip(tables, settling, strict=True):
+        settle(counted[i], has_inserted)
+    return has_inserted
 
 
 def _new_keys(

@@ -8,6 +8,7 @@ from typing import Any
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set
+from sok_lite.backend.table_lock import TableLock
 from sok_lite.engine.dtypes import KeyDtype, key_dtype, row_dtype
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.row_initializer import GivesFirstRows
@@ -22,7 +23,7 @@ from sok_lite.engine.table.index import Index
 from sok_lite.engine.table.last_gradient import LastGradient
 from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.table.removal_log import RemovalLog
-from sok_lite.engine.table.stages import Admission, NewKeys, Stages, WithRows
+from sok_lite.engine.table.stages import Admission, NewKeys, Settle, Stages, WithRows
 from sok_lite.engine.texts import TextStore
 
 # A row of this many float32 numbers takes a gigabyte: a larger dimension is a mistake.
@@ -88,6 +89,8 @@ class TableParts(Exclusive, ABC):
         engine/table/dumped.py.
       last_gradient: the keys of the last gradient, most likely those of the update that follows.
       texts: of the keys that this rank has looked up; None: nobody asked to keep any.
+      ids: what programs look up: "integers", or "texts", whose hashes are the keys; None: nobody
+        said, and hashes may come as integers.
     """
 
     var_type: str
@@ -104,6 +107,7 @@ class TableParts(Exclusive, ABC):
     tiers: RowTiers | None = None
     pending: PendingCounts | None = None
     texts: TextStore | None = None
+    ids: str | None = None
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class TableParts(Exclusive, ABC):
 
     def plan_parts(self, index: Index, store: RowStore) -> list[Action]:
         """Prepares to have other keys and other rows, which native code finds from then on."""
-        allows = (READS | INSERTS) * (self.backend.name == "cpu")
+        allows = (READS | INSERTS) * isinstance(self.lock, TableLock)
         where = {"index": addressof(index.record), "store": addressof(store.record)}
         return [
             *plan_set(self.record, allows=allows, counts_repeats=self.counts_repeats, **where),
@@ -181,6 +185,11 @@ class TableParts(Exclusive, ABC):
         """Memory of the index, and of what else is kept by key."""
         others = (self.removals, self.tiers, self.pending)
         return self.index.num_bytes + sum(each.num_bytes for each in others if each is not None)
+
+    @property
+    def text_bytes(self) -> int:
+        """Memory of the host for the texts of keys that this rank has seen."""
+        return 0 if self.texts is None else self.texts.num_bytes
 
     @property
     def num_evicted(self) -> int:
@@ -258,6 +267,32 @@ class TableParts(Exclusive, ABC):
           counters: of this table, see engine/table/counters.py.
           evicted: grows by what was evicted; None: it is not wanted.
         """
+
+    def inserts_items(self, most: int) -> bool:
+        """Whether `plan_insert_items` can insert up to so many keys without any more memory."""
+        return False
+
+    def plan_insert_items(
+        self, keys: Array, rows: Array, number: Array, most: int, counters: Array
+    ) -> tuple[list[Action], Settle]:
+        """Prepares to insert the keys of items that have no row, and to give them theirs.
+
+        It is `insertion_stages` for keys as they come, which the index tells apart itself.
+
+        Args:
+          keys: (n,) int64, which may repeat.
+          rows: (n,) uint32, NO_ROW where missing; gets the row numbers.
+          number: (n,) int32, gets i for item i if it was missing, else -1.
+          most: how many keys there may be.
+          counters: of this table.
+
+        Returns:
+          The actions; and what is to be called after them.
+
+        Raises:
+          MemoryError: there is no memory for them; the table is as it was.
+        """
+        raise NotImplementedError(f"Table {self.name!r} inserts distinct keys alone.")
 
     @abstractmethod
     def make_room(self, count: int) -> Claim:

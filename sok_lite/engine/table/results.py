@@ -82,6 +82,7 @@ class _Numbers(NamedTuple):
     far_bytes: int
     near_reserved_bytes: int
     far_reserved_bytes: int
+    text_bytes: int
 
 
 # Attributes that have another name now, which warn, or are gone, which say why: for a version.
@@ -140,6 +141,8 @@ class Statistics(_Numbers):
       near_bytes, far_bytes: memory of rows and optimizer states handed out so far, by tier.
       near_reserved_bytes, far_reserved_bytes: memory set aside for rows and states, that which is
         handed out included, by tier. On a CPU untouched pages of it cost nothing.
+      text_bytes: memory of the host for the texts that a table with keep_texts=True remembers on
+        this rank, about; of other tables 0.
     """
 
     __slots__ = ()

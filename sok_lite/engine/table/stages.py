@@ -23,6 +23,8 @@ class NewKeys(NamedTuple):
       are_scores: whether those are the scores to have, whatever the strategy.
       values: (m, dim) storage, what their rows begin with; None: the initial values of the keys.
       source: (n,) int32, which of `values` each key has; None: key i the i-th.
+      refused_values: (n, dim) storage, without `values`: gets the initial values of keys that are
+        refused; None: nobody wants them.
       are_updated: whether they come with an update, which leaves out those that are refused.
     """
 
@@ -32,6 +34,7 @@ class NewKeys(NamedTuple):
     are_scores: bool = False
     values: Array | None = None
     source: Array | None = None
+    refused_values: Array | None = None
     are_updated: bool = False
 
 
@@ -49,6 +52,11 @@ class Admission(NamedTuple):
 
 # Prepares what is to follow when new keys have their rows, (n,) uint32.
 WithRows = Callable[[Array], list[Action]]
+
+
+# Settles an insertion of items: takes what was counted, and whether it stays. Without arguments the
+# former is read, and it stays if all keys have found slots. It can be done again.
+Settle: TypeAlias = Callable[..., None]
 
 
 class Stage(NamedTuple):

@@ -28,6 +28,7 @@ def statistics(table: TableParts) -> Statistics:
         far_bytes=tiers.far_used,
         near_reserved_bytes=tiers.near,
         far_reserved_bytes=tiers.far,
+        text_bytes=table.text_bytes,
     )
 
 
@@ -58,6 +59,8 @@ def summary(table: Any) -> str:
         )
     else:
         text += f"memory={as_bytes(tiers.near_used + table.index_bytes)} "
+    if table.texts is not None:
+        text += f"texts={as_bytes(table.text_bytes)} "
     return f"{text}on {table.backend.name}"
 
 
@@ -84,10 +87,11 @@ def facts(table: Any, dtype: str) -> dict[str, str]:
         }
     else:
         found["memory of rows and states"] = as_bytes(tiers.near_used)
-    return found | {
+    found |= {
         "memory reserved for more rows": as_bytes(table.store.num_bytes - table.store.used_bytes),
         "memory of the index": as_bytes(table.index_bytes),
     }
+    return found if table.texts is None else found | {"memory of texts": as_bytes(table.text_bytes)}
 
 
 def _place(table: Any) -> str:

@@ -79,6 +79,16 @@ def test_a_table_is_what_a_dump_of_it_has(tmp_path, kind):
     assert again == all_of(table, with_places=False)
 
 
+def test_texts_are_shown(tmp_path):
+    arrays = arrays_of(filled(CPU, 2, name="town")[0])
+    texts = np.frombuffer(b"OsloRio", np.uint8)
+    arrays |= {"text_keys": arrays["keys"], "texts_lengths": np.array([4, 3]), "texts_bytes": texts}
+    archive(tmp_path / "m.keras", weights({"table": ("town", arrays)}))
+    assert "2 of int64, with the texts of 2\n" in fine("inspect", tmp_path / "m.keras")
+    out = fine("plan", tmp_path / "m.keras", "--ranks", 1, "--host-gb", 1)
+    assert 'sk.Table("town", 3, key_type=str, keep_texts=True' in out
+
+
 def load_into(path, comm, kind):
     from sok_lite.engine.files.load import load
 

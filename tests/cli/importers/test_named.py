@@ -141,7 +141,15 @@ def test_the_name_of_a_table_is_that_of_its_file(module, tmp_path):
     ("columns", "options", "error"),
     [
         ({"keys": ...}, {}, "f has no column of keys"),
-        ({"values": ...}, {}, "f has no column of values"),
+        (
+            {"values": ...},
+            {},
+            "f has no column of values. It has: 'keys'. Rows are an? .*, and none",
+        ),
+        (
+            {"keys": ..., "values": ..., "item_id": np.arange(3), "vec": np.ones((3, 2))},
+            *({}, "It has: 'item_id', 'vec'.*-option columns=keys=item_id,values=vec`"),
+        ),
         ({"keys": np.arange(4)}, {}, r"'keys' must have shape \(3,\).*Received: \(4,\)"),
         ({"keys": np.ones(3)}, {}, "f: column 'keys' must be of integers. Received: float64"),
         ({"values": np.ones(3)}, {}, r"f: the values must have shape \(n, dim\). Received: \(3,\)"),
@@ -306,7 +314,7 @@ def check_refused(module, path, error):
             {"keys": np.zeros(3, [("a", "i8")])},
             r"f: column 'keys' must be of integers.*\('a', '<i8'",
         ),
-        ({"keys": np.array(["1", "2", "3"])}, "f: column 'keys' must be of integers.*: <U1"),
+        ({"keys": np.array(["1", "2"])}, "'keys' must be of integers.*: <U1. Of texts sok.hash_st"),
         ({"values": np.zeros((3, 2), [("a", "f4")])}, r"f: the values are \[\('a', '<f4'\)\]"),
         ({"values": np.full((3, 2), {}, object)}, "f: the values are object"),
         ({"states.0.m": np.full((3, 2), {}, object)}, "'states.0.m' must be of numbers.*: object"),
@@ -460,6 +468,27 @@ def test_lines_of_parquet(tmp_path):
     with pytest.raises(ValueError, match="no column of values"):
         one(module, tmp_path / "h")
     assert one(module, tmp_path / "h", dim=5).dim == 5
+
+
+def test_names_of_parquet(tmp_path):
+    """Columns of texts are named, and numbered ones of any name are rows."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = importlib.import_module("pyarrow.parquet")
+    module = importlib.import_module("sok_lite.cli.importers.parquet")
+    texts, rows = ["a", "b"], [[1.0, 2.0], [3.0, 4.0]]
+    parquet.write_table(pyarrow.table({"key": texts, "value": rows}), tmp_path / "f")
+    check_refused(module, tmp_path / "f", "'key' must be of integers. Received: string. Of texts")
+    with pytest.raises(WrongUse, match="no column 'id'; it has: 'key', 'value'$"):
+        one(module, tmp_path / "f", columns="keys=id")
+    wide = {"e1": [2.0, 4.0], "user_id": [5, 6], "e0": [1.0, 3.0]}
+    parquet.write_table(pyarrow.table(wide), tmp_path / "g")
+    names = r"It has: 'user_id', 'e' \(e0 to e1\)\..*`--from-option columns=keys=user_id,values=e`"
+    check_refused(module, tmp_path / "g", names)
+    source = one(module, tmp_path / "g", columns="keys=user_id,values=e")
+    assert whole(source, "values").tolist() == rows and whole(source, "keys").tolist() == [5, 6]
+    parquet.write_table(pyarrow.table({"key": texts, "a": [1.0, 2.0]}), tmp_path / "h")
+    error = "no column of values. It has: 'key', 'a'. Rows are a column of lists of numbers .*, and"
+    check_refused(module, tmp_path / "h", error)
 
 
 @pytest.mark.parametrize("n", [0, 9])

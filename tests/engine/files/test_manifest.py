@@ -28,6 +28,7 @@ INCREMENT = SHARD._replace(
     states=(SHARD.states[0]._replace(before="states.0.m"),),
     changed=1,
     before=(SHARD,),
+    removed=5,
 )
 WITH_INCREMENT = Manifest(1, {"a": TABLE._replace(shards=(INCREMENT,))}, {})
 
@@ -164,7 +165,7 @@ def of_several(path):
 
 
 NO_CHECKPOINT = {
-    "nothing": (lambda path: path / "none", "{path} has no manifest.json: there is no such folder"),
+    "nothing": (lambda path: path / "none", "There is no folder {path}. Give the"),
     "an empty folder": (lambda path: path, "{path} has no manifest.json: no dump into it was ever"),
     "a file of Keras": (
         keras_file,
@@ -224,7 +225,7 @@ def test_an_increment_has_exactly_these_fields_more():
     assert (whole["version"], more["version"]) == (1, 2)
     ((old,), (new,)) = (each["tables"][0]["shards"] for each in (whole, more))
     assert new.pop("before") == [old]
-    assert (new.pop("changed"), new["rows"]) == (1, 3)
+    assert (new.pop("changed"), new.pop("removed"), new["rows"]) == (1, 5, 3)
     assert new["states"][0].pop("before") == "states.0.m"
     assert new == old | {"file": INCREMENT.file, "rows": 3}
     assert WITH_INCREMENT.files == [SHARD.file, INCREMENT.file]
@@ -289,6 +290,7 @@ def test_another_version_is_refused():
         ('"name": "a"', '"name": 3'),
         ('"changed": 1', '"changed": 4'),
         ('"changed": 1', '"changed": null'),
+        ('"removed": 5', '"removed": -1'),
         ('"before": "states.0.m"', '"before": 1'),
         ('"before": "states.0.m"', '"before": "states.0.v"'),
         (

@@ -220,6 +220,6 @@ def test_a_wrong_use_is_refused(tmp_path):
     (tmp_path / "manifest.json").write_text("mine")
     with pytest.raises(FileExistsError, match="no manifest of a checkpoint"):
         write_checkpoint(tmp_path, [source])
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
         checkpoint_sources(tmp_path / "a")
     assert os.listdir(tmp_path) == ["manifest.json"]

@@ -401,7 +401,7 @@ def native():
         table.lookup(np.arange(num_keys))
         table.lookup(others)
         table.store.number_states()
-        publish(table.last_gradient.plan_room(batch))
+        publish(table.last_gradient.plan_room(table.backend, batch))
         give_room(table)
     records = [(ctypes.addressof(each.record), each.record.generation) for each in tables]
     rule = optimizers.SGD()
@@ -411,7 +411,9 @@ def native():
         for its, dim in zip(records, dims, strict=True)
     ]
     moved = [
-        plans.UpdatePart(*its, table.store.record.states, INT64, dim, False, False, 0, *kernel, ())
+        plans.UpdatePart(
+            *(*its, table.store.record.states, INT64, dim, True, False, False, 0, *kernel), ()
+        )
         for its, table, dim in zip(records, tables, dims, strict=True)
     ]
     policy = plans.Policy(1, -1, 0, 0, 0)

@@ -23,6 +23,9 @@ struct Memory final : sok::Outputs {
     lengths.push_back(dims[0]);
     return all.back();
   }
+  // A GPU's alone.
+  void* Temporary(int64_t) override { return nullptr; }
+  void* operation() const override { return nullptr; }
 };
 
 std::vector<sok::Array> ArraysOf(const int64_t* words, int64_t count) {
@@ -62,7 +65,7 @@ int64_t sok_calls_do(int64_t what, int64_t call, const int64_t* words, int64_t c
   } else if (what == 1) {
     is_done = sok::Gradient(*sok::PlanOf(call), arrays, made);
   } else if (what == 2) {
-    is_done = sok::Update(*sok::UpdatePlanOf(call), arrays);
+    is_done = sok::Update(*sok::UpdatePlanOf(call), arrays, made);
   } else {
     is_done = sok::Write(*sok::WritePlanOf(call), arrays);
   }

@@ -42,6 +42,16 @@ class MemoryPointer:
     def ptr(self) -> int:
         return int(self.mem.ptr + self.offset)
 
+    def memset_async(self, value: int, size: int, stream: Any = None) -> None:
+        """Sets bytes, on the thread's stream; counted as no operation on arrays."""
+        assert stream is None, "not in the stand-in"
+        device.check_device(self.device_id)
+        if size:
+            device.count("memsets")
+            part = self.mem.content[self.offset : self.offset + size]
+            assert part.size == size, "beyond the end of the memory"
+            device.enqueue("memset", partial(part.fill, value & 0xFF), (part,))
+
 
 class Flags:
     """What CuPy's arrays know of their layout."""

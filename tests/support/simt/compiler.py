@@ -1,13 +1,15 @@
 """Compiles for the simulated GPU what NVRTC would compile for a real one.
 
-The source is that of a kernel file with its includes in place. Three things of it are changed: an
+The source is that of a kernel file with its includes in place. Four things of it are changed: an
 inline PTX statement becomes a call of the function in shim.h that does the same, a struct of a
-launch is passed by reference, as all lanes read the one copy that a GPU has of it, and each kernel
-gets a function behind it that calls it with an array of arguments.
+launch is passed by reference, as all lanes read the one copy that a GPU has of it, a variable that
+lanes of a block share becomes a reference to what the scheduler keeps for the block, and each
+kernel gets a function behind it that calls it with an array of arguments.
 """
 
 import functools
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -39,6 +41,7 @@ _ASM = re.compile(
     r'(?P<outs>[^:;]*):(?P<ins>[^:;]*?)(?::\s*"memory")?\s*\);'
 )
 _OF_LAUNCH = re.compile(r"const __grid_constant__ (\w+) ")
+_SHARED = re.compile(r"__shared__ (\w+) (\w+);")
 _OPERAND = re.compile(r'"=?[lhfr]"\(([\w.]+)\)')
 
 
@@ -83,7 +86,14 @@ def _translated(source: str, defines: Sequence[str]) -> str:
         operands = [*_OPERAND.findall(match["outs"]), *_OPERAND.findall(match["ins"])]
         return f"ptx_{match['op'].replace('.', '_')}({', '.join(operands)});"
 
+    numbers = itertools.count()
+
+    def reference(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        return f"{kind}& {name} = *({kind}*)simt_shared({next(numbers)}, sizeof({kind}));"
+
     source = _OF_LAUNCH.sub(r"const \1& ", _ASM.sub(call, source))
+    source = _SHARED.sub(reference, source)
     if re.search(r"\basm\b", source):
         raise CompileError("An asm statement of another form than compiler.py knows.")
     # The names of kernels that macros make are known to the preprocessor alone.

@@ -24,7 +24,9 @@ def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
 
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    return full(shape, 0, dtype, order)
+    out = ndarray(shape, dtype, order=order)
+    out.data.memset_async(0, out.nbytes)
+    return out
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:

@@ -51,8 +51,8 @@ def count(what: str, number: int = 1) -> None:
     """Counts `number` of something.
 
     What is counted: "kernels" of ours that were launched; "array operations", each at least one
-    launch of CuPy's; "waits" of the host; "cudaMalloc" and "from the pool", allocations; "copies to
-    the device", "bytes to the device", "copies to the host" and "bytes to the host".
+    launch of CuPy's; "memsets"; "waits" of the host; "cudaMalloc" and "from the pool", allocations;
+    "copies to the device", "bytes to the device", "copies to the host" and "bytes to the host".
     """
     totals[what] += number
 

@@ -5,6 +5,9 @@
 // seed draws, may go on with any other lane of any warp. Nothing is promised to lanes of a warp but
 // what the mask of a vote or a shuffle says: that is the rule of GPUs from sm_70 on.
 //
+// The memory that lanes of a block share is there from its first use to the end of the block, and
+// begins as a pattern.
+//
 // What a lane has stored may stay unseen by others for a while: in half of all schedules it does,
 // in any order, until the lane releases a value, meets others or ends. Where simt_set_stale_loads
 // says so, a plain load may give what was there before others have stored, back to the lane's last
@@ -46,11 +49,14 @@ constexpr u32 kMaxThreadsPerBlock = 1024;
 constexpr u32 kMaxResidentLanes = 2048;  // as of one multiprocessor
 constexpr size_t kStackBytes = 64 << 10;
 constexpr size_t kArgumentBytes = 64 << 10;  // of a launch
+constexpr size_t kMostShared = 48 << 10;     // bytes that the lanes of a block share
+constexpr int kPattern = 0xDB;
 
 // Where a lane is: it may run, waits in a call for the lanes of its mask, or has left the kernel.
 enum State { kReady, kWaits, kDone };
-const char* const kKinds[] = {"__ballot_sync", "__shfl_sync", "__shfl_xor_sync", "__syncwarp"};
-enum Kind { kBallot, kShuffle, kShuffleXor, kSync };
+const char* const kKinds[] = {"__ballot_sync", "__shfl_sync", "__shfl_xor_sync", "__syncwarp",
+                              "__syncthreads"};
+enum Kind { kBallot, kShuffle, kShuffleXor, kSync, kSyncBlock };
 
 struct Fiber;
 
@@ -91,8 +97,9 @@ struct Range {
 };
 
 struct Block {
-  u32 number, unfinished;
-  std::vector<Lane> lanes;  // stay where they are when the block moves
+  u32 number, unfinished, in_sync;
+  std::vector<Lane> lanes;                // stay where they are when the block moves
+  std::vector<std::vector<char>> shared;  // by the number of the variable
 };
 
 std::mutex one_launch;
@@ -176,6 +183,11 @@ std::string text(const char* format, ...) {
   return buffer;
 }
 
+std::string call_of(const Lane* lane) {
+  if (lane->kind == kSyncBlock) return text("__syncthreads() at [%p]", lane->at);
+  return text("%s(mask 0x%08x) at [%p]", kKinds[lane->kind], lane->mask, lane->at);
+}
+
 // "block 2, lanes 0-3,7 of warp 1" and where they are, one line for each place. An address in
 // brackets is put into words by runtime.py.
 std::string where_lanes_are() {
@@ -190,7 +202,7 @@ std::string where_lanes_are() {
         if (lane.state == kDone) continue;
         std::string what;
         if (lane.state == kWaits)
-          what = text("wait in %s(mask 0x%08x) at [%p]", kKinds[lane.kind], lane.mask, lane.at);
+          what = "wait in " + call_of(&lane);
         else if (lane.fiber)
           what = text("run, last at [%p]", lane.at);
         else
@@ -462,10 +474,6 @@ Lane* neighbour(Lane* lane, u32 i) {  // lane i of its warp; null: the block is 
   return thread < lane->block_size ? lane - lane->thread + thread : nullptr;
 }
 
-std::string call_of(const Lane* lane) {
-  return text("%s(mask 0x%08x) at [%p]", kKinds[lane->kind], lane->mask, lane->at);
-}
-
 // Whether all lanes of the mask are in one call; an error where that can never be.
 bool all_have_come(Lane* lane, Lane* (&others)[kWarp]) {
   bool all = true;
@@ -516,8 +524,27 @@ void give_results(const Lane* lane, Lane* (&others)[kWarp]) {
     if (others[i]) others[i]->value = results[i];
 }
 
+Block& block_of(const Lane* lane) {
+  for (Block& block : blocks)
+    if (block.number == lane->block) return block;
+  abort();
+}
+
+void forget_range(uintptr_t address) {
+  for (size_t i = touched.size(); i-- > 0;)
+    if (touched[i].begin == address) touched.erase(touched.begin() + (long)i);
+  memory.erase(address);
+  memset(recent, 0, sizeof recent);
+}
+
+void forget_shared(Block& block) {
+  for (const std::vector<char>& each : block.shared)
+    if (!each.empty()) forget_range((uintptr_t)each.data());
+  block.shared.clear();
+}
+
 void begin_block(u32 number, u32 block_size) {
-  blocks.push_back(Block{number, block_size, std::vector<Lane>(block_size)});
+  blocks.push_back(Block{number, block_size, 0, std::vector<Lane>(block_size), {}});
   Block& block = blocks.back();
   for (u32 i = 0; i < block_size; ++i) {
     block.lanes[i].block = number;
@@ -621,6 +648,11 @@ void finish(Lane* lane) {
   free_fibers.push_back(lane->fiber);
   lane->fiber = nullptr;
   points_without_change = 0;
+  if (block_of(lane).in_sync) {
+    fault = text("__syncthreads() waits for thread %u of block %u, which has left the kernel%s",
+                 lane->thread, lane->block, where_lanes_are().c_str());
+    return;
+  }
   for (u32 i = 0; i < kWarp; ++i) {
     Lane* other = neighbour(lane, i);
     if (other && other->state == kWaits && (other->mask >> (lane->thread % kWarp) & 1)) {
@@ -652,7 +684,10 @@ void run_launch(u32 grid, u32 block_size) {
     finish(lane);
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (blocks[i].number != lane->block) continue;
-      if (--blocks[i].unfinished == 0) blocks.erase(blocks.begin() + (long)i);
+      if (--blocks[i].unfinished == 0) {
+        forget_shared(blocks[i]);
+        blocks.erase(blocks.begin() + (long)i);
+      }
       break;
     }
   }
@@ -685,6 +720,53 @@ SIMT_EXPORT u64 simt_together(int kind, int detail, u32 mask, u64 value, int sou
   leave();
   if (kind == kSync) refresh();
   return lane->value;
+}
+
+// What the lanes of a block do together.
+SIMT_EXPORT void simt_sync_block() {
+  restore_truth();
+  Lane* lane = now;
+  Block& block = block_of(lane);
+  show_stores(lane);
+  lane->at = __builtin_return_address(0);
+  lane->kind = kSyncBlock;
+  lane->mask = 0;
+  remove_ready(lane);
+  lane->state = kWaits;
+  if (block.unfinished < block.lanes.size())
+    fail(text("%s, where lanes have left the kernel", call_of(lane).c_str()));
+  for (const Lane& other : block.lanes)
+    if (block.in_sync && other.state == kWaits && other.kind == kSyncBlock && other.at != lane->at)
+      fail(text("%s, where thread %u is in another: %s", call_of(lane).c_str(), other.thread,
+                call_of(&other).c_str()));
+  if (++block.in_sync == block.lanes.size()) {
+    block.in_sync = 0;
+    points_without_change = 0;
+    for (Lane& other : block.lanes) make_ready(&other);
+  }
+  leave();
+  refresh();
+}
+
+// Where a variable is that the lanes of a block share; `number` says which one of the program.
+SIMT_EXPORT void* simt_shared(u32 number, size_t size) {
+  Block& block = block_of(now);
+  if (block.shared.size() <= number) block.shared.resize(number + 1);
+  std::vector<char>& variable = block.shared[number];
+  if (variable.empty()) {
+    size_t all = size;
+    for (const auto& each : block.shared) all += each.size();
+    if (all > kMostShared) fail(text("%zu bytes of shared memory: a block has 48 KiB", all));
+    variable.assign(size, (char)kPattern);
+    memory[(uintptr_t)variable.data()] = Range{(uintptr_t)variable.data() + size,
+                                               text("what block %u shares", block.number),
+                                               false,
+                                               0,
+                                               {},
+                                               {}};
+    memset(recent, 0, sizeof recent);
+  }
+  return variable.data();
 }
 
 #define SIMT_ATOMIC(name, type, parameters, next)          \
@@ -777,10 +859,7 @@ SIMT_EXPORT void simt_add_memory(uintptr_t address, size_t size, const char* wha
 
 SIMT_EXPORT void simt_remove_memory(uintptr_t address) {
   std::lock_guard<std::mutex> lock(one_launch);
-  for (size_t i = touched.size(); i-- > 0;)
-    if (touched[i].begin == address) touched.erase(touched.begin() + (long)i);
-  memory.erase(address);
-  memset(recent, 0, sizeof recent);
+  forget_range(address);
 }
 
 SIMT_EXPORT void simt_set_limits(u64 idle, u64 launch) {
@@ -831,6 +910,7 @@ SIMT_EXPORT size_t simt_launch(void (*call)(const u64*), const u64* cells, const
   simt_grid_size = {grid, 1, 1};
   draw_schedule(seed);
   run_launch(grid, block_size);
+  for (Block& block : blocks) forget_shared(block);
   blocks.clear();
   ready.clear();
   if (fault.empty()) return 0;

@@ -42,6 +42,10 @@ SIMT_INLINE simt_u32 __ballot_sync(simt_u32 mask, int vote) {
   return (simt_u32)simt_together(SIMT_BALLOT, 0, mask, vote != 0, 0);
 }
 SIMT_INLINE void __syncwarp(simt_u32 mask = ~0u) { simt_together(SIMT_SYNC, 0, mask, 0, 0); }
+extern "C" void simt_sync_block();
+SIMT_INLINE void __syncthreads() { simt_sync_block(); }
+// compiler.py makes of a variable that is shared a reference to what the block has of it.
+extern "C" void* simt_shared(simt_u32 number, size_t size);
 template <class T>
 SIMT_INLINE T simt_shuffled(int kind, simt_u32 mask, T value, int lane, int width) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles take 4 or 8 bytes");

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import sources
-from sok_lite.engine.dedup import unique
+from sok_lite.engine import sort
+from sok_lite.engine.dedup import dedup_and_group, unique
 from sok_lite.engine.rows.store import NO_ROW
 from tests.support.helpers import first_row, new_table
 from tests.support.simt import device, runtime
@@ -33,6 +34,8 @@ def plant(monkeypatch, tmp_path, compiled):
     monkeypatch.setattr(sources, "kernel_folder", lambda: folder)
     monkeypatch.setenv("SOK_LITE_CACHE", str(compiled))
     runtime.set_limits(idle=200_000)
+    monkeypatch.setattr(sort, "_SMALLEST", 64)
+    monkeypatch.setattr(sort, "_TILES", 16)
 
     def planted(name=None, old="", new=""):
         if name is not None:
@@ -97,12 +100,25 @@ def days_of_a_full_table(backend, dim, seed):
         assert table.size <= 256
 
 
+def groups_of_items(backend, seed):
+    """Finds distinct keys and sorts their items, several tiles of them."""
+    keys = np.random.default_rng(seed).integers(0, 60, 300)
+    rows = backend.from_host(np.zeros(300, np.uint32))
+    distinct, groups = dedup_and_group(backend, backend.from_host(keys), (0, 300), rows)
+    numbers = [list(dict.fromkeys(keys.tolist())).index(key) for key in keys.tolist()]
+    np.testing.assert_array_equal(backend.to_host(distinct.inverse), numbers)
+    expected = np.argsort(numbers, kind="stable")
+    np.testing.assert_array_equal(backend.to_host(groups.order), expected)
+
+
 def fault_of(backend, kind, dim=4):
     """Returns what went wrong in the first schedule in which something does; None: nothing."""
     for seed in SEEDS:
         runtime.set_seed(seed)
         try:
-            if kind == "full":
+            if kind == "tiles":
+                groups_of_items(backend, seed)
+            elif kind == "full":
                 days_of_a_full_table(backend, dim, seed)
             else:
                 day_of_a_table(backend, kind, dim, seed)
@@ -112,7 +128,7 @@ def fault_of(backend, kind, dim=4):
 
 
 @pytest.mark.full_only("9 to 16 s on the simulated GPU")
-@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full"])
+@pytest.mark.parametrize("kind", ["hbm", "hybrid", "full", "tiles"])
 @pytest.mark.parametrize("loads", ["fresh", "stale"])
 def test_the_kernels_as_they_are_pass(plant, kind, loads):
     backend = plant()
@@ -155,6 +171,29 @@ FAULTS = {
         ("det/det.cuh", "sok_scaled(hash, segment.size)", "sok_scaled(hash, 2 * segment.size)"),
         "behind the end of",
     ),
+    "blocks: a tile that waits for those of blocks that have not begun": (
+        "tiles",
+        (
+            "tiles.cuh",
+            "*tile = atomicAdd(taken, 1u)",
+            "*tile = gridDim.x - 1 - atomicAdd(taken, 1u)",
+        ),
+        "no progress",
+    ),
+    "no sync: items that are placed before all are counted": (
+        "tiles",
+        (
+            "sort.cu",
+            "    __syncthreads();\n    // All that",
+            "    // All that",
+        ),
+        "",
+    ),
+    "a stale load: a plain look at what a tile tells": (
+        "tiles",
+        ("tiles.cuh", "sok_load(told + (tile - 1 - j) * stride)", "told[(tile - 1 - j) * stride]"),
+        "no progress",
+    ),
     "a stale load: a plain look for a free slot": (
         "hbm",
         ("det/det.cu", "i64 held = sok_load(&line[w].key);", "i64 held = line[w].key;"),
@@ -163,7 +202,7 @@ FAULTS = {
 }
 
 
-SHORT = ("lanes", "a stale load")
+SHORT = ("lanes", "a stale load", "blocks", "no sync")
 LONG = pytest.mark.full_only("up to 13 s on the simulated GPU")
 
 

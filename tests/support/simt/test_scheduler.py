@@ -181,6 +181,39 @@ def test_a_plain_load_is_nothing_to_spin_on(memory, load, ends):
     assert (never == 0) == ends
 
 
+# Lanes of a block read what others have, twice, in memory that they share.
+SHARED = """
+struct Values { int x[96]; };
+struct Number { int x; };
+KERNEL k(int* out) {
+  __shared__ Values values;
+  __shared__ Number number;
+  int mine = (int)threadIdx.x, sum = 0;
+  if (mine == 0) number.x = (int)blockIdx.x;
+  for (int turn = 0; turn < 2; ++turn) {
+    values.x[mine] = mine + 100 * turn;
+    __syncthreads();
+    sum += values.x[blockDim.x - 1 - mine];
+    __syncthreads();
+  }
+  out[blockIdx.x * blockDim.x + mine] = 1000 * number.x + sum;
+}"""
+
+
+@pytest.mark.parametrize("gone", [None, 0, 1])
+def test_lanes_of_a_block_share_memory_between_two_syncs(memory, gone):
+    parts, wrong = SHARED.split("__syncthreads();"), 0
+    if gone is not None:
+        parts[gone : gone + 2] = [parts[gone] + parts[gone + 1]]
+    body = "__syncthreads();".join(parts)
+    for seed in SEEDS:
+        out = memory(np.zeros(4 * 96, np.int32))
+        run(body, [out], 4, 96, seed)
+        expected = 1000 * np.arange(4)[:, None] + 100 + 2 * np.arange(95, -1, -1)
+        wrong += not np.array_equal(out.reshape(4, 96), expected)
+    assert (wrong == 0) == (gone is None)
+
+
 def order_of(memory, seed):
     ticket, order = memory(np.zeros(1, np.int32)), memory(np.zeros(256, np.int32))
     run("KERNEL k(int* t, int* o) {"
@@ -208,6 +241,25 @@ WRONG = {
     "a flag that nobody sets": (
         "KERNEL k(int* x) { while (*(volatile int*)x == 0) {} }",
         *(64, r"no progress: nothing has changed.*(lanes 0-31 run, last at|have not begun)"),
+    ),
+    "lanes that do not come to a sync": (
+        "KERNEL k(int* x) { if (threadIdx.x != 40) __syncthreads(); }",
+        *(64, r"__syncthreads\(\).*(waits for thread 40.*has left|where lanes have left)"),
+    ),
+    "two syncs": (
+        "KERNEL k(int* x) { if (threadIdx.x < 32) { __syncthreads(); x[0] = 1; }"
+        " else { __syncthreads(); x[1] = 2; } }",
+        *(64, r"__syncthreads\(\).* is in another: __syncthreads\(\)"),
+    ),
+    "more shared memory than a block has": (
+        "struct Team { int x[8192]; };"
+        "KERNEL k(int* x) { __shared__ Team a; __shared__ Team b; a.x[0] = b.x[0] = x[0]; }",
+        *(32, r"65536 bytes of shared memory: a block has 48 KiB"),
+    ),
+    "a read behind the end of shared memory": (
+        "struct Team { int x[8]; };"
+        "KERNEL k(int* x) { __shared__ Team team; x[0] = (&team)[1].x[0]; }",
+        *(1, r"read of 4 bytes.*behind the end of what block 0 shares"),
     ),
     "a write behind the end": (
         "KERNEL k(int* x) { x[64] = 1; }",

@@ -1,0 +1,87 @@
+"""`publish`: exported models in numbered folders, which servers pick up by themselves."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from sok_lite.bridge import job
+from sok_lite.bridge.serving.function import export_serving
+from sok_lite.bridge.serving.together import Ranks
+from sok_lite.engine.files.lock import Lock
+from sok_lite.engine.files.versions import (
+    check_keep,
+    check_latest,
+    link_latest,
+    lock_versions,
+    remove_old,
+    versions_in,
+)
+from sok_lite.engine.local_path import local_path
+
+
+def publish(
+    model_or_fn: Any,
+    folder: str | os.PathLike[str],
+    keep: int | None = 3,
+    signature: Any = None,
+    *,
+    cutoff: float | None = None,
+    quantize: str | None = None,
+) -> str:
+    """Exports a model as the next version in a folder, for servers that serve the newest.
+
+    It writes what `export_serving` writes to `folder/N`, where N is above all numbers there: so
+    TensorFlow Serving finds it, whose `--model_base_path` the folder is. The version has its number
+    when all of it is written. Then the link `latest` leads to it, and older ones than the newest
+    `keep` are removed. Where anything fails or ends the process before, the folder has what it had,
+    and the next call removes what is left. `rollback` goes back to an older version.
+
+    In a job of several ranks every rank must call it, alike; rank 0 writes.
+
+    Args:
+      model_or_fn, signature, cutoff, quantize: as of `export_serving`.
+      folder: made if missing; on this machine, or mounted. Addresses such as gs://bucket are for
+        `export_serving`.
+      keep: how many versions stay; None: all.
+
+    Returns:
+      The path of the version, on all ranks.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError, RuntimeError: as `export_serving`; or `keep` is no
+        number above 0, or the folder no local one.
+      BlockingIOError: another process publishes there; of several ranks an OSError.
+      OSError: it cannot be written.
+
+    Examples:
+      >>> ids = keras.Input([2], dtype="int64")
+      >>> model = keras.Model(ids, sk.Embedding(sk.Table("item", 2, "ones"), "sum")(ids))
+      >>> trained = model(tf.constant([[7, 9]], tf.int64), training=True)
+      >>> [sok_lite.publish(model, "models/ctr")[-1] for _ in range(3)]
+      ['1', '2', '3']
+    """
+    ranks = Ranks(job.other_ranks())
+    locks: list[Lock] = []
+    path, number = "", 0
+    try:
+        with ranks.together():
+            check_keep(keep)
+            path = os.path.abspath(local_path(folder, "folder"))
+            if ranks.is_first:
+                os.makedirs(path, exist_ok=True)
+                locks.append(lock_versions(path))
+                check_latest(path)
+                number = versions_in(path).next
+        if ranks.comm is not None:
+            number = int(ranks.comm.broadcast(np.array([number], np.int64))[0])
+        version = os.path.join(path, str(number))
+        export_serving(model_or_fn, version, signature, cutoff=cutoff, quantize=quantize)
+        with ranks.together():
+            if ranks.is_first:
+                link_latest(path, number)
+                remove_old(path, keep)
+    finally:
+        for lock in locks:
+            lock.release()
+    return version

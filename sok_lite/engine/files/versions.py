@@ -1,0 +1,155 @@
+"""Numbered folders of published models, as servers look for them: the largest number is served.
+
+A version is there or it is not: it is renamed to its number when all of it is written. The link
+`latest` leads to the newest. A version that was rolled back is named `N.withdrawn`, and its number
+is not used again: a server may have it in memory.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+from typing import NamedTuple
+
+from sok_lite.engine.dtypes import check_integer
+from sok_lite.engine.files.lock import Lock
+from sok_lite.engine.files.manifest import sync_path
+from sok_lite.engine.local_path import local_path
+
+_LATEST = "latest"
+_LOCK = ".publish.lock"
+_log = logging.getLogger("sok_lite")
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_WITHDRAWN = ".withdrawn"
+# What is being removed; a killed process may leave it.
+_GOING = ".removed-"
+
+
+class Versions(NamedTuple):
+    """The versions in a folder.
+
+    Attributes:
+      served: their numbers, ascending.
+      withdrawn: those that were rolled back, ascending.
+    """
+
+    served: list[int]
+    withdrawn: list[int]
+
+    @property
+    def next(self) -> int:
+        """The number of the next one."""
+        return max([0, *self.served, *self.withdrawn]) + 1
+
+
+def versions_in(folder: str) -> Versions:
+    """Returns the versions in a folder. Other names in it are none."""
+    names = os.listdir(folder)
+    served = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+    bare = [name.removesuffix(_WITHDRAWN) for name in names if name.endswith(_WITHDRAWN)]
+    return Versions(served, sorted(int(name) for name in bare if _NUMBER.fullmatch(name)))
+
+
+def lock_versions(folder: str) -> Lock:
+    """Locks a folder of versions for the one who changes them.
+
+    Raises:
+      BlockingIOError: somebody else does. OSError: there is no such folder, or it cannot be written
+        to.
+    """
+    return Lock(os.path.join(folder, _LOCK), f"What is published at {folder}")
+
+
+def check_keep(keep: int | None) -> None:
+    """Raises TypeError or ValueError for another `keep`."""
+    if keep is not None:
+        check_integer("keep", keep, 1)
+
+
+def check_latest(folder: str) -> None:
+    """Raises FileExistsError where something has the name of the link that is none."""
+    link = os.path.join(folder, _LATEST)
+    if os.path.lexists(link) and not os.path.islink(link):
+        raise FileExistsError(
+            f"{link} must be a link to a version, which publish() makes. Received: another file. "
+            "Rename it."
+        )
+
+
+def link_latest(folder: str, number: int) -> None:
+    """Has the link `latest` lead to a version, at every moment to one.
+
+    Where the file system has no links there is none, and the log says so.
+    """
+    link = os.path.join(folder, _LATEST)
+    try:
+        with contextlib.suppress(FileNotFoundError):  # of a process that was killed
+            os.unlink(f"{link}.tmp")
+        os.symlink(str(number), f"{link}.tmp")
+        os.replace(f"{link}.tmp", link)
+        sync_path(folder)
+    except OSError as error:
+        _log.warning("%s does not lead to version %d: %s.", link, number, error)
+
+
+def remove_old(folder: str, keep: int | None) -> None:
+    """Removes versions but the newest, and what is older than these of those that were withdrawn.
+
+    What cannot be removed stays.
+
+    Args:
+      keep: how many stay; None: all.
+    """
+    found = versions_in(folder)
+    if keep is not None and found.served:
+        oldest = found.served[-keep:][0]
+        doomed = [str(number) for number in found.served if number < oldest]
+        doomed += [f"{number}{_WITHDRAWN}" for number in found.withdrawn if number < oldest]
+        for name in doomed:
+            # A server that looks for versions does not find half of one.
+            with contextlib.suppress(OSError):
+                os.rename(os.path.join(folder, name), os.path.join(folder, _GOING + name))
+    for name in os.listdir(folder):
+        if name.startswith(_GOING):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def rollback(folder: str | os.PathLike[str], version: int | None = None) -> str:
+    """Has servers of a folder of `publish` go back to an older version.
+
+    The newer ones are renamed to `N.withdrawn`, so that this one has the largest number, and
+    `latest` leads to it. What was served stays so until the last of them is renamed: a process that
+    is killed before has changed nothing for servers that look for the largest number. The next
+    version has a number of its own, above all of these. One process calls it, which needs neither
+    TensorFlow nor the ranks.
+
+    Args:
+      folder: as of `publish`.
+      version: the number to go back to; None: that before the newest.
+
+    Returns:
+      The path of the version.
+
+    Raises:
+      ValueError: there is no such version, or none before the newest.
+      BlockingIOError: somebody publishes there. OSError: a folder cannot be renamed.
+    """
+    path = os.path.abspath(local_path(folder, "folder"))
+    if version is not None:
+        check_integer("version", version, 1)
+    with lock_versions(path):
+        check_latest(path)
+        served = versions_in(path).served
+        wanted = served[-2] if version is None and len(served) > 1 else version
+        if wanted not in served:
+            there = ", ".join(map(str, served)) or "none"
+            what = "a version before the newest" if version is None else f"version {version}"
+            raise ValueError(f"{path} must have {what}. It has: {there}. Nothing was changed.")
+        for number in served:
+            if number > wanted:
+                old = os.path.join(path, str(number))
+                os.rename(old, old + _WITHDRAWN)
+        sync_path(path)
+        link_latest(path, wanted)
+    return os.path.join(path, str(wanted))

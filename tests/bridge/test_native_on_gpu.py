@@ -1,0 +1,311 @@
+"""Native launches on a GPU: the bits of Python, on TensorFlow's stream, and how many there are."""
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sok_lite as sok
+from sok_lite.bridge import tensor
+from sok_lite.native import gpu
+from sok_lite.native.plans import num_entries
+from tests.bridge import test_native_gradient as gradients
+from tests.bridge import test_native_lookup as lookups
+from tests.bridge import test_native_update as updates
+from tests.conftest import QUICK
+from tests.support.gpu_play import play_gpu
+from tests.support.routes import KINDS, new_variable
+from tests.support.simt import device
+from tests.support.simt.driver import SIGNATURES
+from tests.support.simt.runtime import SimtError
+
+pytestmark = pytest.mark.usefixtures("initialised")
+
+# Which of several new keys find no room hangs on the schedule.
+_WITH_ROOM = {name: kind for name, kind in KINDS.items() if not name.startswith("full")}
+
+
+@pytest.fixture(params=["tensorflow", "context"])
+def way(request):
+    """How native launches and TensorFlow's work are in order."""
+    return request.param
+
+
+def play(monkeypatch, way="tensorflow"):
+    """Begins a play in which TensorFlow has a stream of its own."""
+    play = play_gpu(monkeypatch, streams=True)
+    play.driver.record.order = gpu.WAYS.index(way) + 1
+    return play
+
+
+# ------------------------------------------------------------------------------- the same bits
+
+
+@pytest.mark.parametrize("seed", range(2 if QUICK else 6))
+def test_drawn_lookups_have_the_bits_of_python(monkeypatch, seed):
+    its = play_gpu(monkeypatch)
+    monkeypatch.setattr(lookups, "KINDS", _WITH_ROOM)
+    program = lookups.Program(seed)
+    for number in range(30 if QUICK else 60):
+        program.step(number)
+        its.check()
+    lookups.audit_both(*program.routes)
+
+
+@pytest.mark.parametrize("seed", range(2 if QUICK else 10))
+def test_drawn_gradients_have_the_bits_of_python(monkeypatch, seed):
+    its = play_gpu(monkeypatch)
+    assert gradients.compare_drawn(seed) < 8  # of 8 some have what is Python's
+    its.check()
+
+
+@pytest.mark.parametrize("kind", [updates.Trained, updates.EagerWithDense, updates.EagerLocal])
+@pytest.mark.parametrize("stochastic_rounding", [False, True])
+def test_steps_have_the_bits_of_python(monkeypatch, kind, stochastic_rounding):
+    its = play_gpu(monkeypatch)
+    monkeypatch.setattr(updates, "KEY_TYPES", ("int64", "uint64"))
+    adam = updates.case("Adam")
+    routes = updates.two_routes(
+        lambda: sok.OptimizerWrapper(
+            adam.make().optimizer, stochastic_rounding=stochastic_rounding
+        ),
+        kind=kind,
+    )
+    took = [updates.train_both(routes, ids) for ids in updates.IDS]
+    its.check()
+    # Of ids that repeat Python sums the gradients, and there is no plan before the first step.
+    assert took == [False, *[kind is not updates.EagerLocal] * 3]
+    updates.end(routes)
+
+
+class Step:
+    """A training step of some tables."""
+
+    def __init__(self, num_tables, mode, size=8, dtypes=("float32",)):
+        kinds = zip(range(num_tables), itertools.cycle(dtypes), strict=False)
+        self.tables = [new_variable(name=f"t{i}", dim=4, dtype=dtype) for i, dtype in kinds]
+        self.optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adam(0.1))
+        rng = np.random.default_rng(0)
+        self.ids = [tf.constant(rng.integers(0, 50, (size, 2))) for _ in self.tables]
+        self.look_up = mode(lambda: sok.lookup_sparse(self.tables, self.ids))
+        self.gradients = mode(self._gradients)
+        self.update = mode(self._update)
+        self.whole = mode(self._whole)
+        self.grads = None
+
+    def _gradients(self):
+        with tf.GradientTape() as tape:
+            rows = sok.lookup_sparse(self.tables, self.ids)
+            loss = tf.add_n([tf.reduce_sum(tf.square(tf.cast(each, "float32"))) for each in rows])
+        return tape.gradient(loss, self.tables)
+
+    def _whole(self):
+        self.grads = self._gradients()
+        self._update()
+        self.grads = None
+
+    def _update(self):
+        self.optimizer.apply_gradients(zip(self.grads, self.tables, strict=True))
+
+
+def test_both_ways_are_in_order_with_tensorflow(monkeypatch, mode, way):
+    expected = _trained(mode)
+    its = play(monkeypatch, way)
+    before = num_entries()
+    rows = _trained(mode)
+    its.check()
+    device.wait()
+    for mine, theirs in zip(rows, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert num_entries() > before
+
+
+def _trained(mode):
+    step = Step(3, mode)
+    for _ in range(3):
+        step.grads = step.gradients()
+        step.update()
+    return [np.asarray(each) for each in step.look_up()]
+
+
+# ------------------------------------------------------------------------------- what is counted
+
+
+def counted(call):
+    before = num_entries()
+    with device.counted() as counts:
+        call()
+    names = ("kernels", "array operations", "memsets", "waits")
+    copied = ("copies to the device", "copies to the host")
+    return [num_entries() - before, *(counts[name] for name in (*names, *copied))]
+
+
+@pytest.mark.parametrize(
+    "num_tables", [1, 26, pytest.param(300, marks=pytest.mark.full_only("long"))]
+)
+def test_what_a_step_of_known_keys_asks_of_a_gpu(monkeypatch, mode, num_tables):
+    its = play(monkeypatch)
+    step = Step(num_tables, mode)
+    for _ in range(2):
+        step.whole()
+    # 300 tables need more launches where their arguments find no room in one.
+    more = num_tables > 200
+    assert counted(step.look_up) == [0, 2 + more, 0, 1, 1, 0, 1]
+    # By the gradient: the rows of the batch, three for the numbers of keys, one or more for the
+    # sort, offsets, sums, those of long groups, keys. By the update: rows, and the step.
+    assert counted(step.whole) == [0, 12 + 5 * more, 0, 2, 2, 0, 2]
+    its.check()
+
+
+def test_gradients_that_were_changed_are_compared(monkeypatch, mode):
+    its = play(monkeypatch)
+    step = Step(2, mode)
+    for _ in range(3):
+        step.grads = [
+            tf.IndexedSlices(2.0 * each.values, tf.identity(each.indices))
+            for each in step.gradients()
+        ]
+        asked = counted(step.update)
+    its.check()
+    assert asked == [0, 2, 0, 1, 1, 0, 1]
+
+
+# ------------------------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_stream_that_does_not_wait_for_the_other_is_found(monkeypatch, when):
+    its = play(monkeypatch)
+    step = Step(1, lambda call: call)
+    wait = its.driver._wait
+
+    def forget(stream, event, flags):
+        if (stream == 1) == (when == "after"):
+            return
+        wait(stream, event, flags)
+
+    its.driver._set("wait", ctypes.c_int, SIGNATURES["wait"], forget)
+    # A Race, or a kernel that finds what was there before.
+    with pytest.raises(SimtError):
+        for _ in range(4):
+            step.grads = step.gradients()
+            step.update()
+            its.check()
+            # The engine's own call is on the null stream, and waits for nothing.
+            known = step.ids[0].numpy().reshape(-1)[:1]
+            step.tables[0].table.insert_or_assign(known, np.ones((1, 4), np.float32))
+        device.wait()
+        its.check()
+
+
+def test_what_python_has_updated_is_not_kept_once_native_code_goes_on(monkeypatch, mode):
+    its = play_gpu(monkeypatch)
+    step = Step(2, mode)
+    for _ in range(4):
+        step.whole()
+    its.check()
+    assert not tensor._left_behind.get(its.backend.device_id)
+
+
+def test_an_update_that_fails_halfway_is_an_error(monkeypatch, mode):
+    """Python would take the step of the first rows again."""
+    its = play_gpu(monkeypatch)
+    launch, updates_of_step, is_over = its.driver._launch, [], [True]
+
+    def fails(function, *others):
+        name = its.driver._kernel(function)[0].name
+        updates_of_step.extend([name] * (name.startswith("update_adam") and not is_over[0]))
+        if len(updates_of_step) == 2:
+            raise RuntimeError("a failure of the test's own")
+        launch(function, *others)
+
+    its.driver._set("launch", ctypes.c_int, SIGNATURES["launch"], fails)
+    step = Step(2, mode, dtypes=("float32", "float16"))  # a kernel for each
+    for _ in range(2):
+        step.whole()
+    is_over[0] = False
+    with pytest.raises(Exception, match="in the midst of an update"):
+        step.whole()
+    assert its.driver.errors.pop()
+
+
+@pytest.mark.parametrize("name", ["launch", "fill", "copy_to_host", "synchronize", "record"])
+def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
+    expected = _trained(mode)
+    its = play(monkeypatch)
+    works, calls = getattr(its.driver, f"_{name}"), []
+
+    def fails(*arguments):
+        calls.append(name)
+        if len(calls) % 3 == 0:
+            raise RuntimeError("a failure of the test's own")
+        return works(*arguments)
+
+    monkeypatch.setattr(its, "check", lambda: None)
+    types = SIGNATURES[name]
+    its.driver._set(name, ctypes.c_int, types, fails)
+    for mine, theirs in zip(_trained(mode), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert len(calls) > 3
+
+
+# ------------------------------------------------------------------------------- which way
+
+
+@pytest.fixture
+def choosing(monkeypatch):
+    """A machine whose ways a test says: of each a record, or what it raises."""
+    ways = {"tensorflow": gpu.GpuRecord(), "context": gpu.GpuRecord(), "python": None}
+
+    def opening(way):
+        def open_it(_):
+            if isinstance(ways[way], Exception):
+                raise ways[way]
+            return ways[way]
+
+        return open_it
+
+    monkeypatch.setattr(gpu, "_OPENING", {way: opening(way) for way in gpu.WAYS})
+    monkeypatch.setattr(gpu, "reasons", {})
+    monkeypatch.setattr(gpu, "chosen", None)
+    monkeypatch.delenv("SOK_LITE_GPU_STREAM", raising=False)
+    return ways
+
+
+def test_the_first_way_is_taken_or_else_the_last(choosing):
+    assert gpu.open_gpu(None) is choosing["tensorflow"] and gpu.chosen == "tensorflow"
+    choosing["tensorflow"] = RuntimeError("")
+    assert gpu.open_gpu(None) is None
+    assert (gpu.chosen, gpu.reasons) == ("python", {"tensorflow": "RuntimeError('')"})
+    choosing["tensorflow"] = gpu.GpuRecord()
+    gpu.reasons["locks"] = "no kernels"
+    assert gpu.open_gpu(None) is None and gpu.reasons["tensorflow"] == "no kernels"
+
+
+def test_a_way_that_is_asked_for_is_taken_or_said_not_to_be_there(choosing, monkeypatch):
+    monkeypatch.setenv("SOK_LITE_GPU_STREAM", "python")
+    assert gpu.open_gpu(None) is None and gpu.chosen == "python"
+    monkeypatch.setenv("SOK_LITE_GPU_STREAM", "context")
+    assert gpu.open_gpu(None) is choosing["context"]
+    choosing["tensorflow"] = RuntimeError("no compiler")
+    monkeypatch.setenv("SOK_LITE_GPU_STREAM", "tensorflow")
+    with pytest.warns(UserWarning, match="tensorflow is not possible.*no compiler. Python"):
+        assert gpu.open_gpu(None) is None
+    monkeypatch.setenv("SOK_LITE_GPU_STREAM", "null")
+    with pytest.raises(
+        ValueError, match="must be one of tensorflow, context, python. Received: 'nu"
+    ):
+        gpu.open_gpu(None)
+
+
+def test_without_a_driver_of_cuda_python_launches(monkeypatch):
+    monkeypatch.setattr(gpu, "reasons", {})
+    monkeypatch.setattr(gpu, "chosen", None)
+    monkeypatch.delenv("SOK_LITE_GPU_STREAM", raising=False)
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        assert gpu.open_gpu(None) is None
+        assert "libcuda.so.1" in gpu.reasons["tensorflow"] and gpu.chosen == "python"
