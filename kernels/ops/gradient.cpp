@@ -9,6 +9,7 @@
 // Where something is not as it is in most steps, Python does the whole.
 #include "ops/gradient.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -132,9 +133,9 @@ class GradientOfCall {
     Held held;
     if (!held.Take(plan_, false, kSokReads)) return false;
     const std::vector<int64_t> last = LastOfTables();
+    if (!HaveRoom(last)) return false;
     for (const int64_t i : last) {
       SokGradientRecord& gradient = plan_.parts[i].record->gradient;
-      if (gradient.room < given_[i].num_keys) return false;  // Python makes some
       items_[i].rows_of_keys = gradient.room_rows;
       items_[i].keys = gradient.room_keys;
     }
@@ -223,9 +224,7 @@ class GradientOfCall {
     Held held;
     if (!held.Take(plan_, false, kSokReads)) return false;
     const std::vector<int64_t> last = LastOfTables();
-    for (const int64_t i : last) {
-      if (plan_.parts[i].record->gradient.room < given_[i].num_keys) return false;
-    }
+    if (!HaveRoom(last)) return false;
     call->Begin();
     Launch giving(plan_.driver->give_distinct);
     for (size_t i = 0; i < items_.size(); ++i) {
@@ -245,6 +244,13 @@ class GradientOfCall {
     call->End();
     for (const int64_t i : last) NoteKeys(i);
     return true;
+  }
+
+  // Whether there is room in records for the keys of these parts. If not, Python makes some.
+  bool HaveRoom(const std::vector<int64_t>& parts) const {
+    return std::all_of(parts.begin(), parts.end(), [this](int64_t i) {
+      return plan_.parts[i].record->gradient.room >= given_[i].num_keys;
+    });
   }
 
   // Of each table the last part: of one that comes several times that gradient is noted.

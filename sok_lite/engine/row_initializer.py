@@ -3,7 +3,7 @@
 import math
 import zlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class RowInitializer(GivesFirstRows):
         out: Array | None = None,
     ) -> Action:
         suffix, row = as_words(self._in_format(backend, store.row_dtype))
-        place = (*store.place()[:3], rows, None if out is None else as_words(out)[1])
+        place = _place(store, rows, out)
         return backend.prepared(f"init_row_{suffix}", len(rows), *place, row, len(rows))
 
     def plan_draw(
@@ -180,7 +180,7 @@ class MatrixInitializer(GivesFirstRows):
         out: Array | None = None,
     ) -> Action:
         suffix, matrix = as_words(self._in_format(backend, store.row_dtype))
-        place = (*store.place()[:3], rows, None if out is None else as_words(out)[1])
+        place = _place(store, rows, out)
         source = (keys, as_i64(table_seed), matrix, len(self._matrix))
         return backend.prepared(f"init_matrix_{suffix}", len(rows), *place, *source, len(rows))
 
@@ -205,6 +205,11 @@ class MatrixInitializer(GivesFirstRows):
         if key not in self._copies:
             self._copies[key] = backend.from_host(row_dtype.to_storage(np, self._matrix))
         return self._copies[key]
+
+
+def _place(store: RowStore, rows: Array, out: Array | None) -> tuple[Any, ...]:
+    """Returns what a kernel is told first that fills rows, as `plan_fill` is given them."""
+    return (*store.place()[:3], rows, None if out is None else as_words(out)[1])
 
 
 def as_i64(seed: int) -> int:

@@ -9,7 +9,6 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I32, U32
 
 _MOST_BITS = 9  # of a digit
-_MOST_PASSES = 4
 # A tile is a few hundred items at least: it looks back for every digit. More than so many tiles
 # look back farther than they need, and larger ones than the largest leave less to run at a time.
 _SMALLEST, _LARGEST, _TILES = 512, 4096, 128

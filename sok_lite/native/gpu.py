@@ -20,6 +20,7 @@ from typing import Any
 
 from sok_lite.backend import Backend
 from sok_lite.backend.cpu import find_library
+from sok_lite.backend.table_lock import has_functions
 from sok_lite.backend.table_lock import load as load_locks
 from sok_lite.native.stream import load_stream_of
 
@@ -73,7 +74,8 @@ def prepare(backend: Any) -> None:
     if _asked() == "python" or _LOCKS in reasons:
         return
     try:
-        load_locks(find_library())
+        if not has_functions():  # to find the library reads all sources of a checkout
+            load_locks(find_library())
     except RuntimeError as error:  # there is no library for CPUs, and no compiler
         reasons[_LOCKS] = _short(error)
         return
