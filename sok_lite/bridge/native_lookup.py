@@ -66,7 +66,7 @@ def _drawing_of(table: Any) -> Drawing:
 def _beginning_of(table: Any) -> Drawing:
     """Returns what draws them into the rows themselves."""
     xp = table.backend.xp
-    keys, rows = xp.zeros(1, np.int64), xp.zeros(1, np.uint32)
+    keys, rows = xp.empty(1, np.int64), xp.empty(1, np.uint32)
     where = (table.backend, table.store, rows, keys, table.table_seed)
     return _drawing(table.initializer.plan_fill(*where), keys)
 

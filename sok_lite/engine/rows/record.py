@@ -53,9 +53,9 @@ class FillRecord(Structure):
       value: what they begin with, the bits of a float32.
     """
 
-    column: int
+    column: int | None
     value: int
-    _fields_ = (("column", c_int64), ("value", c_int64))
+    _fields_ = (("column", c_void_p), ("value", c_int64))
 
 
 class StoreRecord(Structure):
@@ -81,13 +81,15 @@ class StoreRecord(Structure):
     num_far: int
     accesses: int | None
     room: int
-    free_rows: int
+    free_rows: int | None
     num_free: int
-    fills: int
+    fills: int | None
     num_fills: int
     _fields_ = (
         ("value", c_void_p),
         *[(name, c_int64) for name in ("states", "num_rows", "num_far")],
         ("accesses", c_void_p),
-        *[(name, c_int64) for name in ("room", "free_rows", "num_free", "fills", "num_fills")],
+        ("room", c_int64),
+        *[("free_rows", c_void_p), ("num_free", c_int64)],
+        *[("fills", c_void_p), ("num_fills", c_int64)],
     )

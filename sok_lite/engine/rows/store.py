@@ -96,7 +96,7 @@ class RowStore(RowAccess):
         self.record = StoreRecord()
         self.accesses: AccessRecord | None = None
         self._far_bytes = 0  # of the far file, that belong to them
-        self._numbers = RowNumbers.none(backend.xp, self._first_far)
+        publish(self.plan_numbers(RowNumbers.none(backend.xp, self._first_far)))
         self._fills: Any = None  # of the record
         self.add_columns([self._value_column()])
 
@@ -420,6 +420,6 @@ class RowStore(RowAccess):
         other.columns, other.known_groups = {}, None
         other.record, other.accesses = StoreRecord(), None
         other.chunks, other._far_bytes = Chunks(0, 0), 0
-        other._numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        publish(other.plan_numbers(RowNumbers.none(self.backend.xp, self._first_far)))
         other.add_columns([other._value_column()])
         return other

@@ -48,6 +48,7 @@ class DetIndex(Index):
         self._counts = backend.xp.zeros(3, np.int64)
         sizes = sizes_of(backend)
         super().__init__(backend, key_dtype, name, sizes, slots_for(sizes, init_capacity))
+        self.record.counts = backend.address(self._counts)
 
     @property
     def capacity(self) -> int:
