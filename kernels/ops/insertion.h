@@ -21,7 +21,7 @@ struct ItemsOfPart {
   const int64_t* keys;  // (num_items,)
   uint32_t* rows;       // (num_items,)  kNoRow where missing; gets the row numbers
   int64_t num_items;
-  int64_t* counters;  // of the table
+  int64_t* counters;          // of the table
   int32_t* number = nullptr;  // (num_items,)  out  its own number where it was missing, or -1
 };
 

@@ -63,8 +63,8 @@ struct Driver {
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
-           weight_grad[0].num_arguments == 10 &&
-           rows_write[0].num_arguments == 7 && rows_add[0].num_arguments == 7;
+           weight_grad[0].num_arguments == 10 && rows_write[0].num_arguments == 7 &&
+           rows_add[0].num_arguments == 7;
   }
 };
 
@@ -89,8 +89,8 @@ struct Part {
   int64_t row_length;  // ids of each row, where all have as many
   Rows weight_rows;    // kNone: there are no weights
   int64_t table;       // which of the plan's tables it is
-  Drawing drawing;    // into an array
-  Drawing beginning;  // into rows
+  Drawing drawing;     // into an array
+  Drawing beginning;   // into rows
 };
 
 // What a lookup does with keys that have no row; sok_lite/bridge/inference.py says what is which.

@@ -72,7 +72,9 @@ def marks_of(index):
     if isinstance(index, DetIndex):
         num_reused, _, num_erased = index.backend.to_host(index._counts).tolist()
         counted = num_erased - num_reused
-        assert index.record.num_erased - index._num_reused >= counted, "too few slots count as erased"
+        assert index.record.num_erased - index._num_reused >= counted, (
+            "too few slots count as erased"
+        )
     return Marks(empty, reclaimed, counted)
 
 

@@ -90,6 +90,8 @@ class StoreRecord(Structure):
         *[(name, c_int64) for name in ("states", "num_rows", "num_far")],
         ("accesses", c_void_p),
         ("room", c_int64),
-        *[("free_rows", c_void_p), ("num_free", c_int64)],
-        *[("fills", c_void_p), ("num_fills", c_int64)],
+        ("free_rows", c_void_p),
+        ("num_free", c_int64),
+        ("fills", c_void_p),
+        ("num_fills", c_int64),
     )

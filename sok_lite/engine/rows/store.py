@@ -96,8 +96,9 @@ class RowStore(RowAccess):
         self.record = StoreRecord()
         self.accesses: AccessRecord | None = None
         self._far_bytes = 0  # of the far file, that belong to them
-        publish(self.plan_numbers(RowNumbers.none(backend.xp, self._first_far)))
+        self._numbers: RowNumbers
         self._fills: Any = None  # of the record
+        publish(self.plan_numbers(RowNumbers.none(backend.xp, self._first_far)))
         self.add_columns([self._value_column()])
 
     # ---------------------------------------------------------------- columns
