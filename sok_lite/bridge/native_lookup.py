@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend.publish import Launch
 from sok_lite.native.gpu import record_of
 from sok_lite.native.plans import Drawing, Part, Rows
 
@@ -60,7 +59,7 @@ def part_of(
 def _drawing_of(table: Any) -> Drawing:
     """Returns what draws the initial values of a table's rows into an array, for one key."""
     keys, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
-    return _drawing(table.plan_draw(table.store.output(1), keys, rows), keys)
+    return Drawing.of(table.plan_draw(table.store.output(1), keys, rows), keys)
 
 
 def _beginning_of(table: Any) -> Drawing:
@@ -68,13 +67,4 @@ def _beginning_of(table: Any) -> Drawing:
     xp = table.backend.xp
     keys, rows = xp.empty(1, np.int64), xp.empty(1, np.uint32)
     where = (table.backend, table.store, rows, keys, table.table_seed)
-    return _drawing(table.initializer.plan_fill(*where), keys)
-
-
-def _drawing(launch: Any, keys: Any) -> Drawing:
-    assert isinstance(launch, Launch)
-    backend, arguments = launch.backend, launch.part.arguments
-    kernel, num_arguments = backend.kernel(launch.kernel)
-    words = backend.words_of(launch.kernel, arguments)
-    takes_keys = any(each is keys for each in arguments)
-    return Drawing(kernel, num_arguments, takes_keys, words, arguments)
+    return Drawing.of(table.initializer.plan_fill(*where), keys)

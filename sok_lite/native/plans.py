@@ -12,9 +12,9 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from sok_lite.backend import Backend
+from sok_lite.backend import Array, Backend
 from sok_lite.backend.arguments import WORDS
-from sok_lite.backend.publish import Action
+from sok_lite.backend.publish import Action, Launch
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.table.new_keys import most_new_items
 from sok_lite.engine.work_done import WorkDone
@@ -47,6 +47,16 @@ class Drawing(NamedTuple):
     takes_keys: bool
     words: Sequence[int]
     arrays: Any
+
+    @staticmethod
+    def of(action: Action, keys: Array) -> "Drawing":
+        """Returns a launch that an initializer has prepared, for the keys that it is given."""
+        assert isinstance(action, Launch)
+        backend, arguments = action.backend, action.part.arguments
+        kernel, num_arguments = backend.kernel(action.kernel)
+        words = backend.words_of(action.kernel, arguments)
+        takes_keys = any(each is keys for each in arguments)
+        return Drawing(kernel, num_arguments, takes_keys, words, arguments)
 
 
 class Part(NamedTuple):
