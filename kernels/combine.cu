@@ -135,7 +135,7 @@ SOK_POOL(f64)
 // Pools the rows anew that have an item whose key was missing.
 template <class T, bool kWeighted>
 SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeighted>& items,
-                                const i64* row_splits, i64 combiner, u32* rows, f32* out,
+                                const RowSplits row_splits, i64 combiner, u32* rows, f32* out,
                                 i64* num_without_row, i64 num_rows) {
   const i64 dim = items.dim;
   const bool in_quads = sums_quads(dim, items.got.values, out);
@@ -162,22 +162,24 @@ SOK_DEVICE void pool_rows_again(const SokShare share, const GivenItems<T, kWeigh
 //
 // number, first, new_rows  see NewRows
 // values      (k, dim) elements of T: the result of a missing key that has no row; null: zeros
+// row_splits  (num_rows + 1,)  null: all rows have `length` items
 // rows        (n,)  in: of the items whose keys were not missing; out
 // num_without_row  (1,)  grows by the items whose keys were missing and have no row
 #define SOK_POOL_AGAIN(T)                                                                          \
   SOK_ROW_KERNEL(pool_again_##T)                                                                   \
   (const SokShare share, const u64* chunks, i64 shift, i64 dim, const i32* number, i64 first,      \
    const u32* new_rows, const u8* values, const i64* row_splits, const f32* weights, i64 combiner, \
-   u32* rows, f32* out, i64* num_without_row, i64 num_rows) {                                      \
+   u32* rows, f32* out, i64* num_without_row, i64 num_rows, i64 length) {                          \
     const NewRows<T> got = new_rows_from(number, first, new_rows, (const T*)values, dim);          \
+    const RowSplits splits{row_splits, length};                                                    \
     if (weights)                                                                                   \
       pool_rows_again(share,                                                                       \
                       GivenItems<T, true>{{chunks, shift, dim, rows, weights}, got, dim, weights}, \
-                      row_splits, combiner, rows, out, num_without_row, num_rows);                 \
+                      splits, combiner, rows, out, num_without_row, num_rows);                     \
     else                                                                                           \
       pool_rows_again(                                                                             \
           share, GivenItems<T, false>{{chunks, shift, dim, rows, nullptr}, got, dim, nullptr},     \
-          row_splits, combiner, rows, out, num_without_row, num_rows);                             \
+          splits, combiner, rows, out, num_without_row, num_rows);                                 \
   }                                                                                                \
   SOK_EXPORT(pool_again_##T)
 

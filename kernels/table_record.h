@@ -21,6 +21,11 @@ struct SokTableLock {
 struct SokIndexRecord {
   int64_t directory, hashing, side, is_scored, bucket, empty_key, reclaim_key;
   int64_t strategy, epoch;
+  int64_t size;       // keys in it
+  int64_t most_keys;  // it holds as many without growing; 0: native code inserts none
+  // Of an "hbm" index: how many slots were erased, at most; and the address of what its kernels
+  // count (kernels/det/det.cu).
+  int64_t num_erased, counts;
 };
 
 // Where a column of rows is, as kernels take it (rows.cuh).
@@ -35,13 +40,24 @@ struct SokAccessRecord {
   int64_t lookups, looked_up, rest;
 };
 
-// The columns of a store, and how many rows it has.
+// A state whose rows do not begin with zeros.
+struct SokFillRecord {
+  const SokColumnRecord* column;
+  int64_t value;  // the bits of a float32
+};
+
+// The columns of a store, how many rows it has, and which are free.
 struct SokStoreRecord {
   const SokColumnRecord* value;
   // Which states there are, and whose: a number that no store has had before; 0: it is not known.
   int64_t states;
   int64_t num_rows, num_far;
   SokAccessRecord* accesses;  // null: they are not counted
+  int64_t room;               // row numbers below it have memory; 0: native code takes none
+  const uint32_t* free_rows;  // (num_free,), taken from the end, before new ones
+  int64_t num_free;
+  const SokFillRecord* fills;  // (num_fills,)
+  int64_t num_fills;
 };
 
 // The time of a table: sok_lite/engine/table/clock.py says what spans are, and table_clock.h how it
@@ -89,8 +105,8 @@ struct SokTableRecord {
   int64_t num_native;  // calls of native code that have changed the table
   // Whether a lookup that may insert counts a key as often as its batch has it, not once.
   int64_t counts_repeats;
-  const SokIndexRecord* index;
-  const SokStoreRecord* store;
+  SokIndexRecord* index;
+  SokStoreRecord* store;
   SokClockRecord clock;
   SokCountersRecord counters;
   SokGradientRecord gradient;

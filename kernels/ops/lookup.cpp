@@ -1,13 +1,14 @@
-// A lookup without Python, where no key is to be inserted: find and pool by one launch for all
-// tables. What begins a key that is missing and gets no row is drawn.
+// A lookup without Python: find and pool by one launch for all tables. What begins a key that is
+// missing and gets no row is drawn; where one is to get a row that is there, it does
+// (insertion.cpp).
 //
 // On a GPU it is a launch that finds and one for each type of rows that pools, and one wait, for
 // the counts of what is missing.
 //
 // Where something is not as it is in most steps, Python does the whole: a key does not fit, splits
-// are wrong, a table does what native code cannot. Where keys are missing that are to be inserted,
-// it goes on with what was found, in this thread and under the locks that this has taken; if a
-// table counts repeats it begins anew.
+// are wrong, a table does what native code cannot. Where keys are missing for which there is no
+// room yet, it goes on with what was found, in this thread and under the locks that this has taken;
+// if a table counts repeats it begins anew.
 #include "ops/lookup.h"
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <new>
 #include <optional>
 
+#include "ops/insertion.h"
 #include "ops/launch.h"
 #include "ops/sought.h"
 #include "table_clock.h"
@@ -94,10 +96,16 @@ class Lookup {
       num_wrong += counters[t * kCounters + kWrongSplits];
     }
     const bool is_missing_given = !now.inserts && (now.gives_zeros || CanDraw());
-    const bool is_found = num_wrong == 0 && (num_missing == 0 || is_missing_given);
+    bool is_found = num_wrong == 0 && (num_missing == 0 || is_missing_given);
+    std::vector<int64_t> without_row = missing;
+    if (!is_found && num_wrong == 0 && notes && Insert(missing)) {
+      is_found = true;
+      num_missing = 0;
+      without_row.assign(missing.size(), 0);
+    }
     // What is told is allocated now: Python goes on where that fails.
     if (counts && !(is_found && NoteRepeats())) return false;
-    if (!is_found || (plan_.is_pooled && !Tell(now.inserts, missing))) {
+    if (!is_found || (plan_.is_pooled && !Tell(now.inserts, without_row))) {
       if (now.inserts) held_->HandOver();
       return false;
     }
@@ -105,7 +113,7 @@ class Lookup {
     if (draws) GiveInitialValues();
     if (plan_.is_pooled) ReadSources(draws);
     if (plan_.tells_found) TellFound();
-    Count(plan_, given_, missing);
+    sok::Count(plan_, given_, missing);
     for (size_t t = 0; now.inserts && t < missing.size(); ++t) {
       sok_count_lookup(*plan_.tables[t]->store, counters[t * kCounters + kSeen]);
     }
@@ -134,7 +142,75 @@ class Lookup {
         Pool(kernel).Run(*plan_.driver, gpu_);
       }
     }
-    held_->counters = gpu_->Read(counters_, count);
+    Count();
+  }
+
+  // Has the host know the counters, for which it waits on a GPU.
+  void Count() {
+    if (!gpu_) return;
+    held_->counters = gpu_->Read(counters_, static_cast<int64_t>(held_->counters.size()));
+  }
+
+  // Gives the missing keys rows, and writes what they belong to. Returns false, and all is as it
+  // was after the search, where only Python can.
+  bool Insert(const std::vector<int64_t>& missing) {
+    Insertion insertion(plan_, missing);
+    if (plan_.tells_found || !insertion.HasRoom()) return false;
+    uint32_t* rows = rows_;
+    for (size_t i = 0; i < given_.size(); rows += given_[i++].num_keys) {
+      const Part& part = plan_.parts[i];
+      if (!missing[part.table]) continue;
+      if (plan_.is_pooled && KernelOf(part.row_type) < 0) return false;
+      insertion.Add({&part, given_[i].keys, rows, given_[i].num_keys, CountersOf(part)});
+      output_of_.push_back(i);
+    }
+    if (!insertion.Allocate(outputs_)) return false;
+    const std::vector<int64_t> found = held_->counters;
+    try {
+      if (gpu_) gpu_->Begin();  // it has got more of TensorFlow's memory
+      insertion.Run(gpu_);
+      Deliver(insertion);
+      Count();
+      if (!insertion.IsRefused(held_->counters)) {
+        insertion.Settle(held_->counters);
+        return true;
+      }
+      insertion.TakeBack(gpu_, held_->counters);
+      held_->counters.assign(found.size(), 0);
+      gpu_ ? RunOnGpu(false, false) : RunOnCpu(false, false);
+    } catch (const std::exception&) {
+      throw HalfDone();
+    }
+    held_->counters = found;
+    return false;
+  }
+
+  // Writes the rows of items whose keys have got some.
+  void Deliver(const Insertion& insertion) {
+    std::vector<Launch> launches;
+    for (const Kernel& kernel : plan_.driver->rows_deliver) launches.emplace_back(kernel);
+    for (const Kernel& kernel : plan_.driver->pool_again) launches.emplace_back(kernel);
+    for (size_t k = 0; k < insertion.items().size(); ++k) {
+      const ItemsOfPart& items = insertion.items()[k];
+      const Part& part = *items.part;
+      const Given& its = given_[output_of_[k]];
+      const SokColumnRecord& value = *part.record->store->value;
+      int64_t* without_row = items.counters + kWithoutRow;
+      void* out = (*outputs_)[output_of_[k]];
+      if (plan_.is_pooled) {
+        launches[4 + KernelOf(part.row_type)].Add(
+            its.num_rows,
+            {value.chunks, value.shift, value.dim, Word(items.number), 0, Word(items.rows), 0,
+             Word(its.splits), Word(its.weights), part.combiner, Word(items.rows), Word(out),
+             Word(without_row), its.num_rows, part.row_length});
+      } else {
+        launches[__builtin_ctzll(BytesOf(part.row_type))].Add(
+            items.num_items,
+            {value.chunks, value.shift, value.dim, Word(items.number), 0, Word(items.rows), 0,
+             Word(items.rows), Word(out), Word(without_row), items.num_items});
+      }
+    }
+    for (const Launch& each : launches) each.Run(*plan_.driver, gpu_);
   }
 
   // Whether no table has to move rows first, or to make room for counts of accesses.
@@ -336,19 +412,13 @@ class Lookup {
     const int64_t num_missing = static_cast<int64_t>(keys.size());
     std::vector<char> values(num_missing * part.dim * BytesOf(part.row_type));
     Draw(part, keys.data(), num_missing, nullptr, values.data());
-    std::vector<int64_t> even;
-    const int64_t* splits = its.splits;
-    if (!splits) {
-      for (int64_t b = 0; b <= its.num_rows; ++b) even.push_back(b * part.row_length);
-      splits = even.data();
-    }
     const SokColumnRecord& value = *part.record->store->value;
     int64_t num_without_row = 0;
     Launch launch(plan_.driver->pool_again[KernelOf(part.row_type)]);
     launch.Add(its.num_rows,
                {value.chunks, value.shift, value.dim, Word(number.data()), 0, 0,
-                Word(values.data()), Word(splits), Word(its.weights), part.combiner, Word(rows),
-                Word((*outputs_)[i]), Word(&num_without_row), its.num_rows});
+                Word(values.data()), Word(its.splits), Word(its.weights), part.combiner, Word(rows),
+                Word((*outputs_)[i]), Word(&num_without_row), its.num_rows, part.row_length});
     launch.Run(*plan_.driver);
   }
 
@@ -415,6 +485,7 @@ class Lookup {
   Held* held_;
   Inputs inputs_;
   std::vector<Given> given_;
+  std::vector<size_t> output_of_;  // of the parts that have new keys
   uint32_t* rows_ = nullptr;
   GpuCall* gpu_ = nullptr;       // null: on the CPU
   int64_t* counters_ = nullptr;  // on a GPU

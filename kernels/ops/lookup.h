@@ -1,4 +1,4 @@
-// A lookup without Python, where no key is to be inserted.
+// A lookup without Python.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +79,7 @@ class Held {
 bool Tick(const std::vector<SokTableRecord*>& tables);
 
 // How many counters a table has in a search, and which: sok_lite/engine/table/counters.py.
-constexpr int64_t kCounters = 12, kMissing = 0, kSeen = 1, kWrongSplits = 2;
+constexpr int64_t kCounters = 12, kMissing = 0, kSeen = 1, kWrongSplits = 2, kWithoutRow = 10;
 
 // Looks up. Returns whether all is done; if not, Python has to: all of it, or what is left of it
 // where `held->has_begun`.

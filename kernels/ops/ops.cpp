@@ -21,7 +21,7 @@ namespace {
 using sok::Frame;
 
 // Of what Python and the library tell each other; sok_lite/native/library.py has it too.
-constexpr int64_t kAbi = 6;
+constexpr int64_t kAbi = 7;
 
 using Native = bool (*)(Frame* frame, int64_t call);
 bool LookUp(Frame* frame, int64_t call);
@@ -215,7 +215,15 @@ bool LookUp(Frame* frame, int64_t call) {
   const sok::Gpu* gpu = plan->driver->gpu;
   const Noted noted(gpu);
   OutputsOf outputs(frame, gpu);
-  return sok::LookUp(*plan, InputsOf(frame, gpu), &outputs, &frame->held);
+  try {
+    return sok::LookUp(*plan, InputsOf(frame, gpu), &outputs, &frame->held);
+  } catch (const sok::HalfDone&) {
+    frame->Fail(TF_INTERNAL,
+                "Memory has run out, or a launch on the GPU has failed, while new keys got their "
+                "rows: some may have none. Load the last checkpoint. CUDA_LAUNCH_BLOCKING=1 says "
+                "which launch.");
+    return true;
+  }
 }
 
 // The gradient has the call of its lookup, or another one with the same plan.

@@ -119,12 +119,13 @@ __attribute__((visibility("default"))) int sok_ops_plan(int64_t call, const int6
     part.rows = static_cast<Rows>(words.Next());
     part.row_length = words.Next();
     part.weight_rows = static_cast<Rows>(words.Next());
-    Drawing& drawing = part.drawing;
-    drawing.kernel.run = words.Address<void>();
-    drawing.kernel.num_arguments = words.Next();
-    drawing.takes_keys = words.Next() != 0;
-    for (int64_t k = 0; k < drawing.kernel.num_arguments; ++k) {
-      drawing.words.push_back(words.Next());
+    for (Drawing* drawing : {&part.drawing, &part.beginning}) {
+      drawing->kernel.run = words.Address<void>();
+      drawing->kernel.num_arguments = words.Next();
+      drawing->takes_keys = words.Next() != 0;
+      for (int64_t k = 0; k < drawing->kernel.num_arguments; ++k) {
+        drawing->words.push_back(words.Next());
+      }
     }
     const auto known = std::find(plan->tables.begin(), plan->tables.end(), part.record);
     part.table = known - plan->tables.begin();

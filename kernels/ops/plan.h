@@ -30,12 +30,15 @@ struct Driver {
   void (*launch)(const void* launch);
   int64_t num_threads, grain, pieces, may_spin;
   int64_t seed;                              // of hash tables that live for one call
+  int64_t most_new_items;                    // of a table that are inserted as they come
   Kernel find, find_and_pool, rows_read[3];  // of words of 2, 4 and 8 bytes
   Kernel combine_items, segment_sums, segment_add_pieces;
   Kernel weight_grad[4];  // of rows in float32, float16, bfloat16 and float64
   Kernel pool_again[4];   // of the same
   Kernel rows_write[4];   // of words of 1, 2, 4 and 8 bytes
   Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
+  Kernel det_insert_items, det_erase, slots_tell_rows, rows_fill;
+  Kernel rows_deliver[4];  // of words of 1, 2, 4 and 8 bytes
   // Of a GPU:
   Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
   Kernel recall_rows, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
@@ -43,6 +46,11 @@ struct Driver {
 
   // Whether the kernels take as many arguments as native code gives them.
   bool fits() const {
+    if (det_insert_items.num_arguments != 21 || det_erase.num_arguments != 11 ||
+        slots_tell_rows.num_arguments != 3 || rows_fill.num_arguments != 6 ||
+        rows_deliver[0].num_arguments != 11 || pool_again[0].num_arguments != 15) {
+      return false;
+    }
     if (gpu) {
       return find.num_arguments == 22 && pool[0].num_arguments == 12 &&
              rows_read[0].num_arguments == 6 && recall_rows.num_arguments == 15 &&
@@ -55,16 +63,16 @@ struct Driver {
     return find.num_arguments == 22 && find_and_pool.num_arguments == 25 &&
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
-           weight_grad[0].num_arguments == 10 && pool_again[0].num_arguments == 14 &&
-           rows_write[0].num_arguments == 7 && rows_add[0].num_arguments == 7;
+           weight_grad[0].num_arguments == 10 && rows_write[0].num_arguments == 7 &&
+           rows_add[0].num_arguments == 7;
   }
 };
 
 // How the rows of a batch are given.
 enum class Rows : int64_t { kNone, kEven, kRagged, kSparse, kAsKeys };
 
-// Draws what the rows of keys begin with: a kernel's arguments, of which native code writes those
-// that differ (kernels/initializer.cu: out, rows, and keys where it takes them; n).
+// What the rows of keys begin with: a kernel of kernels/initializer.cu and its arguments, of which
+// native code writes those that differ.
 struct Drawing {
   Kernel kernel;  // null: only Python can
   bool takes_keys;
@@ -81,7 +89,8 @@ struct Part {
   int64_t row_length;  // ids of each row, where all have as many
   Rows weight_rows;    // kNone: there are no weights
   int64_t table;       // which of the plan's tables it is
-  Drawing drawing;
+  Drawing drawing;     // into an array
+  Drawing beginning;   // into rows
 };
 
 // What a lookup does with keys that have no row; sok_lite/bridge/inference.py says what is which.

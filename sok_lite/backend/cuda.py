@@ -121,6 +121,11 @@ class CudaBackend(Backend):
             known = self._records.setdefault(name, (record, narrow.run, wide.run))
         return ctypes.addressof(known[0]), len(self._source(name).signature)
 
+    def words_of(self, kernel: str, arguments: Sequence[Any]) -> list[int]:
+        """Returns arguments of a kernel as it takes them: arrays by their addresses."""
+        words: list[int] = self._pack_words(kernel, [arguments])[0].tolist()
+        return words
+
     def launching(self) -> tuple[int, int, int, int]:
         """Returns what bounds a launch: the threads and the number of blocks, and the words that a
         narrow and a wide one take; 0: there is no wide one."""

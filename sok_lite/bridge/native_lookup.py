@@ -1,4 +1,4 @@
-"""Which lookups native code may do by itself, where all keys are there."""
+"""Which lookups native code may do by itself."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend.publish import Launch
 from sok_lite.native.gpu import record_of
 from sok_lite.native.plans import Drawing, Part, Rows
 
@@ -41,6 +40,7 @@ def part_of(
       draws: whether keys without a row may give their initial values.
     """
     record, row_type = table.record, tf.as_dtype(table.row_dtype.name)
+    is_on_cpu = table.backend.name == "cpu"
     return Part(
         ctypes.addressof(record),
         record.generation,
@@ -51,16 +51,20 @@ def part_of(
         rows,
         row_length,
         weight_rows,
-        _drawing_of(table) if draws and table.backend.name == "cpu" else None,
+        _drawing_of(table) if draws and is_on_cpu else None,
+        _beginning_of(table) if draws else None,
     )
 
 
 def _drawing_of(table: Any) -> Drawing:
-    """Returns what draws the initial values of a table's rows, for one key."""
+    """Returns what draws the initial values of a table's rows into an array, for one key."""
     keys, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
-    drawing = table.plan_draw(table.store.output(1), keys, rows)
-    assert isinstance(drawing, Launch)
-    arguments = drawing.part.arguments
-    kernel, num_arguments = table.backend.kernel(drawing.kernel)
-    words = table.backend.words_of(drawing.kernel, arguments)
-    return Drawing(kernel, num_arguments, arguments[3] is keys, words, arguments)
+    return Drawing.of(table.plan_draw(table.store.output(1), keys, rows), keys)
+
+
+def _beginning_of(table: Any) -> Drawing:
+    """Returns what draws them into the rows themselves."""
+    xp = table.backend.xp
+    keys, rows = xp.empty(1, np.int64), xp.empty(1, np.uint32)
+    where = (table.backend, table.store, rows, keys, table.table_seed)
+    return Drawing.of(table.initializer.plan_fill(*where), keys)

@@ -14,7 +14,7 @@ from sok_lite.backend.build import compile_sources, shipped_file, target_of
 from sok_lite.backend.sources import kernel_folder
 
 # Of what the library and Python tell each other; kernels/ops/ops.cpp has it too.
-ABI = 6
+ABI = 7
 # A library of this name is linked, an empty one: that of TensorFlow is there when it is loaded.
 NEEDED = "libtensorflow_framework.so.2"
 # -ffp-contract=off: the numbers of a rule are to be the bits that Python gets of the CPU kernels.

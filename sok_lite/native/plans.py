@@ -1,4 +1,4 @@
-"""Plans of what native code does by itself: lookups, updates and writes, where all keys are there.
+"""Plans of what native code does by itself: lookups, updates and writes.
 
 kernels/ops/plan.h says what a plan is. It holds no table: it knows the tables' records, which are
 never freed, and by their generation whether they still are the same tables'.
@@ -12,10 +12,11 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from sok_lite.backend import Backend
+from sok_lite.backend import Array, Backend
 from sok_lite.backend.arguments import WORDS
-from sok_lite.backend.publish import Action
+from sok_lite.backend.publish import Action, Launch
 from sok_lite.engine.hashing import seed_of_process
+from sok_lite.engine.table.new_keys import most_new_items
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, call_of, operations
 from sok_lite.native.gpu import record_of
@@ -32,7 +33,7 @@ class Rows(IntEnum):
 
 
 class Drawing(NamedTuple):
-    """What draws the initial values of keys: a kernel of initializer.cu, called draw_<kind>_<type>.
+    """What the rows of keys begin with: a kernel of initializer.cu, and its arguments.
 
     Attributes:
       kernel, num_arguments: its address, and how many arguments it takes.
@@ -47,6 +48,16 @@ class Drawing(NamedTuple):
     words: Sequence[int]
     arrays: Any
 
+    @staticmethod
+    def of(action: Action, keys: Array) -> "Drawing":
+        """Returns a launch that an initializer has prepared, for the keys that it is given."""
+        assert isinstance(action, Launch)
+        backend, arguments = action.backend, action.part.arguments
+        kernel, num_arguments = backend.kernel(action.kernel)
+        words = backend.words_of(action.kernel, arguments)
+        takes_keys = any(each is keys for each in arguments)
+        return Drawing(kernel, num_arguments, takes_keys, words, arguments)
+
 
 class Part(NamedTuple):
     """One table of a lookup, as the words of a plan.
@@ -57,7 +68,8 @@ class Part(NamedTuple):
       dim, combiner: of the rows; the number of COMBINERS.
       rows, row_length: how the rows of the batch are given; of even ones the ids of each.
       weight_rows: how those of the weights are.
-      drawing: what draws initial values; None: only Python can.
+      drawing: what draws initial values into an array; None: only Python can.
+      beginning: what draws them into rows.
     """
 
     record: int
@@ -70,6 +82,7 @@ class Part(NamedTuple):
     row_length: int = 0
     weight_rows: Rows = Rows.NONE
     drawing: Drawing | None = None
+    beginning: Drawing | None = None
 
 
 class Policy(NamedTuple):
@@ -94,6 +107,8 @@ _KERNELS = (
     *(f"pool_again_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")),
     *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
     *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
+    *("det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"),
+    *(f"rows_deliver_u{bits}" for bits in (8, 16, 32, 64)),
     *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "recall_rows"),
     *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),
     "give_distinct",
@@ -102,7 +117,12 @@ _KERNELS = (
 _ON_GPU_ALONE = {"dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"}
 _ON_GPU = {"find", "combine_items", "segment_sums", "segment_add_pieces", "recall_rows"}
 _ON_GPU |= {"dedup_insert", "give_distinct"} | _ON_GPU_ALONE
-_SEVERAL = ("rows_read_", "combine_weight_grad_", "pool_f", "pool_bf16")  # one of each type
+_ON_GPU |= {"det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"}
+# One of each type.
+_SEVERAL = (
+    *("rows_read_", "combine_weight_grad_", "pool_f", "pool_bf16"),
+    *("rows_deliver_", "pool_again_"),
+)
 _ON_GPU |= {name for name in _KERNELS if name.startswith(_SEVERAL)}
 _NUMBERS = ("launch", "num_threads", "grain", "pieces", "may_spin")
 
@@ -111,7 +131,7 @@ class _Driver(ctypes.Structure):
     """What the library of kernels has; as in kernels/ops/plan.h."""
 
     _fields_ = (
-        *[(name, ctypes.c_int64) for name in ("gpu", *_NUMBERS, "seed")],
+        *[(name, ctypes.c_int64) for name in ("gpu", *_NUMBERS, "seed", "most_new_items")],
         *[(name, ctypes.c_int64 * 2) for name in _KERNELS],
     )
 
@@ -126,6 +146,7 @@ def _driver_of(backend: Any) -> _Driver:
         gpu = None if backend.name == "cpu" else record_of(backend)
         assert backend.name == "cpu" or gpu is not None, "Python launches, and makes no plan"
         driver = _Driver(seed=seed_of_process(), gpu=0 if gpu is None else addressof(gpu))
+        driver.most_new_items = most_new_items(backend)
         for name in _KERNELS:
             if name in _ON_GPU if gpu is not None else name not in _ON_GPU_ALONE:
                 setattr(driver, name, backend.kernel(name))
@@ -166,13 +187,14 @@ class LookupPlan(NamedTuple):
         counters = (0 if each is None else addressof(each.native) for each in works)
         words = [driver, int(self.is_pooled), int(self.tells_found), *counters, *self.policy]
         words.append(len(self.parts))
-        for *numbers, drawing in self.parts:
+        for *numbers, drawing, beginning in self.parts:
             words += numbers
-            if drawing is None:
-                words += (0, 0, 0)
-            else:
-                kernel, count, takes_keys, its, _ = drawing
-                words += (kernel, count, int(takes_keys), *its)
+            for each in (drawing, beginning):
+                if each is None:
+                    words += (0, 0, 0)
+                else:
+                    kernel, count, takes_keys, its, _ = each
+                    words += (kernel, count, int(takes_keys), *its)
         return _noted("sok_ops_plan", number, words)
 
 

@@ -108,7 +108,7 @@ def test_no_fault_in_native_calls(kind, tmp_path):
     """Without TensorFlow: all that runs in them is compiled with the sanitizer."""
     sanitizer, target = SANITIZERS[kind], tmp_path / "native_calls.so"
     folder = sources.kernel_folder()
-    names = ("lookup", "gradient", "update", "write", "plan", "gpu")
+    names = ("lookup", "insertion", "gradient", "update", "write", "plan", "gpu")
     files = [folder / "ops" / f"{name}.cpp" for name in names]
     own = ROOT / "tests" / "support" / "sanitizers" / "native_calls.cpp"
     flags = ["-std=c++17", "-fPIC", "-shared", "-pthread", "-I", str(folder), *sanitizer.flags]

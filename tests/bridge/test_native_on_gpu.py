@@ -16,10 +16,12 @@ from tests.bridge import test_native_lookup as lookups
 from tests.bridge import test_native_update as updates
 from tests.conftest import QUICK
 from tests.support.gpu_play import play_gpu
+from tests.support.helpers import give_room
 from tests.support.routes import KINDS, new_variable
 from tests.support.simt import device
 from tests.support.simt.driver import SIGNATURES
 from tests.support.simt.runtime import SimtError
+from tests.support.table_audit import audit
 
 pytestmark = pytest.mark.usefixtures("initialised")
 
@@ -157,6 +159,22 @@ def test_what_a_step_of_known_keys_asks_of_a_gpu(monkeypatch, mode, num_tables):
     # sort, offsets, sums, those of long groups, keys. By the update: rows, and the step.
     assert counted(step.whole) == [0, 12 + 5 * more, 0, 2, 2, 0, 2]
     its.check()
+
+
+@pytest.mark.parametrize("num_tables", [1, 26])
+def test_what_new_keys_ask_of_a_gpu(monkeypatch, mode, num_tables):
+    its = play(monkeypatch)
+    step = Step(num_tables, mode)
+    for each in step.tables:
+        each.table.reserve(200)
+        each.table.store.reserve(200)
+        give_room(each.table)
+    # Found and pooled; put into slots, which tell their rows; given initial values, pooled again.
+    assert counted(step.look_up) == [0, 6, 0, 1, 2, 0, 2]
+    assert counted(step.look_up) == [0, 2, 0, 1, 1, 0, 1]
+    its.check()
+    for each in step.tables:
+        audit(each.table)
 
 
 def test_gradients_that_were_changed_are_compared(monkeypatch, mode):

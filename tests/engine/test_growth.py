@@ -117,7 +117,7 @@ def test_never_more_than_one_segment_is_there_twice(small, kind, monkeypatch):
     most = 0
     for begin in range(0, sized(small, 6000, 1500), 100):
         table.index.make_room(100)
-        table.index.size += 100  # as if they had come
+        table.index.record.size += 100  # as if they had come
         largest = max(segment.num_bytes for segment in segments_of(table))
         most = max(most, table.index.num_bytes + 2 * largest)
         assert peak <= most, begin

@@ -26,6 +26,7 @@ STRUCTS = {
     "SokIndexRecord": records.IndexRecord,
     "SokColumnRecord": row_records.ColumnRecord,
     "SokAccessRecord": row_records.AccessRecord,
+    "SokFillRecord": row_records.FillRecord,
     "SokStoreRecord": row_records.StoreRecord,
     "SokClockRecord": records.ClockRecord,
     "SokCountersRecord": records.CountersRecord,
@@ -75,7 +76,7 @@ def test_both_languages_have_the_same_sizes(library):
 def test_both_languages_have_the_same_counters_of_a_search():
     text = (kernel_folder() / "ops" / "lookup.h").read_text()
     names = {"kCounters": len(Count), "kMissing": Count.MISSING, "kSeen": Count.SEEN}
-    names["kWrongSplits"] = Count.WRONG_SPLITS
+    names |= {"kWrongSplits": Count.WRONG_SPLITS, "kWithoutRow": Count.NO_ROW}
     told = ", ".join(f"{name} = {number:d}" for name, number in names.items())
     assert f"constexpr int64_t {told};" in text
 

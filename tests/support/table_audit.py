@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend.table_lock import TableLock
+from sok_lite.engine.rows.record import FillRecord
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.rows.tiers import _NOT_HELD
 from sok_lite.engine.table.det_index import DetIndex
@@ -71,7 +72,9 @@ def marks_of(index):
     if isinstance(index, DetIndex):
         num_reused, _, num_erased = index.backend.to_host(index._counts).tolist()
         counted = num_erased - num_reused
-        assert index._num_erased - index._num_reused >= counted, "too few slots count as erased"
+        assert index.record.num_erased - index._num_reused >= counted, (
+            "too few slots count as erased"
+        )
     return Marks(empty, reclaimed, counted)
 
 
@@ -106,6 +109,15 @@ def _audit_index_record(index, place):
     strategy = getattr(index, "strategy", None)
     expected.append(0 if strategy is None else STRATEGIES.index(strategy))
     _audit_words(f"the index of {index.name}", index.record, expected)
+    record = index.record
+    if isinstance(index, DetIndex):
+        assert record.counts == address(index._counts), "native code counts elsewhere"
+        most, least_slots = record.most_keys, index.least_slots
+        index.least_slots = 0  # of those the index may have fewer
+        assert index._is_too_small(most + 1) and (not most or not index._is_too_small(most))
+        index.least_slots = least_slots
+    else:
+        assert record.most_keys == record.counts == 0, "native code inserts keys of its own accord"
 
 
 def audit_record(table):
@@ -123,7 +135,17 @@ def audit_record(table):
         row_format = store.row_dtype.number if column is value else 0
         words = [chunks, store.chunk_shift, column.dim, row_format]
         _audit_words(f"column {name!r}", column.record, words)
-    assert store.record.num_rows == store.num_rows, "native code sees other rows"
+    numbers = store.numbers
+    assert store.record.num_rows == numbers.num_rows, "native code sees other rows"
+    room = 0 if numbers.returned or store.near_rows is not None else sum(store.chunks)
+    assert store.record.room == room << store.chunk_shift, "native code sees another room"
+    assert store.record.num_free == len(numbers.free_near), "native code sees other free rows"
+    assert (store.record.free_rows or 0) == store.backend.address(numbers.free_near)
+    begun = [each for each in store.columns.values() if each.initial != 0]
+    fills = (FillRecord * store.record.num_fills).from_address(store.record.fills)
+    assert [each.column for each in fills] == [addressof(each.record) for each in begun]
+    values = np.array([each.value for each in fills], np.uint32).view(np.float32)
+    np.testing.assert_array_equal(values, [np.float32(each.initial) for each in begun])
     assert store.record.num_far == store.num_far_rows, "native code sees other far rows"
     if table.tiers is None:
         assert store.record.accesses is None, "native code counts accesses"

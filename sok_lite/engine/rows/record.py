@@ -45,8 +45,21 @@ class AccessRecord(Structure):
     )
 
 
+class FillRecord(Structure):
+    """A state whose rows do not begin with zeros.
+
+    Attributes:
+      column: the address of its ColumnRecord.
+      value: what they begin with, the bits of a float32.
+    """
+
+    column: int | None
+    value: int
+    _fields_ = (("column", c_void_p), ("value", c_int64))
+
+
 class StoreRecord(Structure):
-    """The columns of a store, and how many rows it has.
+    """The columns of a store, how many rows it has, and which are free.
 
     Attributes:
       value: the address of the ColumnRecord of the value rows, which lives as long as the store has
@@ -56,6 +69,10 @@ class StoreRecord(Structure):
       num_rows, num_far: rows handed out so far, free ones included, and those of them that are far.
       accesses: the address of the AccessRecord of the store's rows, which lives as long as the
         store; None: accesses are not counted.
+      room: row numbers below it have memory; 0: native code takes none.
+      free_rows, num_free: the address of row numbers that are free, uint32, and how many they are.
+        They are taken from the end, before new ones.
+      fills, num_fills: the address of the FillRecords of states, and how many they are.
     """
 
     value: int | None
@@ -63,8 +80,18 @@ class StoreRecord(Structure):
     num_rows: int
     num_far: int
     accesses: int | None
+    room: int
+    free_rows: int | None
+    num_free: int
+    fills: int | None
+    num_fills: int
     _fields_ = (
         ("value", c_void_p),
         *[(name, c_int64) for name in ("states", "num_rows", "num_far")],
         ("accesses", c_void_p),
+        ("room", c_int64),
+        ("free_rows", c_void_p),
+        ("num_free", c_int64),
+        ("fills", c_void_p),
+        ("num_fills", c_int64),
     )

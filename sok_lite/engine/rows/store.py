@@ -18,6 +18,7 @@ import copy
 import itertools
 import os
 from ctypes import addressof
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from sok_lite.engine.rows.allocator import Claim, RowNumbers
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.far_file import FarFile
 from sok_lite.engine.rows.memory import give_back, regain, return_blocks, tier_bytes
-from sok_lite.engine.rows.record import AccessRecord, StoreRecord
+from sok_lite.engine.rows.record import AccessRecord, FillRecord, StoreRecord
 from sok_lite.engine.rows.slabs import Chunks, Slabs
 from sok_lite.engine.rows.state_owner import SoleStates, StateGroups, StateOwner
 from sok_lite.engine.rows.states import add_states
@@ -59,7 +60,6 @@ class RowStore(RowAccess):
       accesses: how often rows were accessed, of which the record has the address; None: nobody
         counts (tiers.py).
       near_rows: rows below this number are near; None: all are.
-      numbers: which rows are handed out and which of those are free.
       known_groups: what `state_groups` gave last; None: it is to be made anew.
       sole_states: the states, where all have one owner; good as long as `known_groups` is there.
 
@@ -96,7 +96,9 @@ class RowStore(RowAccess):
         self.record = StoreRecord()
         self.accesses: AccessRecord | None = None
         self._far_bytes = 0  # of the far file, that belong to them
-        self.numbers = RowNumbers.none(backend.xp, self._first_far)
+        self._numbers: RowNumbers
+        self._fills: Any = None  # of the record
+        publish(self.plan_numbers(RowNumbers.none(backend.xp, self._first_far)))
         self.add_columns([self._value_column()])
 
     # ---------------------------------------------------------------- columns
@@ -146,8 +148,14 @@ class RowStore(RowAccess):
           columns: all that there are then; None: those that there are.
         """
         columns = self.columns if columns is None else columns
-        setting = plan_set(self, columns=columns, known_groups=None)
-        return [*plan_set(self.record, states=0), *setting]
+        begun = [each for each in columns.values() if each.initial != 0]
+        fills = (FillRecord * len(begun))()
+        for fill, column in zip(fills, begun, strict=True):
+            fill.column = addressof(column.record)
+            fill.value = int(np.float32(column.initial).view(np.uint32))
+        noting = plan_set(self.record, states=0, fills=addressof(fills), num_fills=len(begun))
+        setting = plan_set(self, columns=columns, known_groups=None, _fills=fills)
+        return [*noting, *setting]
 
     def _fill_memory(self, column: Column, memory: list[Array]) -> None:
         """Gives all rows handed out so far the initial value. Memory of others is not touched."""
@@ -222,9 +230,18 @@ class RowStore(RowAccess):
     # ---------------------------------------------------------------- row numbers
 
     @property
+    def numbers(self) -> RowNumbers:
+        """Which rows are handed out and which of those are free."""
+        known, its = self._numbers, self.record
+        if its.num_rows == known.num_rows and its.num_free == known.free_near.size:
+            return known
+        # Native code has taken some meanwhile: free ones from the end, then new ones.
+        return known._replace(num_rows=its.num_rows, free_near=known.free_near[: its.num_free])
+
+    @property
     def num_rows(self) -> int:
         """Rows handed out so far, free ones included: every row number is below it."""
-        return self.numbers.num_rows
+        return self.record.num_rows
 
     @property
     def num_far_rows(self) -> int:
@@ -237,10 +254,24 @@ class RowStore(RowAccess):
         most = self.chunks.total << self.chunk_shift
         return not self.numbers.returned and self.num_rows + num_new <= most
 
-    def plan_numbers(self, numbers: RowNumbers) -> list[Action]:
-        """Prepares to hand out other rows."""
-        counts = plan_set(self.record, num_rows=numbers.num_rows, num_far=numbers.num_far)
-        return [*counts, *plan_set(self, numbers=numbers)]
+    def plan_numbers(self, numbers: RowNumbers, chunks: Chunks | None = None) -> list[Action]:
+        """Prepares to hand out other rows; `chunks` are those that there are then, None: as now."""
+        free = numbers.free_near
+        noting = plan_set(
+            self.record,
+            num_rows=numbers.num_rows,
+            num_far=numbers.num_far,
+            room=self._room(numbers, self.chunks if chunks is None else chunks),
+            free_rows=self.backend.address(free),
+            num_free=int(free.size),
+        )
+        return [*noting, *plan_set(self, _numbers=numbers)]
+
+    def _room(self, numbers: RowNumbers, chunks: Chunks) -> int:
+        """Returns below which row number native code may take rows; 0: none."""
+        if self.near_rows is not None or numbers.returned:
+            return 0
+        return chunks.total << self.chunk_shift
 
     def claim(self, count: int) -> Claim:
         """Chooses `count` rows and allocates memory for them. They stay free until `plan_take`.
@@ -325,8 +356,9 @@ class RowStore(RowAccess):
         ]
         before = self.chunks
         total = Chunks(before.near + chunks.near, before.far + chunks.far)
+        noting = plan_set(self.record, room=self._room(self.numbers, total))
         setting = plan_set(self, chunks=total, _far_bytes=far_bytes)
-        publish([*itertools.chain.from_iterable(attaching), *setting])
+        publish([*itertools.chain.from_iterable(attaching), *noting, *setting])
 
     def plan_release(self, rows: Array) -> list[Action]:
         """Prepares to free rows, distinct and none NO_ROW, and to reset their states."""
@@ -342,11 +374,11 @@ class RowStore(RowAccess):
         columns = {name: column.emptied() for name, column in self.columns.items()}
         if self.num_far_rows:
             self.backend.synchronize()  # kernels that still use pinned memory or the file
-        numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        numbers, chunks = RowNumbers.none(self.backend.xp, self._first_far), Chunks(0, 0)
         return [
             *self._plan_columns(columns),
-            *plan_set(self, chunks=Chunks(0, 0), _far_bytes=0),
-            *self.plan_numbers(numbers),
+            *plan_set(self, chunks=chunks, _far_bytes=0),
+            *self.plan_numbers(numbers, chunks),
         ]
 
     def clear(self) -> None:
@@ -371,7 +403,8 @@ class RowStore(RowAccess):
     def for_reading(self) -> "RowStore":
         """Returns a store with the present columns: they can be read after this one is cleared."""
         other = copy.copy(self)
-        other.record = StoreRecord(self.record.value)
+        other.record, other._numbers = StoreRecord(self.record.value), self.numbers
+        publish(other.plan_numbers(other._numbers))
         if self._far_file:
             # To read behind the end of a file would end the process.
             self._far_file.keep(self._far_bytes, other)
@@ -388,6 +421,6 @@ class RowStore(RowAccess):
         other.columns, other.known_groups = {}, None
         other.record, other.accesses = StoreRecord(), None
         other.chunks, other._far_bytes = Chunks(0, 0), 0
-        other.numbers = RowNumbers.none(self.backend.xp, self._first_far)
+        publish(other.plan_numbers(RowNumbers.none(self.backend.xp, self._first_far)))
         other.add_columns([other._value_column()])
         return other

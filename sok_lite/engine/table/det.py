@@ -134,7 +134,7 @@ class DetTable(EmbeddingTable):
                 *self.store.plan_list(claim, placed),
                 plan_content(self, new, rows),
                 *self.store.plan_take(claim),
-                *plan_set(index, size=index.size + n),
+                *plan_set(index.record, size=index.size + n),
                 *self.plan_count(inserted=n),
                 *after(rows),
                 *plan_set(self, unfinished=None),
@@ -185,7 +185,7 @@ class DetTable(EmbeddingTable):
         publish(
             [
                 *self.store.plan_take(items.claim, used),
-                *plan_set(self.index, size=items.size + used),
+                *plan_set(self.index.record, size=items.size + used),
                 *self.plan_count(inserted=used),
                 *plan_set(self, unfinished=None),
             ]

@@ -1,7 +1,9 @@
 """The index of the "hbm" table: open addressing (kernels/det), growing without bound."""
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -37,15 +39,16 @@ class DetIndex(Index):
     def __init__(
         self, backend: Backend, key_dtype: KeyDtype, name: str = "table", init_capacity: int = 0
     ) -> None:
-        # At most so many slots were erased, and at least so many of them used again: what is
-        # certain without a look at the device.
-        self._num_erased = self._num_reused = 0
+        # At least so many erased slots were used again: what is certain without a look at the
+        # device.
+        self._num_reused = 0
         self._next_rebuilt = 0  # number of the segment that is rebuilt next
         # Erased slots used again or gone, keys that found no slot, and slots erased. Kernels count
         # them, so that they are never behind what the slots hold.
         self._counts = backend.xp.zeros(3, np.int64)
         sizes = sizes_of(backend)
         super().__init__(backend, key_dtype, name, sizes, slots_for(sizes, init_capacity))
+        self.record.counts = backend.address(self._counts)
 
     @property
     def capacity(self) -> int:
@@ -85,7 +88,7 @@ class DetIndex(Index):
         insert = self.prepared(
             "det_insert", n, lookup_number, keys, rows, _ALL_LINES, None, *counts, n
         )
-        return [insert, *plan_set(self, size=self.size + (n if count is None else count))]
+        return [insert, *plan_set(self.record, size=self.size + (n if count is None else count))]
 
     def plan_reserve(
         self, keys: Array, lookup_number: int, placed: Array, num_refused: Array
@@ -143,7 +146,7 @@ class DetIndex(Index):
         `rows`. It can be done again."""
         n = int(keys.size)
         erase = self.prepared("det_erase", n, keys, rows, placed, self._counts, None, n)
-        return [erase, *plan_set(self, _num_erased=self._num_erased + n)]
+        return [erase, *plan_set(self.record, num_erased=self.record.num_erased + n)]
 
     def take_new_seed(self) -> None:
         """Gives every key another place.
@@ -174,7 +177,7 @@ class DetIndex(Index):
             if has_new_seed:
                 raise self.error_of_chosen_keys()
             self.take_new_seed()
-        publish([self.plan_give_rows(placed, rows), *plan_set(self, size=self.size + n)])
+        publish([self.plan_give_rows(placed, rows), *plan_set(self.record, size=self.size + n)])
 
     def check(self) -> None:
         """Raises RuntimeError if keys have found the index full, which has room by its counters."""
@@ -223,8 +226,8 @@ class DetIndex(Index):
         Args:
           num_inserted: how many were inserted that `plan_insert` was not told of.
         """
-        size = self.size - count + num_inserted
-        return plan_set(self, size=size, _num_erased=self._num_erased + count)
+        size, num_erased = self.size - count + num_inserted, self.record.num_erased + count
+        return plan_set(self.record, size=size, num_erased=num_erased)
 
     def clean(self) -> None:
         """Gives back slots that few keys need, and erased ones where there are many."""
@@ -237,8 +240,8 @@ class DetIndex(Index):
 
     def plan_clear(self) -> list[Action]:
         counts = self.backend.xp.zeros(3, np.int64)
-        none_erased = plan_set(self, _num_erased=0, _num_reused=0, _counts=counts)
-        return [*super().plan_clear(), *none_erased]
+        none_erased = [*plan_set(self.record, num_erased=0), *plan_set(self, _num_reused=0)]
+        return [*super().plan_clear(), *none_erased, *self._plan_counts(counts)]
 
     def reserve(self, num_keys: int) -> None:
         self._grow(num_keys)
@@ -270,11 +273,11 @@ class DetIndex(Index):
     def _has_reclaimed_above(self, count: float) -> bool:
         """Whether more slots than that were erased and not used again. On a GPU it waits where
         that is not certain."""
-        if self._num_erased - self._num_reused <= count:
+        if self.record.num_erased - self._num_reused <= count:
             return False
         self.check()
         num_reused, _, num_erased = self.backend.to_host(self._counts).tolist()
-        self._num_erased, self._num_reused = num_erased, num_reused
+        self.record.num_erased, self._num_reused = num_erased, num_reused
         return num_erased - num_reused > count
 
     def prepared(self, kernel: str, num_items: int, *args: object) -> Action:
@@ -293,7 +296,20 @@ class DetIndex(Index):
         publish(self.backend.joined("det_move", parts))
         if int(counts[1]):
             return None
-        return plan_set(self, _counts=self._counts + counts)
+        return self._plan_counts(self._counts + counts)
+
+    def _plan_counts(self, counts: Array) -> list[Action]:
+        """Prepares that kernels count in another array."""
+        noting = plan_set(self.record, counts=self.backend.address(counts))
+        return [*noting, *plan_set(self, _counts=counts)]
+
+    def plan_place(self, directory: Directory, side: Array | None = None) -> list[Action]:
+        # The most for which `_is_too_small` says no; fewer are asked for of what fits.
+        crowded = int(_MAX_LOAD_FACTOR * directory.densest)
+        fits = range(crowded + 1)
+        slots = partial(slots_for, self.sizes)
+        most = bisect_right(fits, directory.num_slots, key=slots) - 1
+        return [*super().plan_place(directory, side), *plan_set(self.record, most_keys=most)]
 
     def _rebuild(self, limit: float, allowed: float) -> None:
         """Rids segments of erased slots.
@@ -304,7 +320,7 @@ class DetIndex(Index):
         """
         if not self._has_reclaimed_above(limit):
             return
-        num_reclaimed = self._num_erased - self._num_reused
+        num_reclaimed = self.record.num_erased - self._num_reused
         num_segments = len(self.directory.segments)
         share = min(1.0, (num_reclaimed - allowed) / num_reclaimed)
         with contextlib.suppress(MemoryError):

@@ -304,4 +304,6 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
         )
     # The last two do not hold their key: they are in use where they have a row.
     index.side[2 * (slots[begin:] - num_slots) + 1] = 0
-    publish([*index.plan_update(keys, rows), *plan_set(index, size=index.size + int(keys.size))])
+    publish(
+        [*index.plan_update(keys, rows), *plan_set(index.record, size=index.size + int(keys.size))]
+    )

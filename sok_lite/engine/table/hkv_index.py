@@ -136,7 +136,7 @@ class HkvIndex(Index):
         """Prepares to erase distinct keys that are all there."""
         n = int(keys.size)
         erase = self.prepared("hkv_erase", n, keys, None, n)
-        return [erase, *plan_set(self, size=self.size - n)]
+        return [erase, *plan_set(self.record, size=self.size - n)]
 
     def clean(self) -> None:
         """Gives memory back where a fraction of it would do for the keys that are left."""
@@ -284,7 +284,7 @@ class HkvIndex(Index):
             num_refused = xp.zeros(1, np.int64)
             plan_reserve(self, keys[at], 1, None, placed, num_refused)()
             self.plan_give_rows(placed.slots, (at + first).astype(np.uint32))()
-            self.size += n - int(num_refused[0])
+            self.record.size += n - int(num_refused[0])
             at = at[placed.slots == 0]
             if at.size == 0 or 2 * self._capacity > most or self.is_sparse(int(at.size)):
                 return int(at.size)

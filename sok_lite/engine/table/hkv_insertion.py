@@ -143,7 +143,7 @@ def _giving_rows(
         plan_content(table, new, rows),
         *table.store.plan_take(claim),
         *table.tiers.plan_assign(rows, new.keys),
-        *plan_set(index, size=index.size + n),
+        *plan_set(index.record, size=index.size + n),
         *table.plan_count(inserted=n),
         *after(rows),
     ]
@@ -241,7 +241,7 @@ def _settle(table: "HkvTable", eviction: _Eviction, counted: list[int] | None = 
     publish(
         [
             *table.store.plan_take(eviction.claim, used),
-            *plan_set(table.index, size=eviction.size + num_placed - num_evicted),
+            *plan_set(table.index.record, size=eviction.size + num_placed - num_evicted),
             *plan_set(table.counters, **counts),
             *(table.plan_renew() if num_evicted else ()),
             *plan_set(table, refused=(num_refused, num_keys)),

@@ -169,7 +169,8 @@ class Index(Segmented):
         slots = self.init_slots
         return [
             *self.plan_place(self.new_directory(slots), self.new_side()),
-            *plan_set(self, least_slots=slots, num_rehashes=0, size=0),
+            *plan_set(self, least_slots=slots, num_rehashes=0),
+            *plan_set(self.record, size=0),
         ]
 
     def clear(self) -> None:

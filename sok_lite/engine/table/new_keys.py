@@ -197,7 +197,7 @@ class _New:
         values = None if got.values is None else got.values.view(np.uint8).reshape(-1)
         arguments = (
             *(*where, got.number[first:end], got.first, got.rows, values),
-            *(*how, self.rows[first:end], output.out, num_without_row, batch),
+            *(*how, self.rows[first:end], output.out, num_without_row, batch, 0),
         )
         return table.backend.prepared(f"pool_again_{table.row_dtype.suffix}", batch, *arguments)
 
@@ -256,8 +256,13 @@ def _inserts_items(request: LookupRequest, num_missing: int) -> bool:
     """Whether a request is to insert all missing keys, and its table can do so as they come."""
     if not request.insert or request.then is not None:
         return False
-    most = _MOST_ITEMS_ON_CPU if request.table.backend.name == "cpu" else _MOST_ITEMS
-    return num_missing <= most and request.table.inserts_items(num_missing)
+    is_few = num_missing <= most_new_items(request.table.backend)
+    return is_few and request.table.inserts_items(num_missing)
+
+
+def most_new_items(backend: Backend) -> int:
+    """Returns how many items of a table without a row are inserted as they come, at most."""
+    return _MOST_ITEMS_ON_CPU if backend.name == "cpu" else _MOST_ITEMS
 
 
 def _insert_items(

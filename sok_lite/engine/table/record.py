@@ -27,12 +27,27 @@ class IndexRecord(Structure):
         (index.py), arrays by their addresses.
       strategy: by which scores are kept, its number among STRATEGIES (hkv_options.py).
       epoch: the current one, that some strategies stamp.
+      size: keys in it.
+      most_keys: it holds as many without growing; 0: native code inserts none.
+      num_erased: of an "hbm" index, how many slots were erased, at most: what is certain without a
+        look at the device.
+      counts: of an "hbm" index, the address of what its kernels count.
     """
 
     PLACE = ("directory", "hashing", "side", "is_scored", "bucket", "empty_key", "reclaim_key")
     strategy: int
     epoch: int
-    _fields_ = tuple((name, c_int64) for name in (*PLACE, "strategy", "epoch"))
+    size: int
+    most_keys: int
+    num_erased: int
+    counts: int
+    _fields_ = tuple(
+        (name, c_int64)
+        for name in (
+            *(*PLACE, "strategy", "epoch"),
+            *("size", "most_keys", "num_erased", "counts"),
+        )
+    )
 
 
 class ClockRecord(Structure):

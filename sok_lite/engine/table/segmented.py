@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Segmented(ABC):
         self.name = name
         self.sizes = sizes
         self.has_scores = is_scored
-        self.size = self.num_rehashes = 0
+        self.num_rehashes = 0
         self.init_slots = self.least_slots = num_slots
         self.record = IndexRecord(is_scored=int(is_scored), bucket=self.bucket)
         self.record.empty_key, self.record.reclaim_key = self.reserved_keys()
@@ -65,6 +66,9 @@ class Segmented(ABC):
     @abstractmethod
     def capacity(self) -> int:
         """Number of slots as users count them, the two reserved ones not counted."""
+
+    # By code of C's: a step may have a thousand tables.
+    size = property(attrgetter("record.size"))
 
     @property
     def seed(self) -> int:

@@ -383,8 +383,8 @@ def _in_order(comm):
 
 
 def native():
-    """Native calls of known keys from several threads, with methods of Python's beside, by the
-    library that NATIVE names. Steps add up."""
+    """Native calls from several threads, of known keys and, in a table by itself, of new ones, with
+    methods of Python's beside, by the library that NATIVE names. Steps add up."""
     from sok_lite.engine.work_done import GRADIENTS, LOOKUPS, UPDATES
     from sok_lite.native import plans
 
@@ -419,6 +419,21 @@ def native():
     policy = plans.Policy(1, -1, 0, 0, 0)
     lookup = plans.LookupPlan(backend, True, LOOKUPS, GRADIENTS, policy, tuple(parts))
     call = plans.PlannedCall(lookup, None, False)
+    growing = make_table("hbm", backend, 4, initializer=make_initializer("ones", 4))
+    growing.reserve(20000)
+    growing.store.reserve(20000)
+    growing.store.add_states({"accumulator": (4, 0.1)}, None)
+    give_room(growing)
+    some, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
+    first = (backend, growing.store, rows, some, growing.table_seed)
+    beginning = plans.Drawing.of(growing.initializer.plan_fill(*first), some)
+    where = (ctypes.addressof(growing.record), growing.record.generation)
+    part = plans.Part(
+        *(*where, INT64, FLOAT, 4), rows=plans.Rows.EVEN, row_length=1, beginning=beginning
+    )
+    # The table twice, so that two parts have the same new keys.
+    inserting = plans.LookupPlan(backend, True, None, None, policy, (part, part))
+    inserting = plans.PlannedCall(inserting, None, False)
     nonfinite = np.zeros(1, np.int64)
     fields = rule.native.values
     update = plans.UpdatePlan(
@@ -448,7 +463,7 @@ def native():
         return bool(is_done), list(zip(outputs[::2], outputs[1::2], strict=True))
 
     kept, (counts, added) = [], np.zeros((2, THREADS, num_keys), np.int64)
-    refused = np.zeros(THREADS, np.int64)
+    refused, new_keys = np.zeros(THREADS, np.int64), [set() for _ in range(THREADS)]
 
     def work(number):
         rng = np.random.default_rng(number)
@@ -483,6 +498,10 @@ def native():
             new.append((assigned.ctypes.data, FLOAT, assigned.shape))
             done, _ = do(3, new, assigning)
             refused[number] += not done
+            came = rng.integers(0, 100 * (turn + 1), batch)
+            done, _ = do(0, [(came.ctypes.data, INT64, (batch,))] * 2, inserting)
+            refused[number] += not done
+            new_keys[number].update(came.tolist())
             if turn % 10 == number:
                 for table in tables:
                     table.lookup(np.arange(number * 50, number * 50 + 20))
@@ -496,6 +515,13 @@ def native():
         rows, *_ = table.lookup(np.arange(num_keys))
         np.testing.assert_array_equal(rows[:, 0], 1 + its)
     np.testing.assert_array_equal(tables[1].lookup(others)[0], 2)
+    expected = sorted(set().union(*new_keys))
+    keys, rows = growing.export()[:2]
+    np.testing.assert_array_equal(np.sort(keys), expected)
+    np.testing.assert_array_equal(rows, 1)
+    assert growing.size == growing.store.num_rows == len(expected)
+    states = growing.store.read(growing.find(keys), "accumulator")
+    np.testing.assert_array_equal(states, np.float32(0.1))
     assert LOOKUPS.native[0] > 0 and GRADIENTS.native[0] > 0 and UPDATES.native[0] > 0
     assert not refused.any()
 
