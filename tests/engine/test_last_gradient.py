@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.last_gradient import note_gradients
 from tests.support.helpers import new_table
@@ -30,8 +29,7 @@ def note(tables, keys, num_items=None, is_complete=True):
     rows = [table.find_or_insert(its) for table, its in zip(tables, keys, strict=True)]
     told = [[table.row_epoch for table in tables], [int(not is_complete)] * len(tables)]
     told.append([table.clock.now for table in tables])
-    pieces = (Pieces.of(np.concatenate(each), [its.shape for its in each]) for each in (keys, rows))
-    return partial(note_gradients, backend, tables, *pieces, np.array(told), num_items), rows
+    return partial(note_gradients, backend, tables, keys, rows, np.array(told), num_items), rows
 
 
 def test_nothing_is_known_before_the_first():
