@@ -19,7 +19,6 @@ from sok_lite.engine.table.counters import Count, new_counters
 from sok_lite.engine.table.finding import count_found, plan_begin_lookup
 from sok_lite.engine.table.new_keys import Incomplete, LookupRequest, Output, complete, pooling
 from sok_lite.engine.table.occurrences import occurrences
-from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.tiering import access_counts, plan_score_update, rebalance_if_due
 
 # What a search tells.
@@ -142,25 +141,46 @@ def _plan_find(
       lookup_numbers: number of this lookup for each table; 0: it inserts and notes nothing.
     """
     sizes = [each.size for each in requests]
+    # Scores of the caller's are more than a kernel takes that does both.
+    pools_at_once = all(each.caller_scores is None for each in requests)
     parts: list[tuple[Backend, str, Work]] = []
     for each, its_keys, its_rows, lookup_number, counts in zip(
         requests, cut(keys, sizes), cut(rows, sizes), lookup_numbers, counters, strict=True
     ):
-        parts += _finding_of(each, its_keys, its_rows, lookup_number, counts)
+        arrays = (its_keys, its_rows, counts)
+        if pools_at_once and each.table.backend.name == "cpu" and _is_pooled(each):
+            parts += _finding_and_pooling(each, lookup_number, *arrays)
+        else:
+            parts += _finding_of(each, lookup_number, *arrays)
     return joined_launches(parts)
 
 
-def _finding_of(
-    request: LookupRequest, keys: Array, rows: Array, lookup_number: int, counts: Array
+def _is_pooled(request: LookupRequest) -> bool:
+    return bool(request.outputs) and request.outputs[0].row_splits is not None
+
+
+def _finding_and_pooling(
+    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
 ) -> list[tuple[Backend, str, Work]]:
-    table, outputs = request.table, request.outputs
+    """Returns a search that pools the rows of keys as they are found, on a CPU."""
+    table = request.table
+    accesses = access_counts(table) if lookup_number else None
+    search = (*table.index.place(), *table.index.seen_arguments(lookup_number, accesses))
+    parts = []
+    for output in request.outputs:
+        batch, arguments = _pooled(output, rows, counts)
+        its_keys = keys[output.first : output.end]
+        work = Work(batch, (*search, its_keys, *table.store.place(), *arguments))
+        parts.append((table.backend, "find_and_pool", work))
+    return parts
+
+
+def _finding_of(
+    request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
+) -> list[tuple[Backend, str, Work]]:
+    table, outputs, is_pooled = request.table, request.outputs, _is_pooled(request)
     backend = table.backend
     accesses = access_counts(table) if lookup_number else None
-    is_pooled = bool(outputs) and outputs[0].row_splits is not None
-    if is_pooled and backend.name == "cpu" and request.caller_scores is None:
-        noting = table.index.seen_arguments(lookup_number, accesses)
-        search = (*table.index.place(), *noting)
-        return [_finding_and_pooling(table, search, each, keys, rows, counts) for each in outputs]
     copying = None
     if outputs and not is_pooled:
         gives_zeros = not request.insert and request.missing == "zeros"
@@ -178,21 +198,6 @@ def _finding_of(
             batch, arguments = _pooled(output, rows, counts)
             parts.append((backend, kernel, Work(batch, (*where, *arguments, 0))))
     return parts
-
-
-def _finding_and_pooling(
-    table: TableParts,
-    search: Sequence[Any],
-    output: Output,
-    keys: Array,
-    rows: Array,
-    counts: Array,
-) -> tuple[Backend, str, Work]:
-    """Returns the search for the keys of a pooled output, in one with the pooling, on a CPU."""
-    batch, arguments = _pooled(output, rows, counts)
-    its_keys = keys[output.first : output.end]
-    work = Work(batch, (*search, its_keys, *table.store.place(), *arguments))
-    return table.backend, "find_and_pool", work
 
 
 def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:
