@@ -5,6 +5,8 @@ column by column, in few calls of Python for each.
 """
 
 import ctypes
+import functools
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from ctypes import addressof
@@ -15,8 +17,8 @@ import numpy as np
 from sok_lite.backend.base import ARGUMENT_DTYPES
 
 # Returns the address of each array, 0 for None. Raises TypeError for one that is not of the dtype
-# (None: any), or has gaps; the text gives it a name.
-Addresses = Callable[[Sequence[Any], np.dtype | None, str], list[int]]
+# (None: any), or has gaps; the text names the kernel, and the number of the argument.
+Addresses = Callable[[Sequence[Any], np.dtype | None, str, int], list[int]]
 
 # What is raised where something is no number, or too large.
 _UNFIT = (OverflowError, TypeError, struct.error)
@@ -50,33 +52,47 @@ def address_of(array: Any) -> int:
         return int(array.ctypes.data)
 
 
-def addresses_of(arrays: Sequence[Any], dtype: np.dtype | None, what: str) -> list[int]:
+def addresses_of(
+    arrays: Sequence[Any], dtype: np.dtype | None, kernel: str, argument: int
+) -> list[int]:
     """Returns the address of each NumPy array, as `Addresses` says."""
     try:
-        found = list(map(addressof, map(_over, arrays)))
-        if {array.dtype for array in arrays} == {dtype}:
+        found = [
+            0 if array is None else addressof(_over(array))
+            for array in arrays
+            if array is None or array.dtype is dtype
+        ]
+        if len(found) == len(arrays):
             return found
     except (AttributeError, *_UNUSUAL):
         pass
-    return [0 if array is None else _checked_address(array, dtype, what) for array in arrays]
+    return [0 if each is None else _checked(each, dtype, kernel, argument) for each in arrays]
 
 
-def _checked_address(array: Any, dtype: np.dtype | None, what: str) -> int:
+def _checked(array: Any, dtype: np.dtype | None, kernel: str, argument: int) -> int:
     if not isinstance(array, np.ndarray):
         raise TypeError(
-            f"{what} must be a NumPy array of {dtype}. Received: {type(array).__name__}."
+            f"Argument {argument} of {kernel} must be a NumPy array of {dtype}. "
+            f"Received: {type(array).__name__}."
         )
-    check_array(array, dtype, what)
+    check_array(array, dtype, kernel, argument)
     return address_of(array)
 
 
-def check_array(array: Any, dtype: np.dtype | None, what: str) -> None:
+def check_array(array: Any, dtype: np.dtype | None, kernel: str, argument: int) -> None:
     """Raises TypeError if an array is not of a dtype (None: any), or has gaps."""
     if array.dtype != (dtype or array.dtype) or not array.flags.c_contiguous:
         raise TypeError(
-            f"{what} must be a C-contiguous array of {dtype or array.dtype}. "
-            f"Received: {array.dtype}, strides {array.strides}."
+            f"Argument {argument} of {kernel} must be a C-contiguous array of "
+            f"{dtype or array.dtype}. Received: {array.dtype}, strides {array.strides}."
         )
+
+
+@functools.cache
+def _typed(signature: str) -> list[tuple[int, str, np.dtype | None]]:
+    """Returns number, letter and dtype of each argument that is no int."""
+    letters = enumerate(signature)
+    return [(i, each, ARGUMENT_DTYPES.get(each)) for i, each in letters if each != "#"]
 
 
 def pack_parts(
@@ -104,40 +120,40 @@ def pack_parts(
     num_arguments = len(signature)
     for count in {*map(len, parts)} - {num_arguments}:
         raise TypeError(f"{kernel} takes {num_arguments} arguments. Received: {count}.")
-    words = [0] * (len(parts) * num_arguments)
-    for i, (letter, column) in enumerate(zip(signature, zip(*parts, strict=True), strict=True)):
-        its: Sequence[int] = column
+    words = [*itertools.chain.from_iterable(parts)]
+    for i, letter, dtype in _typed(signature):
+        column = words[i::num_arguments]
         if letter == ".":
-            its = _bits_of(column, f"Argument {i} of {kernel}")
-        elif letter != "#":
+            words[i::num_arguments] = _bits_of(column, kernel, i)
+        elif column[0] is column[-1] and len({*map(id, column)}) == 1:
             # What all tables have together is one array.
-            is_one = column[0] is column[-1] and len(set(map(id, column))) == 1
-            dtype, what = ARGUMENT_DTYPES.get(letter), f"Argument {i} of {kernel}"
-            its = addresses(column[:1] if is_one else column, dtype, what)
-            if is_one:
-                its = its * len(column)
-        words[i::num_arguments] = its
+            words[i::num_arguments] = addresses(column[:1], dtype, kernel, i) * len(column)
+        else:
+            words[i::num_arguments] = addresses(column, dtype, kernel, i)
     try:
         struct.pack_into(f"{len(words)}q", memory, 8 * first, *words)
     except _UNFIT:
-        _refuse("q", words, lambda i: f"Argument {i % num_arguments} of {kernel}")
+        for i, word in enumerate(words):
+            _refuse_unfit("q", word, kernel, i % num_arguments)
         raise
 
 
-def _bits_of(numbers: Sequence[Any], what: str) -> Sequence[int]:
+def _bits_of(numbers: Sequence[Any], kernel: str, argument: int) -> Sequence[int]:
     """Returns the bits of floats of 32 bits."""
     try:
         return struct.unpack(f"{len(numbers)}I", struct.pack(f"{len(numbers)}f", *numbers))
     except _UNFIT:
-        _refuse("f", numbers, lambda _: what)
+        for number in numbers:
+            _refuse_unfit("f", number, kernel, argument)
         raise
 
 
-def _refuse(kind: str, numbers: Sequence[Any], what: Callable[[int], str]) -> None:
-    """Raises TypeError for the first of some numbers that cannot be packed."""
-    wanted = {"q": "an int of 64 bits", "f": "a float of 32 bits"}[kind]
-    for i, number in enumerate(numbers):
-        try:
-            struct.pack(kind, number)
-        except _UNFIT:
-            raise TypeError(f"{what(i)} must be {wanted}. Received: {number!r}.") from None
+def _refuse_unfit(kind: str, number: Any, kernel: str, argument: int) -> None:
+    """Raises TypeError for what is no such number."""
+    try:
+        struct.pack(kind, number)
+    except _UNFIT:
+        wanted = {"q": "an int of 64 bits", "f": "a float of 32 bits"}[kind]
+        raise TypeError(
+            f"Argument {argument} of {kernel} must be {wanted}. Received: {number!r}."
+        ) from None

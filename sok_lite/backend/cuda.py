@@ -262,7 +262,9 @@ class CudaBackend(Backend):
         cupy.cuda.runtime.deviceSynchronize()
 
 
-def _addresses(arrays: Sequence[Any], dtype: np.dtype | None, what: str) -> list[int]:
+def _addresses(
+    arrays: Sequence[Any], dtype: np.dtype | None, kernel: str, argument: int
+) -> list[int]:
     """Returns the addresses of CuPy's arrays, as `Addresses` of arguments.py says."""
     words = []
     for array in arrays:
@@ -271,7 +273,10 @@ def _addresses(arrays: Sequence[Any], dtype: np.dtype | None, what: str) -> list
             continue
         # A kernel would take the content of a NumPy array for an address.
         if not isinstance(array, cupy.ndarray):
-            raise TypeError(f"{what} must be a CuPy array. Received: {type(array).__name__}.")
-        check_array(array, dtype, what)
+            raise TypeError(
+                f"Argument {argument} of {kernel} must be a CuPy array. "
+                f"Received: {type(array).__name__}."
+            )
+        check_array(array, dtype, kernel, argument)
         words.append(array.data.ptr)
     return words
