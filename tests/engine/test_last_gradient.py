@@ -51,6 +51,25 @@ def test_keys_and_rows_are_those_that_were_noted():
         audit(table)
 
 
+@pytest.mark.parametrize("room", [0, 5])
+@pytest.mark.parametrize("size", [0, 3])
+def test_its_arrays_are_those_that_were_noted_wherever_they_are(backend, size, room):
+    table, keys = new_table(backend), backend.from_host(np.arange(7, 7 + size))
+    noting, (rows,) = note([table], [keys], [room])
+    noting()
+    gradient = table.record.gradient
+    for _ in range(2):
+        arrays = table.last_gradient.arrays(table.last_gradient.read())
+        for array, expected in zip(arrays, (keys, rows), strict=True):
+            assert backend.to_host(array).tolist() == backend.to_host(expected).tolist()
+        if room == 0:
+            break
+        for array, its in zip(table.last_gradient._room, (keys, rows), strict=True):
+            array[:size] = its  # as native code would
+        gradient.keys, gradient.rows = gradient.room_keys, gradient.room_rows
+        table.last_gradient._kept = None
+
+
 def test_of_a_table_that_comes_twice_the_last_one_is_known():
     table = new_table(get_backend("cpu"))
     noting, rows = note([table] * 2, [np.arange(5), np.arange(3, 9)], is_complete=False)
