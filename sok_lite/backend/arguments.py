@@ -1,22 +1,26 @@
 """Arguments of kernels as words of 8 bytes.
 
-A step over many tables passes thousands of arguments: this module does as little as possible for
-each of them, in as few calls of Python as possible.
+A step over many tables passes thousands of arguments: those of all parts of a launch are made
+column by column, in few calls of Python for each.
 """
 
 import ctypes
+import functools
+import itertools
 import struct
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from ctypes import addressof
 from typing import Any
 
 import numpy as np
 
 from sok_lite.backend.base import ARGUMENT_DTYPES
 
-# How a number is packed, by its letter in a signature. The others are arrays.
-_NUMBERS = {"#": "q", ".": "f4x"}
-# What is raised where one is none of these, or too large.
+# Returns the address of each array, 0 for None. Raises TypeError for one that is not of the dtype
+# (None: any), or has gaps; the text names the kernel, and the number of the argument.
+Addresses = Callable[[Sequence[Any], np.dtype | None, str, int], list[int]]
+
+# What is raised where something is no number, or too large.
 _UNFIT = (OverflowError, TypeError, struct.error)
 
 
@@ -35,165 +39,121 @@ class _Types(dict[int, Any]):
 # Words for a launch are memory of ctypes: whoever has it needs no call to pass its address.
 WORDS = _Types()
 
-
-class ArrayReader:
-    """Reads the addresses of arrays, by kernels/cpu_arguments.cpp.
-
-    Attributes:
-      read: takes words, the first to read, their number, dtypes, the number of these, and then
-        `kinds`; returns the number of the first word that it cannot read.
-      kinds: the addresses of the type of NumPy's arrays, 0 where objects look different and none
-        is read, and of None.
-      dtypes: of each, the address as words.
-    """
-
-    def __init__(self, library: Path) -> None:
-        # It keeps Python's lock, which others may be long in giving back.
-        self.read = ctypes.PyDLL(str(library)).sok_read_arrays
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self.read.argtypes = [pointer, number, number, pointer, number, pointer, pointer]
-        self.read.restype = number
-        self.dtypes = {dtype: WORDS[1](id(dtype)) for dtype in ARGUMENT_DTYPES.values()}
-        # Where objects look different, no array is of the type that it reads.
-        array = np.arange(3)
-        word, dtype = WORDS[1](id(array)), WORDS[1](id(array.dtype))
-        understood = self.read(word, 0, 1, dtype, 1, id(np.ndarray), id(None)) == 1
-        understood = understood and word[0] == array.ctypes.data
-        self.kinds = id(np.ndarray) if understood else 0, id(None)
-
-    def check(self, arrays: Sequence[Any], words: Any, dtype: np.dtype) -> None:
-        """Writes the addresses of arrays, some of an unusual kind. Raises TypeError: one is wrong.
-
-        Args:
-          words: int64 of ctypes, to write into.
-        """
-        for i, array in enumerate(arrays):
-            words[i] = 0 if array is None else checked_address(f"Array {i}", array, dtype)
+# Takes memory of any length, which must be writable and have no gaps.
+_over = (ctypes.c_char * 0).from_buffer
+_UNUSUAL = (TypeError, ValueError, BufferError)
 
 
-# Where an object of NumPy's has the address of its data, as kernels/cpu_arguments.cpp knows too.
-_DATA = 16
-_word_at = ctypes.c_uint64.from_address
-_example = np.arange(3)
-_is_data_there = _word_at(id(_example) + _DATA).value == _example.ctypes.data
+def address_of(array: Any) -> int:
+    """Returns the address of an array's data: NumPy's own attribute takes thrice as long."""
+    try:
+        return addressof(_over(array))
+    except _UNUSUAL:  # such as one that is read-only
+        return int(array.ctypes.data)
 
 
-def address_of(array: np.ndarray) -> int:
-    """Returns the address of an array's data: NumPy's own attribute takes five times as long."""
-    if _is_data_there and type(array) is np.ndarray:
-        return _word_at(id(array) + _DATA).value
-    return int(array.ctypes.data)
+def addresses_of(
+    arrays: Sequence[Any], dtype: np.dtype | None, kernel: str, argument: int
+) -> list[int]:
+    """Returns the address of each NumPy array, as `Addresses` says."""
+    try:
+        found = [
+            0 if array is None else addressof(_over(array))
+            for array in arrays
+            if array is None or array.dtype is dtype
+        ]
+        if len(found) == len(arrays):
+            return found
+    except (AttributeError, *_UNUSUAL):
+        pass
+    return [0 if each is None else _checked(each, dtype, kernel, argument) for each in arrays]
 
 
-def checked_address(what: str, array: Any, dtype: np.dtype) -> int:
-    """Returns the address of an array's data. Raises TypeError if kernels cannot take the array."""
+def _checked(array: Any, dtype: np.dtype | None, kernel: str, argument: int) -> int:
     if not isinstance(array, np.ndarray):
         raise TypeError(
-            f"{what} must be a NumPy array of {dtype}. Received: {type(array).__name__}."
+            f"Argument {argument} of {kernel} must be a NumPy array of {dtype}. "
+            f"Received: {type(array).__name__}."
         )
-    if array.dtype != dtype or not array.flags.c_contiguous:
+    check_array(array, dtype, kernel, argument)
+    return address_of(array)
+
+
+def check_array(array: Any, dtype: np.dtype | None, kernel: str, argument: int) -> None:
+    """Raises TypeError if an array is not of a dtype (None: any), or has gaps."""
+    if array.dtype != (dtype or array.dtype) or not array.flags.c_contiguous:
         raise TypeError(
-            f"{what} must be a C-contiguous array of {dtype}. "
-            f"Received: {array.dtype}, strides {array.strides}."
+            f"Argument {argument} of {kernel} must be a C-contiguous array of "
+            f"{dtype or array.dtype}. Received: {array.dtype}, strides {array.strides}."
         )
-    return int(array.ctypes.data)
 
 
-def write_columns(table: np.ndarray, columns: Sequence[Any]) -> None:
-    """Writes columns of words side by side.
+@functools.cache
+def _typed(signature: str) -> list[tuple[int, str, np.dtype | None]]:
+    """Returns number, letter and dtype of each argument that is no int."""
+    letters = enumerate(signature)
+    return [(i, each, ARGUMENT_DTYPES.get(each)) for i, each in letters if each != "#"]
+
+
+def pack_parts(
+    kernel: str,
+    signature: str,
+    parts: Sequence[Sequence[Any]],
+    addresses: Addresses,
+    memory: Any,
+    first: int = 0,
+) -> None:
+    """Writes the arguments of parts as words, those of a part side by side.
 
     Args:
-      table: (num_parts, num_arguments) int64, to write into.
-      columns: each (num_parts,) int64, the words of one argument; (num_parts, m), of several; or an
-        int, the same for all parts.
+      kernel: the kernel's name, for messages.
+      signature: a letter for each argument, as kernels/parts.cuh has them; "?": an array of any
+        type.
+      parts: the arguments of each part.
+      addresses: of arrays of the backend.
+      memory: words to write into, a buffer.
+      first: the first word to write.
 
     Raises:
-      TypeError: they are fewer than the arguments.
-      IndexError, ValueError: they are more.
+      TypeError: arguments of a part do not fit the signature.
     """
-    end = 0
-    for column in columns:
-        if type(column) is int or column.ndim == 1:
-            table[:, end] = column
-            end += 1
+    num_arguments = len(signature)
+    for count in {*map(len, parts)} - {num_arguments}:
+        raise TypeError(f"{kernel} takes {num_arguments} arguments. Received: {count}.")
+    words = [*itertools.chain.from_iterable(parts)]
+    for i, letter, dtype in _typed(signature):
+        column = words[i::num_arguments]
+        if letter == ".":
+            words[i::num_arguments] = _bits_of(column, kernel, i)
+        elif column[0] is column[-1] and len({*map(id, column)}) == 1:
+            # What all tables have together is one array.
+            words[i::num_arguments] = addresses(column[:1], dtype, kernel, i) * len(column)
         else:
-            first, end = end, end + column.shape[1]
-            table[:, first:end] = column
-    if end != table.shape[1]:
-        raise TypeError(f"The kernel takes {table.shape[1]} arguments. Received: {end}.")
+            words[i::num_arguments] = addresses(column, dtype, kernel, i)
+    try:
+        struct.pack_into(f"{len(words)}q", memory, 8 * first, *words)
+    except _UNFIT:
+        for i, word in enumerate(words):
+            _refuse_unfit("q", word, kernel, i % num_arguments)
+        raise
 
 
-class ArgumentPacker:
-    """Packs the arguments of a kernel of the CPU.
+def _bits_of(numbers: Sequence[Any], kernel: str, argument: int) -> Sequence[int]:
+    """Returns the bits of floats of 32 bits."""
+    try:
+        return struct.unpack(f"{len(numbers)}I", struct.pack(f"{len(numbers)}f", *numbers))
+    except _UNFIT:
+        for number in numbers:
+            _refuse_unfit("f", number, kernel, argument)
+        raise
 
-    Args:
-      kernel: its name, for messages.
-      signature: a letter for each argument, as kernels/parts.cuh has them.
-      reader: reads the addresses of arrays.
 
-    Attributes:
-      signature: as given.
-      num_arguments: of a part.
-    """
-
-    def __init__(self, kernel: str, signature: str, reader: ArrayReader) -> None:
-        self.num_arguments = len(signature)
-        self._kernel = kernel
-        self.signature = signature
-        self._reader = reader
-        self._arrays = [i for i, letter in enumerate(signature) if letter not in _NUMBERS]
-        # An array as the address of its object, at first.
-        self._format = struct.Struct("".join(_NUMBERS.get(each, "Q") for each in signature))
-        self._dtypes = (ctypes.c_uint64 * len(signature))()
-        for i in self._arrays:
-            self._dtypes[i] = id(ARGUMENT_DTYPES[signature[i]])
-
-    def pack(self, parts: Sequence[Sequence[Any]], words: Any, first: int, place: int) -> None:
-        """Writes the arguments of parts.
-
-        Args:
-          parts: the arguments of each part of a launch.
-          words: int64, of ctypes.
-          first: the first word to write. A part has `num_arguments` words.
-          place: the address of that word.
-
-        Raises:
-          TypeError: arguments of a part do not fit the kernel's signature, or an array is not
-            contiguous.
-        """
-        num_arguments, arrays, pack_into = self.num_arguments, self._arrays, self._format.pack_into
-        start, step = 8 * first, 8 * num_arguments
-        for arguments in parts:
-            values, objects = list(arguments), list(map(id, arguments))
-            try:
-                for i in arrays:
-                    values[i] = objects[i]
-                pack_into(words, start, *values)
-            except (IndexError, *_UNFIT):
-                self._refuse_number(arguments)
-                raise
-            start += step
-        num_words = start // 8 - first
-        read, kinds = self._reader.read, self._reader.kinds
-        i = read(place, 0, num_words, self._dtypes, num_arguments, *kinds)
-        while i < num_words:  # an array of an unusual kind, or a wrong one
-            number, argument = i // num_arguments, i % num_arguments
-            what, dtype = f"Argument {argument} of {self._kernel}", self.signature[argument]
-            array = parts[number][argument]
-            words[first + i] = checked_address(what, array, ARGUMENT_DTYPES[dtype])
-            i = read(place, i + 1, num_words, self._dtypes, num_arguments, *kinds)
-
-    def _refuse_number(self, arguments: Sequence[Any]) -> None:
-        if len(arguments) != self.num_arguments:
-            raise TypeError(
-                f"{self._kernel} takes {self.num_arguments} arguments. Received: {len(arguments)}."
-            )
-        for i, (value, letter) in enumerate(zip(arguments, self.signature, strict=True)):
-            if letter in _NUMBERS:
-                try:
-                    struct.pack(_NUMBERS[letter], value)
-                except _UNFIT:
-                    wanted = {"#": "an int of 64 bits", ".": "a float of 32 bits"}[letter]
-                    raise TypeError(
-                        f"Argument {i} of {self._kernel} must be {wanted}. Received: {value!r}."
-                    ) from None
+def _refuse_unfit(kind: str, number: Any, kernel: str, argument: int) -> None:
+    """Raises TypeError for what is no such number."""
+    try:
+        struct.pack(kind, number)
+    except _UNFIT:
+        wanted = {"q": "an int of 64 bits", "f": "a float of 32 bits"}[kind]
+        raise TypeError(
+            f"Argument {argument} of {kernel} must be {wanted}. Received: {number!r}."
+        ) from None

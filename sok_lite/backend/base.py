@@ -26,7 +26,6 @@ ARGUMENT_DTYPES: dict[str, np.dtype] = {
 I64, I32, U32, U64, F32 = (ARGUMENT_DTYPES[code] for code in "qiIQf")
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy is imported only where it is used
-Words = np.ndarray | int  # see Backend.joined_columns
 
 
 class Work(NamedTuple):
@@ -155,50 +154,9 @@ class Backend(ABC):
         parts = [part for part in parts if part.num_items > 0]
         return self._joined(kernel, parts) if parts else []
 
-    def joined_columns(
-        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
-    ) -> list[Action]:
-        """Returns the launches for several parts, ready to be made, from arguments as words.
-
-        It costs nothing per part. Nothing is checked: a wrong address is a wrong address.
-
-        Args:
-          kernel: the kernel's name in `kernels/`.
-          num_items: of each part.
-          columns: the words of all arguments, in the kernel's order: each (num_parts,) int64, the
-            words of one argument; (num_parts, m), of several; or an int, the same for all parts.
-            The word of an array is its address (`addresses`), of a float the bits of its float32.
-          arrays: owns the memory at the addresses: it is referred to as long as the launch lives.
-        """
-        if 0 in num_items:
-            kept = [i for i, count in enumerate(num_items) if count > 0]
-            num_items, columns = [num_items[i] for i in kept], _of_parts(columns, kept)
-        return self._joined_columns(kernel, num_items, columns, arrays) if num_items else []
-
-    def launch_columns(
-        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
-    ) -> None:
-        """Makes the launches of `joined_columns`. On the GPU it returns before they end."""
-        for launch in self.joined_columns(kernel, num_items, columns, arrays):
-            launch()
-
     @abstractmethod
     def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
         """Returns what `joined` does, of parts that have items, at least one."""
-
-    @abstractmethod
-    def _joined_columns(
-        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
-    ) -> list[Action]:
-        """Returns what `joined_columns` does, of parts that have items, at least one."""
-
-    @abstractmethod
-    def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
-        """Returns the address of each array, (n,) int64; 0 for None.
-
-        Raises:
-          TypeError: one is no C-contiguous array of this backend with that dtype.
-        """
 
     @abstractmethod
     def set_bits(self, n: int, dtype: np.dtype) -> Array:
@@ -272,40 +230,3 @@ def joined_launches(parts: Iterable[tuple[Backend, str, Work]]) -> list[Action]:
         for (backend, kernel), some in by_kernel.items()
         for launch in backend.joined(kernel, some)
     ]
-
-
-def joined_column_launches(
-    kernels: Sequence[tuple[Backend, str]],
-    num_items: Sequence[int],
-    columns: Sequence[Words],
-    arrays: Any,
-) -> list[Action]:
-    """Returns the launches for parts of several kernels, joined by kernel, from arguments as words.
-
-    Args:
-      kernels: backend and kernel of each part.
-      num_items: of each part.
-      columns: the words of all arguments, in the kernels' order: each (num_parts,) int64, the words
-        of one argument; (num_parts, m), of several; or an int, the same for all parts.
-      arrays: owns the memory at the addresses: it is referred to as long as the launches live.
-    """
-    if not kernels:
-        return []
-    backend, kernel = kernels[0]
-    if kernels.count(kernels[0]) == len(kernels):  # as of most steps
-        return backend.joined_columns(kernel, num_items, columns, arrays)
-    numbers: dict[tuple[Backend, str], list[int]] = {}
-    for i, each in enumerate(kernels):
-        numbers.setdefault(each, []).append(i)
-    return [
-        launch
-        for (backend, kernel), its in numbers.items()
-        for launch in backend.joined_columns(
-            kernel, [num_items[i] for i in its], _of_parts(columns, its), arrays
-        )
-    ]
-
-
-def _of_parts(columns: Sequence[Words], numbers: list[int]) -> list[Words]:
-    """Returns the words of some parts."""
-    return [column if isinstance(column, int) else column[numbers] for column in columns]

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend.arguments import WORDS, ArgumentPacker, ArrayReader, address_of, write_columns
-from sok_lite.backend.base import Array, Backend, Words, Work
+from sok_lite.backend.arguments import WORDS, address_of, addresses_of, pack_parts
+from sok_lite.backend.base import Array, Backend, Work
 from sok_lite.backend.build import find_library
 from sok_lite.backend.local_ranks import local_size
 from sok_lite.backend.publish import Action
@@ -33,22 +33,21 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 class _Kernel(NamedTuple):
     address: int
-    packer: ArgumentPacker
+    signature: str
 
 
 class _Kernels(dict[str, _Kernel]):
     """The kernels of a library by name; each is looked up in the library when it is first used."""
 
-    def __init__(self, library: ctypes.CDLL, reader: ArrayReader) -> None:
-        self._library, self._reader = library, reader
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
 
     def __missing__(self, name: str) -> _Kernel:
         describe: Callable[[], bytes] = getattr(self._library, f"sok_signature_{name}")
         describe.restype = ctypes.c_char_p  # type: ignore[attr-defined]
         symbol = getattr(self._library, f"sok_run_{name}")
         address = ctypes.cast(symbol, ctypes.c_void_p).value or 0
-        packer = ArgumentPacker(name, describe().decode(), self._reader)
-        kernel = self[name] = _Kernel(address, packer)
+        kernel = self[name] = _Kernel(address, describe().decode())
         return kernel
 
 
@@ -112,13 +111,12 @@ class CpuBackend(Backend):
         self.pieces = 8
         library = library or find_library()
         self._library = ctypes.CDLL(str(library))
-        self._reader = ArrayReader(library)
         load(library)
         self._launch = self._library.sok_launch
         # Without types ctypes takes a reference as it stands, and a launch allocates nothing.
         self._launch.argtypes = None  # type: ignore[assignment]
         self._launch.restype = None
-        self._kernels = _Kernels(self._library, self._reader)
+        self._kernels = _Kernels(self._library)
 
     def new_lock(self, record: Any) -> TableLock:
         lock: TableLock = record.lock
@@ -129,14 +127,14 @@ class CpuBackend(Backend):
 
     def kernel(self, name: str) -> tuple[int, int]:
         """Returns the address of a kernel, as launches call it, and the number of its arguments."""
-        address, packer = self._kernels[name]
-        return address, packer.num_arguments
+        address, signature = self._kernels[name]
+        return address, len(signature)
 
     def words_of(self, kernel: str, arguments: Sequence[Any]) -> list[int]:
         """Returns arguments of a kernel as it takes them: arrays by their addresses."""
-        packer = self._kernels[kernel].packer
-        words = WORDS[packer.num_arguments]()
-        packer.pack((arguments,), words, 0, ctypes.addressof(words))
+        signature = self._kernels[kernel].signature
+        words = WORDS[len(signature)]()
+        pack_parts(kernel, signature, [arguments], addresses_of, words)
         return list(words)
 
     def launching(self) -> tuple[int, int, int, int, int]:
@@ -147,48 +145,25 @@ class CpuBackend(Backend):
 
     def launch(self, kernel: str, num_items: int, *args: Any) -> None:
         if num_items > 0:
-            words, first, place = self._launch_words(kernel, (num_items,))
-            self._kernels[kernel].packer.pack((args,), words, first, place)
-            self._launch(words)
+            self._launch(self._words(kernel, [Work(num_items, args)]))
 
     def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
-        words, *where = self._launch_words(kernel, [part.num_items for part in parts])
-        self._kernels[kernel].packer.pack([part.arguments for part in parts], words, *where)
-        return [_launching(self._launch, words, parts)]
+        return [_launching(self._launch, self._words(kernel, parts), parts)]
 
-    def launch_columns(
-        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
-    ) -> None:
-        if 0 in num_items or not num_items:
-            super().launch_columns(kernel, num_items, columns, arrays)
-        else:
-            self._launch(self._column_words(kernel, num_items, columns))
-
-    def _joined_columns(
-        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
-    ) -> list[Action]:
-        return [_launching(self._launch, self._column_words(kernel, num_items, columns), arrays)]
-
-    def _column_words(self, kernel: str, num_items: Sequence[int], columns: Sequence[Words]) -> Any:
-        words, first, _ = self._launch_words(kernel, num_items)
-        shape = first - _FIRST, self._kernels[kernel].packer.num_arguments
-        write_columns(np.ndarray(shape, np.int64, words, 8 * first), columns)
+    def _words(self, kernel: str, parts: Sequence[Work]) -> Any:
+        words, first = self._launch_words(kernel, [part.num_items for part in parts])
+        signature = self._kernels[kernel].signature
+        arguments = [part.arguments for part in parts]
+        pack_parts(kernel, signature, arguments, addresses_of, words, first)
         return words
 
-    def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
-        count = len(arrays)
-        words, reader = WORDS[count](*map(id, arrays)), self._reader
-        if reader.read(words, 0, count, reader.dtypes[dtype], 1, *reader.kinds) < count:
-            reader.check(arrays, words, dtype)
-        return np.ndarray(count, np.int64, words)
-
-    def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[Any, int, int]:
-        """Returns the words of a launch, the number of its first argument word, and its address.
+    def _launch_words(self, kernel: str, num_items: Sequence[int]) -> tuple[Any, int]:
+        """Returns the words of a launch, and the number of its first argument word.
 
         They are the members of SokLaunch, then what they point to.
         """
-        address, packer = self._kernels[kernel]
-        num_parts, num_arguments = len(num_items), packer.num_arguments
+        address, signature = self._kernels[kernel]
+        num_parts, num_arguments = len(num_items), len(signature)
         begin = list(itertools.accumulate(num_items, initial=0))
         total, grain = begin[-1], self.grain
         workers = total // grain or 1
@@ -203,7 +178,7 @@ class CpuBackend(Backend):
             *(workers, pieces, 0 if grain < 64 else grain, self._may_spin),
             *begin,
         ]
-        return words, first, place + 8 * first
+        return words, first
 
     def set_bits(self, n: int, dtype: np.dtype) -> np.ndarray:
         return np.full(n, ~dtype.type(0), dtype)

@@ -4,7 +4,7 @@ import copy
 import ctypes
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from sok_lite.backend.arguments import write_columns
-from sok_lite.backend.base import ARGUMENT_DTYPES, Array, Backend, Words, Work
+from sok_lite.backend.arguments import check_array, pack_parts
+from sok_lite.backend.base import Array, Backend, Work
 from sok_lite.backend.gpu_binaries import LAUNCH_WORDS, WIDE_LAUNCH_WORDS, GpuBinaries, kernel_names
 from sok_lite.backend.local_ranks import local_rank
 from sok_lite.backend.publish import Action
@@ -191,30 +191,21 @@ class CudaBackend(Backend):
         return tuned
 
     def _joined(self, kernel: str, parts: Sequence[Work]) -> list[Action]:
-        table = self._pack_words(kernel, [part.arguments for part in parts])
-        return self._plan_launches(kernel, [part.num_items for part in parts], table, parts)
-
-    def _joined_columns(
-        self, kernel: str, num_items: Sequence[int], columns: Sequence[Words], arrays: Any
-    ) -> list[Action]:
-        table = np.empty((len(num_items), len(self._source(kernel).signature)), np.int64)
-        write_columns(table, columns)
-        return self._plan_launches(kernel, num_items, table, arrays)
-
-    def _plan_launches(
-        self, kernel: str, num_items: Sequence[int], table: np.ndarray, arrays: Any
-    ) -> list[Action]:
-        """Returns launches of parts with arguments (num_parts, num_arguments) int64."""
+        signature = self._source(kernel).signature
+        table = np.empty((len(parts), len(signature)), np.int64)
+        pack_parts(kernel, signature, [part.arguments for part in parts], _addresses, table)
+        num_items = [part.num_items for part in parts]
         most_words = WIDE_LAUNCH_WORDS if self._binaries.has_wide else LAUNCH_WORDS
-        most = (most_words - 1) // (1 + table.shape[1])
+        most = (most_words - 1) // (1 + len(signature))
         return [
-            self._plan_launch(kernel, num_items[i : i + most], table[i : i + most], arrays)
-            for i in range(0, len(num_items), most)
+            self._plan_launch(kernel, num_items[i : i + most], table[i : i + most], parts)
+            for i in range(0, len(parts), most)
         ]
 
     def _plan_launch(
-        self, kernel: str, num_items: Sequence[int], table: np.ndarray, arrays: Any
+        self, kernel: str, num_items: Sequence[int], table: np.ndarray, parts: Sequence[Work]
     ) -> Action:
+        """Returns a launch of some of the parts; table: their arguments, a row of each."""
         num_parts = len(num_items)
         num_words = 1 + num_parts + table.size
         is_wide = num_words > LAUNCH_WORDS
@@ -230,36 +221,8 @@ class CudaBackend(Backend):
         words[num_parts + 1 : num_words] = table.reshape(-1)
         shape = (int(words[num_parts]),), (threads,)
         action = partial(run, *shape, (place, np.int64(num_parts)))
-        action.arrays = arrays  # type: ignore[attr-defined]  # live as long as it does
+        action.parts = parts  # type: ignore[attr-defined]  # live as long as it does
         return action
-
-    def _pack_words(self, kernel: str, arguments: Sequence[Sequence[Any]]) -> np.ndarray:
-        """Returns the arguments of parts as words, (num_parts, num_arguments) int64."""
-        signature = self._source(kernel).signature
-        for each in arguments:
-            if len(each) != len(signature):
-                raise TypeError(
-                    f"{kernel} takes {len(signature)} arguments. Received: {len(each)}."
-                )
-        table = np.empty((len(signature), len(arguments)), np.int64)
-        columns = list(zip(*arguments, strict=True))
-        for i, (column, code) in enumerate(zip(columns, signature, strict=True)):
-            if code == "#":
-                try:
-                    table[i] = column
-                except OverflowError:  # 64 bits without a sign
-                    bits = [int(each) & 0xFFFFFFFFFFFFFFFF for each in column]
-                    table[i] = np.array(bits, np.uint64).view(np.int64)
-            elif code == ".":
-                table[i] = np.array(column, np.float32).view(np.uint32)
-            else:
-                # "?": a macro chooses the type, which is not checked.
-                dtype = ARGUMENT_DTYPES.get(code)
-                table[i] = _addresses(column, dtype, f"Argument {i} of {kernel}".format)
-        return table.T
-
-    def addresses(self, arrays: Sequence[Array | None], dtype: np.dtype) -> np.ndarray:
-        return np.array(_addresses(arrays, dtype, "Array {}".format), np.int64)
 
     def set_bits(self, n: int, dtype: np.dtype) -> Array:
         array = cupy.empty(n, dtype)
@@ -305,21 +268,20 @@ class CudaBackend(Backend):
 
 
 def _addresses(
-    arrays: Sequence[Any], dtype: np.dtype | None, name: Callable[[int], str]
+    arrays: Sequence[Any], dtype: np.dtype | None, kernel: str, argument: int
 ) -> list[int]:
-    """Returns the addresses of arrays, 0 for None. dtype: None: any. name: of one, for messages."""
+    """Returns the addresses of CuPy's arrays, as `Addresses` of arguments.py says."""
     words = []
-    for i, array in enumerate(arrays):
+    for array in arrays:
         if array is None:
             words.append(0)
             continue
         # A kernel would take the content of a NumPy array for an address.
         if not isinstance(array, cupy.ndarray):
-            raise TypeError(f"{name(i)} must be a CuPy array. Received: {type(array).__name__}.")
-        if array.dtype != (dtype or array.dtype) or not array.flags.c_contiguous:
             raise TypeError(
-                f"{name(i)} must be a C-contiguous array of {dtype or array.dtype}. "
-                f"Received: {array.dtype}, strides {array.strides}."
+                f"Argument {argument} of {kernel} must be a CuPy array. "
+                f"Received: {type(array).__name__}."
             )
+        check_array(array, dtype, kernel, argument)
         words.append(array.data.ptr)
     return words

@@ -36,9 +36,9 @@ from sok_lite.bridge.tf_private import (
     kept_by,
 )
 from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.pieces import Scattered, Shape
+from sok_lite.engine.results import Shape
 from sok_lite.engine.work_done import WorkDone
-from sok_lite.native.callbacks import Call, Frame, array_dtype, operations, raised
+from sok_lite.native.callbacks import Call, Frame, operations, raised
 from sok_lite.native.plans import LookupPlan, NativeCall, PlannedCall, WritePlan
 
 # An attribute of tables' handles: the name of the table.
@@ -150,15 +150,6 @@ class Outputs:
             self.allocate((first, shapes))
         addresses = self._addresses.pop(first)
         array, backend = self._frame.array, self._backend
-        if len(shapes) > 1 and not self._is_copied and len(set(kinds)) == 1:
-            (kind,) = set(kinds)
-            of_all = array_dtype(kind)
-            return Scattered(
-                np.array(addresses, np.int64),
-                shapes,
-                of_all,
-                lambda address, shape: array(address, kind, shape, backend),
-            )
         arrays = [array(*each, backend) for each in zip(addresses, kinds, shapes, strict=True)]
         if not self._is_copied:
             return arrays

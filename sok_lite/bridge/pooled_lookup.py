@@ -25,8 +25,8 @@ from sok_lite.engine.agreement import agree
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.lookup import BackwardContext
-from sok_lite.engine.pieces import Shape
 from sok_lite.engine.pooling import COMBINERS
+from sok_lite.engine.results import Shape
 from sok_lite.engine.table.counters import Count
 from sok_lite.engine.work_done import GRADIENTS, LOOKUPS
 from sok_lite.native.plans import LookupPlan, Rows

@@ -28,7 +28,7 @@ from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.export import chosen
 from sok_lite.engine.update import NonFiniteGradientError, merged
-from sok_lite.engine.update_rows import Updates, summed
+from sok_lite.engine.update_rows import Update, summed
 
 _SUM, _STEP = "gradient_accumulator", "accumulated_step"
 
@@ -43,7 +43,7 @@ class Accumulator:
             weakref.WeakKeyDictionary()
         )
 
-    def add(self, updates: Updates, options: StepOptions) -> HeldStep[Any]:
+    def add(self, updates: Sequence[Update], options: StepOptions) -> HeldStep[Any]:
         """Returns a step that adds gradients to what their rows have, and changes nothing else.
 
         It raises what UpdateStep does. With on_nonfinite="error" the sums must be finite too: else
@@ -52,7 +52,7 @@ class Accumulator:
         Args:
           options: their number is that of the step to which the gradients belong.
         """
-        updates = updates._replace(optimizers=[self] * len(updates.tables))
+        updates = [each._replace(optimizer=self) for each in updates]
         add = partial(self._add, options.number, options.on_nonfinite == "error")
         # Rows that are not finite are counted with their step.
         return GatheredStep(updates, _kinds, add, options._replace(num_nonfinite=None))
@@ -80,7 +80,9 @@ class Accumulator:
             stepped.append(Stepped(None, {_SUM: sums, _STEP: xp.zeros_like(states[_STEP]) + step}))
         return stepped, []
 
-    def with_waiting(self, updates: Updates, number: int) -> tuple[Updates, list[Action]]:
+    def with_waiting(
+        self, updates: Sequence[Update], number: int
+    ) -> tuple[Sequence[Update], list[Action]]:
         """Returns gradients and what the rows of their tables have of a step, each key once.
 
         The actions are to be taken with that step: they have the rows forget which one it was, for
@@ -90,24 +92,21 @@ class Accumulator:
           updates: as `merged` gives them.
           number: of the step.
         """
-        states = acquire_states(
-            updates.tables, list(map(_kinds, updates.tables)), [self] * len(updates.tables)
-        )
-        keys, grads, forgetting = [], [], []
-        for table, columns, its_keys, its_grads in zip(
-            updates.tables, states, updates.keys, updates.grads, strict=True
-        ):
+        tables = [each.table for each in updates]
+        states = acquire_states(tables, list(map(_kinds, tables)), [self] * len(tables))
+        total, forgetting = list[Update](), []
+        for each, columns in zip(updates, states, strict=True):
+            table = each.table
             xp, store = table.backend.xp, table.store
             waiting = self._keys_of_step(table, columns[_STEP].name, number)
             rows = table.index.find(waiting).rows
             found = xp.flatnonzero(_is_of_step(table, columns[_STEP].name, number, rows))
-            keys.append(xp.concatenate([its_keys, waiting[found]]))
-            rows = rows[found]
-            grads.append(xp.concatenate([its_grads, store.read(rows, columns[_SUM].name)]))
+            keys, rows = xp.concatenate([each.keys, waiting[found]]), rows[found]
+            grads = xp.concatenate([each.grads, store.read(rows, columns[_SUM].name)])
+            total.append(each._replace(keys=keys, grads=grads, of_gradient=False))
             forgotten = xp.zeros((rows.size, 2), np.float32)
             forgetting.append(store.plan_write(rows, forgotten, columns[_STEP].name))
-        updates = updates._replace(keys=keys, grads=grads, of_gradients=[False] * len(keys))
-        return summed(updates), forgetting
+        return summed(total), forgetting
 
     def _keys_of_step(self, table: EmbeddingTable, column: str, number: int) -> Array:
         """Returns keys (n,) int64, all that have something of a step, and maybe others."""
@@ -159,8 +158,8 @@ class AccumulatedStep(HeldStep[Any]):
         total, self._forgetting = self._accumulator.with_waiting(
             merged(self.updates), self.options.number
         )
-        means = [grads / np.float32(self._batches) for grads in total.grads]
-        self._step.updates = total._replace(grads=means)
+        batches = np.float32(self._batches)
+        self._step.updates = [each._replace(grads=each.grads / batches) for each in total]
         return self._step.get_ready(is_whole)
 
     def take(self, ready: Any, extra_actions: Sequence[Action]) -> None:

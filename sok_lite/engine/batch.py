@@ -10,9 +10,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import KeyDtype, RowDtype
 from sok_lite.engine.owner import OwnerRule
-from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.segments import cut
-from sok_lite.engine.table.lookups import PooledParts
 
 
 class ShardedTable(Protocol):
@@ -73,24 +71,6 @@ class Layout:
     def begin(self) -> np.ndarray:
         """The first key of each part, and the number of all keys: (num_parts + 1,) int64."""
         return split_offsets(self.num_items)
-
-    @cached_property
-    def pooled(self) -> PooledParts:
-        numbers = np.array([self.sizes, self.num_rows], np.int64)
-        splits = split_offsets(numbers[1] + 1)[:-1]
-        combiner = np.array([COMBINERS[each] for each in self.combiners], np.int64)
-        if not self.is_ordered:
-            numbers, splits = numbers[:, self.order], splits[self.order]
-            combiner = combiner[self.order]
-        return PooledParts(
-            table=[t for t, numbers in enumerate(self.numbers_of) for _ in numbers],
-            num_rows=numbers[1].tolist(),
-            numbers=numbers,
-            first=split_offsets(numbers[0])[:-1],
-            row_splits=8 * splits,
-            combiner=combiner,
-            no_weights=np.zeros(len(self.order), np.int64),
-        )
 
 
 class Batch(NamedTuple):

@@ -6,12 +6,13 @@ number of launches does not depend on the number of tables.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import I64, U32, Words
+from sok_lite.backend.base import Work
+from sok_lite.backend.publish import publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.hashing import seed_of_process
 from sok_lite.engine.segments import Groups, group
@@ -95,7 +96,8 @@ def dedup(
     if not keys.size:
         return numbering.none()
     numbering.launch(numbering.new_work())
-    numbering.launch_of_tables("dedup_inverse", numbering.sizes, [numbering.at_missing])
+    rows_missing = None if missing is None else missing.rows
+    numbering.launch_of_tables("dedup_inverse", numbering.sizes, [rows_missing])
     return numbering.distinct()
 
 
@@ -141,7 +143,6 @@ class _Numbering:
       sizes: (T,) int64, items of each table.
       slots: (n,) int32, the scratch slot of each item, and then its number.
       num_words: that have to be 0: what the tiles of a GPU tell, and the scratch slots.
-      at_missing: the address of the rows that say what is missing; 0: all items take part.
     """
 
     def __init__(
@@ -167,7 +168,6 @@ class _Numbering:
         self._num_told = 1 + self._tiles.number if backend.name == "cuda" else 0
         # Items that take no part look at the first slot, whether or not others have any.
         self.num_words = self._num_told + max(1, int(self._num_slots.sum()))
-        self.at_missing = 0 if missing is None else _address(backend, missing.rows, U32)
 
     def none(self) -> Distinct:
         """Returns the distinct ones of no keys."""
@@ -190,54 +190,47 @@ class _Numbering:
           work: uint32, of which `num_words` are 0.
         """
         backend, xp, n = self._backend, self._backend.xp, self._keys.size
-        address = backend.address
-        self._work, self.slots = work, xp.empty(n, np.int32)
+        self.slots = xp.empty(n, np.int32)
         self._first, self._distinct = xp.empty(n, np.int32), xp.empty(n, np.int64)
         self._starts = xp.empty(self.begin.size, np.int64)
         self._rows_out = None if self._rows is None else xp.empty(n, np.uint32)
-        self._heads = address(work) + U32.itemsize * self._num_told
-        at_keys, at_slots = _address(backend, self._keys, I64), address(self.slots)
+        self._heads = work[self._num_told :].view(np.int32)
+        missing = None if self._missing is None else self._missing.rows
+        how = (int(self._repeat), seed_of_process(), self._heads, self.slots)
         first_slots = split_offsets(self._num_slots)[:-1]
-        columns: list[Words] = [
-            *(at_keys, self.at_missing, self.begin[:-1], first_slots, self._num_slots),
-            *(int(self._repeat), seed_of_process(), self._heads, at_slots, self.sizes),
+        columns = np.stack([self.begin[:-1], first_slots, self._num_slots, self.sizes], axis=1)
+        parts = [
+            Work(size, (self._keys, missing, begin, first, num_slots, *how, size))
+            for begin, first, num_slots, size in columns.tolist()
         ]
-        backend.launch_columns("dedup_insert", self.sizes.tolist(), columns, self)
+        publish(backend.joined("dedup_insert", parts))
         if backend.name == "cpu":
             self._launch_in_blocks()
             return
-        at_rows = 0 if self._rows is None else _address(backend, self._rows, U32)
-        rows_out = 0 if self._rows is None else address(self._rows_out)
-        columns = [
-            *(at_keys, at_rows, at_slots, self._heads, address(self._first)),
-            *(address(self._distinct), rows_out, self._at_start(-1)),
-            *(address(work), address(work) + U32.itemsize, *self._tiles, n),
-        ]
-        backend.launch_columns("dedup_number_tiles", [self._tiles.number], columns, self)
+        out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
+        items = (self._keys, self._rows, self.slots, self._heads)
+        backend.launch(
+            "dedup_number_tiles", self._tiles.number, *items, *out, work, work[1:], *self._tiles, n
+        )
 
     def _launch_in_blocks(self) -> None:
         n = self._keys.size
         words = (_BLOCK if n <= _BLOCK * _MOST_BLOCKS else -(-n // _MOST_BLOCKS)) // 32
         num_blocks = -(-n // (32 * words))
         marks, counts = np.empty(-(-n // 32), np.uint32), np.empty(num_blocks, np.int32)
-        heads, launch = self._work.view(np.int32), self._backend.launch
+        heads, launch = self._heads, self._backend.launch
         # A block is worth many items: the launch is told their number, not the blocks'.
         blocks = (marks, counts, words, num_blocks, n)
         launch("dedup_count", n, self.slots, heads, *blocks)
         out = (self._first, self._distinct, self._rows_out, self._starts[-1:])
         launch("dedup_number", n, self._keys, self._rows, self.slots, heads, *out, *blocks)
 
-    def _at_start(self, table: int) -> int:
-        """Returns the address of where the keys of a table start; -1: of the number of all."""
-        place = table % self.begin.size
-        return self._backend.address(self._starts) + I64.itemsize * place
-
     def launch_of_tables(
         self,
         kernel: str,
         num_items: np.ndarray,
-        before: Sequence[Words],
-        after: Sequence[Words] = (),
+        before: Sequence[Any],
+        after: Sequence[Any] = (),
     ) -> None:
         """Launches a kernel that tells each item its number, and each table where its keys start.
 
@@ -245,14 +238,14 @@ class _Numbering:
           num_items: of each table. One without any is told, too.
           before, after: what it takes behind the scratch slots, and before the number of items.
         """
-        slots = self._backend.address(self.slots)
-        starts = self._at_start(0) + I64.itemsize * np.arange(self.sizes.size)
-        columns = [
-            *(slots, self._heads, *before, self._backend.address(self._first), self._at_start(-1)),
-            *(self.begin[:-1], slots, starts, *after, self.sizes),
+        slots, starts = self.slots, self._starts
+        told = (slots, self._heads, *before, self._first, starts[-1:])
+        columns = np.stack([num_items, self.begin[:-1], self.sizes], axis=1)
+        parts = [
+            Work(max(1, count), (*told, begin, slots, starts[table:], *after, size))
+            for table, (count, begin, size) in enumerate(columns.tolist())
         ]
-        sizes = [max(1, count) for count in num_items.tolist()]
-        self._backend.launch_columns(kernel, sizes, columns, self)
+        publish(self._backend.joined(kernel, parts))
 
     def distinct(self) -> Distinct:
         """Waits for the number of keys, and returns them."""
@@ -260,11 +253,6 @@ class _Numbering:
         count = int(starts[-1])
         rows = None if self._rows_out is None else self._rows_out[:count]
         return Distinct(self.slots, self._first[:count], self._distinct[:count], starts, rows)
-
-
-def _address(backend: Backend, array: Array, dtype: np.dtype) -> int:
-    """Returns the address of an array. Raises TypeError if kernels cannot take it as that dtype."""
-    return int(backend.addresses([array], dtype)[0])
 
 
 def unique(backend: Backend, keys: Array) -> Unique:

@@ -9,7 +9,7 @@ any key.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from sok_lite.engine.failure import together
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.update_rows import ResolvedUpdates, Updates
+from sok_lite.engine.update_rows import ResolvedUpdate, Update
 
 # Slots that are looked at together: few enough for a processor's cache.
 _SLOTS = 1 << 16
@@ -45,7 +45,9 @@ class ForeignKeysError(ValueError):
     """Keys that belong to other ranks were to get rows."""
 
 
-def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: RankInfo) -> None:
+def refuse_foreign_keys(
+    updates: Sequence[Update], by_row: Sequence[ResolvedUpdate], rank_info: RankInfo
+) -> None:
     """Raises if keys that are about to be inserted belong to other ranks.
 
     Keys that are the very ones of a gradient are not checked, nor are keys that have a row: lookups
@@ -59,15 +61,8 @@ def refuse_foreign_keys(updates: Updates, by_row: ResolvedUpdates, rank_info: Ra
     Raises:
       ForeignKeysError: there are such keys.
     """
-    doubtful = [
-        i
-        for i, (of_gradient, count) in enumerate(
-            zip(updates.of_gradients, by_row.num_without_row, strict=True)
-        )
-        if count and not of_gradient
-    ]
-    for table, all_keys, rows in zip(*by_row.some(doubtful)[:3], strict=True):
-        if not table.owner.is_strict:
+    for update, (table, all_keys, rows, _, num_without_row, _) in zip(updates, by_row, strict=True):
+        if update.of_gradient or not num_without_row or not table.owner.is_strict:
             continue
         count, example = _foreign(table, all_keys[rows == np.uint32(NO_ROW)], rank_info)
         if count:

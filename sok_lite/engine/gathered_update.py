@@ -7,7 +7,6 @@ is called, and stay if it raises.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +22,12 @@ from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.lookups import batched, look_up_batch
+from sok_lite.engine.table.lookups import look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest
 from sok_lite.engine.update import merged, raise_if_nonfinite
 from sok_lite.engine.update_rows import (
-    ResolvedUpdates,
+    ResolvedUpdate,
     Update,
-    Updates,
     plan_mark_seen,
     resolve_rows,
     touch,
@@ -88,7 +86,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
 
     def __init__(
         self,
-        updates: Sequence[Update] | Updates,
+        updates: Sequence[Update],
         kinds: Callable[[EmbeddingTable], Kinds],
         function: StepFunction,
         options: StepOptions,
@@ -98,7 +96,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
 
     def get_ready(self, is_whole: bool) -> "_Computed | None":
         updates, options = merged(self.updates), self.options
-        if not updates.tables:
+        if not updates:
             return None
         # The function may raise, and then all is as it was.
         by_row = resolve_rows(updates, marks=False)
@@ -106,12 +104,12 @@ class GatheredStep(HeldStep["_Computed | None"]):
             refuse_foreign_keys(updates, by_row, options.rank_info)
         if options.on_nonfinite == "error":
             raise_if_nonfinite(by_row)
-        kinds = list(map(self._kinds, updates.tables))
-        states = acquire_states(updates.tables, kinds, updates.optimizers)
-        with_rows = _without_missing(_with_rows_inserted(by_row))
-        gathered = map(_gather, *with_rows[:4], states)
-        stepped, more = self._function(list(gathered))
-        refused = [(t, t.refused) for t in compress(by_row.tables, by_row.inserts)]
+        tables = [each.table for each in updates]
+        kinds, optimizers = list(map(self._kinds, tables)), [each.optimizer for each in updates]
+        states = acquire_states(tables, kinds, optimizers)
+        with_rows = list(map(_without_missing, _with_rows_inserted(by_row)))
+        stepped, more = self._function(list(map(_gather, with_rows, states)))
+        refused = [(each.table, each.table.refused) for each in by_row if each.inserts]
         return _Computed(by_row, with_rows, states, stepped, more, refused)
 
     def take(self, ready: "_Computed | None", extra_actions: Sequence[Action]) -> None:
@@ -119,26 +117,23 @@ class GatheredStep(HeldStep["_Computed | None"]):
             publish(extra_actions)
             return
         by_row, with_rows, states, stepped, more, refused = ready
-        counted = (by_row.tables, by_row.num_without_row, by_row.inserts)
         left_out = [
             action
-            for table, count, insert in zip(*counted, strict=True)
-            if count and not insert
-            for action in table.plan_count(not_updated=count)
+            for each in by_row
+            if each.num_without_row and not each.inserts
+            for action in each.table.plan_count(not_updated=each.num_without_row)
         ]
         touch(by_row)
         noting = plan_mark_seen(by_row)
         writing = [
             action
-            for table, *of_table in zip(
-                with_rows.tables, with_rows.rows, states, stepped, strict=True
-            )
-            for action in _plan_write(table.store, *of_table)
+            for each, its_states, went in zip(with_rows, states, stepped, strict=True)
+            for action in _plan_write(each.table.store, each.rows, its_states, went)
         ]
         num_nonfinite = self.options.num_nonfinite
         counting = [
-            (table.backend, *counting_nonfinite(grads, None, num_nonfinite))
-            for table, grads in zip(with_rows.tables, with_rows.grads, strict=True)
+            (each.table.backend, *counting_nonfinite(each.grads, None, num_nonfinite))
+            for each in with_rows
             if num_nonfinite is not None
         ]
         publish([*noting, *joined_launches(counting), *writing], [*left_out, *more, *extra_actions])
@@ -158,50 +153,45 @@ class _Computed(NamedTuple):
       refused: of each table that has inserted keys, how many it refused.
     """
 
-    resolved: ResolvedUpdates
-    with_rows: ResolvedUpdates
+    resolved: Sequence[ResolvedUpdate]
+    with_rows: Sequence[ResolvedUpdate]
     states: Sequence[States]
     stepped: Sequence[Stepped]
     more: Sequence[Action]
     refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]]
 
 
-def _with_rows_inserted(updates: ResolvedUpdates) -> ResolvedUpdates:
+def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedUpdate]:
     """Returns updates after the insertion of missing keys, where the tables take any."""
-    inserting = [i for i, insert in enumerate(updates.inserts) if insert]
+    inserting = [each for each in updates if each.inserts]
     if not inserting:
         return updates
-    some = updates.some(inserting)
-    backend, sizes = some.tables[0].backend, [keys.size for keys in some.keys]
-    keys = backend.xp.concatenate(list(some.keys))
+    backend, sizes = inserting[0].table.backend, [each.keys.size for each in inserting]
+    keys = backend.xp.concatenate([each.keys for each in inserting])
     rows = backend.xp.empty(keys.size, np.uint32)
-    pairs = zip(some.tables, sizes, strict=True)
-    requests = [LookupRequest(table, size, unique_keys=True) for table, size in pairs]
-    lookup = batched(requests)._replace(is_lookup=False)
-    num_without_row = look_up_batch(backend, keys, rows, lookup)
-    all_rows, all_without_row = list(updates.rows), list(updates.num_without_row)
-    for i, its_rows, count in zip(inserting, cut(rows, sizes), num_without_row, strict=True):
-        all_rows[i], all_without_row[i] = its_rows, count
-    return updates._replace(rows=all_rows, num_without_row=all_without_row)
+    pairs = zip(inserting, sizes, strict=True)
+    requests = [LookupRequest(each.table, size, unique_keys=True) for each, size in pairs]
+    num_without_row = look_up_batch(backend, keys, rows, requests, is_lookup=False)
+    inserted = map(_with_rows, inserting, cut(rows, sizes), num_without_row)
+    return [next(inserted) if each.inserts else each for each in updates]
 
 
-def _without_missing(updates: ResolvedUpdates) -> ResolvedUpdates:
-    """Returns updates without the keys that have no row."""
-    lacking = [i for i, count in enumerate(updates.num_without_row) if count]
-    if not lacking:
-        return updates
-    parts = [list(updates.keys), list(updates.rows), list(updates.grads)]
-    for i in lacking:
-        present = updates.tables[i].backend.xp.flatnonzero(updates.rows[i] != np.uint32(NO_ROW))
-        for part in parts:
-            part[i] = part[i][present]
-    keys, rows, grads = parts
-    return updates._replace(keys=keys, rows=rows, grads=grads, num_without_row=[0] * len(keys))
+def _with_rows(update: ResolvedUpdate, rows: Array, num_without_row: int) -> ResolvedUpdate:
+    return update._replace(rows=rows, num_without_row=num_without_row)
 
 
-def _gather(
-    table: EmbeddingTable, keys: Array, rows: Array, grads: Array, states: States
-) -> Gathered:
+def _without_missing(update: ResolvedUpdate) -> ResolvedUpdate:
+    """Returns an update without the keys that have no row."""
+    table, keys, rows, grads, count, _ = update
+    if not count:
+        return update
+    present = table.backend.xp.flatnonzero(rows != np.uint32(NO_ROW))
+    keys, rows, grads = keys[present], rows[present], grads[present]
+    return update._replace(keys=keys, rows=rows, grads=grads, num_without_row=0)
+
+
+def _gather(update: ResolvedUpdate, states: States) -> Gathered:
+    table, keys, rows, grads, *_ = update
     store = table.store
     values = store.row_dtype.to_float32(table.backend.xp, store.read(rows))
     read = {name: store.read(rows, column.name) for name, column in states.items()}

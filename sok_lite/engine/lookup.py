@@ -25,10 +25,10 @@ from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
-from sok_lite.engine.pieces import Allocate, Pieces, Shape, new_results
 from sok_lite.engine.pooling_context import PoolingContext
+from sok_lite.engine.results import Allocate, Shape, new_results
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import copy_apart, segment_sums
+from sok_lite.engine.segments import copy_apart, cut, segment_sums
 from sok_lite.engine.sent_keys import send
 from sok_lite.engine.table.last_gradient import note_gradients
 from sok_lite.engine.table.lookups import WrongSplitsError
@@ -103,7 +103,7 @@ class Gradients(NamedTuple):
       weight_grads: of each part (n,) float32; None where there are no weights.
     """
 
-    keys: Pieces
+    keys: Sequence[Array]
     row_grads: Sequence[Array]
     weight_grads: Sequence[Array | None]
 
@@ -198,14 +198,12 @@ def backward(
     terms, weight_grads = gradients_at_owners(backend, parts, out_grads, context.pooling)
     begin = split_offsets(context.pooling.route.num_received)
     distinct, groups = dedup_and_group(backend, context.keys, begin, context.rows)
-    sizes, starts = distinct.sizes.tolist(), distinct.starts[:-1]
+    sizes = distinct.sizes.tolist()
     sums, copies = (None, None) if allocate is None else allocate(sizes)
     sums = segment_sums(backend, groups, terms, sums)
     if copies is not None:
         copy_apart(backend, context.keys, distinct.first, sizes, copies)
-    shapes = list(zip(sizes))
-    keys = Pieces(distinct.keys, shapes, starts)
-    rows = Pieces(distinct.rows, shapes, starts)
+    keys, rows = cut(distinct.keys, sizes), cut(distinct.rows, sizes)
     tables, route = [table for table, _, _ in parts], context.pooling.route
     # Of several ranks native code takes no gradient.
     is_native = route.comm.size == 1 and all(

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I64
 from sok_lite.backend.publish import publish
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.pieces import Shape, addresses_of
+from sok_lite.engine.results import Shape
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import BatchedLookup, LaunchColumns, batched, look_up_batch
+from sok_lite.engine.table.lookups import look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest, Output
 
 
@@ -71,7 +70,7 @@ class OwnerLookup:
             pieces = cut(whole, [self.sizes[i] for i in numbers])
             for i, piece in zip(numbers, pieces, strict=True):
                 results[i] = piece
-        self._look_up(batched(requests), self._read_none)
+        self._look_up(requests, self._read_none)
         return results
 
     def pool(self, out: Sequence[Array], begun: np.ndarray | None = None) -> None:
@@ -88,18 +87,7 @@ class OwnerLookup:
         """
         if not self.sizes:
             return
-        batch, firsts = self._batch, [numbers[0] for numbers in self._numbers_of]
-        sizes = self.sizes
-        if len(firsts) < len(sizes):
-            sizes = [self._size_of(numbers) for numbers in self._numbers_of]
-        lookup = BatchedLookup(
-            tables=[self._tables[i] for i in firsts],
-            inserts=[batch.inserts[i] for i in firsts],
-            sizes=sizes,
-            requests=lambda: self._requests(out),
-            columns=self._columns(out),
-        )
-        self._look_up(lookup, self._read_weighted, begun)
+        self._look_up(self._requests(out), self._read_weighted, begun)
 
     # ---------------------------------------------------------------- the requests
 
@@ -125,38 +113,24 @@ class OwnerLookup:
             requests.append(self._request(numbers, outputs))
         return requests
 
-    def _columns(self, out: Sequence[Array]) -> LaunchColumns:
-        """Returns the same as `_requests`, as the words that a launch takes."""
-        batch, backend = self._batch, self._backend
-        parts, weights = batch.layout.pooled, [batch.weights[i] for i in batch.layout.order]
-        where = parts.no_weights
-        if [each for each in weights if each is not None]:
-            where = backend.addresses(weights, F32)
-        places = np.asarray(addresses_of(backend, out, F32))
-        return LaunchColumns(
-            parts=parts,
-            row_splits=backend.addresses([batch.row_splits], I64) + parts.row_splits,
-            weights=where,
-            out=places if batch.layout.is_ordered else places[batch.layout.order],
-            arrays=(batch, out),
-        )
-
     # ---------------------------------------------------------------- what is found
 
     def _look_up(
         self,
-        lookup: BatchedLookup,
+        requests: Sequence[LookupRequest],
         keep: Callable[[Sequence[int]], None],
         begun: np.ndarray | None = None,
     ) -> None:
         """Looks up, and stores what the gradient needs, under the locks of all tables.
 
         Args:
+          requests: one to each table, in the order of `numbers_of`.
           keep: called with the number of keys without a row of each table.
           begun: as of `look_up_batch`.
         """
         order = self._batch.layout.order
         keys, rows, is_ordered = self.keys, self.rows, self._batch.layout.is_ordered
+        tables = [each.table for each in requests]
         if not is_ordered:  # a table comes twice: its keys are one batch
             keys = self._reorder(keys, self.sizes, order)
             rows = self._backend.xp.empty(keys.size, np.uint32)
@@ -164,23 +138,22 @@ class OwnerLookup:
                 rows = self._reorder(self.rows, self.sizes, order)
 
         def found() -> None:
-            num_without_row = look_up_batch(self._backend, keys, rows, lookup, begun=begun)
+            num_without_row = look_up_batch(self._backend, keys, rows, requests, begun=begun)
             if not is_ordered:
                 found_of = dict(zip(order, cut(rows, [self.sizes[i] for i in order]), strict=True))
                 all_rows = [found_of[i] for i in range(len(self.sizes))]
                 self.rows[...] = self._backend.xp.concatenate(all_rows)
             self.row_epochs = [table.row_epoch for table in self._tables]
-            if True in lookup.inserts or any(num_without_row):
-                of_tables = (self._numbers_of, num_without_row, lookup.tables, lookup.inserts)
-                for numbers, count, table, insert in zip(*of_tables, strict=True):
-                    lookup_number = table.clock.now if insert else 0
-                    for i in numbers:
-                        self.num_without_row[i], self.lookup_numbers[i] = count, lookup_number
+            of_tables = zip(self._numbers_of, num_without_row, requests, strict=True)
+            for numbers, count, each in of_tables:
+                lookup_number = each.table.clock.now if each.insert else 0
+                for i in numbers:
+                    self.num_without_row[i], self.lookup_numbers[i] = count, lookup_number
             keep(num_without_row)
-            for table in [table for table in lookup.tables if not table.keeps_every_key]:
+            for table in [table for table in tables if not table.keeps_every_key]:
                 table.report_refused()
 
-        holding(lookup.tables, found, goes_on=begun is not None)
+        holding(tables, found, goes_on=begun is not None)
 
     def _reorder(self, array: Array, sizes: Sequence[int], order: Sequence[int]) -> Array:
         """Returns the pieces of an array, of those sizes, in another order."""

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I32, I64, Work
+from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.pieces import Pieces, addresses_of
+from sok_lite.engine.segments import cut
 
 COMBINERS = {"sum": 0, "mean": 1, "sqrtn": 2}  # COMBINE_SUM, ... of kernels/pooling.cuh
 _SPELLINGS = {
@@ -74,10 +73,10 @@ def plan_combine(
 
 def coefficients_of(
     backend: Backend,
-    row_splits: Pieces,
+    row_splits: Sequence[Array],
     weighting: Sequence[tuple[Array | None, str]],
     num_items: Sequence[int],
-) -> tuple[Pieces, Sequence[Array | None] | None]:
+) -> tuple[list[Array], list[Array | None]]:
     """Returns the factors that the gradient of a pooled row is multiplied by, one for each item.
 
     Args:
@@ -87,34 +86,26 @@ def coefficients_of(
       num_items: of each part n.
 
     Returns:
-      (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None,
-      or None of a part: all 1).
+      (of each part (n,) int32, the row of each item; of each part (n,) float32, the number, None:
+      all 1).
     """
     xp = backend.xp
-    starts = split_offsets(num_items)
-    item_rows = xp.empty(int(starts[-1]), np.int32)
-    index = Pieces(item_rows, list(zip(num_items)), starts[:-1])
+    index = cut(xp.empty(sum(num_items), np.int32), num_items)
     has_factors = [weights is not None or name != "sum" for weights, name in weighting]
-    weights: list[Array | None] | None = None
-    coefficients: Sequence[Array | None] | None = None
-    their: np.ndarray | int = 0  # addresses of coefficients
+    coefficients: list[Array | None] = [None] * len(index)
     if True in has_factors:
-        weights = [None if its is None else xp.ascontiguousarray(its) for its, _ in weighting]
-        factors = xp.empty(item_rows.size, np.float32)
-        their = np.where(has_factors, backend.address(factors) + 4 * starts[:-1], 0)
-        coefficients = Pieces(factors, index.shapes, index.starts)
-        if False in has_factors:
-            pairs = zip(coefficients, has_factors, strict=True)
-            coefficients = [its if has else None for its, has in pairs]
-    num_rows = [length - 1 for (length,) in row_splits.shapes]
-    columns = [
-        *(addresses_of(backend, row_splits, I64), addresses_of(backend, weights, F32)),
-        np.array([COMBINERS[name] for _, name in weighting], np.int64),
-        addresses_of(backend, index, I32),
-        *(their, 0, np.array(num_rows, np.int64)),
-    ]
-    arrays = (row_splits, weights, item_rows, coefficients)
-    backend.launch_columns("combine_items", num_rows, columns, arrays)
+        factors = cut(xp.empty(sum(num_items), np.float32), num_items)
+        pairs = zip(factors, has_factors, strict=True)
+        coefficients = [its if has else None for its, has in pairs]
+    parts = []
+    of_parts = zip(row_splits, weighting, index, coefficients, strict=True)
+    for splits, (weights, name), items, its_factors in of_parts:
+        num_rows = len(splits) - 1
+        if weights is not None:
+            weights = xp.ascontiguousarray(weights)
+        arguments = (splits, weights, COMBINERS[name], items, its_factors, 0, num_rows)
+        parts.append(Work(num_rows, arguments))
+    publish(backend.joined("combine_items", parts))
     return index, coefficients
 
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.route import Route
+from sok_lite.engine.segments import cut
 
 
 class PoolingContext(NamedTuple):
@@ -37,6 +37,6 @@ class PoolingContext(NamedTuple):
         numbers = np.array([batch.layout.sizes, batch.layout.num_rows], np.int64)
         return PoolingContext(route, numbers, batch.row_splits, inverse, sources)
 
-    def splits_of_parts(self) -> Pieces:
+    def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""
-        return Pieces.of_sizes(self.row_splits, self.numbers[1] + 1)
+        return cut(self.row_splits, self.numbers[1] + 1)

@@ -14,7 +14,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.optimizers.rule import rule_step
 from sok_lite.engine.step import Step, StepOptions
 from sok_lite.engine.update import UpdateStep, make_states, merged
-from sok_lite.engine.update_rows import Update, Updates, summed
+from sok_lite.engine.update_rows import Update, summed
 
 
 class RemoteStep(Step):
@@ -32,8 +32,8 @@ class RemoteStep(Step):
       Exception: whatever the remote store raises.
     """
 
-    def __init__(self, updates: Updates, options: StepOptions) -> None:
-        self._updates = list(map(Update, *summed(merged(updates))))
+    def __init__(self, updates: Sequence[Update], options: StepOptions) -> None:
+        self._updates = summed(merged(updates))
         stand_ins = [each._replace(table=cast(Any, each.table).make()) for each in self._updates]
         self._stand_ins, self._options = UpdateStep(stand_ins, options), options
 

@@ -6,16 +6,16 @@ each table. The number of launches does not depend on the number of tables.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32, I32, Words, joined_column_launches
+from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
-from sok_lite.engine.pieces import ManyArrays, addresses_of, new_results, shapes_of
+from sok_lite.engine.results import new_results
 from sok_lite.engine.sort import sort_items
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh
@@ -91,11 +91,10 @@ def items_of_tables(backend: Backend, is_wanted: Sequence[bool], sizes: np.ndarr
 
 def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: int) -> Array:
     """Returns the number of each item's table, and `step` more for each item of it before."""
-    begin = split_offsets(sizes)
-    out = backend.xp.empty(int(begin[-1]), np.int32)
-    places = backend.address(out) + I32.itemsize * begin[:-1]
-    columns: list[Words] = [numbers.astype(np.int64), step, places, sizes]
-    backend.launch_columns("table_numbers", sizes.tolist(), columns, out)
+    out = backend.xp.empty(int(sizes.sum()), np.int32)
+    of_tables = zip(numbers.tolist(), sizes.tolist(), cut(out, sizes), strict=True)
+    parts = [Work(size, (number, step, its, size)) for number, size, its in of_tables]
+    publish(backend.joined("table_numbers", parts))
     return out
 
 
@@ -148,31 +147,36 @@ def segment_sums(
     Returns:
       One (groups of the table, dim) float32 array for each table; a group without items is zeros.
     """
-    sources, rows, weights = terms
     num_items = groups.begin[1:] - groups.begin[:-1]
     num_groups = groups.starts[1:] - groups.starts[:-1]
-    shapes = shapes_of(sources)
-    dims = np.array([dim for _, dim in shapes], np.int64)
+    counts, dims = num_groups.tolist(), [source.shape[1] for source in terms.sources]
     if out is None:
-        out = new_results(backend, list(zip(num_groups.tolist(), dims.tolist(), strict=True)))
+        out = new_results(backend, list(zip(counts, dims, strict=True)))
     # Rounded up: each table's pieces begin where four columns can be moved at a time.
-    pieces = split_offsets(-(-(num_items // _PIECE) * dims // 4) * 4)
-    scratch = backend.xp.empty(int(pieces[-1]), np.float32)
-    address = backend.address
-    columns: list[Words] = [
-        *(addresses_of(backend, sources, F32), dims),
-        *(addresses_of(backend, rows, I32), addresses_of(backend, weights, F32)),
-        *(address(groups.offsets), address(groups.order), address(groups.labels)),
-        *(groups.starts[:-1], num_groups, groups.begin[:-1], num_items),
-        (num_items >= _PIECE) * (address(scratch) + 4 * pieces[:-1]),
-        addresses_of(backend, out, F32),
-    ]
-    arrays = (groups, terms, scratch, out)
-    # A few groups may have many items: the work is worth as many threads as there are items.
-    summing = (num_groups > 0) * np.maximum(num_groups, num_items)
-    adding = ((num_groups > 0) & (num_items > _PIECE)) * num_items
-    for kernel, work in (("segment_sums", summing), ("segment_add_pieces", adding)):
-        backend.launch_columns(kernel, work.tolist(), columns, arrays)
+    pieces = split_offsets(-(-(num_items // _PIECE) * np.array(dims, np.int64) // 4) * 4).tolist()
+    scratch = backend.xp.empty(pieces[-1], np.float32)
+    none: list[Array | None] = [None] * len(dims)
+    of_tables = zip(
+        *(terms.sources, dims, terms.rows or none, terms.weights or none, counts, out),
+        *(groups.starts[:-1].tolist(), groups.begin[:-1].tolist(), num_items.tolist(), pieces[:-1]),
+        strict=True,
+    )
+    summing, adding = [], []
+    for source, dim, rows, weights, count, sums, start, begin, size, piece in of_tables:
+        if not count:
+            continue
+        arguments = (
+            *(source, dim, rows, weights, groups.offsets, groups.order, groups.labels),
+            *(start, count, begin, size, scratch[piece:] if size >= _PIECE else None, sums),
+        )
+        # A few groups may have many items: the work is worth as many threads as there are items.
+        summing.append(Work(max(count, size), arguments))
+        if size > _PIECE:
+            adding.append(Work(size, arguments))
+    # One after the other: the pieces are sums.
+    publish(
+        [*backend.joined("segment_sums", summing), *backend.joined("segment_add_pieces", adding)]
+    )
     return out
 
 
@@ -219,21 +223,16 @@ def copy_apart(
       sizes: how many each table has; they sum to m.
       copies: of each table (its size,) integers of 64 bits or, for values that fit, of 32.
     """
-    arrays: list[Any] = [values, index, copies]
-    if isinstance(copies, ManyArrays):
-        widths, out = [copies.dtype.itemsize] * len(copies), copies.addresses(backend)
-    else:
-        widths = [each.itemsize for each in copies]
-        out = np.array(list(map(backend.address, copies)), np.int64)
-    source = np.full(len(widths), backend.address(values), np.int64)
-    narrow = [i for i, width in enumerate(widths) if width == I32.itemsize]
-    if narrow:
-        arrays.append(values.astype(np.int32))
-        source[narrow] = backend.address(arrays[-1])
-    numbers = np.array(sizes, np.int64)
-    places = backend.address(index) + I32.itemsize * split_offsets(numbers)[:-1]
-    kernels = [(backend, f"dense_gather_u{8 * width}") for width in widths]
-    publish(joined_column_launches(kernels, sizes, [source, 1, places, out, numbers], arrays))
+    words = [as_words(copy) for copy in copies]
+    sources = {"u64": values.view(np.uint64)}
+    if "u32" in dict(words):
+        sources["u32"] = values.astype(np.int32).view(np.uint32)
+    of_tables = zip(words, cut(index, sizes), sizes, strict=True)
+    parts = [
+        (backend, f"dense_gather_{suffix}", Work(size, (sources[suffix], 1, its, out, size)))
+        for (suffix, out), its, size in of_tables
+    ]
+    publish(joined_launches(parts))
 
 
 def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:

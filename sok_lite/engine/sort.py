@@ -1,12 +1,10 @@
 """A stable sort of items by small labels, on a GPU; see kernels/sort.cu."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import I32, U32
 
 _MOST_BITS = 9  # of a digit
 # A tile is a few hundred items at least: it looks back for every digit. More than so many tiles
@@ -41,7 +39,7 @@ class Sort:
       num_more: so many words more are set to 0 for the caller.
 
     Attributes:
-      counting: what a launch that counts digits is told: passes, bits, and an address.
+      counting: what a launch that counts digits is told: passes, bits, and an array.
       tiles: of the items.
       work: (num_more + what the sort needs,) uint32.
     """
@@ -57,14 +55,13 @@ class Sort:
         self._told = self._taken + self._passes
         num_words = self._told + (self._passes * self.tiles.number << self._bits)
         self.work = backend.xp.zeros(num_words, np.uint32)
-        self._counts = backend.address(self.work) + U32.itemsize * num_more
+        self._counts = self.work[num_more:]
         self.counting = (self._passes, self._bits, self._counts)
 
     def count(self, labels: Array) -> None:
         """Counts the digits of labels, (n,) int32. A launch that does it by the way is told
         `counting`."""
-        words = (self._backend.address(labels), *self.counting, self._n)
-        self._launch("sort_count", words, [labels, self.work])
+        self._backend.launch("sort_count", self.tiles.number, labels, *self.counting, self._n)
 
     def sorted(self, labels: Array) -> tuple[Array, Array]:
         """Sorts the items whose digits were counted. It waits for nothing.
@@ -77,26 +74,21 @@ class Sort:
           these, (n,) int32).
         """
         backend, n = self._backend, self._n
-        labels_in, items_in = backend.address(labels), 0
-        counts, work = self._counts, backend.address(self.work)
+        labels_in: Array = labels
+        items_in: Array | None = None
         to = [backend.xp.empty((2, n), np.int32) for _ in range(min(self._passes, 2))]
-        arrays = [labels, self.work, to]
         for i in range(self._passes):
-            target = backend.address(to[i % 2])
-            words = (
-                *(labels_in, items_in, target, target + I32.itemsize * n),
-                counts + (U32.itemsize * i << self._bits),
-                work + U32.itemsize * (self._taken + i),
-                work + U32.itemsize * (self._told + (i * self.tiles.number << self._bits)),
+            labels_out, items_out = to[i % 2][0], to[i % 2][1]
+            arguments = (
+                *(labels_in, items_in, labels_out, items_out),
+                self._counts[i << self._bits :],
+                self.work[self._taken + i :],
+                self.work[self._told + (i * self.tiles.number << self._bits) :],
                 *(i * self._bits, self._bits, *self.tiles, n),
             )
-            self._launch("sort_pass", words, arrays)
-            labels_in, items_in = target, target + I32.itemsize * n
-        by_label = to[(self._passes - 1) % 2]
-        return by_label[1], by_label[0]
-
-    def _launch(self, kernel: str, words: Sequence[int], arrays: Any) -> None:
-        self._backend.launch_columns(kernel, [self.tiles.number], words, arrays)
+            backend.launch("sort_pass", self.tiles.number, *arguments)
+            labels_in, items_in = labels_out, items_out
+        return items_in, labels_in
 
 
 def sort_items(backend: Backend, labels: Array, num_labels: int) -> tuple[Array, Array]:

@@ -25,9 +25,9 @@ from sok_lite.engine.batch_pooling import gradients_at_owners, pool, pool_return
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
-from sok_lite.engine.pieces import Allocate, new_results
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.pooling_context import PoolingContext
+from sok_lite.engine.results import Allocate, new_results
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import (
     copy_apart,

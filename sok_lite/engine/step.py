@@ -13,8 +13,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action
 from sok_lite.engine.foreign_keys import RankInfo
+from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding, holding_since, last_change
-from sok_lite.engine.update_rows import Update, Updates
+from sok_lite.engine.update_rows import Update
 
 Ready = TypeVar("Ready")
 
@@ -72,17 +73,17 @@ class HeldStep(ABC, Generic[Ready]):
       ValueError: `on_nonfinite` is neither "allow" nor "error".
     """
 
-    def __init__(self, updates: Sequence[Update] | Updates, options: StepOptions) -> None:
+    def __init__(self, updates: Sequence[Update], options: StepOptions) -> None:
         if options.on_nonfinite not in ("allow", "error"):
             raise ValueError(
                 f"`on_nonfinite` must be 'allow' or 'error'. Received: {options.on_nonfinite!r}."
             )
-        self.updates, self.options = Updates.of(updates), options
+        self.updates, self.options = updates, options
         self._prepared: tuple[object, Ready] | None = None
 
     def prepare(self) -> None:
         """Checks the step: raises its errors, and changes no row."""
-        holding(self.updates.tables, self._prepare)
+        holding(self._tables(), self._prepare)
 
     def commit(self, extra_actions: Sequence[Action] = ()) -> None:
         """Takes the step.
@@ -90,7 +91,7 @@ class HeldStep(ABC, Generic[Ready]):
         Args:
           extra_actions: actions to be published together with the change of the rows.
         """
-        tables, prepared = self.updates.tables, self._prepared
+        tables, prepared = self._tables(), self._prepared
         if prepared is None:
             holding(tables, lambda: self.take(self.get_ready(is_whole=True), extra_actions))
         else:
@@ -99,8 +100,11 @@ class HeldStep(ABC, Generic[Ready]):
 
     def _prepare(self) -> None:
         ready = self.get_ready(is_whole=False)
-        if self.updates.tables:
-            self._prepared = last_change(self.updates.tables), ready
+        if self.updates:
+            self._prepared = last_change(self._tables()), ready
+
+    def _tables(self) -> list[EmbeddingTable]:
+        return [update.table for update in self.updates]
 
     def _take_prepared(
         self, ready: Ready, extra_actions: Sequence[Action], is_unchanged: bool

@@ -17,20 +17,20 @@ from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.row_step import RowSteps, counting_nonfinite, plan_update
+from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite, plan_update
 from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
-from sok_lite.engine.pieces import chosen, contiguous, dtypes_of, shapes_of
+from sok_lite.engine.results import contiguous
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
-from sok_lite.engine.table.lookups import batched, look_up_batch
+from sok_lite.engine.table.lookups import look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest
 from sok_lite.engine.update_rows import (
-    ResolvedUpdates,
-    Updates,
+    ResolvedUpdate,
+    Update,
     plan_mark_seen,
     resolve_rows,
     touch,
@@ -41,14 +41,15 @@ class NonFiniteGradientError(ValueError, FloatingPointError):
     """A gradient has a NaN or an infinity and the program asked for an error."""
 
 
-def step_of(updates: Updates, options: StepOptions) -> Step:
+def step_of(updates: Sequence[Update], options: StepOptions) -> Step:
     """Returns one step of all tables by their update rules, whatever their kinds."""
-    types = [table.step_type for table in updates.tables]
+    types = [update.table.step_type for update in updates]
     if types.count(None) == len(types):
         return UpdateStep(updates, options)
     steps = [
         (UpdateStep if step_type is None else step_type)(
-            updates.some([i for i, other in enumerate(types) if other is step_type]), options
+            [each for each, other in zip(updates, types, strict=True) if other is step_type],
+            options,
         )
         for step_type in (*dict.fromkeys(filter(None, types)), None)
     ]
@@ -86,7 +87,7 @@ class JoinedStep(Step):
         last.commit(extra_actions)
 
 
-class UpdateStep(HeldStep["_Steps | None"]):
+class UpdateStep(HeldStep["list[_Ready] | None"]):
     """One step of all tables by their update rules.
 
     It waits for the device only where keys may repeat or have no row, or `on_nonfinite` is "error".
@@ -105,63 +106,66 @@ class UpdateStep(HeldStep["_Steps | None"]):
         updated.
     """
 
-    def get_ready(self, is_whole: bool) -> "_Steps | None":
+    def get_ready(self, is_whole: bool) -> "list[_Ready] | None":
         options, updates = self.options, merged(self.updates)
-        if not updates.tables:
+        if not updates:
             check_step(options.learning_rate, options.number)
             return None
-        # Most steps have one rule: nothing is called for each table.
-        order = list(map(id, updates.rules))
-        rules = dict(zip(order, updates.rules, strict=True))
-        steps = {
-            key: rule_step(rule, options.learning_rate, options.number)
-            for key, rule in rules.items()
-        }
+        # Most steps have one rule, and most tables one dimension.
+        steps: dict[int, RuleStep] = {}
+        kinds: dict[tuple[int, int], Kinds] = {}
+        for update in updates:
+            number, dim = id(update.rule), update.table.dim
+            if number not in steps:
+                steps[number] = rule_step(update.rule, options.learning_rate, options.number)
+            if (number, dim) not in kinds:
+                kinds[number, dim] = steps[number].kinds(dim)
         by_row = resolve_rows(updates, marks=is_whole)
         if options.rank_info is not None:
             refuse_foreign_keys(updates, by_row, options.rank_info)
         if options.on_nonfinite == "error":
             raise_if_nonfinite(by_row)
-        sorts = list(zip(order, [table.dim for table in updates.tables], strict=True))
-        kinds = {each: steps[each[0]].kinds(each[1]) for each in dict.fromkeys(sorts)}
-        states = acquire_states(updates.tables, [kinds[each] for each in sorts], updates.optimizers)
+        states = acquire_states(
+            [each.table for each in updates],
+            [kinds[id(each.rule), each.table.dim] for each in updates],
+            [each.optimizer for each in updates],
+        )
         if not is_whole:
-            columns = (by_row.tables, by_row.num_without_row, by_row.inserts)
-            for table, count, inserts in zip(*columns, strict=True):
-                if inserts:
-                    table.make_room(count)
-        return _Steps(by_row, states, [steps[key] for key in order])
+            for each in by_row:
+                if each.inserts:
+                    each.table.make_room(each.num_without_row)
+        rules = [steps[id(each.rule)] for each in updates]
+        return list(map(_Ready, by_row, states, rules))
 
-    def take(self, ready: "_Steps | None", extra_actions: Sequence[Action]) -> None:
+    def take(self, ready: "list[_Ready] | None", extra_actions: Sequence[Action]) -> None:
         if ready is None:
             publish(extra_actions)
             return
-        steps, rounding = ready, self.options.stochastic_rounding
-        num_nonfinite = self.options.num_nonfinite
+        rounding, num_nonfinite = self.options.stochastic_rounding, self.options.num_nonfinite
         if num_nonfinite is None:
-            num_nonfinite = steps.resolved.tables[0].backend.xp.zeros(1, np.int64)
-        touch(steps.resolved)
-        inserts, has_rows = steps.resolved.inserts, steps
-        if True in inserts:
-            has_rows = steps.some([i for i, insert in enumerate(inserts) if not insert])
-        found, rows_of_found = has_rows.resolved, _of_rows(has_rows, rounding)
-        actions = [*plan_mark_seen(found), *plan_update(rows_of_found, num_nonfinite)]
-        actions += [
-            action
-            for table, count in zip(found.tables, found.num_without_row, strict=True)
-            if count
-            for action in table.plan_count(not_updated=count)
-        ]
-        if True not in inserts:
+            num_nonfinite = ready[0].update.table.backend.xp.zeros(1, np.int64)
+        touch([each.update for each in ready])
+        new = [each for each in ready if each.update.inserts]
+        others = [each for each in ready if not each.update.inserts] if new else ready
+        actions = plan_mark_seen([each.update for each in others])
+        actions += plan_update([each.of_rows(rounding) for each in others], num_nonfinite)
+        for each in others:
+            if each.update.num_without_row:
+                actions += each.update.table.plan_count(not_updated=each.update.num_without_row)
+        if not new:
             publish(actions, extra_actions)
             return
-        new = steps.some([i for i, insert in enumerate(inserts) if insert])
-        _insert(new.resolved, _of_rows(new, rounding), num_nonfinite, [actions, extra_actions])
+        _insert(
+            [each.update for each in new],
+            [each.of_rows(rounding) for each in new],
+            num_nonfinite,
+            [actions, extra_actions],
+        )
 
 
 def _insert(
-    updates: ResolvedUpdates,
-    steps: RowSteps,
+    updates: Sequence[ResolvedUpdate],
+    steps: Sequence[RowStep],
     num_nonfinite: Array,
     extra_actions: Sequence[Sequence[Action]],
 ) -> None:
@@ -172,24 +176,25 @@ def _insert(
       num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
       extra_actions: published with the insertions.
     """
-    tables, sizes = updates.tables, [keys.size for keys in updates.keys]
-    backend = tables[0].backend
-    keys = backend.xp.concatenate(list(updates.keys))
+    backend = updates[0].table.backend
+    keys = backend.xp.concatenate([each.keys for each in updates])
     rows = backend.xp.empty(keys.size, np.uint32)
-    steps = steps._replace(rows=cut(rows, sizes))
 
-    def then(number: int) -> list[Action]:
-        step, backend = steps.of(number), steps.backends[number]
-        return [Launch(backend, step.kernel, step.part(num_nonfinite))]
+    def then(step: RowStep) -> list[Action]:
+        return [Launch(step.store.backend, step.kernel, step.part(num_nonfinite))]
 
+    of_updates = zip(updates, steps, cut(rows, [each.keys.size for each in updates]), strict=True)
     requests = [
-        LookupRequest(table, size, unique_keys=True, then=partial(then, i))
-        for i, (table, size) in enumerate(zip(tables, sizes, strict=True))
+        LookupRequest(
+            *(each.table, each.keys.size),
+            unique_keys=True,
+            then=partial(then, step._replace(rows=its_rows)),
+        )
+        for each, step, its_rows in of_updates
     ]
-    lookup = batched(requests)._replace(is_lookup=False)
-    look_up_batch(backend, keys, rows, lookup, extra_actions)
-    for table in tables:
-        table.report_refused()
+    look_up_batch(backend, keys, rows, requests, extra_actions, is_lookup=False)
+    for each in updates:
+        each.table.report_refused()
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -201,132 +206,93 @@ def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimi
     holding(tables, lambda: acquire_states(tables, kinds, [optimizer] * len(tables)))
 
 
-class _Steps(NamedTuple):
-    """The updates of tables, ready to be made.
+class _Ready(NamedTuple):
+    """The update of a table, ready to be made.
 
     Attributes:
-      resolved: their keys, rows and gradients.
-      states: of each, the state columns that the rule works on.
-      rules: of each, the rule in this step.
+      update: its keys, rows and gradients.
+      states: the state columns that the rule works on.
+      step: the rule in this step.
     """
 
-    resolved: ResolvedUpdates
-    states: Sequence[States]
-    rules: Sequence[RuleStep]
+    update: ResolvedUpdate
+    states: States
+    step: RuleStep
 
-    def some(self, numbers: Sequence[int]) -> "_Steps":
-        """Returns those of some numbers."""
-        return _Steps(self.resolved.some(numbers), *chosen(self[1:], numbers))
-
-
-def _of_rows(steps: _Steps, stochastic_rounding: bool) -> RowSteps:
-    """Returns the steps of the rows of the tables' keys."""
-    tables, keys, rows, grads, *_ = steps.resolved
-    stores, backends = [table.store for table in tables], [table.backend for table in tables]
-    rounding = None
-    if stochastic_rounding:
-        rounding = keys, [table.table_seed for table in tables]
-    return RowSteps(backends, stores, steps.states, steps.rules, rows, grads, rounding)
+    def of_rows(self, stochastic_rounding: bool) -> RowStep:
+        """Returns the step of the rows of the table's keys."""
+        table, keys, rows, grads, *_ = self.update
+        rounding = (keys, table.table_seed) if stochastic_rounding else None
+        return RowStep(table.store, self.states, self.step, rows, grads, rounding)
 
 
 # ---------------------------------------------------------------- arguments
 
 
-def merged(updates: Updates) -> Updates:
+def merged(updates: Sequence[Update]) -> list[Update]:
     """Returns an update for each table, its keys as int64 and its gradient C-contiguous."""
-    updates = _checked_updates(updates)
-    if len(set(updates.tables)) == len(updates.tables):
-        return updates
-    numbers_of: dict[int, list[int]] = {}
-    for i, table in enumerate(updates.tables):
-        numbers_of.setdefault(id(table), []).append(i)
-    firsts = [numbers[0] for numbers in numbers_of.values()]
-    all_merged = updates.some(firsts)
-    keys, grads = list(all_merged.keys), list(all_merged.grads)
-    of_gradients = list(all_merged.of_gradients)
-    for number, (first, *others) in enumerate(numbers_of.values()):
-        if not others:
-            continue
-        table, rule, optimizer = (
-            updates.tables[first],
-            updates.rules[first],
-            updates.optimizers[first],
-        )
-        for other in others:
-            if updates.rules[other] != rule or updates.optimizers[other] is not optimizer:
-                raise ValueError(
-                    f"Table {table.name!r} comes with two update rules in one step: {rule} and "
-                    f"{updates.rules[other]}, or of two optimizers. Take one step after the other."
-                )
-        concatenate = table.backend.xp.concatenate
-        keys[number] = concatenate([updates.keys[i] for i in (first, *others)])
-        grads[number] = concatenate([updates.grads[i] for i in (first, *others)])
-        of_gradients[number] = False
-    return all_merged._replace(keys=keys, grads=grads, of_gradients=of_gradients)
+    of_tables: dict[int, list[Update]] = {}
+    for update in map(_checked_update, updates):
+        of_tables.setdefault(id(update.table), []).append(update)
+    return [_joined(its) if len(its) > 1 else its[0] for its in of_tables.values()]
 
 
-def _checked_updates(updates: Updates) -> Updates:
-    """Returns updates with keys as int64 and C-contiguous gradients, or raises."""
-    tables, _, keys, grads, _, of_gradients = updates
-    for table in [table for table in tables if not table.row_dtype.suffix]:
+def _joined(updates: Sequence[Update]) -> Update:
+    """Returns updates of one table as one."""
+    first, *others = updates
+    for other in others:
+        if other.rule != first.rule or other.optimizer is not first.optimizer:
+            raise ValueError(
+                f"Table {first.table.name!r} comes with two update rules in one step: {first.rule} "
+                f"and {other.rule}, or of two optimizers. Take one step after the other."
+            )
+    concatenate = first.table.backend.xp.concatenate
+    keys, grads = ([getattr(each, name) for each in updates] for name in ("keys", "grads"))
+    return first._replace(keys=concatenate(keys), grads=concatenate(grads), of_gradient=False)
+
+
+def _checked_update(update: Update) -> Update:
+    """Returns an update with keys as int64 and a C-contiguous gradient, or raises."""
+    table, keys, grads = update.table, update.keys, update.grads
+    if not table.row_dtype.suffix:
         instead = "Make it of float32, or assign its rows."
         table.row_dtype.require_floats(table.name, "trained", instead)
-    if False in of_gradients:
-        keys = [
-            its_keys
-            if of_gradient
-            else table.key_dtype.to_int64(
-                table.backend.xp, its_keys, f"keys of table {table.name!r}"
-            )
-            for table, its_keys, of_gradient in zip(tables, keys, of_gradients, strict=True)
-        ]
-    shapes = list(zip(shapes_of(keys), shapes_of(grads), strict=True))
-    for table, (of_keys, of_rows) in [
-        (table, shape)
-        for table, shape in zip(tables, shapes, strict=True)
-        if len(shape[0]) != 1 or shape[1] != (*shape[0], table.dim)
-    ]:
+    xp = table.backend.xp
+    if not update.of_gradient:
+        keys = table.key_dtype.to_int64(xp, keys, f"keys of table {table.name!r}")
+    if len(keys.shape) != 1 or grads.shape != (*keys.shape, table.dim):
         raise ValueError(
             f"The gradient of table {table.name!r} must have one row of dimension {table.dim} for "
-            f"each of its keys (n,). Received: keys {of_keys}, rows {of_rows}."
+            f"each of its keys (n,). Received: keys {keys.shape}, rows {grads.shape}."
         )
-    if dtypes_of(grads) - {F32}:
-        for table, its_grads in zip(tables, grads, strict=True):
-            if its_grads.dtype != np.float32:
-                raise TypeError(
-                    f"The gradient of table {table.name!r} must be float32. "
-                    f"Received: {its_grads.dtype}."
-                )
-    if not tables:
-        return updates
-    backend = tables[0].backend
-    keys, grads = contiguous(backend, keys), contiguous(backend, grads)
-    if keys is updates.keys and grads is updates.grads:
-        return updates
-    return updates._replace(keys=keys, grads=grads)
+    if grads.dtype != F32:
+        raise TypeError(
+            f"The gradient of table {table.name!r} must be float32. Received: {grads.dtype}."
+        )
+    keys, grads = contiguous(table.backend, [keys, grads])
+    return update._replace(keys=keys, grads=grads)
 
 
-def raise_if_nonfinite(updates: ResolvedUpdates) -> None:
+def raise_if_nonfinite(updates: Sequence[ResolvedUpdate]) -> None:
     """Raises NonFiniteGradientError if a row that is to be updated has a NaN or an infinity."""
-    backend = updates.tables[0].backend
-    counts = backend.xp.zeros(len(updates.tables), np.int64)
+    backend = updates[0].table.backend
+    counts = backend.xp.zeros(len(updates), np.int64)
     # Keys that are to be inserted count as well. `rows` says which count, NO_ROW does not.
-    rows = [
-        None if inserts else its_rows
-        for its_rows, inserts in zip(updates.rows, updates.inserts, strict=True)
-    ]
+    rows = [None if each.inserts else each.rows for each in updates]
     publish(
         joined_launches(
-            (backend, *counting_nonfinite(grads, its_rows, counts[i : i + 1]))
-            for i, (grads, its_rows) in enumerate(zip(updates.grads, rows, strict=True))
+            (backend, *counting_nonfinite(each.grads, its_rows, counts[i : i + 1]))
+            for i, (each, its_rows) in enumerate(zip(updates, rows, strict=True))
         )
     )
-    of_tables = (updates.tables, updates.keys, rows, backend.to_host(counts).tolist())
-    for table, keys, its_rows, count in zip(*of_tables, strict=True):
+    of_tables = zip(updates, rows, backend.to_host(counts).tolist(), strict=True)
+    for each, its_rows, count in of_tables:
         if count:
-            total = keys.size if its_rows is None else int((its_rows != np.uint32(NO_ROW)).sum())
+            total = len(each.keys)
+            if its_rows is not None:
+                total = int((its_rows != np.uint32(NO_ROW)).sum())
             raise NonFiniteGradientError(
-                f"{count} of {total} gradient rows of table {table.name!r} have a NaN or an "
+                f"{count} of {total} gradient rows of table {each.table.name!r} have a NaN or an "
                 "infinity; nothing was changed. Clip the gradients or lower the learning rate, or "
                 "use on_nonfinite='allow'."
             )

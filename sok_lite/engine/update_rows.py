@@ -15,21 +15,19 @@ have no row.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import I64, U32, Words, joined_column_launches, joined_launches
-from sok_lite.backend.publish import Action
+from sok_lite.backend.base import Work, joined_launches
+from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.pieces import Pieces, addresses_of, chosen, shapes_of
-from sok_lite.engine.segments import Terms, group, segment_sums
+from sok_lite.engine.segments import Terms, cut, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.finding import find_and_mark_seen
-from sok_lite.engine.table.index import place_words
 from sok_lite.engine.table.last_gradient import KnownRows
 
 
@@ -54,39 +52,11 @@ class Update(NamedTuple):
     of_gradient: bool = False
 
 
-class Updates(NamedTuple):
-    """The steps of several tables: in each column the attribute of `Update` of every one."""
-
-    tables: Sequence[EmbeddingTable]
-    rules: Sequence[UpdateRule | None]
-    keys: Sequence[Array]
-    grads: Sequence[Array]
-    optimizers: Sequence[Any]
-    of_gradients: Sequence[bool]
-
-    @staticmethod
-    def of(updates: "Sequence[Update] | Updates") -> "Updates":
-        """Returns updates as columns."""
-        if type(updates) is Updates:
-            return updates
-        columns: Any = zip(*updates, strict=True) if updates else [()] * len(Updates._fields)
-        return Updates(*columns)
-
-    def some(self, numbers: Sequence[int]) -> "Updates":
-        """Returns the updates with these numbers."""
-        return Updates(*chosen(self, numbers))
-
-    @property
-    def sizes(self) -> list[int]:
-        """The number of keys of each."""
-        return [shape[0] for shape in shapes_of(self.keys)]
-
-
-class ResolvedUpdates(NamedTuple):
-    """Updates with row numbers, as columns: every sequence has one entry per update.
+class ResolvedUpdate(NamedTuple):
+    """An update with row numbers.
 
     Attributes:
-      tables: the tables.
+      table: the table.
       keys: (u,) int64, distinct.
       rows: (u,) uint32, their row numbers, or NO_ROW.
       grads: (u, dim) float32.
@@ -94,77 +64,83 @@ class ResolvedUpdates(NamedTuple):
       are_seen: whether all of the keys are known to count as seen by the last lookup of the table.
     """
 
-    tables: Sequence[EmbeddingTable]
-    keys: Sequence[Array]
-    rows: Sequence[Array]
-    grads: Sequence[Array]
-    num_without_row: Sequence[int]
-    are_seen: Sequence[bool]
+    table: EmbeddingTable
+    keys: Array
+    rows: Array
+    grads: Array
+    num_without_row: int
+    are_seen: bool
 
     @property
-    def inserts(self) -> list[bool]:
-        """Whether keys without a row are to be inserted, of each update."""
-        pairs = zip(self.tables, self.num_without_row, strict=True)
-        return [count > 0 and table.inserts_for_updates for table, count in pairs]
-
-    def some(self, numbers: Sequence[int]) -> "ResolvedUpdates":
-        """Returns the updates with these numbers."""
-        return ResolvedUpdates(*chosen(self, numbers))
+    def inserts(self) -> bool:
+        """Whether keys without a row are to be inserted."""
+        return self.num_without_row > 0 and self.table.inserts_for_updates
 
 
-# Stored keys and rows that may be those of an update.
-Known: TypeAlias = KnownRows | None
+class _Sought(NamedTuple):
+    """An update whose rows are sought.
+
+    Attributes:
+      update: its keys distinct, or maybe those that are known.
+      known: the keys of its table's last gradient if they may be the same; None: they are not.
+    """
+
+    update: Update
+    known: KnownRows | None
+
+    @staticmethod
+    def of(update: Update) -> "_Sought":
+        """Returns an update with what is known of its table."""
+        table, known = update.table, update.table.last_gradient.read()
+        may_be = known.size == len(update.keys) and known.row_epoch == table.row_epoch
+        return _Sought(update, known if may_be else None)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the known keys are from the last lookup of the table."""
+        known = self.known
+        return known is not None and known.lookup_number == self.update.table.clock.now
 
 
-def resolve_rows(updates: Updates, marks: bool) -> ResolvedUpdates:
+def resolve_rows(updates: Sequence[Update], marks: bool) -> list[ResolvedUpdate]:
     """Returns updates of different tables with distinct keys and their row numbers.
 
     Args:
       marks: whether keys that are searched for may count as seen by the last lookup at once, though
         the step may still fail; otherwise `plan_mark_seen` marks them with the step.
     """
-    backend, n = updates.tables[0].backend, len(updates.tables)
-    known = _known(updates, updates.sizes)
-    doubtful: list[int] = []
-    if False in updates.of_gradients:
-        doubtful = [i for i, of_gradient in enumerate(updates.of_gradients) if not of_gradient]
-    matched, is_any_without_row = dict[int, tuple[Array, bool]](), False
-    if doubtful:
-        matched, is_any_without_row = _match_stored(updates, known, doubtful)
-        doubtful = [i for i in doubtful if i not in matched]
-    if doubtful:
-        of_doubtful = summed(updates.some(doubtful))
-        updates = _with(updates, doubtful, of_doubtful)
-        for i, of_summed in zip(doubtful, _known(of_doubtful, of_doubtful.sizes), strict=True):
-            known[i] = of_summed
-    unknown = [i for i in range(n) if i not in matched]
-    sought, its_known = updates, known
-    if matched:
-        sought, its_known = updates.some(unknown), [known[i] for i in unknown]
-    lookup_numbers = [0] * len(unknown)
-    if marks:
-        lookup_numbers = [
-            table.clock.now if is_last else 0
-            for table, is_last in zip(sought.tables, _are_last(sought, its_known), strict=True)
-        ]
-    if _have_rows(sought, its_known):
-        found = _recall(sought, its_known, lookup_numbers=lookup_numbers)
+    backend, sought = updates[0].table.backend, list(map(_Sought.of, updates))
+    doubtful = [i for i, each in enumerate(updates) if not each.of_gradient]
+    # By number, rows and whether all keys are seen.
+    found, is_any_without_row = _match_stored(sought, doubtful)
+    doubtful = [i for i in doubtful if i not in found]
+    for i, each in zip(doubtful, summed([updates[i] for i in doubtful]), strict=True):
+        sought[i] = _Sought.of(each)
+    unknown = [i for i in range(len(sought)) if i not in found]
+    others = [sought[i] for i in unknown]
+    lookup_numbers = [
+        each.update.table.clock.now if marks and each.is_last else 0 for each in others
+    ]
+    if _have_rows(others):
+        rows_of_others = _recall(others, lookup_numbers=lookup_numbers)
     else:
         total = backend.xp.zeros(1, np.int64)
-        found = _recall(sought, its_known, num_without_row=total, lookup_numbers=lookup_numbers)
+        rows_of_others = _recall(others, num_without_row=total, lookup_numbers=lookup_numbers)
         is_any_without_row |= _read_counts(backend, total)[0] > 0
-    are_seen = [number > 0 for number in lookup_numbers]
-    if matched:
-        pairs = matched | dict(zip(unknown, zip(found, are_seen, strict=True), strict=True))
-        found, are_seen = [pairs[i][0] for i in range(n)], [pairs[i][1] for i in range(n)]
-    num_without_row_of = _num_without_row(updates, known) if is_any_without_row else [0] * n
-    return ResolvedUpdates(
-        updates.tables, updates.keys, found, updates.grads, num_without_row_of, are_seen
-    )
+    for i, rows, number in zip(unknown, rows_of_others, lookup_numbers, strict=True):
+        found[i] = rows, number > 0
+    num_without_row = _num_without_row(sought) if is_any_without_row else [0] * len(sought)
+    resolved = []
+    for i, ((update, _), count) in enumerate(zip(sought, num_without_row, strict=True)):
+        rows, are_seen = found[i]
+        resolved.append(
+            ResolvedUpdate(update.table, update.keys, rows, update.grads, count, are_seen)
+        )
+    return resolved
 
 
 def _match_stored(
-    updates: Updates, known: Sequence[Known], numbers: Sequence[int]
+    sought: Sequence[_Sought], numbers: Sequence[int]
 ) -> tuple[dict[int, tuple[Array, bool]], bool]:
     """Finds updates whose keys are the stored ones, though nobody promises it. It may wait once.
 
@@ -175,95 +151,60 @@ def _match_stored(
       (by number of an update that is one of these: its row numbers, and whether its keys were seen
       by the last lookup; whether a key of those that were compared has no row).
     """
-    likely = [i for i in numbers if known[i] is not None]
+    likely = [i for i in numbers if sought[i].known is not None]
     if not likely:
         return {}, False
-    backend = updates.tables[0].backend
+    backend = sought[0].update.table.backend
     counts = backend.xp.zeros(len(likely) + 1, np.int64)
-    sought, its_known = updates.some(likely), [known[i] for i in likely]
-    found = _recall(sought, its_known, num_others=counts[:-1], num_without_row=counts[-1:])
+    compared = [sought[i] for i in likely]
+    found = _recall(compared, num_others=counts[:-1], num_without_row=counts[-1:])
     *num_others, num_without_row = _read_counts(backend, counts)
-    columns = zip(likely, num_others, found, _are_last(sought, its_known), strict=True)
-    matched = {i: (rows, is_last) for i, others, rows, is_last in columns if others == 0}
+    columns = zip(likely, num_others, found, compared, strict=True)
+    matched = {i: (rows, each.is_last) for i, others, rows, each in columns if others == 0}
     return matched, num_without_row > 0
 
 
-def _with(updates: Updates, numbers: Sequence[int], others: Updates) -> Updates:
-    """Returns updates in which those with these numbers are replaced by others."""
-    replaced: list[Any] = [list(each) for each in updates]
-    for each, of_others in zip(replaced, others, strict=True):
-        for i, other in zip(numbers, of_others, strict=True):
-            each[i] = other
-    return Updates(*replaced)
-
-
-def touch(updates: ResolvedUpdates) -> None:
+def touch(updates: Sequence[ResolvedUpdate]) -> None:
     """Counts updates as lookups of their keys, in tables with `sees_updates`.
 
     Where keys are to be inserted the insertion does so.
     """
-    seeing = [i for i, table in enumerate(updates.tables) if table.sees_updates]
-    if seeing:
-        inserts = updates.inserts
-        for i in [i for i in seeing if not inserts[i]]:
-            find_and_mark_seen(updates.tables[i], updates.keys[i])
+    for each in updates:
+        if each.table.sees_updates and not each.inserts:
+            find_and_mark_seen(each.table, each.keys)
 
 
-def plan_mark_seen(updates: ResolvedUpdates) -> list[Action]:
+def plan_mark_seen(updates: Sequence[ResolvedUpdate]) -> list[Action]:
     """Prepares to mark the keys of updates as seen by the last lookups, where they are not yet."""
-    if False not in updates.are_seen:
-        return []
     parts = []
-    columns = (updates.tables, updates.keys, updates.are_seen, updates.inserts)
-    for table, keys, are_seen, inserts in zip(*columns, strict=True):
-        if not (are_seen or inserts or table.sees_updates):
-            launch = table.mark_seen_search(keys).launch
-            parts.append((table.backend, launch.kernel, launch.part))
+    for each in updates:
+        if not (each.are_seen or each.inserts or each.table.sees_updates):
+            launch = each.table.mark_seen_search(each.keys).launch
+            parts.append((each.table.backend, launch.kernel, launch.part))
     return joined_launches(parts)
 
 
-def _are_last(updates: Updates, known: Sequence[Known]) -> list[bool]:
-    """Returns of each update whether its stored keys are from the last lookup of its table."""
-    return [
-        each is not None and each.lookup_number == table.clock.now
-        for table, each in zip(updates.tables, known, strict=True)
-    ]
-
-
-def _known(updates: Updates, sizes: Sequence[int]) -> list[Known]:
-    """Returns of each update the keys of its table's last gradient if they may be the same."""
-    return [
-        each if each.size == size and each.row_epoch == table.row_epoch else None
-        for table, size in zip(updates.tables, sizes, strict=True)
-        for each in (table.last_gradient.read(),)
-    ]
-
-
-def _have_rows(updates: Updates, known: Sequence[Known]) -> bool:
+def _have_rows(sought: Sequence[_Sought]) -> bool:
     """Returns whether the host assumes that all keys of updates have a row, without waiting."""
-    if not known:
-        return True
-    if updates.tables[0].backend.name == "cpu":
+    if sought and sought[0].update.table.backend.name == "cpu":
         return False  # its counts can be read at once
-    return False not in updates.of_gradients and False not in [
-        each is not None and each.is_complete for each in known
-    ]
+    return all(
+        update.of_gradient and known is not None and known.is_complete for update, known in sought
+    )
 
 
 def _recall(
-    updates: Updates,
-    known: Sequence[Known],
+    sought: Sequence[_Sought],
     num_others: Array | None = None,
     num_without_row: Array | None = None,
     lookup_numbers: Sequence[int] | None = None,
-) -> Sequence[Array]:
+) -> list[Array]:
     """Returns the row numbers of keys, by one launch.
 
     Args:
-      known: stored keys and rows of each update.
-      num_others: (len(updates),) int64, grows by the keys of each that differ from the stored ones;
+      num_others: (len(sought),) int64, grows by the keys of each that differ from the stored ones;
         None: they are not counted.
-      num_without_row: (len(updates),) int64, grows by the keys of each that have no row, or (1,) by
+      num_without_row: (len(sought),) int64, grows by the keys of each that have no row, or (1,) by
         those of all; None: they are not counted.
       lookup_numbers: of each, the number of the lookup by which keys that differ from the stored
         ones count as seen; 0, or None for all: they are not marked.
@@ -271,38 +212,30 @@ def _recall(
     Returns:
       (n,) uint32 for each update; NO_ROW for a key without a row.
     """
-    tables = updates.tables
-    if not tables:
+    if not sought:
         return []
-    backend, sizes = tables[0].backend, updates.sizes
-    rows = backend.xp.empty(sum(sizes), np.uint32)
-    results, address = Pieces.of_sizes(rows, sizes), backend.address
-    counts: list[Words] = [
-        0
-        if count is None
-        else address(count) + (8 * np.arange(count.size) if count.size > 1 else 0)
-        for count in (num_others, num_without_row)
-    ]
-    of_known = [(0, 0) if each is None else (each.keys, each.rows) for each in known]
-    columns = [
-        place_words([table.index for table in tables]),
-        0 if lookup_numbers is None else np.array(lookup_numbers, np.int64),
-        addresses_of(backend, updates.keys, I64),
-        np.array(of_known, np.int64),
-        *(addresses_of(backend, results, U32), *counts, np.array(sizes, np.int64)),
-    ]
-    kernels = [(table.backend, "recall_rows") for table in tables]
-    arrays = (updates, rows, num_others, num_without_row)
-    for launch in joined_column_launches(kernels, sizes, columns, arrays):
-        launch()
+    sizes = [len(each.update.keys) for each in sought]
+    results = cut(sought[0].update.table.backend.xp.empty(sum(sizes), np.uint32), sizes)
+    parts = []
+    for i, ((update, known), size, rows) in enumerate(zip(sought, sizes, results, strict=True)):
+        table = update.table
+        stored = (None, None) if known is None else table.last_gradient.arrays(known)
+        counts = [
+            count if count is None or count.size == 1 else count[i:]
+            for count in (num_others, num_without_row)
+        ]
+        number = 0 if lookup_numbers is None else lookup_numbers[i]
+        arguments = (*table.index.place(), number, update.keys, *stored, rows, *counts, size)
+        parts.append((table.backend, "recall_rows", Work(size, arguments)))
+    publish(joined_launches(parts))
     return results
 
 
-def _num_without_row(updates: Updates, known: Sequence[Known]) -> list[int]:
+def _num_without_row(sought: Sequence[_Sought]) -> list[int]:
     """Returns how many keys of each update have no row. It waits."""
-    backend = updates.tables[0].backend
-    counts = backend.xp.zeros(len(known), np.int64)
-    _recall(updates, known, num_without_row=counts)
+    backend = sought[0].update.table.backend
+    counts = backend.xp.zeros(len(sought), np.int64)
+    _recall(sought, num_without_row=counts)
     return _read_counts(backend, counts)
 
 
@@ -311,15 +244,17 @@ def _read_counts(backend: Backend, counts: Array) -> list[int]:
     return (counts if backend.name == "cpu" else backend.to_host(counts)).tolist()
 
 
-def summed(updates: Updates) -> Updates:
+def summed(updates: Sequence[Update]) -> Sequence[Update]:
     """Returns the updates with each key once, and the sum of its gradients. It waits once."""
-    if not updates.tables:
+    if not updates:
         return updates
-    backend, sizes = updates.tables[0].backend, updates.sizes
-    begin, keys = split_offsets(sizes), backend.xp.concatenate(list(updates.keys))
+    backend = updates[0].table.backend
+    begin = split_offsets([len(each.keys) for each in updates])
+    keys = backend.xp.concatenate([each.keys for each in updates])
     distinct = dedup(backend, keys, begin)
     if len(distinct.keys) == len(keys):
         return updates  # distinct keys keep their order
     groups = group(backend, distinct.inverse, begin, distinct.starts)
-    sums = segment_sums(backend, groups, Terms(updates.grads))
-    return updates._replace(keys=Pieces.of_sizes(distinct.keys, distinct.sizes), grads=sums)
+    sums = segment_sums(backend, groups, Terms([each.grads for each in updates]))
+    of_each = zip(updates, cut(distinct.keys, distinct.sizes), sums, strict=True)
+    return [each._replace(keys=its_keys, grads=its) for each, its_keys, its in of_each]

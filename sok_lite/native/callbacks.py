@@ -58,11 +58,6 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 _CANCELLED, _UNKNOWN, _EXHAUSTED = 1, 2, 8
 
 
-def array_dtype(dtype: int) -> np.dtype:
-    """Returns the type of arrays of a type of TensorFlow's, which it has a number for."""
-    return _DTYPES[dtype]
-
-
 class _Memory:
     """An address that becomes an array, which keeps the frame: it owns the memory."""
 

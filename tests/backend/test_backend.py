@@ -66,6 +66,15 @@ def test_a_counter_of_one_part_is_not_that_of_another(backend):
     assert backend.to_host(counts).reshape(-1).tolist() == [3, 0, 70, 1, 64]
 
 
+def test_parts_may_share_arrays(backend):
+    one, other = (backend.xp.ones(size, np.int32) for size in (3, 70))
+    for flags, expected in (([one, other, one], [6, 70]), ([one] * 3, [9, 0])):
+        counts = backend.xp.zeros((2, 1), np.int64)
+        parts = [Work(len(its), (its, counts[int(its is other)], len(its))) for its in flags]
+        publish(backend.joined("count_flags", parts))
+        assert backend.to_host(counts).reshape(-1).tolist() == expected
+
+
 def test_parts_of_no_items_are_no_launch(backend):
     nothing = backend.xp.zeros(0, np.int32)
     assert backend.joined("count_flags", []) == []
@@ -161,24 +170,24 @@ def test_arrays_of_unusual_kinds_are_read_as_any(tmp_path):
     assert count[0] == 3 and count.dtype == np.int64
 
 
-def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place():
-    backend = get_backend("cpu")
-    x, index = np.zeros((3, 2), np.uint32), np.zeros(3, np.int32)
+def test_numbers_and_arrays_that_do_not_fit_are_refused_by_their_place(backend):
+    xp, library = backend.xp, {"cpu": "NumPy", "cuda": "CuPy"}[backend.name]
+    x, index = xp.zeros((3, 2), np.uint32), xp.zeros(3, np.int32)
     good = Work(3, (x, 2, index, x.copy(), 3))
     for i, wrong, message in [
         (1, 2.5, "Argument 1 .* an int of 64 bits. Received: 2.5"),
         (1, 1 << 63, "Argument 1 .* an int of 64 bits. Received: 9223372036854775808"),
         (4, None, "Argument 4 .* an int of 64 bits. Received: None"),
-        (2, [0, 0, 0], "Argument 2 .* must be a NumPy array of int32. Received: list"),
-        (0, 7, "Argument 0 .* must be a NumPy array of uint32. Received: int"),
-        (3, x.astype(np.int32), "Argument 3 .* array of uint32. Received: int32"),
-        (3, np.zeros((2, 3), np.uint32).T, "C-contiguous array of uint32.*strides"),
+        (2, [0, 0, 0], f"Argument 2 .* must be a {library} array.*Received: list"),
+        (0, 7, f"Argument 0 .* must be a {library} array.*Received: int"),
+        (2, x, "Argument 2 .* array of int32. Received: uint32"),
+        (3, xp.zeros((2, 3), np.uint32).T, "C-contiguous array of uint32.*strides"),
     ]:
         arguments = [*good.arguments]
         arguments[i] = wrong
         with pytest.raises(TypeError, match=message):
             backend.joined("dense_gather_u32", [good, Work(3, arguments), good])
-    chunks, rows = np.zeros(1, np.uint64), np.zeros(1, np.uint32)
+    chunks, rows = xp.zeros(1, np.uint64), xp.zeros(1, np.uint32)
     with pytest.raises(TypeError, match="Argument 4 .* a float of 32 bits. Received: 'x'"):
         backend.joined("rows_fill", [Work(1, (chunks, 0, 1, rows, "x", 1))])
 

@@ -58,7 +58,7 @@ def promises(monkeypatch):
     step_of = optimizer_host.step_of
 
     def noted(updates, options):
-        seen.append(list(updates.of_gradients))
+        seen.append([update.of_gradient for update in updates])
         return step_of(updates, options)
 
     monkeypatch.setattr(optimizer_host, "step_of", noted)

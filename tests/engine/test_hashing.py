@@ -214,15 +214,19 @@ def test_rows_are_the_same_for_every_seed(backend, kind):
 
 def test_keys_that_are_chosen_against_no_seed_are_deduplicated_as_any_others(backend):
     keys, slots = chosen_keys.of_one_line(300), []
-    backend, launch = copy.copy(backend), backend.launch_columns
+    backend, joined = copy.copy(backend), backend.joined
 
-    def launched(kernel, num_items, columns, arrays):
-        launch(kernel, num_items, columns, arrays)
-        if kernel == "dedup_insert":
-            numbering = arrays
-            slots.extend(backend.to_host(numbering.slots).tolist())
+    def noting(kernel, parts):
+        launches = joined(kernel, parts)
+        if kernel != "dedup_insert":
+            return launches
+        for launch in launches:
+            launch()
+        *_, slots_of_items, _ = parts[0].arguments
+        slots.extend(backend.to_host(slots_of_items).tolist())
+        return []
 
-    backend.launch_columns = launched
+    backend.joined = noting
     found = unique(backend, backend.from_host(np.concatenate([keys, keys[::-1]])))
     assert backend.to_host(found.unique_keys).tolist() == keys.tolist()
     assert backend.to_host(found.inverse).tolist() == [*range(300), *reversed(range(300))]

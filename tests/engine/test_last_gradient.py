@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sok_lite.backend import get_backend
-from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.last_gradient import note_gradients
 from tests.support.helpers import new_table
@@ -30,8 +29,7 @@ def note(tables, keys, num_items=None, is_complete=True):
     rows = [table.find_or_insert(its) for table, its in zip(tables, keys, strict=True)]
     told = [[table.row_epoch for table in tables], [int(not is_complete)] * len(tables)]
     told.append([table.clock.now for table in tables])
-    pieces = (Pieces.of(np.concatenate(each), [its.shape for its in each]) for each in (keys, rows))
-    return partial(note_gradients, backend, tables, *pieces, np.array(told), num_items), rows
+    return partial(note_gradients, backend, tables, keys, rows, np.array(told), num_items), rows
 
 
 def test_nothing_is_known_before_the_first():
@@ -51,6 +49,25 @@ def test_keys_and_rows_are_those_that_were_noted():
         assert noted(table) == expected
         assert table.record.gradient.room == 0
         audit(table)
+
+
+@pytest.mark.parametrize("room", [0, 5])
+@pytest.mark.parametrize("size", [0, 3])
+def test_its_arrays_are_those_that_were_noted_wherever_they_are(backend, size, room):
+    table, keys = new_table(backend), backend.from_host(np.arange(7, 7 + size))
+    noting, (rows,) = note([table], [keys], [room])
+    noting()
+    gradient = table.record.gradient
+    for _ in range(2):
+        arrays = table.last_gradient.arrays(table.last_gradient.read())
+        for array, expected in zip(arrays, (keys, rows), strict=True):
+            assert backend.to_host(array).tolist() == backend.to_host(expected).tolist()
+        if room == 0:
+            break
+        for array, its in zip(table.last_gradient._room, (keys, rows), strict=True):
+            array[:size] = its  # as native code would
+        gradient.keys, gradient.rows = gradient.room_keys, gradient.room_rows
+        table.last_gradient._kept = None
 
 
 def test_of_a_table_that_comes_twice_the_last_one_is_known():

@@ -5,7 +5,6 @@ import pytest
 
 from sok_lite.engine.dtypes import bfloat16_to_float32
 from sok_lite.engine.optimizers import SGD, Momentum
-from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.table.last_gradient import note_gradients
 from tests.support.helpers import new_table, update_of
 from tests.support.steps import apply_updates
@@ -80,8 +79,7 @@ def test_stochastic_rounding_after_a_remembered_lookup_is_the_same(backend):
     device_keys = backend.from_host(keys.astype(np.int64))
     rows = remembered.find_or_insert(device_keys)
     told = np.array([[remembered.row_epoch], [0], [1]])
-    pieces = (Pieces.of(each, [each.shape]) for each in (device_keys, rows))
-    note_gradients(backend, [remembered], *pieces, told)
+    note_gradients(backend, [remembered], [device_keys], [rows], told)
     part = update_of(remembered, SGD(), keys, grads)
     apply_updates([part], 0.01, 1, stochastic_rounding=True)
     np.testing.assert_array_equal(float32_rows(remembered), float32_rows(found))

@@ -79,20 +79,14 @@ def on_launch(backend, monkeypatch, note):
 
         monkeypatch.setattr(backend, "_launch_words", noting_words)
         return
-    joined, joined_columns = backend.joined, backend.joined_columns
+    joined = backend.joined
 
     def noting(kernel, parts):
         if any(part.num_items > 0 for part in parts):
             note(kernel)
         return joined(kernel, parts)
 
-    def noting_columns(kernel, num_items, columns, arrays):
-        if any(num_items):
-            note(kernel)
-        return joined_columns(kernel, num_items, columns, arrays)
-
     monkeypatch.setattr(backend, "joined", noting)
-    monkeypatch.setattr(backend, "joined_columns", noting_columns)
 
 
 def counts_of_ranks(backend, size, prepare, run=run_ranks):

@@ -127,7 +127,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
                 self._note(its_address, dtype, shape, name)
 
         def _note(self, address, dtype, shape, name=None):
-            num_bytes = math.prod(shape) * callbacks.array_dtype(dtype).itemsize
+            num_bytes = math.prod(shape) * callbacks._DTYPES[dtype].itemsize
             if num_bytes and play.stream is not None:
                 content = np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), "u1")
                 self.contents.append(content)
@@ -146,7 +146,7 @@ def play_gpu(monkeypatch, device=0, streams=False, is_native=True):
                 raise MemoryError("OOM when allocating")
             addresses = super().allocate(first, shapes, dtypes)
             for address, dtype, shape in zip(addresses, dtypes, shapes, strict=True):
-                num_bytes = math.prod(shape) * callbacks.array_dtype(dtype).itemsize
+                num_bytes = math.prod(shape) * callbacks._DTYPES[dtype].itemsize
                 if num_bytes:
                     known[address] += 1
                     runtime.add_memory(address, num_bytes, f"{num_bytes} bytes of a result")

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad
 from sok_lite.engine.segments import Terms, group, plan_gather, segment_sums
 
@@ -20,8 +19,7 @@ def combine_grad(
 ):
     """Returns the gradient of `combine` by its source, (num_unique, dim) float32."""
     weighting, num_items = [(weights, combiner)], [len(inverse)]
-    splits = Pieces.of_sizes(row_splits, [len(row_splits)])
-    index, coefficients = coefficients_of(backend, splits, weighting, num_items)
+    index, coefficients = coefficients_of(backend, [row_splits], weighting, num_items)
     groups = group(backend, inverse, (0, len(inverse)), (0, num_unique))
     terms = Terms([out_grads], index, coefficients)
     return segment_sums(backend, groups, terms, buffer)[0]

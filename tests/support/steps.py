@@ -3,7 +3,6 @@
 from sok_lite.engine.gathered_update import GatheredStep
 from sok_lite.engine.step import StepOptions
 from sok_lite.engine.update import UpdateStep, step_of
-from sok_lite.engine.update_rows import Updates
 
 
 def apply_updates(updates, learning_rate, number, *args, **options):
@@ -14,7 +13,7 @@ def apply_updates(updates, learning_rate, number, *args, **options):
 def apply_all_updates(updates, learning_rate, number, extra_actions=(), **options):
     """Takes a step by update rules, wherever rows are."""
     options = StepOptions(learning_rate, number, **options)
-    step_of(Updates.of(updates), options).commit(extra_actions)
+    step_of(updates, options).commit(extra_actions)
 
 
 def apply_gathered(updates, kinds, function, **options):

@@ -285,7 +285,7 @@ class FallbackStepHost(StepHost):
         learning_rate, *values = numbers
         now = Now(number, learning_rate, dict(zip(self._names, values, strict=True)))
         updates, all_decay = self._updates(lambda decays: None, arrays, batches)
-        optimizer, tables = updates.optimizers[0], updates.tables
+        optimizer, tables = updates[0].optimizer, [each.table for each in updates]
         self._steps.know(optimizer, now, tables)
         undecayed = {
             id(table): table for table, decays in zip(tables, all_decay, strict=True) if not decays

@@ -30,7 +30,7 @@ from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.update import UpdateStep, step_of
-from sok_lite.engine.update_rows import Updates
+from sok_lite.engine.update_rows import Update
 from sok_lite.engine.work_done import UPDATES
 from sok_lite.native.plans import forget_plan, plan_update
 
@@ -205,7 +205,7 @@ class StepHost:
           arrays: as `take` has them.
         """
         updates, _ = self._updates(lambda decays: None, arrays)
-        return accumulation_of(updates.optimizers[0]).add(updates, self._options(0.0, number))
+        return accumulation_of(updates[0].optimizer).add(updates, self._options(0.0, number))
 
     def must_wait(self) -> bool:
         """Whether an update waits for its kernels: native code would, and nobody after it.
@@ -226,7 +226,7 @@ class StepHost:
 
     def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
         """Returns the step of so many batches whose last one has a step by itself."""
-        return AccumulatedStep(step, accumulation_of(step.updates.optimizers[0]), batches)
+        return AccumulatedStep(step, accumulation_of(step.updates[0].optimizer), batches)
 
     def _options(self, learning_rate: float, number: int) -> StepOptions:
         """Returns what a step is told beside its gradients."""
@@ -243,7 +243,7 @@ class StepHost:
 
     def _updates(
         self, rule: Callable[[bool], UpdateRule | None], arrays: Sequence[Array], batches: int = 1
-    ) -> tuple[Updates, list[bool]]:
+    ) -> tuple[list[Update], list[bool]]:
         """Returns the update of each table by its rule, and on which of them weight decay acts.
 
         Args:
@@ -267,8 +267,13 @@ class StepHost:
             keys = [*keys, *(table.backend.xp.zeros(0, np.int64) for table in others)]
             grads = [*grads, *(t.backend.xp.zeros((0, t.dim), np.float32) for t in others)]
             of_gradients = [*of_gradients, *[False] * len(others)]
-        rules, optimizers = list(map(rule, decays)), [optimizer] * len(tables)
-        return Updates(tables, rules, keys, grads, optimizers, of_gradients), decays
+        updates = [
+            Update(table, rule(decay), its_keys, its_grads, optimizer, of_gradient)
+            for table, decay, its_keys, its_grads, of_gradient in zip(
+                tables, decays, keys, grads, of_gradients, strict=True
+            )
+        ]
+        return updates, decays
 
 
 class RuleHost(StepHost):

@@ -3,7 +3,6 @@
 Changes of what a table reads are prepared (`plan_...`), for it changes its index at the same time.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,10 +227,3 @@ class RowAccess:
     def to_storage(self, values: Any) -> Array:
         """Returns an array-like of rows in the format of the value rows, as RowDtype says."""
         return self.row_dtype.to_storage(self.backend.xp, values)
-
-
-def store_words(stores: Sequence[RowAccess]) -> np.ndarray:
-    """Returns `place` of the value rows of stores, as kernels take it, (num_stores, 4) int64."""
-    # Nothing is called for each: a step may have a thousand tables.
-    records = b"".join([store.columns["value"].record for store in stores])
-    return np.frombuffer(records, np.int64).reshape(-1, 4)

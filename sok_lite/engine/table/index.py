@@ -6,8 +6,6 @@ with: good until the next growth. Numbers run through the segments, and those tw
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from ctypes import sizeof
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +15,10 @@ from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, Launch, plan_set, publish
 from sok_lite.engine.rows.access import Copying
 from sok_lite.engine.table.index_entries import IndexEntries, entries
-from sok_lite.engine.table.record import IndexRecord
 from sok_lite.engine.table.segmented import Segmented
 
 # The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.plan_age`).
 LAST_LOOKUP_NUMBER = 0xFFFFFFFF
-
-_RECORD_WORDS, _PLACE_WORDS = sizeof(IndexRecord) // 8, len(IndexRecord.PLACE)
 
 # Slots that a walk over the whole index looks at together: 16 MB.
 CHUNK_SLOTS = 1 << 20
@@ -268,10 +263,3 @@ class Index(Segmented):
     def has_aging_scores(self) -> bool:
         """Whether there are scores with the number of a lookup in their low half."""
         return False
-
-
-def place_words(indexes: Sequence[Index]) -> np.ndarray:
-    """Returns where indexes are as the words that kernels take, (num_indexes, 7) int64."""
-    # Nothing is called for each: a step may have a thousand tables.
-    records = b"".join([index.record for index in indexes])
-    return np.frombuffer(records, np.int64).reshape(-1, _RECORD_WORDS)[:, :_PLACE_WORDS]

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_lite.backend import Backend
+from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import Action, plan_set, publish
-from sok_lite.engine.pieces import Pieces
 from sok_lite.engine.table.exclusive import unless_in_use
 from sok_lite.engine.table.record import GradientRecord, TableRecord
 
@@ -58,18 +57,24 @@ class LastGradient:
 
     def __init__(self, record: TableRecord) -> None:
         self._record = record
-        self._kept: Any = None  # whose memory is noted
-        self._room: Any = None  # whose memory there is room in
+        self._kept: Any = None  # keys and rows that Python has noted
+        self._room: Any = None  # that native code notes
 
     def read(self) -> KnownRows:
         """Returns what is known: the memory stays as long as the table's lock is held."""
         return KnownRows._make(_WORDS.unpack_from(self._record, _FIRST))
 
-    def plan_note(self, known: KnownRows, arrays: Any) -> list[Action]:
+    def arrays(self, known: KnownRows) -> tuple[Array, Array]:
+        """Returns keys (size,) int64 and rows (size,) uint32 that are known, as `read` told."""
+        is_in_room = known.keys == self._record.gradient.room_keys
+        keys, rows = self._room if is_in_room else self._kept
+        return keys[: known.size], rows[: known.size]
+
+    def plan_note(self, known: KnownRows, arrays: tuple[Array, Array]) -> list[Action]:
         """Prepares to note keys.
 
         Args:
-          arrays: whose memory they are in.
+          arrays: keys and rows.
         """
         note = partial(_WORDS.pack_into, self._record, _FIRST, *known)
         return [note, *plan_set(self, _kept=arrays)]
@@ -95,8 +100,8 @@ _NOTHING = KnownRows(0, 0, -1, 0, 0, 0)
 def note_gradients(
     backend: Backend,
     tables: Sequence[Any],
-    keys: Pieces,
-    rows: Pieces,
+    keys: Sequence[Array],
+    rows: Sequence[Array],
     found: np.ndarray,
     num_items: Sequence[int] | None = None,
 ) -> None:
@@ -108,17 +113,22 @@ def note_gradients(
       found: (3, num_tables) int64 on the host, see `BackwardContext`.
       num_items: for how many keys of each table native code is to have room; None: for none.
     """
-    where = [keys.addresses(backend).tolist(), rows.addresses(backend).tolist()]
-    sizes = [size for (size,) in keys.shapes]
-    row_epochs, num_without_row, lookup_numbers = found.tolist()
-    are_complete = [int(count == 0) for count in num_without_row]
-    columns = zip(*where, sizes, row_epochs, are_complete, lookup_numbers, strict=True)
-    for i, (table, known) in enumerate(zip(tables, map(KnownRows._make, columns), strict=True)):
-        room = 0 if num_items is None else num_items[i]
-        unless_in_use(table, _noting(backend, table.last_gradient, known, (keys, rows), room))
+    rooms = [0] * len(tables) if num_items is None else num_items
+    of_tables = zip(tables, keys, rows, *found.tolist(), rooms, strict=True)
+    for table, its_keys, its_rows, row_epoch, num_without_row, lookup_number, room in of_tables:
+        known = KnownRows(
+            backend.address(its_keys),
+            backend.address(its_rows),
+            len(its_keys),
+            row_epoch,
+            int(num_without_row == 0),
+            lookup_number,
+        )
+        noting = _noting(backend, table.last_gradient, known, (its_keys, its_rows), room)
+        unless_in_use(table, noting)
 
 
 def _noting(
-    backend: Backend, last: LastGradient, known: KnownRows, arrays: Any, room: int
+    backend: Backend, last: LastGradient, known: KnownRows, arrays: tuple[Array, Array], room: int
 ) -> Callable[[], None]:
     return lambda: publish([*last.plan_room(backend, room), *last.plan_note(known, arrays)])

@@ -13,7 +13,7 @@ from sok_lite.engine.dedup import last_of_each, unique
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
 from sok_lite.engine.table.exclusive import changing, holding
 from sok_lite.engine.table.insertion import gather_evicted
-from sok_lite.engine.table.lookups import batched, look_up, look_up_batch
+from sok_lite.engine.table.lookups import look_up, look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest, Output
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted, Lookup
@@ -148,7 +148,7 @@ def go_on(
     request = LookupRequest(table, whole.end, [whole], missing=missing)
 
     def found() -> None:
-        look_up_batch(table.backend, keys, rows, batched([request]), begun=counters)
+        look_up_batch(table.backend, keys, rows, [request], begun=counters)
         table.report_refused()
 
     holding([table], found, goes_on=True)
