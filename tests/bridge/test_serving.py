@@ -191,6 +191,13 @@ def test_a_number_that_the_key_type_has_not_is_no_key(keys, ids, tmp_path):
     np.testing.assert_array_equal(loaded(tf.constant([number], ids)), np.full((1, 3), 0.5))
 
 
+def test_a_model_without_tables(tmp_path):
+    dense = tf.Variable([2.0, 3.0])
+    sok.export_serving(lambda x: x * dense, tmp_path / "m", [tf.TensorSpec([2], tf.float32)])
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    assert loaded(tf.constant([1.0, 2.0])).numpy().tolist() == [2, 6]
+
+
 def test_an_export_has_the_rows_of_its_moment(tmp_path):
     table, rows = filled()
     function = lookup_of(table)

@@ -18,7 +18,8 @@ from sok_lite.bridge.tf_private import eager_mode
 
 # Bytes of values that are held before they are written, and that one rank sends another.
 PIECE_BYTES = 32 << 20
-# One part in so many of a large model is held: a reader has all files open, and may open 1,024.
+# Of a large model one part in so many is held. Else it would have more files than a reader, which
+# has all of them open, may open: often 1,024.
 _MOST_PARTS = 100
 
 
@@ -63,6 +64,8 @@ class VariableFiles:
           tf.errors.OpError: they cannot be written.
         """
         self._write()
+        if not self._prefixes:  # a model without tables
+            return
         prefixes = list(self._prefixes)
         folder, name = os.path.split(prefix)
         tf.io.gfile.makedirs(folder)
