@@ -5,7 +5,7 @@
 #   docker build --target mpi -t sok_lite:mpi .     gpu, and Open MPI and an SSH server, for Kubeflow's MPI Operator
 #   docker build --target mpi --build-arg RUNTIME=cpu -t sok_lite:mpi-cpu .
 #
-# docs/install.md says how they are used, and how docker/cpu.txt and docker/gpu.txt are made anew.
+# docs/install.md says how they are used, and how the locks docker/*.txt are made anew.
 ARG RUNTIME=gpu
 
 # ---- environments: compilers stay here, and only /opt/venv goes on --------------------------------------------------
@@ -72,6 +72,8 @@ USER root
 # The server's package makes host keys, which all containers would share.
 RUN apt-get update && apt-get install -y --no-install-recommends openmpi-bin openssh-server \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
+COPY docker/mpi.txt /tmp/
+RUN pip install --no-cache-dir --no-deps --require-hashes -r /tmp/mpi.txt
 COPY docker/ssh_config /etc/ssh/ssh_config.d/sok_lite.conf
 COPY docker/sshd_config /home/sok/.sshd_config
 USER 10001:10001
