@@ -3,7 +3,7 @@
 # its CPU kernels. Run it as often as you like: it takes no time when nothing changed.
 #
 #   bash scripts/setup.sh          TensorFlow for the CPU, Horovod with Gloo (and MPI if mpicc is found)
-#   bash scripts/setup.sh --gpu    TensorFlow with CUDA, CuPy, Horovod with NCCL: what the Dockerfile runs
+#   bash scripts/setup.sh --gpu    TensorFlow with CUDA, CuPy, Horovod with NCCL
 #   bash scripts/setup.sh --tensorflow 2.16      that release, for the CPU, without Horovod: to test on
 #
 # An environment made with --gpu stays one when a later call, such as demo.sh's, does not say so.
@@ -98,8 +98,6 @@ running="$venv/sok_lite-setup.running"
 # They are kept in the cache and not in the environment, so an edited kernel is compiled here, and
 # the first table need not wait for it.
 build_kernels() {
-  # The image installs everything before it has the sources, and sets up again when it has them.
-  [ -d kernels ] || return 0
   "$venv/bin/python" -c '
 from sok_lite.backend.build import find_library as kernels
 from sok_lite.native.library import find_library as operations

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -367,17 +366,6 @@ def test_a_second_set_up_waits_and_finds_all_done(staged_set_up):
     assert words == ["venv", "install", "install", "install", "horovod", *["kernels"] * 3]
 
 
-def test_before_the_sources_are_there_a_set_up_leaves_the_kernels_out(staged_set_up, tmp_path):
-    log, go, start = staged_set_up
-    scripts = tmp_path / "image" / "scripts"
-    shutil.copytree(SCRIPTS, scripts)
-    shutil.copy(ROOT / "pyproject.toml", scripts.parent)
-    go.touch()
-    process = start(scripts)
-    assert "ready: " in process.communicate(timeout=300)[0]
-    assert (process.returncode, "kernels" in log.read_text()) == (0, False)
-
-
 def test_a_set_up_that_is_killed_holds_up_no_other(staged_set_up):
     log, go, start = staged_set_up
     killed, second = begun_set_ups(log, start)
@@ -386,18 +374,6 @@ def test_a_set_up_that_is_killed_holds_up_no_other(staged_set_up):
     assert "was killed midway: starting over" in second.communicate(timeout=300)[0]
     assert second.returncode == 0
     assert "venv --clear" in log.read_text()
-
-
-def test_dockerfile_calls_scripts_that_exist():
-    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    lines = [line.split(maxsplit=1) for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
-    assert [word for word, _ in lines].count("FROM") == 1
-    copied = [name for word, rest in lines if word == "COPY" for name in rest.split()[:-1]]
-    commands = [shlex.split(rest) for word, rest in lines if word == "RUN" and "bash" in rest]
-    commands += [json.loads(rest) for word, rest in lines if word == "CMD"]
-    assert ["bash", "scripts/setup.sh", "$SETUP"] in commands and "ARG SETUP=--gpu" in text
-    assert {command[0] for command in commands} == {"bash"}
-    assert all((ROOT / name).exists() for name in [*copied, *(command[1] for command in commands)])
 
 
 # --------------------------------------------------------- scripts whose parts are played by others

@@ -97,6 +97,10 @@ default_graphs: Any = private("tensorflow.python.framework.ops", "_default_graph
 GLOBAL_GRAPH = "_GetGlobalDefaultGraph"
 # Has every tf.function within traced anew: its arguments are part of what a trace is known by.
 save_context: Any = private("tensorflow.python.saved_model.save_context", "save_context")
+# Writes what tells one SavedModel from another, of its files as they are.
+write_fingerprint: Any = private(
+    "tensorflow.python.saved_model.fingerprinting_utils", "write_fingerprint"
+)
 # Answers a public function for types that TensorFlow does not know. (tf.experimental's dispatch for
 # types, which is public, is not asked for plain classes.)
 OpDispatcher: Any = private("tensorflow.python.util.dispatch", "OpDispatcher")

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge.serving import files
+from sok_lite.bridge.serving.files import WrittenVariable
 from sok_lite.bridge.serving.tables import KeyIndex
 from tests.support.fresh_process import FreshProcess
 
@@ -189,6 +191,13 @@ def test_a_number_that_the_key_type_has_not_is_no_key(keys, ids, tmp_path):
     np.testing.assert_array_equal(loaded(tf.constant([number], ids)), np.full((1, 3), 0.5))
 
 
+def test_a_model_without_tables(tmp_path):
+    dense = tf.Variable([2.0, 3.0])
+    sok.export_serving(lambda x: x * dense, tmp_path / "m", [tf.TensorSpec([2], tf.float32)])
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    assert loaded(tf.constant([1.0, 2.0])).numpy().tolist() == [2, 6]
+
+
 def test_an_export_has_the_rows_of_its_moment(tmp_path):
     table, rows = filled()
     function = lookup_of(table)
@@ -348,24 +357,43 @@ PATTERNS = {
 }
 
 
+class Held:
+    """A variable that is in memory, in place of one in files."""
+
+    def __init__(self, name, shape, dtype):
+        self.variable = tf.Variable(tf.zeros(shape, dtype))
+
+    def write(self, rows, first=0):
+        self.variable[first : first + len(rows)].assign(rows)
+
+
+def index_of(keys):
+    """Returns an index, and which key has which place."""
+    products = (keys.view(np.uint64) * np.uint64(FACTOR)).view(np.int64)
+    order = np.argsort(products)
+    index = KeyIndex(len(keys), np.array_split(products[order], 3), Held)
+    index.write(products[order], 0)
+    return index, order
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_index_finds_every_key_and_no_other(pattern):
     keys = RNG.permutation(PATTERNS[pattern])
-    index = KeyIndex(keys, lambda name, array: tf.constant(array))
+    index, order = index_of(keys)
     held = dict(zip(keys.tolist(), range(len(keys)), strict=True))
     # Its product is the largest number, which stands behind the last key.
     last = np.array([pow(FACTOR, -1, 2**64) * INT64.max % 2**64], np.uint64).view(np.int64)
     asked = np.concatenate([keys, keys + 1, last, RNG.integers(INT64.min, INT64.max, 500)])
     places, is_found = (each.numpy() for each in index.find(tf.constant(asked)))
     assert is_found.tolist() == [key in held for key in asked.tolist()]
-    found = index.order[places[is_found]] if len(keys) else []
+    found = order[places[is_found]] if len(keys) else []
     assert list(found) == [held[key] for key in asked[is_found].tolist()]
 
 
 def test_another_rounding_of_products_finds_the_same():
     """Some processors round int64 to float32 by way of float64; one bucket off is in the search."""
     keys = PATTERNS["random"]
-    index = KeyIndex(keys, lambda name, array: tf.constant(array))
+    index, _ = index_of(keys)
     products = (keys.view(np.uint64) * np.uint64(FACTOR)).view(np.int64)
     # Not of the first or the last bucket, beside which there is none.
     inside = tf.constant(keys[(products > -(2**62)) & (products < 2**62)])
@@ -376,11 +404,29 @@ def test_another_rounding_of_products_finds_the_same():
         assert bool(tf.reduce_all(is_found))
 
 
+@pytest.mark.parametrize("piece_bytes", [0, 10**9])
+def test_a_model_of_many_pieces_has_few_files(tmp_path, monkeypatch, piece_bytes):
+    """A server has them all open, and may open 1,024."""
+    monkeypatch.setattr(files, "PIECE_BYTES", piece_bytes)
+    rows = RNG.standard_normal((20_000, 2)).astype(np.float32)
+    (tmp_path / "m").mkdir()
+    with files.beside(str(tmp_path / "m" / "part")) as written:
+        held = WrittenVariable(tf.Variable(rows), "rows", written)
+        for first in range(0, len(rows), 20):
+            held.write(rows[first : first + 20], first)
+        written.merge_into(str(tmp_path / "m" / "variables"))
+    assert len(list((tmp_path / "m").iterdir())) <= (2 if piece_bytes else 400)
+    np.testing.assert_array_equal(
+        tf.train.load_variable(str(tmp_path / "m" / "variables"), "rows"), rows
+    )
+
+
 # ---------------------------------------------------------------- options
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
-def test_quantised_rows_are_as_near_as_it_says(scale, tmp_path):
+def test_quantised_rows_are_as_near_as_it_says(scale, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", 1000)  # a dozen rows a piece
     keys = np.arange(300)
     table, rows = filled(keys, 17)
     sok.assign(table, keys, rows * scale)
@@ -456,9 +502,11 @@ def test_a_cutoff_is_refused_where_it_would_change_rows(tmp_path):
         sok.export_serving(lookup_of(table), tmp_path, IDS, cutoff=0.0)
 
 
-def test_tensorflow_lite_needs_no_operation_of_others(tmp_path):
+@pytest.mark.parametrize("quantize", [None, "float16"])
+def test_tensorflow_lite_needs_no_operation_of_others(tmp_path, quantize):
     table, rows = filled()
-    sok.export_serving(lookup_of(table), tmp_path / "m", IDS)
+    sok.export_serving(lookup_of(table), tmp_path / "m", IDS, quantize=quantize)
+    rows = rows.astype(quantize).astype(np.float32)  # None: float64, which holds them
     converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "m"))
     # Of builtin operations alone, which is the default: others raise.
     interpreter = tf.lite.Interpreter(model_content=converter.convert())

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import sok_lite as sok
+from sok_lite.bridge.serving import files
 from sok_lite.bridge.serving.graph import Nodes
 from tests.support.fresh_process import FreshProcess
 
@@ -195,7 +196,8 @@ def test_no_node_takes_the_place_of_another(session):
             nodes.add(other.as_graph_def())
 
 
-def test_quantised_and_without_rows_of_zeros(fresh, session, tmp_path):
+def test_quantised_and_without_rows_of_zeros(fresh, session, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", 10)  # a row a piece
     table = filled(session, np.arange(100), initializer="0")
     session.run(sok.assign(table, np.arange(50), np.zeros((50, 3), np.float32)))
     ids = v1.placeholder(tf.int64, [None])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_lite as sok
 from sok_lite import dynamic_embedding as de
 from sok_lite.bridge.lookup_arguments import checked_arguments
 from tests.dynamic_embedding.test_training import one_step, sgd
@@ -139,6 +140,16 @@ def test_the_most_frequent_keys_stay(here, creator):
     here.run(lambda: variable.restrict(2))
     assert here.run(variable.export)[0].tolist() == [1, 2]
     assert here.run(variable.restrict_policy.status.export)[0].tolist() == [1, 2]
+
+
+def test_an_exported_model_has_its_rows(creator, tmp_path):
+    variable = de.Variable(dim=2, name="v", kv_creator=creator, initializer=0)
+    keys, rows = np.arange(40), np.arange(80, dtype=np.float32).reshape(40, 2)
+    variable.upsert(keys, rows)
+    ids = [tf.TensorSpec([None], tf.int64)]
+    sok.export_serving(variable.lookup, tmp_path / "m", ids, cutoff=1.5)
+    served = tf.saved_model.load(str(tmp_path / "m"))(tf.constant(keys))
+    np.testing.assert_array_equal(served, np.where(keys[:, None] == 0, 0, rows))
 
 
 def test_a_checkpoint_has_nothing_of_it(creator, tmp_path):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite import dynamic_embedding as de
+from sok_lite.bridge.serving import files
 from tests.support.fresh_process import FreshProcess
 
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -38,7 +39,8 @@ def filled(keys=KEYS, **arguments):
 @pytest.mark.full_only("saves and serves in a process, 15 times")
 @pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32, tf.string])
 @pytest.mark.parametrize("value_dtype", [tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.int8])
-def test_keys_and_values_of_every_dtype(fresh, key_dtype, value_dtype, tmp_path):
+def test_keys_and_values_of_every_dtype(fresh, key_dtype, value_dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", 1)  # TensorFlow puts rows together, of each dtype
     given = {tf.int64: KEYS, tf.int32: np.array([2**31 - 1, -(2**31), 0], np.int32)}
     keys = given.get(key_dtype, np.array([b"a", b"", b"\xff\0", b"long" * 99], object))
     initial = 1 if value_dtype.is_integer else 0.5

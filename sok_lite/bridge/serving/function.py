@@ -1,23 +1,28 @@
 """`export_serving`: a function or model as a SavedModel that needs no sok_lite."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.serving.as_a_whole import as_a_whole, checked_folder
+from sok_lite.bridge.serving.files import beside
 from sok_lite.bridge.serving.graph import check_plain
 from sok_lite.bridge.serving.mode import exporting
 from sok_lite.bridge.serving.models import function_of, resources_in
 from sok_lite.bridge.serving.signature import Signature, flat_outputs
 from sok_lite.bridge.serving.tables import ServedTables, check_quantize
 from sok_lite.bridge.serving.together import Ranks
-from sok_lite.bridge.tensor import to_tensor
-from sok_lite.bridge.tf_private import ResourceVariable, save_context
+from sok_lite.bridge.tf_private import (
+    WHOLE,
+    UninitializedVariable,
+    save_context,
+    write_fingerprint,
+)
 
 
 def export_serving(
@@ -47,8 +52,9 @@ def export_serving(
     is an address such as "gs://bucket/served", one file after the other takes its place,
     `saved_model.pb` last.
 
-    In a job of several ranks every rank must call it, alike; rank 0 writes. `lookup_sparse` then
-    finds the keys of all ranks, a lookup in one rank's table those of rank 0.
+    Rows are read and written piece by piece. In a job of several ranks every rank must call it,
+    alike, and sends its rows to rank 0, which writes. `lookup_sparse` then finds the keys of all
+    ranks, a lookup in one rank's table those of rank 0.
 
     Args:
       model_or_fn: a tf.function, a function, a tf.Module with `__call__`, or a model of Keras 3 or
@@ -116,10 +122,12 @@ def export_functions(
     if ranks.is_first:
         checked_folder(path)
     names = {name: arguments.flat() for name, (_, arguments) in functions.items()}
-    tables = ServedTables(_variable, _value, cutoff, quantize, ranks)
     module = tf.Module()
     signatures, variables, captured = {}, [], []
-    try:
+    with ExitStack() as stack:
+        part = stack.enter_context(as_a_whole(path)) if ranks.is_first else None
+        files = stack.enter_context(beside(part))
+        tables = ServedTables(_variable, _value, cutoff, quantize, ranks, files)
         with exporting(tables):
             with save_context(SimpleNamespace(experimental_variable_policy=object())):
                 for name, (function, arguments) in functions.items():
@@ -132,18 +140,17 @@ def export_functions(
                     if not hasattr(module, "__call__"):  # noqa: B004
                         # As a tf.function TensorFlow would trace it once more where it saves.
                         module.__call__ = traced
-            resources = _captured_resources(root, captured, [*variables, *tables.variables])
-            if ranks.is_first:
-                module.variables_of_tables = tables.variables
+            of_tables = tables.variables
+            resources = _captured_resources(root, captured, [*variables, *of_tables.values()])
+            if files is not None:
+                for name, variable in of_tables.items():
+                    setattr(module, name, variable)
                 module.variables_of_model = variables
                 module.resources = resources
-                with as_a_whole(path) as part:
-                    tf.saved_model.save(module, part, signatures, options)
-    finally:
-        # The functions that were traced on the way keep the variables.
-        for variable in tables.variables:
-            nothing = tf.zeros([0] * len(variable.shape), variable.dtype)
-            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing)
+                tf.saved_model.save(module, part, signatures, options)
+                files.merge_into(f"{part}/variables/variables")
+                write_fingerprint(part)  # of the variables as they are now
+        ranks.meet()  # what one rank alone knows to be wrong, none publishes
 
 
 def _captured_resources(root: Any, captured: list[Any], variables: list[Any]) -> list[Any]:
@@ -164,15 +171,14 @@ def _captured_resources(root: Any, captured: list[Any], variables: list[Any]) ->
     return found
 
 
-def _variable(name: str, array: np.ndarray) -> Any:
-    # The variable has the array's own memory where TensorFlow can take it.
-    dtype = tf.as_dtype(array.dtype)
-    tensor = to_tensor(array.view(np.uint16) if dtype is tf.bfloat16 else array, dtype, None)
-    return ResourceVariable(tensor, trainable=False, name=name)
+def _variable(name: str, shape: Sequence[int], dtype: tf.DType) -> tuple[Any, str]:
+    # TensorFlow saves an object with such a variable, and no value of it.
+    variable = UninitializedVariable(trainable=False, name=name, shape=shape, dtype=dtype)
+    return variable, f"{name}/.ATTRIBUTES/{WHOLE}"
 
 
-def _value(variable: Any) -> np.ndarray:
-    return variable.numpy()
+def _value(variable: Any) -> tf.Tensor:
+    return variable.read_value()
 
 
 def _by_name(

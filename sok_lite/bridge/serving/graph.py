@@ -1,6 +1,7 @@
 """`export_serving_graph`: a part of a graph of TF1 as a SavedModel that needs no sok_lite."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,12 @@ import tensorflow as tf
 from sok_lite.bridge import job
 from sok_lite.bridge.checks import check_cutoff
 from sok_lite.bridge.serving.as_a_whole import as_a_whole, checked_folder
+from sok_lite.bridge.serving.files import VariableFiles, beside
 from sok_lite.bridge.serving.mode import Lookup, lookups_of
 from sok_lite.bridge.serving.signature import plain_parts
 from sok_lite.bridge.serving.tables import ServedTables, check_quantize
 from sok_lite.bridge.serving.together import Ranks
+from sok_lite.bridge.tf_private import eager_mode
 from sok_lite.bridge.variable import TableVariable
 
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
@@ -67,9 +70,13 @@ def export_serving_graph(
         if ranks.is_first:
             _check_empty(path)
         copy = _Copy(session, _leaves(inputs), _leaves(outputs))
-        copy.serve(cutoff, quantize, ranks)
-        if ranks.is_first:
-            copy.write(path, inputs, outputs)
+        with ExitStack() as stack:
+            part = stack.enter_context(as_a_whole(path)) if ranks.is_first else None
+            files = stack.enter_context(beside(part))
+            copy.serve(cutoff, quantize, ranks, files)
+            if files is not None:
+                copy.write(part, files, inputs, outputs)
+            ranks.meet()  # what one rank alone knows to be wrong, none publishes
 
 
 class _Copy:
@@ -101,10 +108,17 @@ class _Copy:
         self._inputs = {self._nodes.resolved(tensor.name) for tensor in inputs}
         self._initializers: list[str] = []
 
-    def serve(self, cutoff: float | None, quantize: str | None, ranks: Ranks) -> None:
+    def serve(
+        self,
+        cutoff: float | None,
+        quantize: str | None,
+        ranks: Ranks,
+        files: VariableFiles | None,
+    ) -> None:
         """Puts plain operations in place of lookups, and variables with values in place of those of
         the session."""
-        tables = ServedTables(self._variable, self._session.run, cutoff, quantize, ranks)
+        read = self._session.run
+        tables = ServedTables(self._variable, read, cutoff, quantize, ranks, files)
         waiting = lookups_of(self._graph)
         while True:
             used = self._nodes.used(self._outputs)
@@ -120,7 +134,13 @@ class _Copy:
         self._nodes.add(self._scratch.as_graph_def())
         self._initializers = self._initializers_of(needed)
 
-    def write(self, path: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        part: Any,
+        files: VariableFiles,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+    ) -> None:
         """Writes the SavedModel."""
         # Its collections make the variables again, of the nodes that have their names.
         meta = tf.compat.v1.train.export_meta_graph(graph=self._scratch, clear_devices=True)
@@ -136,28 +156,28 @@ class _Copy:
         with final.as_default(), tf.compat.v1.Session(graph=final) as session:
             tf.compat.v1.train.import_meta_graph(meta, clear_devices=True)
             variables = tf.compat.v1.global_variables()
-            for variable in variables:
-                assign = variable.initializer
-                session.run(assign, {assign.inputs[1]: self._values[variable.op.name]})
             # In the files variables have the names that they have in the session.
             names = self._saved_names
             saved = {names.get(each.op.name, each.op.name): each for each in variables}
+            with eager_mode(), tf.device("CPU:0"):
+                for name, value in self._values.items():
+                    tensor = tf.constant(value)
+                    files.add(names[name], tensor, 0, len(value) if tensor.shape.rank else 1)
             signature = tf.compat.v1.saved_model.build_signature_def(
                 self._infos(final, inputs),
                 self._infos(final, outputs),
                 tf.saved_model.PREDICT_METHOD_NAME,
             )
             main_op = tf.group(*map(final.get_operation_by_name, self._initializers))
-            with as_a_whole(path) as part:
-                builder = tf.compat.v1.saved_model.Builder(part)
-                builder.add_meta_graph_and_variables(
-                    session,
-                    [tf.saved_model.SERVING],
-                    {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
-                    saver=tf.compat.v1.train.Saver(saved) if saved else None,
-                    main_op=main_op,
-                )
-                builder.save()
+            builder = tf.compat.v1.saved_model.Builder(part)
+            builder.add_meta_graph_and_variables(
+                session,
+                [tf.saved_model.SERVING],
+                {tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY: signature},
+                saver=_Saver(saved, files) if saved else None,
+                main_op=main_op,
+            )
+            builder.save()
 
     def _replace(self, lookup: Lookup, tables: ServedTables) -> None:
         if any(self._nodes.is_in_a_loop(tensor.name) for tensor in lookup.inputs):
@@ -176,22 +196,28 @@ class _Copy:
             self._nodes.replace(tensor.name, result.name)
         self._nodes.add(self._scratch.as_graph_def())
 
-    def _variable(self, name: str, array: np.ndarray) -> Any:
-        return self._make(name, array, True, tf.TensorShape(array.shape))
+    def _variable(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tuple[Any, str]:
+        made = self._make(name, shape, dtype, True, tf.TensorShape(shape))
+        return made, made.op.name
 
-    def _make(self, name: str, array: np.ndarray, is_resource: bool, shape: tf.TensorShape) -> Any:
-        """Makes a variable of the scratch graph; its value is not in the graph."""
+    def _make(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: Any,
+        is_resource: bool,
+        declared: tf.TensorShape,
+    ) -> Any:
+        """Makes a variable of the scratch graph, without its value."""
         with self._scratch.as_default(), tf.name_scope(f"{self._scope}/"):
-            variable = tf.compat.v1.Variable(
-                tf.zeros(array.shape, array.dtype),
+            return tf.compat.v1.Variable(
+                tf.zeros(shape, dtype),
                 trainable=False,
                 name=name,
                 use_resource=is_resource,
-                validate_shape=shape.is_fully_defined(),
-                shape=shape if is_resource else None,
+                validate_shape=declared.is_fully_defined(),
+                shape=declared if is_resource else None,
             )
-        self._values[variable.op.name] = array
-        return variable
 
     def _copy_variables(self, needed: Mapping[str, Any]) -> None:
         collections = map(self._graph.get_collection, self._graph.get_all_collection_keys())
@@ -202,7 +228,7 @@ class _Copy:
             if isinstance(item, tf.Variable)
         }
         names = [name for name, node in needed.items() if node.op in _VARIABLES]
-        names = [name for name in names if name not in self._values]
+        names = [name for name in names if not name.startswith(f"{self._scope}/")]
         for name in names:
             if name not in known or isinstance(known[name], TableVariable):
                 raise NotImplementedError(
@@ -211,8 +237,9 @@ class _Copy:
                 )
         values = self._session.run({name: known[name] for name in names})
         for name in names:
-            is_resource = needed[name].op == "VarHandleOp"
-            made = self._make(name, np.asarray(values[name]), is_resource, known[name].shape)
+            is_resource, value = needed[name].op == "VarHandleOp", np.asarray(values[name])
+            made = self._make(name, value.shape, value.dtype, is_resource, known[name].shape)
+            self._values[made.op.name] = value
             self._saved_names[made.op.name] = name
             self._nodes.replace(name, made.op.name)
 
@@ -245,6 +272,23 @@ class _Copy:
         }
         build = tf.compat.v1.saved_model.build_tensor_info
         return {name: build(tensor) for name, tensor in found.items()}
+
+
+class _Saver(tf.compat.v1.train.Saver):
+    """Restores variables from a checkpoint as TensorFlow's does. What it saves is in files already.
+
+    Args:
+      variables: by the name in the checkpoint.
+      files: all their values.
+    """
+
+    def __init__(self, variables: dict[str, Any], files: VariableFiles) -> None:
+        super().__init__(variables)
+        self._files = files
+
+    def save(self, session: Any, save_path: str, *args: Any, **kwargs: Any) -> str:
+        self._files.merge_into(save_path)
+        return save_path
 
 
 def _names(tensors: Sequence[tf.Tensor]) -> set[str]:

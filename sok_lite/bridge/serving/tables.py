@@ -1,4 +1,4 @@
-"""The tables of an exported model: what the live ones hold now, in variables of TensorFlow.
+"""The tables of an exported model: what the live ones hold now, in variables that files hold.
 
 Rows are found by arrays alone. Keys are multiplied by an odd number, which no two keys share a
 product of, and sorted by it. How large a product is says which bucket it is in, and where in the
@@ -7,27 +7,28 @@ gathers and comparisons, which every processor and every format of models has; t
 fill when a model is loaded, as a hash table has to be.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from sok_lite.backend.aligned import aligned_empty
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.inference import MissingKeyPolicy
+from sok_lite.bridge.serving import files
+from sok_lite.bridge.serving.files import VariableFiles, WrittenVariable
+from sok_lite.bridge.serving.in_order import FACTOR, LARGEST, RowsInOrder
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.bridge.tensor import as_int64
-from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone
 
-# Takes a name and an array, and gives a variable of TensorFlow.
-MakeVariable = Callable[[str, np.ndarray], Any]
+# Takes a name, a shape and a dtype, and gives a variable of TensorFlow, and its name in a
+# checkpoint.
+NewVariable = Callable[[str, Sequence[int], tf.DType], tuple[Any, str]]
+# Takes the same, and gives a variable whose value is to be written.
+MakeVariable = Callable[[str, Sequence[int], tf.DType], Any]
 
-# The golden ratio as a fraction of 2**64, odd: neighbouring keys get products far apart.
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_LARGEST = np.iinfo(np.int64).max
 # Those that a float32 has: TensorFlow Lite neither shifts nor divides int64. Its rounding keeps the
 # order of products, so that those of one bucket lie together.
 _MOST_BITS = 24
@@ -56,39 +57,42 @@ class ServedTables:
     """Copies that lookups read while a model is exported. A table is copied at its first lookup.
 
     Args:
-      make_variable: makes a variable of an array.
-      read_variable: gives the dense value of a static variable, as an array.
+      new_variable: makes the variables, which nothing is assigned to.
+      read_variable: gives the value of a static variable, a tensor or an array.
       cutoff: keys of whose row every |element| is below it are left out; None: none.
       quantize: "float16" or "int8": how rows of floats are made smaller; None: they are not.
       ranks: those that export, alike: every rank makes the same lookups.
+      written: the files that the values go to; None: this rank writes none.
 
     Attributes:
-      variables: all that were made.
+      variables: all that were made, by the name that `new_variable` was given.
     """
 
     def __init__(
         self,
-        make_variable: MakeVariable,
-        read_variable: Callable[[Any], np.ndarray],
+        new_variable: NewVariable,
+        read_variable: Callable[[Any], Any],
         cutoff: float | None,
         quantize: str | None,
         ranks: Ranks,
+        written: VariableFiles | None,
     ) -> None:
-        self._make_variable, self._read_variable = make_variable, read_variable
+        self._new_variable, self._read_variable = new_variable, read_variable
         self._cutoff, self._quantize = cutoff, quantize
-        self._ranks, self._comm = ranks, ranks.comm
+        self._ranks, self._comm, self._written = ranks, ranks.comm, written
         self._served: dict[tuple[int, bool], _Served] = {}
         self._static: dict[int, tuple[Any, ServedRows]] = {}
         self._nothing: Any = None
-        self.variables: list[Any] = []
+        self.variables: dict[str, Any] = {}
 
     @property
     def stand_in(self) -> tf.Tensor:
         """A resource, in place of that of any live table."""
         if self._nothing is None:
             with tf.init_scope():
-                self._nothing = self._make_variable("sok_nothing", np.zeros(0, np.float32))
-            self.variables.append(self._nothing)
+                nothing = self._make("sok_nothing", [0], tf.float32)
+                nothing.write(np.zeros(0, np.float32))
+                self._nothing = nothing.variable
         return self._nothing.handle
 
     def read(
@@ -133,19 +137,15 @@ class ServedTables:
         """Returns rows of a static table by number, (n, dimension)."""
         if id(variable) not in self._static:
             with tf.init_scope():
-                rows = self._rows_of_static(variable)
-                served = ServedRows(variable.name, rows, self._quantize, self._maker_of_table())
-            self._static[id(variable)] = variable, served
-            self.variables += served.variables
+                self._static[id(variable)] = variable, self._copy_static(variable)
         return self._static[id(variable)][1].gather(numbers)
 
     def _served_table(self, table: Any, of_all_ranks: bool) -> _Served:
         which = id(table), of_all_ranks
         if which not in self._served:
             with tf.init_scope():
-                served = self._copy(table, of_all_ranks)
-            self._served[which] = served
-            self.variables += [*served.keys.variables, *served.rows.variables]
+                copy = partial(self._copy, table, of_all_ranks)
+                self._served[which] = on_device(table.backend, alone, table, copy)
         return self._served[which]
 
     def _copy(self, table: Any, of_all_ranks: bool) -> _Served:
@@ -156,101 +156,59 @@ class ServedTables:
         is_integer = table.row_dtype.is_integer
         last = np.array(missing, table.row_dtype.storage if is_integer else np.float64)
         last = table.row_dtype.to_storage(np, last)
-        make = self._maker_of_table()
-        if of_all_ranks or self._cutoff is not None or not _is_read_once(table):
-            index, rows = self._chosen_in_order(table, of_all_ranks, last, make)
-        else:
-            index, rows = alone(table, partial(_in_order, table, last, make))
-        if table.row_dtype.name == "bfloat16":
-            rows = rows.view(tf.bfloat16.as_numpy_dtype)
-        return _Served(table, index, ServedRows(table.name, rows, self._quantize, make))
-
-    def _chosen_in_order(
-        self, table: Any, of_all_ranks: bool, last: np.ndarray, make: MakeVariable
-    ) -> tuple["KeyIndex", np.ndarray]:
-        """Does what `_in_order` does, of all ranks, without small rows, or of any device."""
-        keys, rows = on_device(table.backend, _contents, table)
-        if of_all_ranks:
-            keys, rows = self._gather(table, keys, rows)
         if self._cutoff is not None:
             _check_missing(table, last, self._cutoff)
-            is_small = table.row_dtype.is_below(np, rows, self._cutoff).all(axis=1)
-            keys, rows = keys[~is_small], rows[~is_small]
-        index = KeyIndex(keys, make)
-        made = aligned_empty((len(keys) + len(last), table.dim), rows.dtype)
-        np.take(rows, index.order, axis=0, out=made[: len(keys)], mode="clip")
-        made[len(keys) :] = last
-        return index, made
+        make = self._maker_of_table()
+        is_exported = of_all_ranks or self._ranks.is_first
+        over = self._ranks if of_all_ranks else None
+        source = RowsInOrder(table, over, is_exported, self._cutoff)
+        index = KeyIndex(source.num_keys, source.products(), make)
+        dtype = tf.as_dtype(table.row_dtype.name)
+        num_rows = source.num_keys + len(last)
+        rows = ServedRows(table.name, [num_rows, table.dim], dtype, self._quantize, make)
+        first = 0
+        for products, some in source.pieces():
+            index.write(products, first)
+            rows.write(some, first)
+            first += len(products)
+        rows.write(last, source.num_keys)
+        return _Served(table, index, rows)
+
+    def _copy_static(self, variable: Any) -> "ServedRows":
+        table, own = variable.table, self._read_variable(variable)
+        size, rank = (1, 0) if self._comm is None else (self._comm.size, self._comm.rank)
+        dtype = tf.as_dtype(own.dtype)
+        shape = [table.num_rows, variable.dimension]
+        rows = ServedRows(variable.name, shape, dtype, self._quantize, self._maker_of_table())
+        numbers = [table.row_numbers(each, size) for each in range(size)]
+        row_bytes = variable.dimension * dtype.size * table.stride(size)
+        for part in files.parts(max(map(len, numbers)), row_bytes):
+            received = np.asarray(own[part])
+            if self._comm is not None:
+                bits = received.view(np.uint16) if dtype.size == 2 else received
+                received = self._ranks.to_first(bits).view(received.dtype)
+                if rank > 0:
+                    continue
+            first, some, count = part.start * table.stride(size), np.empty_like(received), 0
+            for there in (each[part] for each in numbers):
+                here = slice(there.start - first, None, there.step)
+                some[here][: len(there)] = received[count : count + len(there)]
+                count += len(there)
+            rows.write(some, first)
+        return rows
 
     def _maker_of_table(self) -> MakeVariable:
         """Returns what makes the variables of one more table."""
         prefix = f"sok_table_{len(self._served) + len(self._static)}"
-        return lambda name, array: self._make_variable(f"{prefix}_{name}", array)
+        return lambda name, shape, dtype: self._make(f"{prefix}_{name}", shape, dtype)
 
-    # ---------------------------------------------------------------- several ranks
-
-    def _gather(
-        self, table: Any, keys: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys and rows of all ranks, each from its owner, on rank 0."""
-        assert self._comm is not None
-        owners = table.owner.owners(keys, self._comm.size, table.key_dtype)
-        is_own = owners == self._comm.rank
-        return self._ranks.to_first(keys[is_own]), self._ranks.to_first(rows[is_own])
-
-    def _rows_of_static(self, variable: Any) -> np.ndarray:
-        rows = self._read_variable(variable)
-        if self._comm is None:
-            return rows
-        all_rows = np.zeros((variable.table.num_rows, variable.dimension), rows.dtype)
-        received = self._ranks.to_first(rows.view(np.uint16) if rows.dtype.itemsize == 2 else rows)
-        if self._comm.rank > 0:
-            return rows
-        first = 0
-        for rank in range(self._comm.size):
-            count = variable.table.num_rows_of(rank, self._comm.size)
-            stride = variable.table.stride(self._comm.size)
-            start = rank if stride > 1 else 0
-            part = received[first : first + count].view(rows.dtype)
-            all_rows[start : start + stride * count : stride] = part
-            first += count
-        return all_rows
+    def _make(self, name: str, shape: Sequence[int], dtype: tf.DType) -> WrittenVariable:
+        variable, written_name = self._new_variable(name, shape, dtype)
+        self.variables[name] = variable
+        return WrittenVariable(variable, written_name, self._written)
 
 
-def _contents(table: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the keys of a table, (n,) int64, and their rows as they are stored, on the host."""
-    keys, rows = table.export()
-    return _as_int64(table.backend.to_host(keys)), table.backend.to_host(rows)
-
-
-def _as_int64(keys: np.ndarray) -> np.ndarray:
-    return keys.view(np.int64) if keys.dtype == np.uint64 else keys.astype(np.int64)
-
-
-def _is_read_once(table: Any) -> bool:
-    """Whether rows of a table can be read in any order into memory of the host."""
-    return table.backend.name == "cpu" and table.var_type != "remote"
-
-
-def _in_order(
-    table: EmbeddingTable, last: np.ndarray, make: MakeVariable
-) -> tuple["KeyIndex", np.ndarray]:
-    """Returns an index of the keys of a table, and their rows in its order: no row is copied twice.
-
-    Args:
-      table: locked.
-      last: rows that come behind.
-      make: takes a name and an array, and gives a variable of it.
-    """
-    keys, numbers = table.export_rows()
-    index = KeyIndex(_as_int64(keys), make)
-    rows = aligned_empty((len(keys) + len(last), table.dim), last.dtype)
-    table.store.read(np.ascontiguousarray(numbers[index.order]), "value", rows[: len(keys)])
-    rows[len(keys) :] = last
-    return index, rows
-
-
-def _check_missing(table: EmbeddingTable, missing: np.ndarray, cutoff: float) -> None:
+def _check_missing(table: Any, missing: np.ndarray, cutoff: float) -> None:
     if not table.row_dtype.is_below(np, missing, cutoff).all():
         raise ValueError(
             "`cutoff` leaves out keys, which then give what missing keys give: of "
@@ -263,40 +221,50 @@ def _check_missing(table: EmbeddingTable, missing: np.ndarray, cutoff: float) ->
 
 
 class KeyIndex:
-    """Finds the place of keys among n.
+    """Finds the place of keys among n, which are ordered by their products.
 
     Args:
-      keys: (n,) int64, distinct.
-      make_variable: takes a name and an array, and gives a variable of it.
+      num_keys: n.
+      products: of the keys, distinct, ascending, in pieces.
+      make_variable: makes the variables that it reads.
 
     Attributes:
-      order: (n,) int64: which of `keys` has which place.
       size: n.
-      variables: all that it reads.
     """
 
-    def __init__(self, keys: np.ndarray, make_variable: MakeVariable) -> None:
-        products = (keys.view(np.uint64) * _FACTOR).view(np.int64)
-        self.order = np.argsort(products)
-        self.size = len(keys)
-        products = products[self.order]
+    def __init__(
+        self, num_keys: int, products: Iterable[np.ndarray], make_variable: MakeVariable
+    ) -> None:
+        self.size = num_keys
         # About one key in a bucket.
         bits = min(_MOST_BITS, max(1, (self.size - 1).bit_length()))
         self._first, self._scale = 1 << (bits - 1), np.float32(2.0 ** (bits - 64))
-        buckets = (products.astype(np.float32) * self._scale).astype(np.int32) + self._first
-        counts = np.bincount(buckets, minlength=2 * self._first + 1)
+        is_small = self.size < np.iinfo(np.int32).max // 4
+        counts = np.zeros(2 * self._first + 1, np.int32 if is_small else np.int64)
+        for piece in products:
+            if len(piece):
+                buckets = (piece.astype(np.float32) * self._scale).astype(np.int32) + self._first
+                found = np.bincount(buckets - buckets[0])
+                counts[buckets[0] : buckets[0] + len(found)] += found.astype(counts.dtype)
         # Whoever rounds otherwise where the model is served is one bucket off: the search goes from
         # the bucket before to the one behind.
-        starts = np.concatenate([[0, 0], np.cumsum(counts)[:-2]])
-        most = np.convolve(counts, np.ones(3, np.int64)).max()
-        self._num_halvings = int(most).bit_length()
+        most = counts.copy()
+        most[1:] += counts[:-1]
+        most[:-1] += counts[1:]
+        self._num_halvings = int(most.max()).bit_length()
+        starts = most
+        np.cumsum(counts[:-2], dtype=starts.dtype, out=starts[2:])
+        starts[:2] = 0
         # A search may look past the last key: no product is above the largest number.
-        beyond = np.full(1 << self._num_halvings, _LARGEST, np.int64)
-        products = np.concatenate([products, beyond])
-        is_small = len(products) <= np.iinfo(np.int32).max
-        self._products = make_variable("keys", products)
-        self._starts = make_variable("starts", starts.astype(np.int32 if is_small else np.int64))
-        self.variables = [self._products, self._starts]
+        beyond = np.full(1 << self._num_halvings, LARGEST, np.int64)
+        self._products = make_variable("keys", [num_keys + len(beyond)], tf.int64)
+        self._products.write(beyond, num_keys)
+        self._starts = make_variable("starts", starts.shape, tf.as_dtype(starts.dtype))
+        self._starts.write(starts)
+
+    def write(self, products: np.ndarray, first: int) -> None:
+        """Writes the products of the keys whose places begin with a number, as given before."""
+        self._products.write(products, first)
 
     def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the place of each key, and whether it has one; the place is any if not.
@@ -307,14 +275,15 @@ class KeyIndex:
         Returns:
           (integers of the keys' shape, in [0, n]; bool of the keys' shape).
         """
-        products = keys * tf.constant(_FACTOR.view(np.int64), tf.int64)
+        products = keys * tf.constant(FACTOR.view(np.int64), tf.int64)
         buckets = tf.cast(tf.cast(products, tf.float32) * self._scale, tf.int32) + self._first
-        places = tf.gather(self._starts, buckets)
+        held = self._products.variable
+        places = tf.gather(self._starts.variable, buckets)
         for power in reversed(range(self._num_halvings)):
             step = 1 << power
-            is_before = tf.gather(self._products, places + (step - 1)) < products
+            is_before = tf.gather(held, places + (step - 1)) < products
             places = tf.where(is_before, places + step, places)
-        is_found = tf.equal(tf.gather(self._products, places), products) & (places < self.size)
+        is_found = tf.equal(tf.gather(held, places), products) & (places < self.size)
         return places, is_found
 
 
@@ -339,34 +308,54 @@ class ServedRows:
 
     Args:
       name: of the table, for errors.
-      rows: (n, dim), of an array type that TensorFlow has.
+      shape: [n, dim].
+      dtype: of the rows.
       quantize: "float16", "int8" or None.
-      make_variable: takes a name and an array, and gives a variable of it.
-
-    Raises:
-      ValueError: an element does not fit.
+      make_variable: makes the variables that it reads.
     """
 
     def __init__(
-        self, name: str, rows: np.ndarray, quantize: str | None, make_variable: MakeVariable
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: tf.DType,
+        quantize: str | None,
+        make_variable: MakeVariable,
     ) -> None:
-        self._name = name
-        self._dtype = tf.as_dtype(rows.dtype)
+        self._name, self._dtype, self._stored = name, dtype, dtype
         self._scales = None
-        if quantize == "float16" and self._dtype in (tf.float32, tf.float64):
-            rows = self._halves(rows)
-        elif quantize == "int8" and self._dtype.is_floating:
+        if quantize == "float16" and dtype in (tf.float32, tf.float64):
+            self._stored = tf.float16
+        elif quantize == "int8" and dtype.is_floating:
+            self._stored = tf.int8
+            self._scales = make_variable("scales", shape[:1], tf.float32)
+        # A variable of float16 cannot be written in parts (files.py).
+        self._is_bits = self._stored == tf.float16
+        self._rows = make_variable("rows", shape, tf.int16 if self._is_bits else self._stored)
+
+    def write(self, rows: np.ndarray, first: int) -> None:
+        """Writes some rows, (m, dim), as a table stores them, whose numbers begin with `first`.
+
+        Raises:
+          ValueError: an element does not fit.
+        """
+        if self._dtype == tf.bfloat16:
+            rows = rows.view(tf.bfloat16.as_numpy_dtype)
+        if self._scales is not None:
             rows, scales = self._bytes(rows)
-            self._scales = make_variable("scales", scales)
-        self._rows = make_variable("rows", rows)
-        self.variables = [self._rows] + ([] if self._scales is None else [self._scales])
+            self._scales.write(scales, first)
+        elif self._stored != self._dtype:
+            rows = self._halves(rows)
+        self._rows.write(rows.view(np.int16) if self._is_bits else rows, first)
 
     def gather(self, numbers: tf.Tensor) -> tf.Tensor:
         """Returns rows, numbers.shape + [dim], of their dtype before the export."""
-        rows = tf.gather(self._rows, numbers)
+        rows = tf.gather(self._rows.variable, numbers)
+        if self._is_bits:
+            rows = tf.bitcast(rows, tf.float16)
         if self._scales is None:
             return rows if rows.dtype == self._dtype else tf.cast(rows, self._dtype)
-        scales = tf.gather(self._scales, numbers)
+        scales = tf.gather(self._scales.variable, numbers)
         return tf.cast(tf.cast(rows, tf.float32) * scales[..., tf.newaxis], self._dtype)
 
     def _halves(self, rows: np.ndarray) -> np.ndarray:

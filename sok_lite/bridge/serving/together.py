@@ -46,11 +46,24 @@ class Ranks:
             raise
         except Exception as error:
             if not self._has_met:
-                # The others are here, or in `to_first`.
+                # The others are here, or in `meet`.
                 with suppress(Exception):
                     failure.together(self.comm, partial(_raise, error), _CALL)
             raise
         failure.together(self.comm, lambda: None, _CALL)
+
+    def meet(self) -> None:
+        """Returns when all ranks have come so far. Every rank must call it, within `together`.
+
+        Raises: as `together`.
+        """
+        if self.comm is None:
+            return
+        try:
+            failure.together(self.comm, lambda: None, _CALL)
+        except Exception:
+            self._has_met = True  # all raise this, and none waits for another
+            raise
 
     def to_first(self, array: np.ndarray) -> np.ndarray:
         """Returns what all ranks have, one after the other, on rank 0; nothing elsewhere.
@@ -60,13 +73,15 @@ class Ranks:
         Raises: as `together`.
         """
         assert self.comm is not None
-        try:
-            failure.together(self.comm, lambda: None, _CALL)
-        except Exception:
-            self._has_met = True  # all raise this, and none waits for another
-            raise
+        self.meet()
         splits = [len(array)] + [0] * (self.comm.size - 1)
         return self.comm.alltoallv(array, splits, call=_CALL).rows
+
+    def reduced(self, number: int, op: str) -> int:
+        """Returns the "sum", "min" or "max" of the numbers of all ranks, as `to_first` does."""
+        assert self.comm is not None
+        self.meet()
+        return int(self.comm.allreduce(np.array([number], np.int64), op, _CALL)[0])
 
 
 def _raise(error: Exception) -> None:

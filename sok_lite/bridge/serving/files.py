@@ -1,0 +1,146 @@
+"""The variables of an exported model as files, which are written while their values come.
+
+TensorFlow writes a variable that it holds whole. So the variables of tables hold nothing: pieces of
+their values go to files of their own, as the slices of a partitioned variable do, and become files
+of the model's checkpoint at the end. Whoever reads one gets the whole variable.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_lite.bridge.tensor import to_tensor
+from sok_lite.bridge.tf_private import eager_mode
+
+# Bytes of values that are held before they are written, and that one rank sends another.
+PIECE_BYTES = 32 << 20
+# Of a large model one part in so many is held. Else it would have more files than a reader, which
+# has all of them open, may open: often 1,024.
+_MOST_PARTS = 100
+
+
+class VariableFiles:
+    """Files beside a model that is being written.
+
+    Args:
+      folder: for them, not there yet, in the file system of the model.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._waiting: list[tuple[str, str, tf.Tensor]] = []
+        self._waiting_bytes = self._written_bytes = 0
+        self._prefixes: list[str] = []
+
+    def add(self, name: str, values: tf.Tensor, first: int, num_rows: int) -> None:
+        """Writes rows of a variable, now or later.
+
+        Args:
+          name: of the variable, as the checkpoint has it.
+          values: (n, ...), eager; no two calls give one row.
+          first: number of the first row.
+          num_rows: of the whole variable. In parts it is of no float16 and no unsigned integers of
+            16 bits or more: TensorFlow puts these together for nobody.
+        """
+        part = ""
+        if values.shape.rank and values.shape[0] < num_rows:
+            shape = " ".join(map(str, [num_rows, *values.shape[1:]]))
+            others = ":-" * (values.shape.rank - 1)
+            part = f"{shape} {first},{values.shape[0]}{others}"
+        self._waiting.append((name, part, values))
+        if values.dtype != tf.string:
+            self._waiting_bytes += values.shape.num_elements() * values.dtype.size
+        if self._waiting_bytes >= max(PIECE_BYTES, self._written_bytes // _MOST_PARTS):
+            self._write()
+
+    def merge_into(self, prefix: str) -> None:
+        """Makes them files of a checkpoint, which may have others of its own.
+
+        Raises:
+          tf.errors.OpError: they cannot be written.
+        """
+        self._write()
+        if not self._prefixes:  # a model without tables
+            return
+        prefixes = list(self._prefixes)
+        folder, name = os.path.split(prefix)
+        tf.io.gfile.makedirs(folder)
+        for file in tf.io.gfile.listdir(folder):
+            if file.startswith(f"{name}."):
+                own = f"{self._folder}/own{file[len(name) :]}"
+                tf.io.gfile.rename(f"{folder}/{file}", own)
+                if file.endswith(".index"):
+                    prefixes.append(f"{self._folder}/own")
+        with eager_mode(), tf.device("CPU:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=prefixes, destination_prefix=prefix, delete_old_dirs=False
+            )
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        tf.io.gfile.makedirs(self._folder)
+        prefix = f"{self._folder}/{len(self._prefixes)}"
+        names, parts, values = map(list, zip(*self._waiting, strict=True))
+        with eager_mode(), tf.device("CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=prefix, tensor_names=names, shape_and_slices=parts, tensors=values
+            )
+        self._prefixes.append(prefix)
+        self._written_bytes += self._waiting_bytes
+        self._waiting, self._waiting_bytes = [], 0
+
+
+@contextmanager
+def beside(part: str | None) -> Iterator[VariableFiles | None]:
+    """Gives the files beside a model, which are gone at the end.
+
+    Args:
+      part: where the model is written; None: this rank writes none.
+    """
+    if part is None:
+        yield None
+        return
+    folder = f"{part}.values"
+    try:
+        yield VariableFiles(folder)
+    finally:
+        if tf.io.gfile.exists(folder):
+            tf.io.gfile.rmtree(folder)
+
+
+class WrittenVariable:
+    """A variable whose value is in files alone.
+
+    Args:
+      variable: of TensorFlow, of a known shape, (n, ...).
+      name: of it, in the checkpoint.
+      files: None: nothing is written.
+
+    Attributes:
+      variable: the same.
+    """
+
+    def __init__(self, variable: Any, name: str, files: VariableFiles | None) -> None:
+        self.variable = variable
+        self._name, self._files = name, files
+
+    def write(self, rows: np.ndarray, first: int = 0) -> None:
+        """Writes some rows, (n, ...), of the variable's dtype. They must not change afterwards."""
+        num_rows = self.variable.shape[0]
+        if self._files is None or (len(rows) == 0 and num_rows > 0):
+            return
+        dtype = self.variable.dtype
+        with eager_mode():
+            values = to_tensor(rows.view(np.uint16) if dtype == tf.bfloat16 else rows, dtype, None)
+        self._files.add(self._name, values, first, num_rows)
+
+
+def parts(num_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Yields which rows are in each piece: of `PIECE_BYTES` at most, or one row."""
+    most = max(1, PIECE_BYTES // row_bytes)
+    return (slice(first, first + most) for first in range(0, num_rows, most))
