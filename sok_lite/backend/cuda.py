@@ -123,8 +123,10 @@ class CudaBackend(Backend):
 
     def words_of(self, kernel: str, arguments: Sequence[Any]) -> list[int]:
         """Returns arguments of a kernel as it takes them: arrays by their addresses."""
-        words: list[int] = self._pack_words(kernel, [arguments])[0].tolist()
-        return words
+        signature = self._source(kernel).signature
+        words = np.empty(len(signature), np.int64)
+        pack_parts(kernel, signature, [arguments], _addresses, words)
+        return list(map(int, words))
 
     def launching(self) -> tuple[int, int, int, int]:
         """Returns what bounds a launch: the threads and the number of blocks, and the words that a
