@@ -1,6 +1,5 @@
 """Servers that have folders: of S3, by moto, and of SFTP, by asyncssh; each in a process."""
 
-import os
 import re
 import subprocess
 import sys

@@ -240,9 +240,26 @@ class Store:
 
         for each in inside:
             self._tried("remove", f"{path}/{each}", partial(remove, each=each))
+        with suppress(FileNotFoundError):  # where folders are none, it has gone with what it had
+            self._tried("remove", path, lambda system: system.rm(path, recursive=True))
+
+    def move(self, name: str, to: str, first: str) -> None:
+        """Gives a folder another name: where folders have none, by copies.
+
+        Args:
+          name, to: at the address. What has the other name goes.
+          first: what marks its files: they are marked under one name or the other.
+
+        Raises:
+          OSError: it cannot be done, or not all of it.
+        """
+        path, new = self._path(name), self._path(to)
+        self.remove(to, first=first)
         if self._scheme not in _FLAT:
-            with suppress(FileNotFoundError):
-                self._tried("remove", path, lambda system: system.rm(path, recursive=True))
+            self._tried("rename", path, lambda system: system.mv(path, new))
+            return
+        self._tried("copy", path, lambda system: system.copy(path, new, recursive=True))
+        self.remove(name, first=first)
 
     # ---------------------------------------------------------------- reading
 

@@ -17,7 +17,6 @@ from sok_lite.engine.files import store
 from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
-from sok_lite.engine.files.store import Store
 from tests.engine.files.test_faults import CPU, ONE, table_of, version_at
 from tests.support.helpers import new_table
 from tests.support.object_stores import PACKAGES, s3_server, sftp_server, stores_here  # noqa: F401

@@ -43,7 +43,7 @@ def test_what_cannot_be_gone_back_to_is_told(tmp_path):
     with pytest.raises(TypeError, match="`version` must be an integer"):
         rollback(tmp_path, "4")
     with pytest.raises(ValueError, match="`folder` must be in a folder of this machine"):
-        rollback("gs://bucket/models")
+        rollback("file://host/models")
     folder_with(tmp_path, "5", "latest")
     with pytest.raises(FileExistsError, match="latest must be a link to a version"):
         rollback(tmp_path)
