@@ -340,8 +340,10 @@ class Store:
         is_same = _text_in(folder) == newest.text
         written = found.sizes
         lacking = [file for file in dict.fromkeys(wanted) if _size(folder, file) != written[file]]
-        if more is not None and not (is_same and os.path.isdir(os.path.join(folder, more))):
-            lacking += [f"{more}/{name}" for name in self._sizes(f"{newest.path}/{more}")]
+        if more is not None:
+            for name, size in self._sizes(f"{newest.path}/{more}").items():
+                if not is_same or _size(folder, f"{more}/{name}") != size:
+                    lacking.append(f"{more}/{name}")
         self._each(
             lacking, lambda file: self._get(f"{newest.path}/{file}", os.path.join(folder, file))
         )
