@@ -186,12 +186,24 @@ def test_an_upload_goes_on_when_the_server_is_there_again(tmp_path, monkeypatch,
         assert handler.is_started and version_at(f"{address}/c") == 3
 
 
+# Uploads when the interpreter ends, by a connection of its own.
 PROGRAM = """
+import threading
 import numpy as np
 from sok_lite.engine.files.dump import dump_in_background
+from sok_lite.engine.files.store import Store
 from tests.engine.files.test_faults import ONE, table_of
 
+upload, ends = Store.upload, threading.Event()
+
+def late(store, *args):
+    ends.wait()
+    store._opened, store._has_failed = None, True
+    upload(store, *args)
+
+Store.upload = late
 dump_in_background(ADDRESS, [table_of(7)], ONE)
+threading._register_atexit(ends.set)
 """
 
 
