@@ -75,11 +75,12 @@ def stores_folder() -> str:
 
 
 class _Newest(NamedTuple):
-    """A checkpoint in a store: its path there, the text of its manifest and when that was put."""
+    """A checkpoint in a store: its path there, the text of its manifest and when that was put, in
+    seconds since 1970; None: the store does not say."""
 
     path: str
     text: bytes
-    published: float
+    published: float | None
 
 
 class Store:
@@ -110,8 +111,10 @@ class Store:
                 f"Received: {self.address!r}."
             )
         self._class = self._checked_class(name)
+        from fsspec.core import strip_protocol
+
         # As the file system knows it.
-        self._at = str(self._class._strip_protocol(self.given)).rstrip("/")
+        self._at = str(strip_protocol(self.given)).rstrip("/")
         self._opened: tuple[int, Any] | None = None
         self._has_failed = False
         self._opening = threading.Lock()
@@ -277,8 +280,9 @@ class Store:
         Raises:
           OSError: the store cannot be reached.
         """
-        path = self._path(name)
-        return bool(self._tried("read", path, lambda system: system.exists(path)))
+        # Not by `exists`, which takes a store that cannot be reached for one without the file.
+        folder, _, last = name.rpartition("/")
+        return last in self._names(self._path(folder))
 
     def saves(self) -> dict[str, bool]:
         """Returns whether the saves of a `sok_lite.keras.Checkpoint` are marked, by name, the
@@ -349,8 +353,8 @@ class Store:
         )
         if not is_same:
             manifest.publish(folder, newest.text.decode())
-        # When it was put there counts, and not when it came here.
-        os.utime(os.path.join(folder, manifest.NAME), (newest.published, newest.published))
+        if newest.published is not None:  # that counts, and not when it came here
+            os.utime(os.path.join(folder, manifest.NAME), (newest.published, newest.published))
         used = {file.split("/")[0] for file in found.files}
         for name in [] if is_same else os.listdir(folder):
             if os.path.isdir(os.path.join(folder, name)) and name not in used | {more}:
@@ -372,14 +376,14 @@ class Store:
                 return self._newest()
         return _Newest(path, text, self._time_of(f"{path}/{manifest.NAME}"))
 
-    def _time_of(self, path: str) -> float:
-        """Returns when a file was last changed, as the store says, seconds since 1970."""
+    def _time_of(self, path: str) -> float | None:
+        """Returns when a file was last changed, seconds since 1970; None: it is not said."""
         try:
             return float(
                 self._tried("read", path, lambda system: system.modified(path).timestamp())
             )
         except NotImplementedError:
-            return time.time()
+            return None
 
     def _text_of(self, path: str) -> bytes | None:
         """Returns the text of a manifest; None: there is none."""
@@ -506,8 +510,11 @@ class Store:
         threads = [threading.Thread(target=work) for _ in range(min(_AT_A_TIME, len(names)))]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt: they take no more files
+            failures.append(error)
         if failures:
             raise failures[0]
 
