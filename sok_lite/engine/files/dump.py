@@ -197,7 +197,8 @@ def _begin(
             names = [item.table.name for item in items]
             before, reason = shards_to_continue(folder, tables_of(items), names, comm)
             if reason and comm.rank == 0:
-                text = f"All is dumped into {shown}, and not only what has changed: {reason}."
+                where = folder if store is None else shown
+                text = f"All is dumped into {where}, and not only what has changed: {reason}."
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
         facts = [_facts(item.table) for item in items]
         # Before the tables are locked: whoever looks a text up has the lock of the texts first.
@@ -223,7 +224,9 @@ def _write_and_publish(begun: _Begun, write: Callable[[], list[Shard]]) -> None:
         shards = together(begun.comm, write)
         by_rank = _gather_shards(begun.comm, shards)
         together(begun.comm, lambda: _publish(begun, by_rank))
-        together(begun.comm, lambda: _mark(begun))
+        store = begun.store
+        if store is not None:
+            together(begun.comm, lambda: _mark(begun, store))
         new = [file for shard in shards for file in shard._replace(before=()).written_files]
         num_bytes = sum(file.num_bytes for file in new)
         DUMPS.add(time.monotonic() - begun.since, num_bytes, time.time())
@@ -334,12 +337,12 @@ def _publish(begun: _Begun, by_rank: list[list[Shard]]) -> None:
         begun.published()
 
 
-def _mark(begun: _Begun) -> None:
-    """Publishes the checkpoint in the store, if there is one, and removes what it replaces."""
-    if begun.comm.rank != 0 or begun.store is None:
+def _mark(begun: _Begun, store: Store) -> None:
+    """Publishes the checkpoint in the store, and removes what it replaces."""
+    if begun.comm.rank != 0:
         return
-    begun.store.mark(begun.folder)
-    begun.store.sweep(manifest.read(begun.folder))
+    store.mark(begun.folder)
+    store.sweep(manifest.read(begun.folder))
     if begun.published is not None:
         begun.published()
 
@@ -468,14 +471,14 @@ class BackgroundDump:
                 f"The dump into {self.path} goes on in the process that this one was forked from. "
                 "Wait for it there."
             )
-        self.join()
+        self._join()
         if not self._is_over:
             self._finish()
         _remove_pending(self._begun.comm, self._begun.folder, self)
         if self._failure is not None:
             raise self._failure
 
-    def join(self) -> None:
+    def _join(self) -> None:
         """Waits until this rank's part has ended."""
         if self._thread.ident is not None:  # it was started
             self._thread.join()
@@ -613,7 +616,7 @@ def _wait_before_executors_end() -> None:
     def wait() -> None:
         for dumps in list(_pending.values()):
             for dump in list(dumps.values()):
-                dump.join()
+                dump._join()
 
     register = getattr(threading, "_register_atexit", None)
     if register is not None:

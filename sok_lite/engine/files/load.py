@@ -93,7 +93,8 @@ def load(
     folder, found = together(
         comm, lambda: _checked_items(folder if store is None else store, items, cast, accept, comm)
     )
-    check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {shown}")
+    at = folder if store is None else shown
+    check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {at}")
 
     dynamic = tables_of(items)
 
