@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import sok_lite as sok
 from sok_lite.engine.files.versions import lock_versions
-from tests.support.object_stores import stores_here  # noqa: F401
 from tests.support.own_process import run_with_tensorflow
 
 pytestmark = pytest.mark.usefixtures("initialised")
@@ -53,7 +52,7 @@ def test_versions_come_and_go_and_are_gone_back_to(tmp_path):
     assert sorted(os.listdir(folder)) == ["6", "latest"]
 
 
-def test_versions_at_an_address(tmp_path, stores_here):  # noqa: F811
+def test_versions_at_an_address(tmp_path, stores_here):
     fsspec = pytest.importorskip("fsspec")
     system, name = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
     table = sok.DynamicVariable(2, initializer="zeros")

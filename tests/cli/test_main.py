@@ -24,7 +24,6 @@ from sok_lite.comm.single import SingleCommunicator
 from sok_lite.engine.files.dump import dump
 from tests.cli.helpers import dumped, fine, run
 from tests.support.helpers import new_table
-from tests.support.object_stores import stores_here  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = [sys.executable, "-m", "sok_lite"]
@@ -62,7 +61,7 @@ def test_help_shows_an_example_of_the_command(command):
     assert re.search(rf"^ +{command} ", run("--help")[1], re.MULTILINE)
 
 
-def test_what_is_at_an_address_is_read(stores_here):  # noqa: F811
+def test_what_is_at_an_address_is_read(stores_here):
     pytest.importorskip("fsspec")
     address = f"memory://{uuid.uuid4().hex}/c"
     dump(address, [new_table(get_backend("cpu"), 2, name="t")], SingleCommunicator())

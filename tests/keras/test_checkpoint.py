@@ -20,7 +20,6 @@ from sok_lite.bridge import sigterm
 from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
 from tests.keras.models import batches
-from tests.support.object_stores import stores_here  # noqa: F401
 from tests.support.stopping import Stop, stopping
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -697,7 +696,7 @@ def test_it_saves_by_the_clock(keras, sk, tmp_path, monkeypatch):
     assert [int(path.name[5:]) for path in saves(tmp_path)] == [2, STEPS, STEPS + 2, 2 * STEPS]
 
 
-def test_at_an_address(keras, sk, stores_here):  # noqa: F811
+def test_at_an_address(keras, sk, stores_here):
     fsspec = pytest.importorskip("fsspec")
     system, at = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
     path, options = f"memory:/{at}", {"every": 1, "incremental": 1, "keep": 2}

@@ -12,13 +12,6 @@ USER, PASSWORD, BUCKET = "sok", "lite", "bucket"
 PACKAGES = {"memory": ["fsspec"], "s3": ["moto", "flask", "s3fs"], "sftp": ["asyncssh", "paramiko"]}
 
 
-@pytest.fixture
-def stores_here(tmp_path, monkeypatch):
-    """What this machine keeps of stores is in a folder of the test, which this returns."""
-    monkeypatch.setenv("SOK_LITE_STORES", str(tmp_path / "of_stores"))
-    return tmp_path / "of_stores"
-
-
 @contextmanager
 def s3_server():
     """Yields the address of a bucket, with what s3fs needs to know in the environment."""
