@@ -303,6 +303,13 @@ def same_draws(request):
         rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
+@pytest.fixture
+def stores_here(tmp_path, monkeypatch):
+    """What this machine keeps of object stores is in a folder of the test, which this returns."""
+    monkeypatch.setenv("SOK_LITE_STORES", str(tmp_path / "of_stores"))
+    return tmp_path / "of_stores"
+
+
 @pytest.fixture(params=["cpu", "simt", "cuda"])
 def backend(request):
     """Each backend in turn; simt is the cuda backend on a simulated GPU. One that cannot run here

@@ -2,6 +2,7 @@
 
 import argparse
 
+from sok_lite.engine.files.store import Store, is_in_store
 from sok_lite.engine.local_path import local_path
 
 
@@ -18,8 +19,8 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        type=local,
-        help="checkpoint folder, .keras file, or file in another format",
+        type=readable,
+        help="checkpoint folder or its address, .keras file, or file in another format",
     )
 
 
@@ -75,6 +76,16 @@ def local(text: str) -> str:
     """Returns a path of this machine."""
     try:
         return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def readable(text: str) -> str:
+    """Returns a path of this machine, or the address of a checkpoint."""
+    if not is_in_store(text):
+        return local(text)
+    try:
+        return Store(text).given
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 from sok_lite._version import __version__
 from sok_lite.cli.errors import BROKEN_PIPE, FAILED, INTERRUPTED, TERMINATED, WRONG_USE, WrongUse
 from sok_lite.engine.files.manifest import newest_at
+from sok_lite.engine.files.store import Store, is_in_store
 
 COMMANDS = (
     "inspect",
@@ -73,13 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _read_newest(args: argparse.Namespace) -> None:
-    """Has commands read the newest save where they are given the folder of a `Checkpoint`."""
+    """Has commands read the newest save where they are given the folder of a `Checkpoint`, and what
+    is at an address from a copy on this machine."""
+
+    def newest(path: str) -> str:
+        return Store(path).brought() if is_in_store(path) else newest_at(path)
+
     for name in _READ:
         given = getattr(args, name, None)
         if isinstance(given, str):
-            setattr(args, name, newest_at(given))
+            setattr(args, name, newest(given))
         elif given is not None:
-            setattr(args, name, [newest_at(path) for path in given])
+            setattr(args, name, list(map(newest, given)))
 
 
 def entry() -> int:

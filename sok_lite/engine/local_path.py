@@ -34,6 +34,7 @@ def local_path(path: str | os.PathLike[str], name: str = "path") -> str:
         raise ValueError(
             f"`{name}` must be in a folder of this machine, which may be a mounted one. Received: "
             f"{given!r}.{hint} Mount it, or use a local folder and copy that. Addresses are for "
+            "dump, load, open_readonly, sk.Checkpoint, publish and what sok-lite reads; and for "
             "what goes by TensorFlow's file systems: model.save, export_serving, "
             "tf.train.Checkpoint."
         )

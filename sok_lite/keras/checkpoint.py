@@ -29,9 +29,15 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import check_integer, is_integer
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.dump import BackgroundDump, dump, dump_in_background
+from sok_lite.engine.files.dump import (
+    BackgroundDump,
+    dump,
+    dump_in_background,
+    folder_of,
+    place_of,
+)
 from sok_lite.engine.files.load import load
-from sok_lite.engine.local_path import local_path
+from sok_lite.engine.files.store import Store, joined
 from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.keras.parts import shuffles_anew
 from sok_lite.reports.text import counted
@@ -89,8 +95,10 @@ class CheckpointPart:
     writes its tables, rank 0 the dense weights; any number of ranks restore them.
 
     Args:
-      path: of the folder for checkpoints, on this machine or mounted. Of what else is there nothing
-        is removed.
+      path: of the folder for checkpoints, on this machine or mounted, or its address, such as
+        s3://bucket/ck. Of what else is there nothing is removed. At an address there is no link
+        `latest`; a save is written into a folder of this machine, goes up, and counts when it is
+        all there: docs/howto/object-stores.md.
       every: batches after which to save, or a time by the clock of rank 0: "90s", "10min", "1h".
         None: after epochs alone.
       keep: how many checkpoints stay; older ones are removed when a new one is whole.
@@ -132,8 +140,8 @@ class CheckpointPart:
                 "`incremental` must be True, False, or how many increments follow a whole save. "
                 f"Received: incremental={incremental!r}."
             )
-        self._shown_path = local_path(path)
-        self._path = os.path.abspath(self._shown_path)
+        self._shown_path, self._store = place_of(path)
+        self._path = self._store.given if self._store else os.path.abspath(self._shown_path)
         if _is_ours(self._path):
             raise ValueError(
                 "`path` must be the folder that the saves of a Checkpoint are in. Received: path="
@@ -167,18 +175,48 @@ class CheckpointPart:
         comm = communicator()
         arguments = {
             name: getattr(self, f"_{name}")
-            for name in ("path", "every", "keep", "most_increments", "in_background", "on_error")
+            for name in ("every", "keep", "most_increments", "in_background", "on_error")
         }
+        arguments["path"] = self._store.address if self._store else self._path
         check_equal_on_all_ranks(comm, arguments, "A Checkpoint")
         self.wait()
 
-        numbers = together(comm, lambda: _numbers_at(self._path))
+        numbers = together(comm, lambda: self._numbers() if comm.rank == 0 else [])
         number = int(comm.broadcast(np.array(numbers[-1:] or [-1], np.int64))[0])
         if number < 0:
             return None
-        folder = os.path.join(self._path, _name_of(number))
-        at = together(comm, lambda: _place_in_training(folder))
+        folder = joined(self._path, _name_of(number))
+        at = together(comm, lambda: _place_in_training(self._brought(folder)))
         return Restored(folder, at["epoch"], at["batch"], at["steps"])
+
+    def _numbers(self) -> list[int]:
+        """Returns the numbers of the whole checkpoints, ascending."""
+        if self._store is None:
+            names = list(map(os.path.basename, manifest.saves_in(self._path)))
+        else:
+            names = [name for name, is_marked in self._store.saves().items() if is_marked]
+        return [int(match[1]) for match in map(manifest.SAVE.fullmatch, names) if match]
+
+    def _brought(self, folder: str, with_dense: bool = False) -> str:
+        """Returns the folder of this machine with the newest checkpoint, without its tables.
+
+        Args:
+          folder: of the checkpoint, or its address.
+          with_dense: whether the dense weights are to be there.
+        """
+        if self._store is None:
+            return folder
+
+        def dense(found: manifest.Manifest) -> str:
+            return str(found.extra[_EXTRA]["dense"])
+
+        here = self._store.brought(lambda found: (), dense if with_dense else None)
+        if os.path.basename(here) != folder.rpartition("/")[2]:
+            raise ValueError(
+                f"{folder} must be the newest checkpoint there. Received: {os.path.basename(here)}"
+                ", which another process has saved meanwhile. Have one job save there at a time."
+            )
+        return here
 
     def restore(self, model: Any) -> Restored | None:
         """Gives a model what the newest checkpoint has. Every rank must call it.
@@ -246,9 +284,9 @@ class CheckpointPart:
             newest = self.newest()
             if newest is not None and newest.steps > self._steps:
                 raise ValueError(
-                    f"{self._path} has a checkpoint of {newest.steps:,} steps, and this training "
-                    f"is at {self._steps:,}. Nothing was changed. Call restore(model) before fit, "
-                    "or give another path."
+                    f"{self._shown_path} has a checkpoint of {newest.steps:,} steps, and this "
+                    f"training is at {self._steps:,}. Nothing was changed. Call restore(model) "
+                    "before fit, or give another path."
                 )
         else:
             self._check_batches(found)
@@ -323,16 +361,17 @@ class CheckpointPart:
         tables = [variable.table for variable in held.kept_tables(self.model)]
         is_increment = self._folder is not None and self._increments < self._most_increments
         is_increment &= not self._saves.has_failed
-        folder = self._folder if is_increment else os.path.join(self._path, _name_of(step))
+        folder = self._folder if is_increment else joined(self._path, _name_of(step))
         assert folder is not None
+        here = folder_of(*place_of(folder), comm) if self._store else folder
         epoch, batch = self._at
         dense = f"dense-{step}-{epoch}-{batch}"  # no other checkpoint has these files
         if not is_increment:
-            together(comm, lambda: _sweep(self._path, comm.rank))
+            together(comm, lambda: _sweep(self._store or self._path, comm.rank))
 
         def prepare() -> None:
-            together(comm, lambda: _mark_folder(folder, comm.rank))
-            together(comm, lambda: states.write(os.path.join(folder, dense), comm.rank, comm.size))
+            together(comm, lambda: _mark_folder(here, comm.rank))
+            together(comm, lambda: states.write(os.path.join(here, dense), comm.rank, comm.size))
 
         at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}
         in_background = self._in_background and not self._saves.ends
@@ -345,12 +384,14 @@ class CheckpointPart:
             {_EXTRA: at},
             incremental=is_increment,
             prepare=prepare,
-            published=partial(_link_newest, self._path),
+            published=None if self._store else partial(_link_newest, self._path),
         )
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0
         self._folder = folder
-        tidy = partial(_tidy, self._path, self._keep, folder, dense)
+        tidy = partial(_tidy, self._path, self._keep, here, dense)
+        if self._store is not None:
+            tidy = partial(_tidy_store, self._store, self._keep, here, dense)
         if begun is not None:
             return _UnderWay(begun, tidy)
         tidy()
@@ -377,12 +418,15 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, models, "The model of a Checkpoint")
 
         def values() -> Any:
-            folder = os.path.join(found.path, _place_in_training(found.path)["dense"])
+            here = self._brought(found.path, with_dense=True)
+            folder = os.path.join(here, _place_in_training(here)["dense"])
             return states.read(folder, comm.rank, comm.size)
 
         dense = together(comm, values)
         before = learning_rates(model)
-        on_device(tables[0].backend, lambda: load(found.path, tables, comm))
+        # Of a store what was brought here already is of the folder of all saves.
+        path = found.path if self._store is None else self._store.given
+        on_device(tables[0].backend, lambda: load(path, tables, comm))
         states.assign(dense)
         self._steps = found.steps
         self._at = (found.epoch, found.batch)
@@ -411,9 +455,14 @@ class _UnderWay:
 # ---- folders: which are whole, and which go ------------------------------------------------------
 
 
-def _sweep(path: str, rank: int) -> None:
+def _sweep(path: str | Store, rank: int) -> None:
     """Removes what saves have left that were broken off, and that no process writes."""
     if rank != 0:
+        return
+    if isinstance(path, Store):
+        for name, is_marked in path.saves().items():
+            if not is_marked and path.has(f"{name}/{_MARK}"):
+                path.remove(name, last=_MARK)
         return
     os.makedirs(path, exist_ok=True)
     for name in filter(manifest.SAVE.fullmatch, os.listdir(path)):
@@ -469,6 +518,32 @@ def _tidy(path: str, keep: int, folder: str, dense: str) -> None:
             manifest.remove_unless_written(old, partial(_empty, old))
 
 
+def _tidy_store(store: Store, keep: int, here: str, dense: str) -> None:
+    """Removes from a store what `_tidy` does from a folder, and here all saves but the last."""
+    root, current = os.path.split(here)
+    with contextlib.suppress(OSError):
+        for name in filter(manifest.SAVE.fullmatch, os.listdir(root)):
+            if name != current:
+                folder = os.path.join(root, name)
+                manifest.remove_unless_written(folder, partial(_empty, folder))
+        for name in filter(_DENSE.fullmatch, os.listdir(here)):
+            if name != dense:
+                shutil.rmtree(os.path.join(here, name), ignore_errors=True)
+    if communicator().rank != 0:
+        return
+    try:
+        inside = Store(joined(store.given, current))
+        for name in filter(_DENSE.fullmatch, inside.names()):
+            if name != dense:
+                inside.remove(name)
+        marked = [name for name, is_marked in store.saves().items() if is_marked]
+        for name in marked[:-keep]:
+            if store.has(f"{name}/{_MARK}"):
+                store.remove(name, first=manifest.NAME, last=_MARK)
+    except OSError as error:
+        _log.warning("What is too old stays there: %s", error)
+
+
 def _link_newest(path: str) -> None:
     """Has the link `latest` lead to the newest whole checkpoint, at every moment to a whole one.
 
@@ -499,12 +574,6 @@ def _empty(folder: str) -> bool:
         if os.path.isdir(os.path.join(folder, name)):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     return True
-
-
-def _numbers_at(path: str) -> list[int]:
-    """Returns the numbers of the whole checkpoints, ascending."""
-    names = map(os.path.basename, manifest.saves_in(path))
-    return [int(match[1]) for match in map(manifest.SAVE.fullmatch, names) if match]
 
 
 def _name_of(number: int) -> str:

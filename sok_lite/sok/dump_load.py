@@ -71,7 +71,8 @@ def dump(
 
     Args:
       path: of the folder, which all ranks must see; it is made if it is not there. It is on this
-        machine or mounted. One dump writes into it at a time.
+        machine or mounted, or an address such as s3://bucket/ck (docs/howto/object-stores.md). One
+        dump writes into it at a time.
       dump_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, a layer or model of
         Keras, of which it takes the tables alone, or a list, tuple or dict of such; all tables have
         different names. Of a sok.Variable all rows are written each time.
@@ -141,7 +142,8 @@ def load(
     from those that were written; dimension, key_type and dtype must be the same.
 
     Args:
-      path: of the folder; of that of a sok_lite.keras.Checkpoint its newest save is loaded.
+      path: of the folder, or its address; of that of a sok_lite.keras.Checkpoint its newest save is
+        loaded.
       load_vars: a DynamicVariable, a sok.Variable or a sok_lite.keras.Table, a layer or model of
         Keras, which takes its tables alone, or a list, tuple or dict of such, with the names that
         they had. A static one takes all of its rows, in both modes.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import uuid
 
 import numpy as np
 import pytest
@@ -51,14 +52,46 @@ def test_versions_come_and_go_and_are_gone_back_to(tmp_path):
     assert sorted(os.listdir(folder)) == ["6", "latest"]
 
 
+def test_versions_at_an_address(tmp_path, stores_here):
+    fsspec = pytest.importorskip("fsspec")
+    system, name = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+    table = sok.DynamicVariable(2, initializer="zeros")
+
+    def publish(value):
+        sok.assign(table, [1], np.full((1, 2), value, np.float32))
+        return sok.publish(lookup_of(table), f"memory:/{name}", keep=2, signature=IDS)
+
+    def read(number):
+        for file in system.find(f"{name}/{number}"):
+            system.get_file(file, f"{tmp_path}/{file.removeprefix(name)}")
+        loaded = tf.saved_model.load(tmp_path / number)
+        return float(loaded(tf.constant([1], tf.int64))[0, 0])
+
+    def names():
+        return sorted(path.rpartition("/")[2] for path in system.ls(name, detail=False))
+
+    assert publish(1) == f"memory:/{name}/1" and read("1") == 1
+    publish(2)
+    system.pipe(f"{name}/3/variables/half", b"of an upload that was ended")
+    publish(4)
+    assert names() == ["2", "4"] and read("4") == 4
+    assert sok.rollback(f"memory:/{name}") == f"memory:/{name}/2"
+    assert names() == ["2", "4.withdrawn"] and read("4.withdrawn") == 4
+    publish(5)
+    assert names() == ["2", "4.withdrawn", "5"] and read("5") == 5
+    with pytest.raises(ValueError, match=f"memory:/{name} must have version 4. It has: 2, 5"):
+        sok.rollback(f"memory:/{name}", 4)
+    assert not list(stores_here.rglob("saved_model.pb"))
+
+
 def test_what_is_wrong_is_told_before_anything_is_written(tmp_path, monkeypatch):
     table = sok.DynamicVariable(2, initializer="zeros")
     function = lookup_of(table)
     for keep in (0, True, "3"):
         with pytest.raises((TypeError, ValueError), match="`keep` must be"):
             sok.publish(function, tmp_path / "m", keep=keep, signature=IDS)
-    with pytest.raises(ValueError, match="`folder` must be in a folder of this machine"):
-        sok.publish(function, "gs://bucket/m", signature=IDS)
+    with pytest.raises(ValueError, match="`folder` must be a folder of this machine, or an addr"):
+        sok.publish(function, "ram://bucket/m", signature=IDS)
     assert not (tmp_path / "m").exists()
     sok.publish(function, tmp_path / "m", signature=IDS)
     with lock_versions(str(tmp_path / "m")), pytest.raises(BlockingIOError, match="published at"):

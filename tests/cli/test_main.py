@@ -11,14 +11,19 @@ import sys
 import tempfile
 import termios
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sok_lite._version import __version__
+from sok_lite.backend import get_backend
 from sok_lite.cli.main import COMMANDS
+from sok_lite.comm.single import SingleCommunicator
+from sok_lite.engine.files.dump import dump
 from tests.cli.helpers import dumped, fine, run
+from tests.support.helpers import new_table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMAND = [sys.executable, "-m", "sok_lite"]
@@ -56,6 +61,16 @@ def test_help_shows_an_example_of_the_command(command):
     assert re.search(rf"^ +{command} ", run("--help")[1], re.MULTILINE)
 
 
+def test_what_is_at_an_address_is_read(stores_here):
+    pytest.importorskip("fsspec")
+    address = f"memory://{uuid.uuid4().hex}/c"
+    dump(address, [new_table(get_backend("cpu"), 2, name="t")], SingleCommunicator())
+    assert "t" in fine("inspect", address)
+    assert fine("verify", address) and fine("diff", address, address)
+    status, _, err = run("verify", f"{address}/none")
+    assert status == 3 and f"{address}/none has no manifest.json" in err
+
+
 def test_the_version_is_shown():
     assert run("--version")[:2] == (0, f"sok-lite {__version__}\n")
 
@@ -83,14 +98,15 @@ def test_the_version_is_shown():
         (["inspect", "c", "--from-option", "x=1"], "'x=1' is no option of format sok_lite"),
         (["inspect", "empty"], "looks like none of the formats"),
         (["inspect", "many"], "many has checkpoints in it: give one of them, such as many/step-20"),
-        (["inspect", "s3://b/c"], "`path` must be in a folder of this machine"),
+        (
+            ["inspect", "xy://b/c"],
+            "`path` must be a folder of this machine, or an address that fssp",
+        ),
         (["verify", ""], "`path` must be in a folder of this machine"),
         (["merge", "c", "c", "s3://b/c"], "argument TO: `path` must be in a folder of this"),
         (["reshard", "c", "s3://b/c", "--ranks", "2"], "argument TO: `path` must be in a folder"),
-        (["convert", "s3://b/c", "d"], "argument FROM: `path` must be in a folder of this"),
         (["export", "c", "--format", "npz", "--to", "s3://b/c"], "argument --to: `path` must"),
-        (["diff", "c", "s3://b/c"], "argument B: `path` must be in a folder of this machine"),
-        (["plan", "s3://b/c", "--ranks", "2"], "`path` must be in a folder of this machine"),
+        (["diff", "c", "xy://b/c"], "argument B: `path` must be a folder of this machine, or an"),
         (["inspect", "model.keras"], "looks like none of the formats"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",

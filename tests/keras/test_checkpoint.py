@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -695,9 +696,35 @@ def test_it_saves_by_the_clock(keras, sk, tmp_path, monkeypatch):
     assert [int(path.name[5:]) for path in saves(tmp_path)] == [2, STEPS, STEPS + 2, 2 * STEPS]
 
 
+def test_at_an_address(keras, sk, stores_here):
+    fsspec = pytest.importorskip("fsspec")
+    system, at = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+    path, options = f"memory:/{at}", {"every": 1, "incremental": 1, "keep": 2}
+    whole, again = made(keras, sk), made(keras, sk, seed=2)
+    fit(whole)
+    with pytest.raises(Stop):
+        fit(made(keras, sk), stopping(keras, STEPS + 2), sk.Checkpoint(path, **options))
+    # Of a process that was killed, and of somebody else.
+    mine, other = f"{at}/step-0000000900", f"{at}/step-0000000901"
+    for file in (f"{mine}/of_sok_lite_keras_checkpoint", f"{mine}/dense/x", f"{other}/x"):
+        system.pipe(file, b"")
+    later = sk.Checkpoint(path, **options)
+    found = later.newest()
+    assert (found.epoch, found.batch) == (1, 1) and found.path.startswith(f"{path}/step-")
+    assert fit(again, later).epoch == [1, 2]
+    check_same(everything(again), everything(whole))
+    saved = {file.split("/")[2] for file in system.find(at) if file.endswith(manifest.NAME)}
+    assert len(saved) == 2
+    assert {file.split("/")[2] for file in system.find(at)} == saved | {"step-0000000901"}
+    assert len(system.glob(f"{at}/*/dense-*")) == 2
+    here = {file.parent.name for file in (stores_here / "staging").rglob(manifest.NAME)}
+    assert here == {max(saved)}
+    assert len(sok.open_readonly(path)["items"]) == len(again.get_layer("items").export()[0])
+
+
 def test_an_address_is_no_path(sk, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for path in ("gs://bucket/ck", ""):
+    for path in ("file://host/ck", ""):
         with pytest.raises(ValueError, match="must be in a folder of this machine"):
             sk.Checkpoint(path)
     assert list(tmp_path.iterdir()) == []

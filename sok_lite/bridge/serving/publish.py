@@ -1,6 +1,7 @@
 """`publish`: exported models in numbered folders, which servers pick up by themselves."""
 
 import os
+import shutil
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,16 @@ from sok_lite.bridge import job
 from sok_lite.bridge.serving.function import export_serving
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.engine.files.lock import Lock
+from sok_lite.engine.files.store import Store, is_in_store, joined
 from sok_lite.engine.files.versions import (
+    MARK,
     check_keep,
     check_latest,
     link_latest,
     lock_versions,
     remove_old,
+    remove_old_at,
+    versions_at,
     versions_in,
 )
 from sok_lite.engine.local_path import local_path
@@ -37,12 +42,15 @@ def publish(
     `keep` are removed. Where anything fails or ends the process before, the folder has what it had,
     and the next call removes what is left. `rollback` goes back to an older version.
 
+    At an address, such as gs://bucket/models, a version has its number when its `saved_model.pb` is
+    there, which goes up last; there is no link `latest`.
+
     In a job of several ranks every rank must call it, alike; rank 0 writes.
 
     Args:
       model_or_fn, signature, cutoff, quantize: as of `export_serving`.
-      folder: made if missing; on this machine, or mounted. Addresses such as gs://bucket are for
-        `export_serving`.
+      folder: made if missing; on this machine, mounted, or an address that fsspec knows, to which
+        one job publishes at a time.
       keep: how many versions stay; None: all.
 
     Returns:
@@ -50,7 +58,7 @@ def publish(
 
     Raises:
       TypeError, ValueError, NotImplementedError, RuntimeError: as `export_serving`; or `keep` is no
-        number above 0, or the folder no local one.
+        number above 0, or there is no package for the address.
       BlockingIOError: another process publishes there; of several ranks an OSError.
       OSError: it cannot be written.
 
@@ -64,24 +72,42 @@ def publish(
     ranks = Ranks(job.other_ranks())
     locks: list[Lock] = []
     path, number = "", 0
+    store: Store | None = None
     try:
         with ranks.together():
             check_keep(keep)
-            path = os.path.abspath(local_path(folder, "folder"))
+            if is_in_store(folder):
+                store = Store(folder, "folder")
+            # What goes up is written here.
+            path = store.staging(0, 1) if store else os.path.abspath(local_path(folder, "folder"))
             if ranks.is_first:
                 os.makedirs(path, exist_ok=True)
                 locks.append(lock_versions(path))
                 check_latest(path)
-                number = versions_in(path).next
+                found = versions_in(path) if store is None else versions_at(store)
+                number = found.next
         if ranks.comm is not None:
             number = int(ranks.comm.broadcast(np.array([number], np.int64))[0])
         version = os.path.join(path, str(number))
         export_serving(model_or_fn, version, signature, cutoff=cutoff, quantize=quantize)
         with ranks.together():
-            if ranks.is_first:
+            if ranks.is_first and store is not None:
+                _upload(version, store, number)
+                remove_old_at(store, keep)
+            elif ranks.is_first:
                 link_latest(path, number)
                 remove_old(path, keep)
     finally:
         for lock in locks:
             lock.release()
-    return version
+    return version if store is None else joined(store.given, str(number))
+
+
+def _upload(version: str, store: Store, number: int) -> None:
+    """Brings a version to its address, and removes what is of it here."""
+    try:
+        there = Store(joined(store.given, str(number)))
+        there.upload(version, last=MARK)
+        there.mark(version, last=MARK)
+    finally:
+        shutil.rmtree(version, ignore_errors=True)

@@ -8,7 +8,14 @@ from contextlib import closing
 
 import numpy as np
 
-from sok_lite.cli.arguments import add_force, add_from_format, add_option, add_tables, local
+from sok_lite.cli.arguments import (
+    add_force,
+    add_from_format,
+    add_option,
+    add_tables,
+    local,
+    readable,
+)
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.destination import check_destination, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
@@ -31,7 +38,9 @@ _NUM_EXAMPLES = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="FROM", type=local, help="file or folder to read")
+    parser.add_argument(
+        "path", metavar="FROM", type=readable, help="file, folder or address to read"
+    )
     parser.add_argument("to", metavar="TO", type=local, help="file or folder to write")
     add_from_format(parser, "FROM")
     parser.add_argument(

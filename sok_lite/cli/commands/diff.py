@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sok_lite.cli.arguments import add_tables, local
+from sok_lite.cli.arguments import add_tables, readable
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.progress import watched
@@ -44,9 +44,12 @@ class Difference(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "first", metavar="A", type=local, help="checkpoint folder, or file in another format"
+        "first",
+        metavar="A",
+        type=readable,
+        help="checkpoint folder or its address, or file in another format",
     )
-    parser.add_argument("second", metavar="B", type=local, help="what to compare it with")
+    parser.add_argument("second", metavar="B", type=readable, help="what to compare it with")
     parser.add_argument(
         "--tolerance",
         type=float,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.cli.arguments import add_force, local, rank_count
+from sok_lite.cli.arguments import add_force, local, rank_count, readable
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.destination import check_destination
 from sok_lite.cli.errors import FINE, WrongUse
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths",
         nargs="+",
         metavar="PATH",
-        type=local,
-        help="checkpoint folder, or file in another format",
+        type=readable,
+        help="checkpoint folder or its address, or file in another format",
     )
     parser.add_argument("to", metavar="TO", type=local, help="new checkpoint")
     parser.add_argument(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sok_lite.cli.arguments import add_json, local, rank_count
+from sok_lite.cli.arguments import add_json, rank_count, readable
 from sok_lite.cli.errors import FINDINGS, FINE, WrongUse
 from sok_lite.cli.reading import num_texts, open_sources, own_manifest
 from sok_lite.engine import optimizers
@@ -279,8 +279,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         nargs="?",
-        type=local,
-        help="plan for the tables of this checkpoint",
+        type=readable,
+        help="plan for the tables of this checkpoint, in a folder or at an address",
     )
     parser.add_argument(
         "--times",

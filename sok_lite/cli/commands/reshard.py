@@ -2,7 +2,7 @@
 
 import argparse
 
-from sok_lite.cli.arguments import add_force, local, rank_count
+from sok_lite.cli.arguments import add_force, local, rank_count, readable
 from sok_lite.cli.destination import check_destination
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.importers import format_module
@@ -15,7 +15,9 @@ EXAMPLES = "sok-lite reshard runs/model runs/model-8 --ranks 8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", type=local, help="checkpoint folder")
+    parser.add_argument(
+        "path", metavar="PATH", type=readable, help="checkpoint folder, or its address"
+    )
     parser.add_argument(
         "to", metavar="TO", type=local, help="new checkpoint; with --force it may be PATH"
     )

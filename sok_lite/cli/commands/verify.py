@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from sok_lite.cli.arguments import local
+from sok_lite.cli.arguments import readable
 from sok_lite.cli.buckets import Buckets, firsts
 from sok_lite.cli.errors import FINDINGS, FINE
 from sok_lite.cli.progress import progress_bar
@@ -31,7 +31,9 @@ _RECORD = np.dtype([("key", np.int64), ("rank", np.int32)])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="PATH", type=local, help="checkpoint folder")
+    parser.add_argument(
+        "path", metavar="PATH", type=readable, help="checkpoint folder, or its address"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

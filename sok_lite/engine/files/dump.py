@@ -6,6 +6,10 @@ that the new manifest does not name: an increment names those that it continues.
 ends, however it ends, the folder has a complete checkpoint: the old one, or the new one. Files of
 an interrupted dump are never read, and the next dump removes them.
 
+A dump to an address (store.py) writes into a folder that each rank has of its own, as above. Each
+rank brings its files to the store, once the tables are no longer locked, and rank 0 the manifest
+when all have.
+
 A background dump goes on while the tables are in use again. Each rank copies its part of the tables
 to the host under their locks, and a thread writes the copy. So the host needs memory for the whole
 content of the tables, which is freed as it is written, and the tables are locked for as long as the
@@ -14,6 +18,7 @@ the ranks agree in `wait`, which all of them call.
 """
 
 import atexit
+import importlib
 import json
 import os
 import secrets
@@ -25,6 +30,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -47,6 +53,7 @@ from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
+from sok_lite.engine.files.store import Store, is_in_store
 from sok_lite.engine.files.table_file import ShardContent, copied, write_part
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.local_path import local_path
@@ -79,17 +86,17 @@ def dump(
 ) -> None:
     """Writes the whole content of tables to a folder. Every rank must call it; it returns together.
 
-    All ranks must see the same folder. An existing checkpoint is replaced when the new one is
-    complete. The tables are locked meanwhile: no other thread changes them. Memory is needed for a
-    few chunks, whatever the size of the tables.
+    All ranks must see the same folder, or give the same address (store.py). An existing checkpoint
+    is replaced when the new one is complete. The tables are locked while files are written: no
+    other thread changes them. Memory is needed for a few chunks, whatever the size of the tables.
 
     An incremental dump leaves the existing files, and writes the rows and states that have changed
     since, with all keys. If it is not known what has changed it writes everything, as without
     `incremental`, and rank 0 warns.
 
     Args:
-      path: of the folder; it is made if missing. A background dump of these ranks into the folder
-        is waited for.
+      path: of the folder, or its address; it is made if missing. A background dump of these ranks
+        into the folder is waited for.
       tables: with different names, the same on all ranks.
       comm: the ranks.
       extra: values that JSON knows, returned by `load`. Those of rank 0 count.
@@ -102,8 +109,8 @@ def dump(
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: the path is no local one, a name repeats, a rank has other tables, or a key has
-        rows on several ranks.
+      ValueError: there is no package for the address, a name repeats, a rank has other tables, or a
+        key has rows on several ranks.
       RuntimeError: another thread has restored a table meanwhile.
       BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
@@ -113,14 +120,15 @@ def dump(
     def write(parts: list[ShardContent]) -> list[Shard]:
         return _write_parts(begun, parts, chunk_bytes, report)
 
-    _write_and_publish(begun, lambda: _with_parts(begun, chunk_bytes, write))
+    _write_and_publish(begun, lambda: _uploaded(begun, _with_parts(begun, chunk_bytes, write)))
 
 
 class _Begun(NamedTuple):
     """A dump that all ranks have begun.
 
     Attributes:
-      folder: path of the checkpoint.
+      folder: path of the checkpoint; at an address that of this rank's own, from which it goes up.
+      store: where it goes; None: nowhere.
       data: name of the folder of this dump's files, in it.
       items: the tables that are dumped.
       tables: their entries of the manifest, without files.
@@ -129,11 +137,12 @@ class _Begun(NamedTuple):
       before: by table the file of this rank that is continued; without an entry all is written.
       texts: by table what this rank writes of them, of tables that keep some.
       since: when it began, as of time.monotonic().
-      lock: of the folder, on rank 0.
+      lock: of the folder, on the rank whose it is: rank 0, or each of one's own.
       published: called on rank 0 when the checkpoint is there.
     """
 
     folder: str
+    store: Store | None
     data: str
     items: list[Item]
     tables: list[TableFacts]
@@ -156,17 +165,19 @@ def _begin(
     published: Callable[[], None] | None,
 ) -> _Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
-    path = together(comm, lambda: local_path(path), save_by("dump()"))
-    items = checked_items(tables, comm, {"path": path, "incremental": incremental}, "dump")
+    shown, store = together(comm, lambda: place_of(path), save_by("dump()"))
+    items = checked_items(tables, comm, {"path": shown, "incremental": incremental}, "dump")
     refuse_keys_on_several_ranks(keyed_tables_of(items), comm, "A dump")
-    folder, since = os.path.abspath(path), time.monotonic()
+    folder, since = folder_of(shown, store, comm), time.monotonic()
     wait_for_pending(comm, folder)
     _give_up_others(comm, folder)
     locks: list[Lock | None] = [None]
 
     def lock() -> None:
-        if comm.rank == 0:
+        if comm.rank == 0 or store is not None:
             locks[0] = manifest.lock(folder)
+        if comm.rank == 0 and store is not None:
+            store.check_is_ours()
 
     try:
         together(comm, lock)
@@ -178,19 +189,22 @@ def _begin(
         raise
     before: Mapping[str, Shard] = {}
     more = dict(extra or {})
-    begun = _Begun(folder, data, items, [], comm, more, before, {}, since, locks[0], published)
+    begun = _Begun(
+        folder, store, data, items, [], comm, more, before, {}, since, locks[0], published
+    )
     try:
         if incremental:
             names = [item.table.name for item in items]
             before, reason = shards_to_continue(folder, tables_of(items), names, comm)
             if reason and comm.rank == 0:
-                text = f"All is dumped into {folder}, and not only what has changed: {reason}."
+                where = folder if store is None else shown
+                text = f"All is dumped into {where}, and not only what has changed: {reason}."
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
         facts = [_facts(item.table) for item in items]
         # Before the tables are locked: whoever looks a text up has the lock of the texts first.
         kept = [(item.table, item.texts) for item in items]
         texts = {table.name: settle(table, own, comm) for table, own in kept if own is not None}
-        together(comm, lambda: _make_folder(folder, data, comm))
+        together(comm, lambda: _make_folder(begun))
         if prepare is not None:
             prepare()
     except BaseException:
@@ -203,12 +217,16 @@ def _write_and_publish(begun: _Begun, write: Callable[[], list[Shard]]) -> None:
     """Writes and publishes the checkpoint; if a rank fails the old one stays. Every rank calls it.
 
     Args:
-      write: writes the files of this rank and returns their entries of the manifest.
+      write: writes the files of this rank, to the store too, and returns their entries of the
+        manifest.
     """
     try:
         shards = together(begun.comm, write)
         by_rank = _gather_shards(begun.comm, shards)
         together(begun.comm, lambda: _publish(begun, by_rank))
+        store = begun.store
+        if store is not None:
+            together(begun.comm, lambda: _mark(begun, store))
         new = [file for shard in shards for file in shard._replace(before=()).written_files]
         num_bytes = sum(file.num_bytes for file in new)
         DUMPS.add(time.monotonic() - begun.since, num_bytes, time.time())
@@ -285,9 +303,18 @@ def checked_items(
     return items
 
 
-def _make_folder(folder: str, data: str, comm: Communicator) -> None:
-    if comm.rank == 0:
-        os.mkdir(os.path.join(folder, data))
+def _make_folder(begun: _Begun) -> None:
+    if begun.lock is not None:
+        os.mkdir(os.path.join(begun.folder, begun.data))
+
+
+def _uploaded(begun: _Begun, shards: list[Shard]) -> list[Shard]:
+    """Brings the files of this rank to the store, if there is one. It does not communicate."""
+    if begun.store is not None:
+        continued = [part.file for shard in begun.before.values() for part in shard.chain]
+        data = {begun.data, *(file.split("/")[0] for file in continued)}
+        begun.store.upload(begun.folder, data)
+    return shards
 
 
 def _gather_shards(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]:
@@ -298,7 +325,7 @@ def _gather_shards(comm: Communicator, shards: list[Shard]) -> list[list[Shard]]
 
 
 def _publish(begun: _Begun, by_rank: list[list[Shard]]) -> None:
-    if begun.comm.rank != 0:
+    if begun.lock is None:
         return
     tables = {
         facts.name: facts._replace(shards=tuple(shards[i] for shards in by_rank))
@@ -306,6 +333,16 @@ def _publish(begun: _Begun, by_rank: list[list[Shard]]) -> None:
     }
     text = manifest.as_text(Manifest(begun.comm.size, tables, begun.extra))
     manifest.publish(begun.folder, text)
+    if begun.store is None and begun.published is not None:
+        begun.published()
+
+
+def _mark(begun: _Begun, store: Store) -> None:
+    """Publishes the checkpoint in the store, and removes what it replaces."""
+    if begun.comm.rank != 0:
+        return
+    store.mark(begun.folder)
+    store.sweep(manifest.read(begun.folder))
     if begun.published is not None:
         begun.published()
 
@@ -354,6 +391,21 @@ def sweep(folder: str, data: str) -> None:
         shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 
+def place_of(path: str | os.PathLike[str]) -> tuple[str, Store | None]:
+    """Returns a path as it is shown, the same on all ranks, and the store if it is an address.
+
+    Raises:
+      ValueError: it is no path, or there is no package for the address.
+    """
+    store = Store(path) if is_in_store(path) else None
+    return (local_path(path) if store is None else store.address), store
+
+
+def folder_of(shown: str, store: Store | None, comm: Communicator) -> str:
+    """Returns the folder that dumps of this rank to a place are written into."""
+    return os.path.abspath(shown) if store is None else store.staging(comm.rank, comm.size)
+
+
 class BackgroundDump:
     """A dump that is being written. `dump_in_background` makes it.
 
@@ -366,11 +418,13 @@ class BackgroundDump:
         self._shards: list[Shard] | None = None
         self._failure: BaseException | None = self._interruption()
         # Not a daemon, whoever makes it: the interpreter waits for it.
-        name, arguments = f"dump into {begun.folder}", (parts, chunk_bytes)
+        name, arguments = f"dump into {self.path}", (parts, chunk_bytes)
         self._thread = threading.Thread(None, self._write, name, arguments, daemon=False)
 
     def _start(self) -> None:
         _add_pending(self._begun.comm, self._begun.folder, self)
+        if self._begun.store is not None:
+            _wait_before_executors_end()
         try:
             self._thread.start()
         except RuntimeError:  # the system has no further thread: the caller's own writes
@@ -378,7 +432,9 @@ class BackgroundDump:
 
     def _write(self, parts: list[ShardContent], chunk_bytes: int) -> None:
         try:
-            self._shards, self._failure = _write_parts(self._begun, parts, chunk_bytes), None
+            shards = _write_parts(self._begun, parts, chunk_bytes)
+            parts.clear()  # an upload takes long, and needs none of it
+            self._shards, self._failure = _uploaded(self._begun, shards), None
         except BaseException as error:
             self._failure = error
             # Else what was not written stays in memory as long as somebody has the error.
@@ -395,8 +451,9 @@ class BackgroundDump:
 
     @property
     def path(self) -> str:
-        """The path of the folder."""
-        return self._begun.folder
+        """The path of the folder, or its address."""
+        begun = self._begun
+        return begun.folder if begun.store is None else begun.store.address
 
     def wait(self) -> None:
         """Waits until the dump is over on all ranks. Every rank must call it; it returns together.
@@ -414,13 +471,17 @@ class BackgroundDump:
                 f"The dump into {self.path} goes on in the process that this one was forked from. "
                 "Wait for it there."
             )
-        if self._thread.ident is not None:  # it was started
-            self._thread.join()
+        self._join()
         if not self._is_over:
             self._finish()
         _remove_pending(self._begun.comm, self._begun.folder, self)
         if self._failure is not None:
             raise self._failure
+
+    def _join(self) -> None:
+        """Waits until this rank's part has ended."""
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
 
     @property
     def rank(self) -> int:
@@ -482,8 +543,8 @@ def dump_in_background(
 
     Raises:
       TypeError: an item is no table with keys of its own.
-      ValueError: the path is no local one, a name repeats, a rank has other tables, or a key has
-        rows on several ranks.
+      ValueError: there is no package for the address, a name repeats, a rank has other tables, or a
+        key has rows on several ranks.
       RuntimeError: another thread has restored a table meanwhile.
       BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError: the folders cannot be made. The old checkpoint is as it was.
@@ -541,6 +602,25 @@ def _give_up_others(comm: Communicator, folder: str) -> None:
         if dump is not None and dump.done and dump.rank == comm.rank:  # ranks may be threads
             del dumps[path]
             dump.give_up()
+
+
+@cache
+def _wait_before_executors_end() -> None:
+    """Has the interpreter wait for what goes up before it ends the threads of `concurrent.futures`.
+
+    File systems look up names in such threads. It ends them first of all, in functions that it
+    calls in the opposite order of their registration.
+    """
+    importlib.import_module("concurrent.futures.thread")
+
+    def wait() -> None:
+        for dumps in list(_pending.values()):
+            for dump in list(dumps.values()):
+                dump._join()
+
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        register(wait)
 
 
 def _at_exit() -> None:

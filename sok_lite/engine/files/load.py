@@ -16,14 +16,14 @@ from sok_lite.engine.agreement import check_equal_on_all_ranks
 from sok_lite.engine.dtypes import row_dtype
 from sok_lite.engine.failure import together
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.dump import checked_items, wait_for_pending
+from sok_lite.engine.files.dump import checked_items, folder_of, place_of, wait_for_pending
 from sok_lite.engine.files.increment import remember_load
 from sok_lite.engine.files.item import Item, Named, keyed_tables_of, tables_of
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.saved_file import shards_of
+from sok_lite.engine.files.store import Store
 from sok_lite.engine.foreign_keys import warn_of_foreign_keys
-from sok_lite.engine.local_path import local_path
 from sok_lite.engine.static_table import AnyTable
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.restoring import publish_restored
@@ -53,8 +53,9 @@ def load(
     all ranks meanwhile: the ranks would deadlock.
 
     Args:
-      path: of the folder that `dump` wrote; of that of a `sok_lite.keras.Checkpoint` its newest
-        save is loaded.
+      path: of the folder that `dump` wrote, or its address, from which each rank brings to its
+        machine the files that it reads (store.py); of that of a `sok_lite.keras.Checkpoint` its
+        newest save is loaded.
       tables: those to load, the same on all ranks; others of the checkpoint are not read. A static
         table takes all of its rows, in both modes.
       comm: the ranks.
@@ -76,21 +77,24 @@ def load(
     Raises:
       TypeError: an item is no table with keys of its own.
       OSError: a file cannot be read, or there is no checkpoint.
-      ValueError: the path is no local one, a name repeats, a rank has other tables, a file is
-        corrupt, or its content does not fit a table.
+      ValueError: there is no package for the address, a name repeats, a rank has other tables, a
+        file is corrupt, or its content does not fit a table.
       MemoryError: no memory for it. In all cases every table is as it was, on all ranks.
     """
-    path = together(comm, lambda: local_path(path), load_by("load()"))
-    folder = os.path.abspath(path)
-    wanted = {"path": path, "mode": mode, "cast": cast, "on_full": on_full}
+    shown, store = together(comm, lambda: place_of(path), load_by("load()"))
+    folder = folder_of(shown, store, comm)
+    wanted = {"path": shown, "mode": mode, "cast": cast, "on_full": on_full}
     items = checked_items(tables, comm, wanted, "load")
     if mode not in MODES:
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
     if on_full not in ON_FULL:
         raise ValueError(f"`on_full` must be 'error' or 'evict'. Received: on_full={on_full!r}.")
     wait_for_pending(comm, folder)
-    folder, found = together(comm, lambda: _checked_items(folder, items, cast, accept))
-    check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {folder}")
+    folder, found = together(
+        comm, lambda: _checked_items(folder if store is None else store, items, cast, accept, comm)
+    )
+    at = folder if store is None else shown
+    check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {at}")
 
     dynamic = tables_of(items)
 
@@ -99,7 +103,7 @@ def load(
             comm, lambda: _prepare(folder, found, items, comm, mode, on_full, report)
         )
         publish_restored(dynamic, prepared)
-        if mode == "replace":
+        if mode == "replace" and store is None:
             remember_load(folder, dynamic, found, comm)
 
     holding(dynamic, give)
@@ -112,10 +116,24 @@ def load(
 
 
 def _checked_items(
-    folder: str, items: Sequence[Item], cast: bool, accept: Callable[[dict[str, Any]], None] | None
+    place: str | Store,
+    items: Sequence[Item],
+    cast: bool,
+    accept: Callable[[dict[str, Any]], None] | None,
+    comm: Communicator,
 ) -> tuple[str, Manifest]:
-    """Returns the folder of the checkpoint at a path, and its manifest."""
-    folder = manifest.newest_at(folder)
+    """Returns the folder of the checkpoint at a path, and its manifest.
+
+    Args:
+      place: a folder, or a store from which the files that this rank reads are brought.
+    """
+
+    def wanted(found: Manifest) -> list[str]:
+        of_items = [(i.table, found.tables.get(i.table.name)) for i in items]
+        read = [_files_of(table, facts, comm) for table, facts in of_items if facts is not None]
+        return [file for files in read for file in files]
+
+    folder = manifest.newest_at(place) if isinstance(place, str) else place.brought(wanted)
     found = manifest.read(folder)
     if accept is not None:
         accept(found.extra)
@@ -129,6 +147,13 @@ def _checked_items(
             )
         _check_fits(folder, table, found.tables[table.name], cast)
     return folder, found
+
+
+def _files_of(table: AnyTable, facts: TableFacts, comm: Communicator) -> list[str]:
+    """Returns the files that this rank reads of a table."""
+    files = [part.file for shard in shards_of(table, facts, comm) for part in shard.chain]
+    texts = [shard.texts for shard in facts.shards[comm.rank :: comm.size]]
+    return files + [each.file for each in texts if each is not None]
 
 
 def _warn_of_texts(tables: Sequence[tuple[AnyTable, TableFacts]]) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import socket
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,6 +71,15 @@ class Lock:
         """Forgets it, in a forked process."""
         self.release.detach()
         os.close(self._file)
+
+
+def waited_for(path: str, what: str) -> Lock:
+    """Returns a lock once nobody else has it. Arguments and errors are those of `Lock`."""
+    while True:
+        try:
+            return Lock(path, what)
+        except BlockingIOError:
+            time.sleep(0.05)
 
 
 # A forked process has the files of its parent too, whose locks would last as long as it does.

@@ -172,6 +172,14 @@ class Manifest(NamedTuple):
         texts = [shard.texts.file for shard in shards if shard.texts is not None]
         return [part.file for shard in shards for part in shard.chain] + texts
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each of `files`, by its name."""
+        shards = [shard for table in self.tables.values() for shard in table.shards]
+        found = {part.file: part.written.num_bytes for shard in shards for part in shard.chain}
+        texts = [shard.texts for shard in shards if shard.texts is not None]
+        return found | {file.file: file.written.num_bytes for file in texts}
+
 
 def path_of(folder: str, shard: Shard | TextFile) -> str:
     """Returns the path of a file."""
@@ -406,7 +414,12 @@ def remove_unless_written(folder: str, may_go: Callable[[], bool]) -> None:
 
 def is_name_in_checkpoint(name: str) -> bool:
     """Whether a dump makes a file or folder of this name."""
-    return name in (NAME, _TEMPORARY, _LOCK) or bool(DATA_FOLDER.fullmatch(name))
+    return name == NAME or is_private(name) or bool(DATA_FOLDER.fullmatch(name))
+
+
+def is_private(name: str) -> bool:
+    """Whether a file is for those who write a checkpoint alone, and no part of it."""
+    return name in (_TEMPORARY, _LOCK)
 
 
 def _check_is_ours(path: str) -> None:

@@ -37,6 +37,7 @@ from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.mapped_shard import MappedShard
 from sok_lite.engine.files.saved_file import without_row
 from sok_lite.engine.files.served_index import MAX_RANKS, KeysOfFile, ServedIndex
+from sok_lite.engine.files.store import Store, is_in_store
 from sok_lite.engine.local_path import local_path
 from sok_lite.engine.table.choosing import warn_of_repeated
 
@@ -237,11 +238,11 @@ class _Opened:
     """What the tables of one `open_readonly` share.
 
     Args:
-      path: of the checkpoint, or of a folder with saves.
+      place: of the checkpoint, or of saves: a folder, or the store from which it is brought here.
       check_rows: whether rows are checked before they are returned.
 
     Attributes:
-      path, check_rows: the arguments.
+      check_rows: the argument.
       version: the newest; it is replaced, never changed.
     """
 
@@ -249,8 +250,8 @@ class _Opened:
     # index; the next refresh does it otherwise.
     _seconds_for_older = 1.0
 
-    def __init__(self, path: str, check_rows: bool) -> None:
-        self.path, self.check_rows = path, check_rows
+    def __init__(self, place: str | Store, check_rows: bool) -> None:
+        self._place, self.check_rows = place, check_rows
         self._changing = threading.Lock()
         # All older ones that somebody may still look up in.
         self._older: list[weakref.ref[_Version]] = []
@@ -304,7 +305,8 @@ class _Opened:
         """Returns the newest version: the old one where there is no newer."""
         before: tuple[str, bytes] | None = None
         while True:
-            folder = manifest.newest_at(self.path)
+            place = self._place
+            folder = manifest.newest_at(place) if isinstance(place, str) else place.brought()
             text, published = manifest.text_of(folder)
             if old is not None and (folder, text) == (old.folder, old.text):
                 return old
@@ -520,7 +522,7 @@ class ReadonlyTables(Mapping[str, ReadonlyTable]):
 
     @property
     def path(self) -> str:
-        """The folder of the checkpoint that is open."""
+        """The folder of the checkpoint that is open; of one at an address the copy of it here."""
         return self._opened.version.folder
 
     @property
@@ -621,7 +623,9 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
 
     Args:
       path: of the folder that `sok.dump` wrote, on any number of ranks; of that of a
-        sok_lite.keras.Checkpoint its newest save is opened.
+        sok_lite.keras.Checkpoint its newest save is opened. What is at an address, such as
+        s3://bucket/ck, is brought to a folder of this machine, which its processes share; a
+        refresh brings what that does not have.
       check_rows: whether rows are checked too: each chunk of 8 MiB of a file, before a row of it is
         returned for the first time. The whole chunk is read for that, so soon all rows are.
 
@@ -629,7 +633,8 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
       A mapping of names to tables.
 
     Raises:
-      OSError: a file cannot be read, or there is no checkpoint. ValueError: the path is no local
-        one, or a file is corrupt.
+      OSError: a file cannot be read, or there is no checkpoint. ValueError: there is no package for
+        the address, or a file is corrupt.
     """
-    return ReadonlyTables(_Opened(os.path.abspath(local_path(path)), check_rows))
+    place = Store(path) if is_in_store(path) else os.path.abspath(local_path(path))
+    return ReadonlyTables(_Opened(place, check_rows))

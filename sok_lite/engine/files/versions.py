@@ -3,6 +3,9 @@
 A version is there or it is not: it is renamed to its number when all of it is written. The link
 `latest` leads to the newest. A version that was rolled back is named `N.withdrawn`, and its number
 is not used again: a server may have it in memory.
+
+At an address (store.py) a version is there when its `saved_model.pb` is, which goes up last and
+goes first. There is no link there.
 """
 
 import contextlib
@@ -10,11 +13,13 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sok_lite.engine.dtypes import check_integer
 from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import sync_path
+from sok_lite.engine.files.store import Store, is_in_store, joined
 from sok_lite.engine.local_path import local_path
 
 _LATEST = "latest"
@@ -22,6 +27,8 @@ _LOCK = ".publish.lock"
 _log = logging.getLogger("sok_lite")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _WITHDRAWN = ".withdrawn"
+# What marks a version at an address: servers need it.
+MARK = "saved_model.pb"
 # What is being removed; a killed process may leave it.
 _GOING = ".removed-"
 
@@ -32,20 +39,37 @@ class Versions(NamedTuple):
     Attributes:
       served: their numbers, ascending.
       withdrawn: those that were rolled back, ascending.
+      unmarked: at an address, those whose upload is not over, or was ended.
     """
 
     served: list[int]
     withdrawn: list[int]
+    unmarked: Sequence[int] = ()
 
     @property
     def next(self) -> int:
         """The number of the next one."""
-        return max([0, *self.served, *self.withdrawn]) + 1
+        return max([0, *self.served, *self.withdrawn, *self.unmarked]) + 1
 
 
 def versions_in(folder: str) -> Versions:
     """Returns the versions in a folder. Other names in it are none."""
-    names = os.listdir(folder)
+    return _versions_of(os.listdir(folder))
+
+
+def versions_at(store: Store) -> Versions:
+    """Returns the versions at an address.
+
+    Raises:
+      OSError: the store cannot be reached.
+    """
+    found = _versions_of(store.names())
+    unmarked = [number for number in found.served if not store.has(f"{number}/{MARK}")]
+    served = [number for number in found.served if number not in unmarked]
+    return Versions(served, found.withdrawn, unmarked)
+
+
+def _versions_of(names: list[str]) -> Versions:
     served = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
     bare = [name.removesuffix(_WITHDRAWN) for name in names if name.endswith(_WITHDRAWN)]
     return Versions(served, sorted(int(name) for name in bare if _NUMBER.fullmatch(name)))
@@ -93,6 +117,24 @@ def link_latest(folder: str, number: int) -> None:
         _log.warning("%s does not lead to version %d: %s.", link, number, error)
 
 
+def remove_old_at(store: Store, keep: int | None) -> None:
+    """Removes versions at an address as `remove_old` does, and what ended uploads have left."""
+    try:
+        found = versions_at(store)
+        for name in [*map(str, found.unmarked), *_too_old(found, keep)]:
+            store.remove(name, first=MARK)
+    except OSError as error:
+        _log.warning("What is too old stays there: %s", error)
+
+
+def _too_old(found: Versions, keep: int | None) -> list[str]:
+    if keep is None or not found.served:
+        return []
+    oldest = found.served[-keep:][0]
+    doomed = [str(number) for number in found.served if number < oldest]
+    return doomed + [f"{number}{_WITHDRAWN}" for number in found.withdrawn if number < oldest]
+
+
 def remove_old(folder: str, keep: int | None) -> None:
     """Removes versions but the newest, and what is older than these of those that were withdrawn.
 
@@ -101,15 +143,10 @@ def remove_old(folder: str, keep: int | None) -> None:
     Args:
       keep: how many stay; None: all.
     """
-    found = versions_in(folder)
-    if keep is not None and found.served:
-        oldest = found.served[-keep:][0]
-        doomed = [str(number) for number in found.served if number < oldest]
-        doomed += [f"{number}{_WITHDRAWN}" for number in found.withdrawn if number < oldest]
-        for name in doomed:
-            # A server that looks for versions does not find half of one.
-            with contextlib.suppress(OSError):
-                os.rename(os.path.join(folder, name), os.path.join(folder, _GOING + name))
+    for name in _too_old(versions_in(folder), keep):
+        # A server that looks for versions does not find half of one.
+        with contextlib.suppress(OSError):
+            os.rename(os.path.join(folder, name), os.path.join(folder, _GOING + name))
     for name in os.listdir(folder):
         if name.startswith(_GOING):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
@@ -135,21 +172,32 @@ def rollback(folder: str | os.PathLike[str], version: int | None = None) -> str:
       ValueError: there is no such version, or none before the newest.
       BlockingIOError: somebody publishes there. OSError: a folder cannot be renamed.
     """
-    path = os.path.abspath(local_path(folder, "folder"))
+    store = Store(folder, "folder") if is_in_store(folder) else None
+    path = store.given if store else os.path.abspath(local_path(folder, "folder"))
     if version is not None:
         check_integer("version", version, 1)
+    if store is not None:
+        wanted, newer = _to_go_back_to(versions_at(store), version, store.address)
+        for number in newer:
+            store.move(str(number), f"{number}{_WITHDRAWN}", first=MARK)
+        return joined(path, str(wanted))
     with lock_versions(path):
         check_latest(path)
-        served = versions_in(path).served
-        wanted = served[-2] if version is None and len(served) > 1 else version
-        if wanted not in served:
-            there = ", ".join(map(str, served)) or "none"
-            what = "a version before the newest" if version is None else f"version {version}"
-            raise ValueError(f"{path} must have {what}. It has: {there}. Nothing was changed.")
-        for number in served:
-            if number > wanted:
-                old = os.path.join(path, str(number))
-                os.rename(old, old + _WITHDRAWN)
+        wanted, newer = _to_go_back_to(versions_in(path), version, path)
+        for number in newer:
+            old = os.path.join(path, str(number))
+            os.rename(old, old + _WITHDRAWN)
         sync_path(path)
         link_latest(path, wanted)
     return os.path.join(path, str(wanted))
+
+
+def _to_go_back_to(found: Versions, version: int | None, path: str) -> tuple[int, list[int]]:
+    """Returns the version that `rollback` goes back to, and the newer ones, ascending."""
+    served = found.served
+    wanted = served[-2] if version is None and len(served) > 1 else version
+    if wanted is None or wanted not in served:
+        there = ", ".join(map(str, served)) or "none"
+        what = "a version before the newest" if version is None else f"version {version}"
+        raise ValueError(f"{path} must have {what}. It has: {there}. Nothing was changed.")
+    return wanted, [number for number in served if number > wanted]

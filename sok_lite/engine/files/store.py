@@ -1,0 +1,541 @@
+"""Checkpoints at addresses such as s3://bucket/ck: in object stores, and on other machines.
+
+At an address is what a folder has, under the same names. A dump writes into a folder of this
+machine first, its staging folder, with all that makes it whole there. Then the files go up, several
+at a time, and last the manifest, in one step: it marks what there is. So a reader that takes what a
+manifest names finds the checkpoint of before or the new one, whenever an upload ends. A reader
+brings a marked checkpoint to a folder of this machine, only what that does not have yet, and reads
+it there.
+
+fsspec knows the file systems. A call that fails is made again, with longer and longer pauses, but
+where another try cannot help.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from sok_lite.backend.build import cache_folder
+from sok_lite.engine.files import manifest
+from sok_lite.engine.files.lock import waited_for
+from sok_lite.engine.files.manifest import Manifest
+from sok_lite.engine.local_path import plain_path
+
+T = TypeVar("T")
+
+_log = logging.getLogger("sok_lite")
+
+# Seconds before each further try.
+PAUSES: Sequence[float] = (1, 2, 4, 8, 16)
+# Files that go at a time, where a file system takes calls of several threads; and of each pieces.
+_AT_A_TIME, _PIECES = 4, 2
+# Where an object appears under its name when all of it is there, and folders are not made. Anywhere
+# else what marks others is renamed to its place.
+_FLAT = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"))
+# What installs a file system that fsspec does not bring along.
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hdfs": "pyarrow",
+}
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.+)", re.DOTALL)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FINAL = (FileNotFoundError, PermissionError, NotImplementedError, MemoryError)
+_PART = ".part"
+_LONGEST_NAME = 200
+
+
+def is_in_store(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is an address of a file system that is not this machine's."""
+    match = _ADDRESS.fullmatch(plain_path(path))
+    return match is not None and match[1].lower() != "file"
+
+
+def joined(path: str, name: str) -> str:
+    """Returns the path of a name in a folder of this machine or of a store."""
+    return f"{path.rstrip('/')}/{name}" if is_in_store(path) else os.path.join(path, name)
+
+
+def stores_folder() -> str:
+    """Returns the folder that has what this machine keeps of stores."""
+    root = os.environ.get("SOK_LITE_STORES")
+    return os.path.abspath(os.path.expanduser(root) if root else cache_folder() / "stores")
+
+
+class _Newest(NamedTuple):
+    """A checkpoint in a store: its path there, the text of its manifest and when that was put, in
+    seconds since 1970; None: the store does not say."""
+
+    path: str
+    text: bytes
+    published: float | None
+
+
+class Store:
+    """What is at an address. Threads may share it.
+
+    Args:
+      address: of a checkpoint, of the folder of a `sok_lite.keras.Checkpoint`, or of versions.
+      name: of the argument, for errors.
+
+    Attributes:
+      given: the address, without a slash at its end. It may have a password in it.
+      address: without that, to be shown.
+
+    Raises:
+      ValueError: there is no package for it, or no such address.
+    """
+
+    def __init__(self, address: str | os.PathLike[str], name: str = "path") -> None:
+        self.given = os.fsdecode(address).rstrip("/")
+        match = _ADDRESS.fullmatch(self.given)
+        # Of user:password@host the password is nobody else's.
+        self.address = re.sub(r"://([^/@:]*):[^/@]*@", r"://\1@", self.given)
+        self._scheme = match[1].lower() if match else ""
+        self._parts = self.address.partition("://")[2].split("/")
+        if match is None or {".", ".."} & set(self._parts):
+            raise ValueError(
+                f"`{name}` must be an address such as s3://bucket/folder, without '.' and '..'. "
+                f"Received: {self.address!r}."
+            )
+        self._class = self._checked_class(name)
+        from fsspec.core import strip_protocol
+
+        # As the file system knows it.
+        self._at = str(strip_protocol(self.given)).rstrip("/")
+        self._opened: tuple[int, Any] | None = None
+        self._has_failed = False
+        self._opening = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.address}>"
+
+    def _checked_class(self, name: str) -> Any:
+        try:
+            from fsspec import get_filesystem_class
+
+            return get_filesystem_class(self._scheme)
+        except ImportError as error:
+            package = _PACKAGES.get(self._scheme)
+            also = "" if package is None else f" {package}"
+            raise ValueError(
+                f"`{name}` is an address of {self._scheme}://, and a package for it is missing "
+                f"({error}). Received: {self.address!r}. Run: pip install "
+                f"'sok_lite[object-store]'{also}"
+            ) from error
+        except ValueError as error:
+            raise ValueError(
+                f"`{name}` must be a folder of this machine, or an address that fsspec knows, such "
+                f"as s3://bucket/folder. Received: {self.address!r}. ({error})"
+            ) from error
+
+    # ---------------------------------------------------------------- folders of this machine
+
+    def staging(self, rank: int, size: int) -> str:
+        """Returns the folder in which a rank of several writes what goes up."""
+        ranks = f"{rank}-of-{size}"
+        parts = [quote(part, safe="@") for part in self._parts if part]
+        return os.path.join(stores_folder(), "staging", ranks, self._scheme, *parts)
+
+    def _copies(self) -> str:
+        """Returns the folder of what was brought here, which all processes share."""
+        name = quote(self.address, safe="@:")
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        return os.path.join(stores_folder(), "copies", name)
+
+    # ---------------------------------------------------------------- writing
+
+    def check_is_ours(self) -> None:
+        """Raises FileExistsError where a file of another program has the path of the manifest.
+
+        Raises:
+          OSError: the store cannot be reached.
+        """
+        text = self._text_of(self._path())
+        if text is not None and manifest.FORMAT.encode() not in text:
+            raise FileExistsError(
+                f"{self.address}/{manifest.NAME} is no manifest of a checkpoint, and a dump would "
+                "replace it. Dump to an address of its own."
+            )
+
+    def upload(self, folder: str, data: Collection[str] = (), last: str = manifest.NAME) -> None:
+        """Brings the files of a folder to the store, those that it does not have yet.
+
+        Files of dumps have names of their own, so one of the same size is the same. All others go
+        each time.
+
+        Args:
+          folder: of this machine.
+          data: which folders of dumps in it.
+          last: what marks them; it does not go, and neither do locks and what is half written.
+
+        Raises:
+          OSError: a file cannot be read, or not be written there.
+        """
+        there = self._sizes(self._path())
+        going: list[str] = []
+        for name in _files_in(folder):
+            if name == last or manifest.is_private(name):
+                continue
+            size = os.path.getsize(os.path.join(folder, name))
+            top = name.split("/")[0]
+            is_data = bool(manifest.DATA_FOLDER.fullmatch(top))
+            if not is_data or (top in data and there.get(name) != size):
+                going.append(name)
+        # First what says whose the folder is: so what a killed process has left is known.
+        for some in ([n for n in going if "/" not in n], [n for n in going if "/" in n]):
+            self._each(some, lambda name: self._put(os.path.join(folder, name), name))
+
+    def mark(self, folder: str, last: str = manifest.NAME) -> None:
+        """Brings what marks the files of a folder, in one step.
+
+        Raises:
+          OSError: it cannot be read or written. What was marked before still is.
+        """
+        source = os.path.join(folder, last)
+        if self._scheme in _FLAT:
+            self._put(source, last)
+            return
+        self._put(source, f"{last}.tmp")
+        path = self._path(last)
+        self._tried("write", path, lambda system: system.mv(f"{path}.tmp", path))
+
+    def sweep(self, found: Manifest) -> None:
+        """Removes files of dumps that the manifest there does not name; what cannot be stays."""
+        used = {file.split("/")[0] for file in found.files}
+        try:
+            for name in filter(manifest.DATA_FOLDER.fullmatch, self.names()):
+                if name not in used:
+                    self.remove(name)
+        except OSError as error:
+            _log.warning("%s", error)
+
+    def remove(self, name: str, first: str = "", last: str = "") -> None:
+        """Removes a folder with what is in it.
+
+        Args:
+          name: of it, at the address.
+          first: what marks the files in it, and goes before them.
+          last: what says whose it is, and goes after them.
+
+        Raises:
+          OSError: it cannot be removed, or not all of it.
+        """
+        path = self._path(name)
+        inside = sorted(self._names(path), key=lambda each: (each == last, each != first))
+
+        def remove(system: Any, each: str) -> None:
+            with suppress(FileNotFoundError):
+                system.rm(f"{path}/{each}", recursive=True)
+
+        for each in inside:
+            self._tried("remove", f"{path}/{each}", partial(remove, each=each))
+        with suppress(FileNotFoundError):  # where folders are none, it has gone with what it had
+            self._tried("remove", path, lambda system: system.rm(path, recursive=True))
+
+    def move(self, name: str, to: str, first: str) -> None:
+        """Gives a folder another name: where folders have none, by copies.
+
+        Args:
+          name, to: at the address. What has the other name goes.
+          first: what marks its files: they are marked under one name or the other.
+
+        Raises:
+          OSError: it cannot be done, or not all of it.
+        """
+        path, new = self._path(name), self._path(to)
+        self.remove(to, first=first)
+        if self._scheme not in _FLAT:
+            self._tried("rename", path, lambda system: system.mv(path, new))
+            return
+        self._tried("copy", path, lambda system: system.copy(path, new, recursive=True))
+        self.remove(name, first=first)
+
+    # ---------------------------------------------------------------- reading
+
+    def names(self) -> list[str]:
+        """Returns the names of files and folders at the address; [] where there is nothing.
+
+        Raises:
+          OSError: the store cannot be reached.
+        """
+        return self._names(self._path())
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file.
+
+        Raises:
+          OSError: the store cannot be reached.
+        """
+        # Not by `exists`, which takes a store that cannot be reached for one without the file.
+        folder, _, last = name.rpartition("/")
+        return last in self._names(self._path(folder))
+
+    def saves(self) -> dict[str, bool]:
+        """Returns whether the saves of a `sok_lite.keras.Checkpoint` are marked, by name, the
+        newest last.
+
+        Raises:
+          OSError: the store cannot be reached.
+        """
+        saves = filter(manifest.SAVE.fullmatch, self.names())
+        names = sorted(saves, key=lambda name: int(name.partition("-")[2]))
+        return {name: self.has(f"{name}/{manifest.NAME}") for name in names}
+
+    def brought(
+        self,
+        wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
+        more: Callable[[Manifest], str] | None = None,
+    ) -> str:
+        """Brings the checkpoint at the address here, of a `sok_lite.keras.Checkpoint` the newest.
+
+        Processes of this machine do so one after another, and the next one finds what the last has
+        brought. Files of a checkpoint that is not there any more go.
+
+        Args:
+          wanted: returns which of its files are to be here; others need not be.
+          more: returns the name of a folder beside them that is to be here too.
+
+        Returns:
+          A folder with its manifest and these files, which nobody may write to.
+
+        Raises:
+          FileNotFoundError: there is no marked checkpoint. OSError: it cannot be brought here.
+        """
+        copies = self._copies()
+        os.makedirs(copies, exist_ok=True)
+        with waited_for(os.path.join(copies, "lock"), f"What is brought to {copies}"):
+            gone: bytes | None = None
+            while True:
+                newest = self._newest()
+                at = f"{self.address}/{manifest.NAME}"
+                found = manifest.from_text(newest.text, at)
+                folder = os.path.join(copies, newest.path.rstrip("/").rpartition("/")[2])
+                try:
+                    self._bring(newest, found, folder, wanted(found), more and more(found))
+                except FileNotFoundError:
+                    if newest.text == gone:
+                        raise
+                    gone = newest.text  # another one may have taken its place in between
+                else:
+                    break
+            for name in os.listdir(copies):
+                if name not in ("lock", os.path.basename(folder)):
+                    shutil.rmtree(os.path.join(copies, name), ignore_errors=True)
+            return folder
+
+    def _bring(
+        self, newest: _Newest, found: Manifest, folder: str, wanted: Iterable[str], more: str | None
+    ) -> None:
+        os.makedirs(folder, exist_ok=True)
+        is_same = _text_in(folder) == newest.text
+        written = found.sizes
+        lacking = [file for file in dict.fromkeys(wanted) if _size(folder, file) != written[file]]
+        if more is not None:
+            for name, size in self._sizes(f"{newest.path}/{more}").items():
+                if not is_same or _size(folder, f"{more}/{name}") != size:
+                    lacking.append(f"{more}/{name}")
+        self._each(
+            lacking, lambda file: self._get(f"{newest.path}/{file}", os.path.join(folder, file))
+        )
+        if not is_same:
+            manifest.publish(folder, newest.text.decode())
+        if newest.published is not None:  # that counts, and not when it came here
+            os.utime(os.path.join(folder, manifest.NAME), (newest.published, newest.published))
+        used = {file.split("/")[0] for file in found.files}
+        for name in [] if is_same else os.listdir(folder):
+            if os.path.isdir(os.path.join(folder, name)) and name not in used | {more}:
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+    def _newest(self) -> _Newest:
+        path = self._path()
+        text = self._text_of(path)
+        if text is None:
+            marked = [name for name, is_marked in self.saves().items() if is_marked]
+            if not marked:
+                raise FileNotFoundError(
+                    f"{self.address} has no {manifest.NAME}: there is nothing, or no upload to it "
+                    "was ever finished. Give the address that was given to `dump`."
+                )
+            path = self._path(marked[-1])
+            text = self._text_of(path)
+            if text is None:  # it has gone, since a newer one is there
+                return self._newest()
+        return _Newest(path, text, self._time_of(f"{path}/{manifest.NAME}"))
+
+    def _time_of(self, path: str) -> float | None:
+        """Returns when a file was last changed, seconds since 1970; None: it is not said."""
+        try:
+            return float(
+                self._tried("read", path, lambda system: system.modified(path).timestamp())
+            )
+        except NotImplementedError:
+            return None
+
+    def _text_of(self, path: str) -> bytes | None:
+        """Returns the text of a manifest; None: there is none."""
+        at = f"{path}/{manifest.NAME}"
+        try:
+            return bytes(self._tried("read", at, lambda system: system.cat_file(at)))
+        except FileNotFoundError:
+            return None
+
+    # ---------------------------------------------------------------- the file system
+
+    def _path(self, name: str = "") -> str:
+        """Returns the path, as the file system knows it, of a name at the address."""
+        return f"{self._at}/{name}" if name else self._at
+
+    def _system(self) -> Any:
+        from fsspec.core import url_to_fs
+
+        with self._opening:
+            # What a forked process has of its parent cannot be used.
+            if self._opened is None or self._opened[0] != os.getpid():
+                # One that has failed may have lost its connection. Those that make no calls of
+                # several threads are of one store alone.
+                is_own = self._has_failed or not self._class.async_impl
+                system, _ = url_to_fs(self.given, skip_instance_cache=is_own)
+                if hasattr(system, "max_concurrency"):  # of S3; each piece has 50 MiB in memory
+                    system.max_concurrency = _PIECES
+                self._opened = os.getpid(), system
+            self._opened[1].invalidate_cache()  # others write there too
+            return self._opened[1]
+
+    def _tried(self, verb: str, path: str, call: Callable[[Any], T]) -> T:
+        """Makes a call, again and again where another try may help.
+
+        Args:
+          verb: what it does, for errors.
+          path: to what.
+          call: is given the file system.
+        """
+        for pause in (*PAUSES, None):
+            try:
+                return call(self._system())
+            except Exception as error:
+                said = f"Cannot {verb} {path} of {self.address}: {type(error).__name__}: {error}"
+                for kind in _FINAL:
+                    if isinstance(error, kind):
+                        raise kind(said) from error
+                if getattr(error, "errno", None) in _NO_ROOM:
+                    raise
+                if pause is None:
+                    tries = len(PAUSES) + 1
+                    raise OSError(f"{said}. It was tried {tries} times.") from error
+                _log.warning("%s. Trying again in %g s.", said, pause)
+                self._opened, self._has_failed = None, True
+            time.sleep(pause)
+        raise AssertionError
+
+    def _names(self, path: str) -> list[str]:
+        def listed(system: Any) -> list[str]:
+            try:
+                return list(system.ls(path, detail=False))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+        names = [each.rstrip("/").rpartition("/")[2] for each in self._tried("list", path, listed)]
+        return sorted({name for name in names if name})
+
+    def _sizes(self, path: str) -> dict[str, int]:
+        """Returns the sizes of all files below a path, by what comes after it."""
+
+        def listed(system: Any) -> Mapping[str, Mapping[str, Any]]:
+            try:
+                return dict(system.find(path, detail=True))
+            except FileNotFoundError:
+                return {}
+
+        start = path.lstrip("/") + "/"
+        found = self._tried("list", path, listed)
+        return {
+            name.lstrip("/").removeprefix(start): int(about["size"])
+            for name, about in found.items()
+        }
+
+    def _put(self, source: str, name: str) -> None:
+        path = self._path(name)
+
+        def put(system: Any) -> None:
+            if self._scheme not in _FLAT:
+                system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            system.put_file(source, path)
+
+        self._tried("write", path, put)
+
+    def _get(self, path: str, target: str) -> None:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        part = target + _PART
+        self._tried("read", path, lambda system: system.get_file(path, part))
+        manifest.sync_path(part)
+        os.replace(part, target)
+
+    def _each(self, names: Collection[str], call: Callable[[str], None]) -> None:
+        """Calls a function with each of some names, in several threads where that is safe.
+
+        Not by concurrent.futures, which takes no more work once the interpreter ends: a dump in
+        the background goes on then.
+        """
+        if not self._class.async_impl or len(names) < 2:
+            for name in names:
+                call(name)
+            return
+        left, failures, taking = iter(names), list[BaseException](), threading.Lock()
+
+        def work() -> None:
+            while not failures:
+                with taking:
+                    name = next(left, None)
+                if name is None:
+                    return
+                try:
+                    call(name)
+                except BaseException as error:
+                    failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(min(_AT_A_TIME, len(names)))]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt: they take no more files
+            failures.append(error)
+        if failures:
+            raise failures[0]
+
+
+def _files_in(folder: str) -> list[str]:
+    """Returns the files below a folder, relative to it, with "/"."""
+    found = []
+    for inside, _, names in os.walk(folder):
+        found += [os.path.relpath(os.path.join(inside, name), folder) for name in names]
+    return sorted(found)
+
+
+def _size(folder: str, file: str) -> int:
+    try:
+        return os.path.getsize(os.path.join(folder, file))
+    except FileNotFoundError:
+        return -1
+
+
+def _text_in(folder: str) -> bytes | None:
+    try:
+        return manifest.text_of(folder)[0]
+    except (OSError, ValueError):
+        return None

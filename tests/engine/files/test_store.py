@@ -1,0 +1,235 @@
+"""Checkpoints at addresses: what is marked there is whole, whatever ends an upload."""
+
+import importlib.util
+import logging
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from sok_lite.comm import run_ranks
+from sok_lite.engine.files import store
+from sok_lite.engine.files.dump import dump, dump_in_background
+from sok_lite.engine.files.load import load
+from sok_lite.engine.files.readonly import open_readonly
+from tests.engine.files.test_faults import CPU, ONE, table_of, version_at
+from tests.support.helpers import new_table
+from tests.support.object_stores import PACKAGES, s3_server, sftp_server
+from tests.support.own_process import run_program
+
+fsspec = pytest.importorskip("fsspec")
+pytestmark = pytest.mark.usefixtures("stores_here")
+
+
+@pytest.fixture(scope="module", params=["memory", "s3", "sftp"])
+def server(request, tmp_path_factory):
+    """The address of a folder of a server, which serves the tests of this file."""
+    lacking = [name for name in PACKAGES[request.param] if not importlib.util.find_spec(name)]
+    if lacking:
+        pytest.skip(f"{lacking[0]} is not installed")
+    with ExitStack() as stack:
+        if request.param == "memory":
+            yield "memory://tests"
+        elif request.param == "s3":
+            yield stack.enter_context(s3_server())
+        else:
+            yield stack.enter_context(sftp_server(tmp_path_factory.mktemp("served")))
+
+
+@pytest.fixture
+def address(server):
+    """An address where nothing is."""
+    return f"{server}/{uuid.uuid4().hex}/c"
+
+
+def files_at(address):
+    """What is at an address, as fsspec sees it: the sizes of files by their names."""
+    system, path = fsspec.url_to_fs(address, skip_instance_cache=True)
+    start = f"/{path.lstrip('/')}/"
+    found = system.find(path, detail=True).items()
+    return {f"/{name.lstrip('/')}".removeprefix(start): about["size"] for name, about in found}
+
+
+def data_at(address):
+    return {name.split("/")[0] for name in files_at(address) if name != "manifest.json"}
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from sok_lite.engine.files.dump import dump
+from sok_lite.engine.files.store import Store
+from tests.engine.files.test_faults import ONE, table_of
+
+address, number, calls = sys.argv[1], int(sys.argv[2]), []
+where, name = Store, "_put"
+if number < 0:  # in the middle of a file
+    from paramiko import SFTPFile
+    where, name, number = SFTPFile, "write", -number
+original = getattr(where, name)
+
+def counted(*args):
+    calls.append(args)
+    if len(calls) > number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+
+setattr(where, name, counted)
+dump(address, [table_of(2), table_of(2, "u", 20000)], ONE)
+"""
+
+
+def test_what_is_dumped_is_loaded(address):
+    table = table_of(1)
+    dump(address, [table], ONE, {"a": 1})
+    first = data_at(address)
+    assert len(first) == 1 and version_at(address) == 1
+    table.insert_or_assign(np.arange(40), np.full((40, 2), 2, np.float32))
+    begun = dump_in_background(address, [table], ONE, {"a": 2}, incremental=True)
+    assert "lite" not in begun.path  # a password
+    begun.wait()
+    assert begun.done and data_at(address) > first and len(data_at(address)) == 2
+    assert load(address, [new_table(CPU, 2, name="t")], ONE) == {"a": 2}
+    assert version_at(address) == 2
+    dump(address, [table_of(3)], ONE)  # what is replaced goes
+    assert version_at(address) == 3 and len(data_at(address)) == 1
+    assert not data_at(address) & first
+
+
+# The second file of two, the manifest, and of SFTP a piece of a file.
+@pytest.mark.parametrize(
+    ("server", "number"), [("s3", 1), ("s3", 2), ("sftp", -6), ("sftp", 2)], indirect=["server"]
+)
+def test_a_killed_upload_leaves_what_was_there(address, number):
+    dump(address, [table_of(1), table_of(1, "u")], ONE)
+    there = files_at(address)
+    command = [sys.executable, "-c", KILLED, address, f"{number}"]
+    assert subprocess.run(command, timeout=400).returncode == -signal.SIGKILL
+    assert files_at(address).keys() >= there.keys()
+    assert number == 1 or len(files_at(address)) > len(there)
+    assert version_at(address) == version_at(address, "u") == 1
+    dump(address, [table_of(3)], ONE)
+    assert version_at(address) == 3 and len(files_at(address)) == 2
+
+
+def test_a_reader_brings_what_is_new_alone(address, stores_here):
+    table = table_of(1)
+    with pytest.raises(FileNotFoundError, match="no manifest.json: there is nothing"):
+        open_readonly(address)
+    dump(address, [table], ONE)
+    read = open_readonly(address)
+    assert read["t"].lookup([3]).tolist() == [[1, 1]] and not read.refresh()
+    assert read.published == pytest.approx(os.stat(read.path).st_mtime, abs=120)
+    (before,) = (stores_here / "copies").rglob("*.safetensors")
+    inode = before.stat().st_ino
+    table.insert_or_assign(np.arange(3), np.full((3, 2), 2, np.float32))
+    dump(address, [table], ONE, incremental=True)
+    assert read.refresh() and read["t"].lookup([2, 3]).tolist() == [[2, 2], [1, 1]]
+    assert before.stat().st_ino == inode
+    dump(address, [table_of(3)], ONE)
+    assert read.refresh() and read["t"].lookup([2]).tolist() == [[3, 3]]
+    assert len(list((stores_here / "copies").rglob("*.safetensors"))) == 1
+
+
+def test_other_numbers_of_ranks(stores_here):
+    address = f"memory://{uuid.uuid4().hex}"
+
+    def write(comm):
+        table = new_table(CPU, 2, name="t")
+        keys = np.arange(comm.rank, 40, comm.size)
+        table.insert_or_assign(keys, np.stack([keys, keys], 1).astype(np.float32))
+        dump_in_background(address, [table], comm).wait()
+        table.insert_or_assign(keys[:1], np.full((1, 2), -1, np.float32))
+        dump(address, [table], comm, incremental=True)
+
+    def read(comm):
+        table = new_table(CPU, 2, name="t")
+        load(address, [table], comm)
+        keys, rows = table.export()
+        return dict(zip(keys.tolist(), rows[:, 0].tolist(), strict=True))
+
+    run_ranks(2, write)
+    assert len(data_at(address)) == 2
+    expected = {key: float(key) if key > 1 else -1.0 for key in range(40)}
+    for size in (1, 2, 3):
+        parts = run_ranks(size, read)
+        assert all(key % size == rank for rank, part in enumerate(parts) for key in part)
+        assert {key: row for part in parts for key, row in part.items()} == expected
+
+
+def test_an_upload_goes_on_when_the_server_is_there_again(tmp_path, monkeypatch, stores_here):
+    pytest.importorskip("asyncssh")
+    monkeypatch.setattr(store, "PAUSES", [0.01] * 3)
+    with sftp_server(tmp_path) as address:
+        dump(f"{address}/c", [table_of(1)], ONE)
+    port = int(address.rpartition(":")[2].partition("/")[0])
+    with pytest.raises(OSError, match="It was tried 4 times"):
+        dump(f"{address}/c", [table_of(2)], ONE)
+    with ExitStack() as stack:
+
+        class Starting(logging.Handler):
+            def emit(self, record):
+                if "Trying again" in record.getMessage() and not self.is_started:
+                    self.is_started = True
+                    stack.enter_context(sftp_server(tmp_path, port))
+
+        handler, logger = Starting(), logging.getLogger("sok_lite")
+        handler.is_started = False
+        logger.addHandler(handler)
+        stack.callback(logger.removeHandler, handler)
+        dump(f"{address}/c", [table_of(3)], ONE)
+        assert handler.is_started and version_at(f"{address}/c") == 3
+
+
+# Uploads when the interpreter ends, by a connection of its own.
+PROGRAM = """
+import threading
+import numpy as np
+from sok_lite.engine.files.dump import dump_in_background
+from sok_lite.engine.files.store import Store
+from tests.engine.files.test_faults import ONE, table_of
+
+upload, ends = Store.upload, threading.Event()
+
+def late(store, *args):
+    ends.wait()
+    store._opened, store._has_failed = None, True
+    upload(store, *args)
+
+Store.upload = late
+dump_in_background(ADDRESS, [table_of(7)], ONE)
+threading._register_atexit(ends.set)
+"""
+
+
+@pytest.mark.full_only("starts an interpreter")
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_a_program_ends_when_all_is_there(address):
+    run_program(PROGRAM.replace("ADDRESS", repr(address)))
+    assert version_at(address) == 7
+
+
+def test_what_cannot_be_such_an_address_is_told(monkeypatch, stores_here):
+    for package, missing, text in (
+        ("gcsfs", "gs://bucket/c", r"`path` is an address of gs://.*object-store\]' gcsfs"),
+        ("fsspec", "s3://bucket/c", r"Run: pip install 'sok_lite\[object-store\]' s3fs"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(ValueError, match=text):
+                dump(missing, [table_of(1)], ONE)
+    with pytest.raises(ValueError, match=r"that fsspec knows.*'ram://c'"):
+        load("ram://c", [table_of(1)], ONE)
+    with pytest.raises(
+        ValueError, match=r"without '\.' and '\.\.'\. Received: 'memory://a/\.\./c'"
+    ):
+        open_readonly("memory://a/../c")
+    fsspec.filesystem("memory").pipe("/other/manifest.json", b"{}")
+    with pytest.raises(FileExistsError, match=r"memory://other/manifest\.json is no manifest"):
+        dump("memory://other", [table_of(1)], ONE)
+    assert not stores_here.exists() or not list(stores_here.rglob("*.safetensors"))
