@@ -50,20 +50,23 @@ SOK_DEVICE void ask_for_line(const Search& search, i64 i) {
     det_prefetch(index, search.keys[i]);
 }
 
+// Whether the key of a later item of a "hybrid" index is not in the line where it most likely is,
+// which has come by now, and where it may be.
+SOK_DEVICE bool is_late(const Search& search, i64 i, HkvPlace* place) {
+  if (!search.index.bucket || i >= search.n) return false;
+  *place = hkv_place_of(search.index, search.keys[i]);
+  bool is_over;
+  hkv_probe_first<false>(*place, search.keys[i], &is_over);
+  return !is_over;
+}
+
 // Asks for what the search for a later item reads.
 SOK_DEVICE void search_ahead(const Search& search, i64 i) {
   if (SOK_AHEAD == 0) return;
-  const Index& index = search.index;
   if (i + 2 * SOK_AHEAD < search.n) ask_for_line(search, i + 2 * SOK_AHEAD);
-  // By now the line has come: if the key is not there, all others are asked for.
-  if (index.bucket && i + SOK_AHEAD < search.n) {
-    const i64 key = search.keys[i + SOK_AHEAD];
-    const u64 hash = sok_hash_of(index, key);
-    const Segment segment = sok_segment(index, hash);
-    bool is_over;
-    hkv_probe_first(segment, hash, index.bucket, key, &is_over);
-    if (!is_over) hkv_prefetch_all(index.bucket, hkv_place_in(segment, index.bucket, hash));
-  }
+  HkvPlace place;
+  if (is_late(search, i + SOK_AHEAD, &place)) hkv_prefetch_digests(place);
+  if (is_late(search, i + SOK_AHEAD / 2, &place)) hkv_prefetch_likely(place);
 }
 
 // Notes that a lookup has seen a key. The first item that has it writes its score and counts an
@@ -101,7 +104,7 @@ SOK_DEVICE u32 search_for(const Search& search, i64 i, Tally* tally) {
   } else {
     const u64 hash = sok_hash_of(index, key);
     const Segment segment = sok_segment(index, hash);
-    found = kBuckets ? hkv_search<false>(segment, hash, (u32)index.bucket, key)
+    found = kBuckets ? hkv_search<false>(hkv_place_in(segment, index.bucket, hash), key)
                      : det_search<false>(segment, hash, index.empty_key, key);
   }
   if (sok_is_leader()) {
@@ -133,7 +136,7 @@ SOK_DEVICE Found probe_first(const Index& index, i64 key, bool* is_over) {
   if (sok_is_reserved(index, key)) return sok_find_reserved(index, key);
   const u64 hash = sok_hash_of(index, key);
   const Segment segment = sok_segment(index, hash);
-  return kBuckets ? hkv_probe_first(segment, hash, index.bucket, key, is_over)
+  return kBuckets ? hkv_probe_first<false>(hkv_place_in(segment, index.bucket, hash), key, is_over)
                   : det_probe_first(segment, hash, index.empty_key, key, is_over);
 }
 
@@ -156,10 +159,15 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
   // Those that are not where they most likely are come last, when all that can be asked for is.
   Tally own;
   i64 late[kBlock], num_late = 0;
+  HkvPlace places[kBlock];
   for (i64 i = from; i < to; ++i) {
     const i64 key = search.keys[i];
     bool is_over;
     const Found found = probe_first<kBuckets>(index, key, &is_over);
+    if (kBuckets && !is_over) {
+      places[num_late] = hkv_place_of(index, key);
+      hkv_prefetch_digests(places[num_late]);
+    }
     late[num_late] = i;
     num_late += !is_over;
     own.missing += is_over && !found.slot;
@@ -167,12 +175,17 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
     sok_prefetch_row<u8>(chunks, shift, row_bytes, found.row);
     if (search.stamp && found.slot) note_seen<kBuckets>(search, found, i, &own);
   }
+  u32 likely[kBlock];
   for (i64 k = 0, asked = 0; k < num_late; ++k) {
+    const i64 i = late[k];
     for (; kBuckets && asked < num_late && asked < k + kLateLead; ++asked)
-      hkv_prefetch_all(index.bucket, hkv_place_of(index, search.keys[late[asked]]));
-    const u32 row = search_for<kBuckets>(search, late[k], &own);
-    rows[late[k]] = row;
-    sok_prefetch_row<u8>(chunks, shift, row_bytes, row);
+      likely[asked] = hkv_prefetch_likely(places[asked]);
+    const Found found = kBuckets ? hkv_search_likely<false>(places[k], likely[k], search.keys[i])
+                                 : det_probe<false>(index, search.keys[i]);
+    own.missing += !found.slot;
+    rows[i] = found.row;
+    sok_prefetch_row<u8>(chunks, shift, row_bytes, found.row);
+    if (search.stamp && found.slot) note_seen<kBuckets>(search, found, i, &own);
   }
   tally->missing += own.missing;
   tally->first += own.first;

@@ -116,8 +116,11 @@ SOK_TILE_KERNEL(hkv_insert)
       sok_index(directory, hashing, side, is_scored, bucket, empty_key, reclaim_key);
   u32 refused = 0;
   SOK_FOR_EACH_TILE(i, n) {
-    if (SOK_AHEAD > 0 && i + SOK_AHEAD / 4 < n)
-      hkv_prefetch_all(bucket, hkv_place_of(index, keys[i + SOK_AHEAD / 4]));
+    if (SOK_AHEAD > 0 && i + SOK_AHEAD / 4 < n) {
+      const HkvPlace next = hkv_place_of(index, keys[i + SOK_AHEAD / 4]);
+      hkv_prefetch_all(next);
+      hkv_prefetch_digests(next);
+    }
     i64 key = keys[i];
     u64 mine = strategy == HKV_CUSTOMIZED && !given ? 0 : given ? given[i] : 1;
     u64 score = hkv_score(strategy, 0, mine, (u64)stamp, (u64)epoch);
@@ -159,7 +162,7 @@ SOK_TILE_KERNEL(hkv_insert)
         seen = sok_from_leader(seen);
         if (seen != victim.key) continue;
         slot = taken;
-        if (sok_is_leader()) hkv_note_overflow(segment, place, slot);
+        if (sok_is_leader()) hkv_note(place, slot);
         if (open < 0) {
           evicted_key = seen;
           evicted_row = slot->row;
@@ -286,7 +289,7 @@ SOK_KERNEL(hkv_move)
       i64 at = place.line;
       while (target[at].key != empty_key) at = (at + 1) & (bucket - 1);
       target[at] = slot;
-      hkv_note_overflow(segment, place, target + at);
+      hkv_note(place, target + at);
       if (is_scored)
         hkv_first_score(segment, bucket)[target + at - segment.slots] = scores[b * bucket + s];
     }

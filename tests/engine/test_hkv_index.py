@@ -1,19 +1,21 @@
-"""The bytes of an index of buckets that say which lines have keys elsewhere.
+"""The bytes of an index of buckets that say which lines have keys elsewhere, and its digests.
 
-A search that trusts a byte of 0 reads one line and gives up; so each that says less than is true
-hides a key, and each that says more costs a search of both buckets. tests/support/table_audit.py
-looks for the first wherever it is called.
+A search that trusts a byte of 0 reads one line and gives up, and one that goes on reads only lines
+that have the key's digest: so each byte that says less than is true hides a key, as does a digest
+of another one. tests/support/table_audit.py looks for both wherever it is called.
 """
 
 import numpy as np
 import pytest
 
 from sok_lite.engine.dtypes import key_dtype
+from sok_lite.engine.hashing import hash_keys
+from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.directory import LINE
 from sok_lite.engine.table.filling import put_in_slots
 from sok_lite.engine.table.hkv_index import HkvIndex
 from tests.support.helpers import new_table, with_segments
-from tests.support.table_audit import audit_overflows, overflows_of
+from tests.support.table_audit import audit, audit_overflows, digests_of, overflows_of
 
 each_bucket = pytest.mark.parametrize("bucket", [4, 16, 64])
 each_strategy = pytest.mark.parametrize("strategy", ["kLru", "kLfu"])
@@ -82,7 +84,36 @@ def test_an_index_made_from_saved_slots_has_the_same_bytes(backend, bucket, stra
     held, other = index.entries(), index.emptied(512, index.seed)
     put_in_slots(other, held.keys, held.slots, 0)
     np.testing.assert_array_equal(overflows_of(other), overflows_of(index))
+    np.testing.assert_array_equal(digests_of(other), digests_of(index))
     assert overflows_of(index).any()
+
+
+@each_bucket
+@each_strategy
+def test_slots_have_the_digests_of_their_keys_whoever_was_there_before(backend, bucket, strategy):
+    options = {"max_capacity": 256, "init_capacity": 128, "evict_strategy": strategy}
+    table = new_table(backend, 1, "hybrid", max_bucket_size=bucket, on_refused="ignore", **options)
+    keys = backend.to_host(some_keys(backend, 1200))
+    for part in np.split(keys, 12):
+        table.find_or_insert(part)
+        table.erase(part[::9])
+    assert table.num_evicted > 256
+    audit(table)
+
+
+def test_a_search_that_goes_on_reads_only_lines_with_the_digest_of_the_key(backend):
+    """Seen by what it does not find where all slots have one digest."""
+    index = new_index(backend, 16)
+    index.insert_all(some_keys(backend, 450))
+    entries = index.entries()
+    keys, is_first = (backend.to_host(a) for a in (entries.keys, index.lines_read(entries) == 1))
+    digests = hash_keys(keys, index.seed) >> np.uint64(56)
+    one = digests[~is_first][0]
+    for segment in index.directory.segments:
+        segment.digests[:] = np.uint8(one)
+    is_found = backend.to_host(index.find(entries.keys).rows) != np.uint32(NO_ROW)
+    np.testing.assert_array_equal(is_found, is_first | (digests == one))
+    assert is_first.any() and not is_found.all()
 
 
 @each_bucket

@@ -100,7 +100,7 @@ def check_facts(outputs, num_days=None):
         assert (np.diff(falling) < 0.005).all() and falling[-1] < falling[0] - 0.05
 
     plain, counting = (numbers_of(line)[-1] * 1024 for line in outputs["counters"].splitlines())
-    assert abs(plain - 16.25 * data["CAPACITY"]) < 1024  # it is printed in KiB
+    assert abs(plain - 17.25 * data["CAPACITY"]) < 1024  # it is printed in KiB
     never_in = np.sum(times == 1)  # and some whose counters are gone since
     assert 18 < (counting - plain) / never_in < 34
     check_tiers(data, outputs)
@@ -125,7 +125,7 @@ def check_what_is_said_of_strategies(found):
 def check_tiers(data, outputs):
     """Compares sizes with docs/sizing.md, and the first shares with the order of insertion."""
     num_rows, num_near, row_bytes, slots = 200_000, 20_000, 256, 1 << 19
-    index = 16.25 * slots + 9 * num_rows
+    index = 17.25 * slots + 9 * num_rows
     expected = [num_near * row_bytes, (num_rows - num_near) * row_bytes, index]
     for line, each in zip(outputs["tiers"].splitlines()[1:], expected, strict=True):
         sized, used = numbers_of(line)

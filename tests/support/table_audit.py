@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend.table_lock import TableLock
+from sok_lite.engine.hashing import hash_keys
 from sok_lite.engine.rows.record import FillRecord
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.rows.tiers import _NOT_HELD
@@ -199,8 +200,16 @@ def overflows_of(index):
     )
 
 
+def digests_of(index):
+    """The digests of all slots of a "hybrid" index."""
+    return np.concatenate(
+        [index.backend.to_host(part.digests) for part in index.directory.segments]
+    )
+
+
 def audit_overflows(index, held):
-    """Raises AssertionError if a search would give up before it comes to a key's slot."""
+    """Raises AssertionError if a search would give up before it comes to a key's slot, or pass by
+    its line."""
     if not index.bucket:
         return
     in_slots = held.slots < index.num_slots - 2
@@ -210,6 +219,8 @@ def audit_overflows(index, held):
     first_line = (first + line) // LINE
     is_hidden = (slots // LINE != first_line) & (overflows_of(index)[first_line] == 0)
     assert not is_hidden.any(), f"lines do not say that keys are elsewhere: {some(keys[is_hidden])}"
+    is_wrong = digests_of(index)[slots] != hash_keys(keys, index.seed) >> np.uint64(56)
+    assert not is_wrong.any(), f"slots have digests of other keys: {some(keys[is_wrong])}"
 
 
 def found_in(index, keys):

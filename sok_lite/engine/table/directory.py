@@ -107,6 +107,7 @@ class Segment(NamedTuple):
       scores: (shape.slots,) uint64, behind the slots; None: there are none.
       overflows: (shape.slots // LINE,) uint8, backwards before the slots, see kernels/hkv/hkv.cuh;
         None: of an "hbm" index.
+      digests: (shape.slots,) uint8, before these; None: of an "hbm" index.
       address: of the slots.
     """
 
@@ -114,11 +115,12 @@ class Segment(NamedTuple):
     slots: Array
     scores: Array | None
     overflows: Array | None
+    digests: Array | None
     address: int
 
     @staticmethod
     def new(
-        backend: Backend, shape: Shape, empty_key: int, is_scored: bool, has_overflows: bool
+        backend: Backend, shape: Shape, empty_key: int, is_scored: bool, has_buckets: bool
     ) -> "Segment":
         """Returns a segment without keys.
 
@@ -126,31 +128,39 @@ class Segment(NamedTuple):
           MemoryError: there is not that much.
         """
         n = shape.slots
-        memory = backend.zeros_chunk(segment_bytes(n, is_scored, has_overflows))
-        begin = overflow_bytes(n) if has_overflows else 0
+        memory = backend.zeros_chunk(segment_bytes(n, is_scored, has_buckets))
+        begin = _bytes_before(n) if has_buckets else 0
         end = begin + 16 * n
         slots = memory[begin:end].view(np.int64).reshape(-1, 2)
         slots[:, 0] = empty_key
         scores = memory[end:].view(np.uint64) if is_scored else None
-        overflows = memory[:begin][::-1][: n // LINE] if has_overflows else None
-        return Segment(shape, slots, scores, overflows, backend.address(memory) + begin)
+        overflows = digests = None
+        if has_buckets:
+            of_lines = begin - _on_cache_lines(n // LINE)
+            overflows = memory[of_lines:begin][::-1][: n // LINE]
+            digests = memory[of_lines - n : of_lines]
+        return Segment(shape, slots, scores, overflows, digests, backend.address(memory) + begin)
 
     @property
     def num_bytes(self) -> int:
         """Memory of all of it."""
-        has_overflows = self.overflows is not None
-        return segment_bytes(self.shape.slots, self.scores is not None, has_overflows)
+        has_buckets = self.digests is not None
+        return segment_bytes(self.shape.slots, self.scores is not None, has_buckets)
 
 
-def segment_bytes(num_slots: int, is_scored: bool, has_overflows: bool) -> int:
+def segment_bytes(num_slots: int, is_scored: bool, has_buckets: bool) -> int:
     """Returns the memory of a segment; see `Segment`."""
     of_slots = num_slots * (24 if is_scored else 16)
-    return of_slots + (overflow_bytes(num_slots) if has_overflows else 0)
+    return of_slots + (_bytes_before(num_slots) if has_buckets else 0)
 
 
-def overflow_bytes(num_slots: int) -> int:
-    """Returns the memory of the bytes of all lines; slots begin at a line of a cache after it."""
-    return -(-num_slots // LINE // 64) * 64
+def _bytes_before(num_slots: int) -> int:
+    """Returns the memory of the digests and of the bytes of all lines."""
+    return _on_cache_lines(num_slots) + _on_cache_lines(num_slots // LINE)
+
+
+def _on_cache_lines(count: int) -> int:
+    return -(-count // 64) * 64
 
 
 class Directory:

@@ -275,6 +275,7 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
     # Not by `unique`: with NumPy 2.3 and newer it takes 80 times as long as to sort them.
     repeats = slots[1:] == slots[:-1]
     home, second, line = index.homes_of(sorted_keys)
+    digests = index.digests_of(sorted_keys)
     first_line = (home + line) // LINE
     is_away = slots // LINE != first_line
     # Buckets lie at multiples of their size: so do segments.
@@ -293,9 +294,10 @@ def put_in_slots(index: HkvIndex, keys: Array, slots: Array, first: int) -> None
             is_free = bool((segment.slots[places, 0] == np.int64(index.reserved_keys()[0])).all())
             segment.slots[places, 0] = sorted_keys[begin:end]
             # As insertion notes it, in the lines where such keys are looked for first.
-            assert segment.overflows is not None
+            assert segment.overflows is not None and segment.digests is not None
             away = first_line[begin:end][is_away[begin:end]]
             segment.overflows[away - start // LINE] = 1
+            segment.digests[places] = digests[begin:end]
         begin = end
     if not is_free:
         raise ValueError(

@@ -9,7 +9,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work
 from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.dtypes import KeyDtype
-from sok_lite.engine.hashing import seed_after
+from sok_lite.engine.hashing import hash_keys, seed_after
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.hkv_options import STRATEGIES
 from sok_lite.engine.table.hkv_placing import plan_reserve, unplaced
@@ -226,9 +226,8 @@ class HkvIndex(Index):
 
     def lines_read(self, entries: IndexEntries) -> Array:
         first, _, line = self.homes_of(entries.keys)
-        in_bucket = entries.slots & (self.bucket - 1)
-        lines = ((in_bucket - line) & (self.bucket - 1)) // LINE + 1
-        return lines + np.int64(self.bucket // LINE) * (entries.slots - in_bucket != first)
+        # Elsewhere digests say where. The few lines that have the same one by chance do not count.
+        return 1 + (entries.slots // LINE != (first + line) // LINE).astype(np.int64)
 
     def homes_of(self, keys: Array) -> tuple[Array, Array, Array]:
         """Returns the first slots of each key's two buckets and its line there, (n,) int64 each.
@@ -241,6 +240,10 @@ class HkvIndex(Index):
         second = starts + scaled(hashes >> np.uint64(16), sizes) * bucket
         line = (hashes & np.uint64(self.bucket - 1)).astype(np.int64) & ~np.int64(LINE - 1)
         return first, second, line
+
+    def digests_of(self, keys: Array) -> Array:
+        """Returns the digests of keys, (n,) uint8. The same rule as in kernels/hkv/hkv.cuh."""
+        return (hash_keys(keys, self.seed) >> np.uint64(56)).astype(np.uint8)
 
     # ---------------------------------------------------------------- made anew from what was saved
 

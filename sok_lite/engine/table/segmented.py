@@ -24,8 +24,8 @@ class Segmented(ABC):
       key_dtype: key type of the table; it names the two reserved keys.
       name: of the table, for errors.
       has_scores: whether scores are kept beside `last_seen`.
-      bucket: slots of a bucket; 0: it has none. With buckets there is a byte for each line; see
-        kernels/hkv/hkv.cuh.
+      bucket: slots of a bucket; 0: it has none. With buckets there are bytes for lines and
+        slots; see kernels/hkv/hkv.cuh.
       directory: the segments, in the order of the hashes of their keys, as kernels find them.
       sizes: which sizes segments may have.
       side: (4 or 6,) int64, the slots of the reserved keys, and their scores.
