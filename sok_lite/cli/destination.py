@@ -2,13 +2,47 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from sok_lite.cli.errors import WrongUse
-from sok_lite.engine.files import beside
+from sok_lite.engine.files import beside, manifest
 from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.source import Source, columns_of
+from sok_lite.engine.files.store import Store, is_in_store, stores_folder
+
+
+@contextlib.contextmanager
+def checkpoint_at(path: str, module: ModuleType, is_forced: bool, *read: str) -> Iterator[str]:
+    """Gives the folder in which to write a checkpoint of ours: `path` or, where that is an address,
+    one of this machine, whose files go there when the work inside has ended.
+
+    Args:
+      path, module, is_forced, read: as of `check_destination`.
+
+    Raises:
+      WrongUse: it must not be written there. OSError: the store cannot be reached.
+    """
+    if not is_in_store(path):
+        check_destination(path, module, is_forced, *read)
+        yield path
+        return
+    store = Store(path)
+    names = store.names()
+    if names and not is_forced:
+        raise WrongUse(_is_there(store.address))
+    for name in names:
+        if name != manifest.NAME and not manifest.DATA_FOLDER.fullmatch(name):
+            raise WrongUse(_has_others(store.address, name))
+    store.check_is_ours()
+    os.makedirs(stores_folder(), exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=stores_folder()) as folder:
+        yield folder
+        found = manifest.read(folder)
+        store.upload(folder, {file.split("/")[0] for file in found.files})
+        store.mark(folder)
+        store.sweep(found)
 
 
 def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str) -> None:
@@ -26,7 +60,7 @@ def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str
     if not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path)):
         return
     if not is_forced:
-        raise WrongUse(f"{path} is there already: give another name, or --force to replace it")
+        raise WrongUse(_is_there(path))
     if os.path.isdir(path):
         is_known = hasattr(module, "detect") and module.detect(path)
     else:
@@ -35,10 +69,18 @@ def check_destination(path: str, module: ModuleType, is_forced: bool, *read: str
         raise WrongUse(f"{path} is not replaced, since it is nothing that this command writes")
     others = module.others(path) if os.path.isdir(path) and hasattr(module, "others") else []
     if others:
-        raise WrongUse(
-            f"{path} is not replaced, since there is something else in it: {others[0]!r}. Remove "
-            "that, or give another name"
-        )
+        raise WrongUse(_has_others(path, others[0]))
+
+
+def _is_there(path: str) -> str:
+    return f"{path} is there already: give another name, or --force to replace it"
+
+
+def _has_others(path: str, name: str) -> str:
+    return (
+        f"{path} is not replaced, since there is something else in it: {name!r}. Remove that, or "
+        "give another name"
+    )
 
 
 def _is_inside(path: str, folder: str) -> bool:

@@ -71,6 +71,35 @@ def test_what_is_at_an_address_is_read(stores_here):
     assert status == 3 and f"{address}/none has no manifest.json" in err
 
 
+def test_checkpoints_are_written_to_addresses(stores_here, tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    place = f"memory://{uuid.uuid4().hex}"
+    dumped(tmp_path / "c", 5)
+    np.savez(tmp_path / "rows.npz", keys=np.arange(3), values=np.ones((3, 2), np.float32))
+    commands = {
+        "reshard": [tmp_path / "c", f"{place}/reshard", "--ranks", 3],
+        "merge": [tmp_path / "c", tmp_path / "c", f"{place}/merge"],
+        "convert": [tmp_path / "rows.npz", f"{place}/convert"],
+    }
+    for name, arguments in commands.items():
+        command = [name, *map(str, arguments)]
+        fine(*command)
+        expected = f"{tmp_path}/{name}"
+        fine(*[expected if each == f"{place}/{name}" else each for each in command])
+        fine("diff", f"{place}/{name}", expected)
+        status, _, err = run(*command)
+        assert status == 2 and f"{place}/{name} is there already: give another name" in err
+        first = fsspec.filesystem("memory").find(f"{place}/{name}")
+        fine(*command, "--force")
+        again = fsspec.filesystem("memory").find(f"{place}/{name}")
+        assert len(first) == len(again) and len({*first} & {*again}) == 1  # the manifest
+        fsspec.filesystem("memory").pipe(f"{place}/{name}/notes.txt", b"")
+        status, _, err = run(*command, "--force")
+        assert status == 2 and "there is something else in it: 'notes.txt'" in err
+        fine("diff", f"{place}/{name}", expected)
+    assert not [each for each in os.listdir(stores_here) if each.startswith("tmp")]
+
+
 def test_the_version_is_shown():
     assert run("--version")[:2] == (0, f"sok-lite {__version__}\n")
 
@@ -103,8 +132,8 @@ def test_the_version_is_shown():
             "`path` must be a folder of this machine, or an address that fssp",
         ),
         (["verify", ""], "`path` must be in a folder of this machine"),
-        (["merge", "c", "c", "s3://b/c"], "argument TO: `path` must be in a folder of this"),
-        (["reshard", "c", "s3://b/c", "--ranks", "2"], "argument TO: `path` must be in a folder"),
+        (["merge", "c", "c", "xy://b/c"], "argument TO: `path` must be a folder of this machine,"),
+        (["convert", "c", "memory://b/d.npz"], "must be on this machine for format 'npz': only"),
         (["export", "c", "--format", "npz", "--to", "s3://b/c"], "argument --to: `path` must"),
         (["diff", "c", "xy://b/c"], "argument B: `path` must be a folder of this machine, or an"),
         (["inspect", "model.keras"], "looks like none of the formats"),

@@ -5,6 +5,8 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +15,10 @@ from sok_lite.cli.arguments import (
     add_from_format,
     add_option,
     add_tables,
-    local,
     readable,
 )
 from sok_lite.cli.buckets import Buckets, firsts
-from sok_lite.cli.destination import check_destination, in_place_of
+from sok_lite.cli.destination import check_destination, checkpoint_at, in_place_of
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module, format_of_ending, names_with
 from sok_lite.cli.options import options_for
@@ -25,6 +26,7 @@ from sok_lite.cli.progress import show_written, watched
 from sok_lite.cli.reading import OWN, chosen, format_of, open_sources
 from sok_lite.engine.dtypes import key_dtype
 from sok_lite.engine.files.source import Source
+from sok_lite.engine.files.store import is_in_store
 from sok_lite.reports.text import counted, listed
 
 HELP = "convert tables from one file format to another"
@@ -41,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="FROM", type=readable, help="file, folder or address to read"
     )
-    parser.add_argument("to", metavar="TO", type=local, help="file or folder to write")
+    parser.add_argument(
+        "to",
+        metavar="TO",
+        type=readable,
+        help="file or folder to write; of a checkpoint also its address",
+    )
     add_from_format(parser, "FROM")
     parser.add_argument(
         "--to-format",
@@ -68,13 +75,32 @@ def run(args: argparse.Namespace) -> int:
             "another format let TO end in .npz, .parquet, .safetensors or .csv, or give --to-format"
         )
     options = options_for(module.write, args.to_option, to_format)
+    if to_format == OWN:
+        with checkpoint_at(args.to, module, args.force, args.path) as to:
+            return _convert(args, to, (from_format, to_format), module, options)
+    if is_in_store(args.to):
+        raise WrongUse(
+            f"{args.to} must be on this machine for format {to_format!r}: only checkpoints are "
+            "written to addresses"
+        )
     check_destination(args.to, module, args.force, args.path)
+    return _convert(args, args.to, (from_format, to_format), module, options)
+
+
+def _convert(
+    args: argparse.Namespace,
+    to: str,
+    formats: tuple[str, str],
+    module: ModuleType,
+    options: dict[str, Any],
+) -> int:
+    from_format, to_format = formats
     sources = chosen(open_sources(args.path, from_format, args.from_option), args.table, args.path)
     # Those of a checkpoint are distinct: `verify` looks for others.
     notes = [_of_repeats(each, to_format) if from_format != OWN else "" for each in sources]
     with (
         watched(sources, "convert", args.progress) as shown,
-        in_place_of(args.to, module, sources) as path,
+        in_place_of(to, module, sources) as path,
     ):
         module.write(path, shown, **options)
     for source, note in zip(sources, notes, strict=True):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sok_lite.cli.arguments import add_force, local, rank_count, readable
+from sok_lite.cli.arguments import add_force, rank_count, readable
 from sok_lite.cli.buckets import Buckets, firsts
-from sok_lite.cli.destination import check_destination
+from sok_lite.cli.destination import checkpoint_at
 from sok_lite.cli.errors import FINE, WrongUse
 from sok_lite.cli.importers import format_module
 from sok_lite.cli.progress import watched
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=readable,
         help="checkpoint folder or its address, or file in another format",
     )
-    parser.add_argument("to", metavar="TO", type=local, help="new checkpoint")
+    parser.add_argument("to", metavar="TO", type=readable, help="new checkpoint, or its address")
     parser.add_argument(
         "--ranks",
         type=rank_count,
@@ -44,12 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_destination(args.to, format_module(OWN), args.force, *args.paths)
+    with checkpoint_at(args.to, format_module(OWN), args.force, *args.paths) as to:
+        return _merge(args, to)
+
+
+def _merge(args: argparse.Namespace, to: str) -> int:
     ranks = args.ranks or max(map(own_ranks, args.paths))
     extra: dict[str, Any] = {}
     sources: list[Source] = []
     for path in args.paths:
-        extra |= own_extra(path, args.to)
+        extra |= own_extra(path, to)
         sources += open_sources(path)
     with watched(sources, "merge", args.progress) as shown, ExitStack() as stack:
         by_name: dict[str, list[Source]] = {}
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             one = MergedSource(same)
             stack.callback(one.close)
             merged.append(one)
-        write_checkpoint(args.to, merged, ranks, extra)
+        write_checkpoint(to, merged, ranks, extra)
     return FINE
 
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from sok_lite.cli.arguments import add_force, local, rank_count, readable
-from sok_lite.cli.destination import check_destination
+from sok_lite.cli.arguments import add_force, rank_count, readable
+from sok_lite.cli.destination import checkpoint_at
 from sok_lite.cli.errors import FINE
 from sok_lite.cli.importers import format_module
 from sok_lite.cli.progress import watched
@@ -19,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path", metavar="PATH", type=readable, help="checkpoint folder, or its address"
     )
     parser.add_argument(
-        "to", metavar="TO", type=local, help="new checkpoint; with --force it may be PATH"
+        "to",
+        metavar="TO",
+        type=readable,
+        help="new checkpoint, or its address; with --force it may be PATH",
     )
     parser.add_argument(
         "--ranks", type=rank_count, required=True, metavar="N", help="number of ranks"
@@ -28,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_destination(args.to, format_module(OWN), args.force, args.path)
-    sources = open_sources(args.path, OWN)
-    with watched(sources, "reshard", args.progress) as shown:
-        write_checkpoint(args.to, shown, args.ranks, own_extra(args.path, args.to))
+    with checkpoint_at(args.to, format_module(OWN), args.force, args.path) as to:
+        sources = open_sources(args.path, OWN)
+        with watched(sources, "reshard", args.progress) as shown:
+            write_checkpoint(to, shown, args.ranks, own_extra(args.path, to))
     return FINE
