@@ -21,8 +21,9 @@ struct SokTableLock {
 struct SokIndexRecord {
   int64_t directory, hashing, side, is_scored, bucket, empty_key, reclaim_key;
   int64_t strategy, epoch;
-  int64_t size;       // keys in it
-  int64_t most_keys;  // it holds as many without growing; 0: native code inserts none
+  int64_t size;  // keys in it
+  // It holds as many, each in a free slot, without growing; 0: native code inserts none.
+  int64_t most_keys;
   // Of an "hbm" index: how many slots were erased, at most; and the address of what its kernels
   // count (kernels/det/det.cu).
   int64_t num_erased, counts;
@@ -105,6 +106,7 @@ struct SokTableRecord {
   int64_t num_native;  // calls of native code that have changed the table
   // Whether a lookup that may insert counts a key as often as its batch has it, not once.
   int64_t counts_repeats;
+  int64_t turns_away;  // whether some new keys get no row: native code inserts none then
   SokIndexRecord* index;
   SokStoreRecord* store;
   SokClockRecord clock;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 namespace sok {
 namespace {
@@ -16,37 +17,25 @@ std::array<int64_t, 5> DetPlaceOf(const SokIndexRecord& index) {
   return {index.directory, index.hashing, index.side, index.empty_key, index.reclaim_key};
 }
 
-// Launches of several kernels, in the order in which these come first.
-class Launches {
- public:
-  Launch& Of(const Kernel& kernel) {
-    for (auto& [run, launch] : all_) {
-      if (run == kernel.run) return launch;
-    }
-    return all_.emplace_back(kernel.run, Launch(kernel)).second;
-  }
-  void Run(const Driver& driver, GpuCall* gpu) const {
-    for (const auto& [run, launch] : all_) launch.Run(driver, gpu);
-  }
-
- private:
-  std::vector<std::pair<void*, Launch>> all_;
-};
+bool IsHybrid(const SokTableRecord& table) { return table.index->bucket != 0; }
 
 }  // namespace
 
 bool Insertion::HasRoom() const {
-  const int64_t most = plan_.driver->most_new_items;
   for (const Part& part : plan_.parts) {
     if (missing_[part.table] && !part.beginning.kernel.run) return false;
   }
   for (size_t t = 0; t < missing_.size(); ++t) {
     const int64_t count = missing_[t];
     if (count == 0) continue;
-    const SokIndexRecord& index = *plan_.tables[t]->index;
-    const SokStoreRecord& store = *plan_.tables[t]->store;
+    const SokTableRecord& table = *plan_.tables[t];
+    const SokStoreRecord& store = *table.store;
     const int64_t num_new = count - std::min(count, store.num_free);
-    if (count > most || index.size + count > index.most_keys) return false;
+    if (table.turns_away || table.counts_repeats || count > plan_.driver->most_new_items) {
+      return false;
+    }
+    if (plan_.driver->gpu && IsHybrid(table)) return false;  // the host tells keys apart
+    if (table.index->size + count > table.index->most_keys) return false;
     if (store.room == 0 || store.num_rows + num_new > store.room) return false;
   }
   return true;
@@ -65,59 +54,144 @@ bool Insertion::Allocate(Outputs* outputs) {
   }
   if (!memory) return false;
   for (ItemsOfPart& its : items_) {
-    auto* number = reinterpret_cast<int32_t*>(memory + its.num_items);
-    its.number = number;
-    told_.push_back({memory, reinterpret_cast<uint32_t*>(number + its.num_items)});
+    its.number = reinterpret_cast<int32_t*>(memory + its.num_items);
+    its.new_rows = its.rows;
+    told_.push_back({memory, reinterpret_cast<uint32_t*>(its.number + its.num_items)});
     memory += 2 * its.num_items;
+  }
+  for (size_t t = 0; t < missing_.size(); ++t) {
+    if (missing_[t] && IsHybrid(*plan_.tables[t])) TellApart(static_cast<int64_t>(t));
   }
   return true;
 }
 
-int64_t Insertion::TakenFromFree(size_t table) const {
-  return std::min(missing_[table], plan_.tables[table]->store->num_free);
+// By sorting, which nobody can make slow by a choice of keys.
+void Insertion::TellApart(int64_t table) {
+  struct Item {
+    int64_t key;
+    int32_t* number;
+  };
+  std::vector<Item> missing;
+  missing.reserve(missing_[table]);
+  Distinct& its = of_tables_[table];
+  for (const ItemsOfPart& items : items_) {
+    if (items.part->table != table) continue;
+    its.items = &items;
+    for (int64_t i = 0; i < items.num_items; ++i) {
+      items.number[i] = -1;
+      if (items.rows[i] == kNoRow) missing.push_back({items.keys[i], items.number + i});
+    }
+  }
+  std::vector<size_t> order(missing.size()), first(missing.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return missing[a].key < missing[b].key; });
+  for (size_t k = 0; k < order.size(); ++k) {
+    const bool is_first = k == 0 || missing[order[k - 1]].key != missing[order[k]].key;
+    first[order[k]] = is_first ? order[k] : first[order[k - 1]];
+  }
+  for (size_t i = 0; i < missing.size(); ++i) {
+    if (first[i] == i) {
+      *missing[i].number = static_cast<int32_t>(its.keys.size());
+      its.keys.push_back(missing[i].key);
+    } else {
+      *missing[i].number = *missing[first[i]].number;
+    }
+  }
+  its.placed.resize(its.keys.size());
+  its.evicted_keys.resize(its.keys.size());
+  its.evicted_rows.resize(its.keys.size());
+  its.evicted_scores.resize(its.keys.size());
+  its.rows.resize(its.keys.size());
+  for (ItemsOfPart& items : items_) {
+    if (items.part->table == table) items.new_rows = its.rows.data();
+  }
+}
+
+std::array<int64_t, 6> Insertion::Claimed(int64_t table, int64_t count) const {
+  const SokStoreRecord& store = *plan_.tables[table]->store;
+  const int64_t num_free = std::min(count, store.num_free);
+  const uint32_t* freed = store.free_rows + (store.num_free - num_free);
+  return {Word(freed), num_free, store.num_rows, count - num_free, 0, 0};
+}
+
+// Gives keys slots, and those of "hbm" tables rows.
+void Insertion::Place(GpuCall* gpu) {
+  const Driver& driver = *plan_.driver;
+  Launch items_of_hbm(driver.det_insert_items), keys_of_hybrid(driver.hkv_insert);
+  for (size_t i = 0; i < items_.size(); ++i) {
+    const ItemsOfPart& its = items_[i];
+    const SokTableRecord& table = *its.part->record;
+    if (IsHybrid(table)) continue;
+    items_of_hbm.Add(its.num_items, {});
+    items_of_hbm.More(DetPlaceOf(*table.index));
+    items_of_hbm.More(std::array{table.clock.now, Word(its.keys), Word(its.rows), kMostLines});
+    items_of_hbm.More(Claimed(its.part->table, missing_[its.part->table]));
+    items_of_hbm.More(std::array{Word(told_[i].placed), Word(its.number), Word(told_[i].new_rows),
+                                 table.index->counts, Word(its.counters + kRefused),
+                                 its.num_items});
+  }
+  for (const Distinct& its : of_tables_) {
+    if (!its.items) continue;
+    const SokTableRecord& table = *its.items->part->record;
+    keys_of_hybrid.Add(its.size(), {});
+    keys_of_hybrid.More(PlaceOf(*table.index));
+    // It evicts and refuses no key for its score, and nobody gives scores.
+    keys_of_hybrid.More(
+        std::array<int64_t, 6>{table.clock.now, table.index->strategy, table.index->epoch});
+    keys_of_hybrid.More(std::array{Word(its.keys.data()), Word(its.placed.data()),
+                                   Word(its.evicted_keys.data()), Word(its.evicted_rows.data()),
+                                   Word(its.evicted_scores.data())});
+    keys_of_hybrid.More(std::array<int64_t, 7>{});  // rows follow
+    keys_of_hybrid.More(std::array{Word(its.items->counters + kRefused), its.size()});
+  }
+  items_of_hbm.Run(driver, gpu);
+  keys_of_hybrid.Run(driver, gpu);
+}
+
+void Insertion::Begin(const Part& part, const int64_t* keys, const uint32_t* rows, int64_t count) {
+  const SokStoreRecord& store = *part.record->store;
+  // kernels/initializer.cu: chunks, shift, dim, rows, out, keys where it takes them, ..., n.
+  std::vector<int64_t> words = part.beginning.words;
+  const std::array place{store.value->chunks, store.value->shift, store.value->dim, Word(rows)};
+  std::copy(place.begin(), place.end(), words.begin());
+  if (part.beginning.takes_keys) words[5] = Word(keys);
+  words.back() = count;
+  Launch& launch = beginning_.Of(part.beginning.kernel);
+  launch.Add(count, {});
+  launch.More(words);
+  for (int64_t k = 0; k < store.num_fills; ++k) {
+    const SokFillRecord& fill = store.fills[k];
+    const SokColumnRecord& column = *fill.column;
+    filling_.Of(plan_.driver->rows_fill)
+        .Add(count, {column.chunks, column.shift, column.dim, Word(rows), fill.value, count});
+  }
 }
 
 void Insertion::Run(GpuCall* gpu) {
   const Driver& driver = *plan_.driver;
-  Launch inserting(driver.det_insert_items), telling(driver.slots_tell_rows);
-  Launches beginning, filling;
+  Place(gpu);
+  for (const ItemsOfPart& its : items_) {
+    if (!gpu && its.counters[kRefused]) return;
+  }
+  Launch telling(driver.slots_tell_rows), claiming(driver.slots_claim_rows);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ItemsOfPart& its = items_[i];
-    const Told& told = told_[i];
-    const Part& part = *its.part;
-    const SokIndexRecord& index = *part.record->index;
-    const SokStoreRecord& store = *part.record->store;
-    const int64_t n = its.num_items, most = missing_[part.table];
-    const int64_t num_free = TakenFromFree(part.table);
-    inserting.Add(n, {});
-    inserting.More(DetPlaceOf(index));
-    inserting.More(std::array<int64_t, 16>{
-        part.record->clock.now, Word(its.keys), Word(its.rows), kMostLines,
-        Word(store.free_rows + store.num_free - num_free), num_free, store.num_rows,
-        most - num_free, 0, 0, Word(told.placed), Word(its.number), Word(told.new_rows),
-        index.counts, Word(its.counters + kRefused), n});
-    telling.Add(n, {Word(told.placed), Word(its.rows), n});
-    // kernels/initializer.cu: chunks, shift, dim, rows, out, keys where it takes them, ..., n.
-    std::vector<int64_t> words = part.beginning.words;
-    const SokColumnRecord& value = *store.value;
-    std::copy_n(std::array{value.chunks, value.shift, value.dim, Word(told.new_rows)}.data(), 4,
-                words.begin());
-    if (part.beginning.takes_keys) words[5] = Word(its.keys);
-    words.back() = n;
-    Launch& launch = beginning.Of(part.beginning.kernel);
-    launch.Add(n, {});
-    launch.More(words);
-    for (int64_t k = 0; k < store.num_fills; ++k) {
-      const SokFillRecord& fill = store.fills[k];
-      const SokColumnRecord& column = *fill.column;
-      filling.Of(driver.rows_fill)
-          .Add(n, {column.chunks, column.shift, column.dim, Word(told.new_rows), fill.value, n});
-    }
+    if (IsHybrid(*its.part->record)) continue;
+    telling.Add(its.num_items, {Word(told_[i].placed), Word(its.rows), its.num_items});
+    Begin(*its.part, its.keys, told_[i].new_rows, its.num_items);
   }
-  inserting.Run(driver, gpu);
+  for (Distinct& its : of_tables_) {
+    if (!its.items) continue;
+    claiming.Add(its.size(), {});
+    claiming.More(Claimed(its.items->part->table, its.size()));
+    claiming.More(std::array{Word(its.placed.data()), Word(its.rows.data()), its.size()});
+    Begin(*its.items->part, its.keys.data(), its.rows.data(), its.size());
+  }
   telling.Run(driver, gpu);
-  beginning.Run(driver, gpu);
-  filling.Run(driver, gpu);
+  claiming.Run(driver, gpu);
+  beginning_.Run(driver, gpu);
+  filling_.Run(driver, gpu);
 }
 
 bool Insertion::IsRefused(const std::vector<int64_t>& counters) const {
@@ -128,27 +202,38 @@ bool Insertion::IsRefused(const std::vector<int64_t>& counters) const {
 }
 
 void Insertion::TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters) {
-  Launch erasing(plan_.driver->det_erase);
+  const Driver& driver = *plan_.driver;
+  Launch items_of_hbm(driver.det_erase), keys_of_hybrid(driver.hkv_erase);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ItemsOfPart& its = items_[i];
-    SokIndexRecord& index = *its.part->record->index;
-    erasing.Add(its.num_items, {});
-    erasing.More(DetPlaceOf(index));
-    erasing.More(std::array<int64_t, 6>{Word(its.keys), Word(told_[i].new_rows),
-                                        Word(told_[i].placed), index.counts, 0, its.num_items});
+    const SokIndexRecord& index = *its.part->record->index;
+    if (index.bucket) continue;
+    items_of_hbm.Add(its.num_items, {});
+    items_of_hbm.More(DetPlaceOf(index));
+    items_of_hbm.More(std::array<int64_t, 6>{Word(its.keys), Word(told_[i].new_rows),
+                                             Word(told_[i].placed), index.counts, 0,
+                                             its.num_items});
   }
   for (size_t t = 0; t < missing_.size(); ++t) {
-    plan_.tables[t]->index->num_erased += counters[t * kCounters + kUsed];
+    SokIndexRecord& index = *plan_.tables[t]->index;
+    const Distinct& its = of_tables_[t];
+    index.num_erased += counters[t * kCounters + kUsed];
+    if (!its.items) continue;
+    keys_of_hybrid.Add(its.size(), {});
+    keys_of_hybrid.More(PlaceOf(index));
+    keys_of_hybrid.More(std::array{Word(its.keys.data()), Word(its.placed.data()), its.size()});
   }
-  erasing.Run(*plan_.driver, gpu);
+  items_of_hbm.Run(driver, gpu);
+  keys_of_hybrid.Run(driver, gpu);
 }
 
 void Insertion::Settle(const std::vector<int64_t>& counters) const {
   for (size_t t = 0; t < missing_.size(); ++t) {
     if (missing_[t] == 0) continue;
-    const int64_t used = counters[t * kCounters + kUsed];
-    const int64_t num_free = std::min(used, TakenFromFree(t));
+    const Distinct& its = of_tables_[t];
+    const int64_t used = its.items ? its.size() : counters[t * kCounters + kUsed];
     SokStoreRecord& store = *plan_.tables[t]->store;
+    const int64_t num_free = std::min(used, store.num_free);
     store.num_free -= num_free;
     store.num_rows += used - num_free;
     plan_.tables[t]->index->size += used;

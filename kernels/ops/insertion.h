@@ -1,13 +1,16 @@
-// New keys of "hbm" tables, without Python: `DetTable.plan_insert_items` of
-// sok_lite/engine/table/det.py, where the index and the rows need no more memory.
+// New keys, without Python, where the index and the rows of a table need no more memory: as
+// `DetTable.plan_insert_items` (sok_lite/engine/table/det.py) and, on a CPU, `insertion_stages`
+// (hkv_insertion.py) insert them into a table that evicts none for them.
 //
-// A key that comes for the first time needs a slot, a row, and what its row begins with. Items need
-// not be told apart before: the index does, and of those with one key one takes the row. Once all
-// of that is launched the host knows how many rows were taken, and the record says so.
+// A key that comes for the first time needs a slot, a row, and what its row begins with. Items of
+// an "hbm" table need not be told apart before: the index does, and of those with one key one takes
+// the row. Of a "hybrid" table the distinct keys are inserted, in order of first occurrence. Once
+// all of that is launched the host knows how many rows were taken, and the record says so.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <map>
+#include <utility>
 #include <vector>
 
 #include "ops/launch.h"
@@ -15,52 +18,86 @@
 
 namespace sok {
 
-// The items of one table in a lookup, some of which have no row.
+// The items of one part of a lookup, some of which have no row.
 struct ItemsOfPart {
   const Part* part;
   const int64_t* keys;  // (num_items,)
   uint32_t* rows;       // (num_items,)  kNoRow where missing; gets the row numbers
   int64_t num_items;
-  int64_t* counters;          // of the table
-  int32_t* number = nullptr;  // (num_items,)  out  its own number where it was missing, or -1
+  int64_t* counters;  // of the table
+  // Which of `new_rows` the key of each item has that was missing; -1 of the others.
+  int32_t* number = nullptr;     // (num_items,)
+  uint32_t* new_rows = nullptr;  // of an "hbm" table `rows`
+};
+
+// Launches of several kernels, in the order in which these come first.
+class Launches {
+ public:
+  Launch& Of(const Kernel& kernel) {
+    for (auto& [run, launch] : all_) {
+      if (run == kernel.run) return launch;
+    }
+    return all_.emplace_back(kernel.run, Launch(kernel)).second;
+  }
+  void Run(const Driver& driver, GpuCall* gpu) const {
+    for (const auto& [run, launch] : all_) launch.Run(driver, gpu);
+  }
+
+ private:
+  std::vector<std::pair<void*, Launch>> all_;
 };
 
 class Insertion {
  public:
   // missing  of each table of the plan, how many items have no row
   Insertion(const Plan& plan, const std::vector<int64_t>& missing)
-      : plan_(plan), missing_(missing) {}
+      : plan_(plan), missing_(missing), of_tables_(missing.size()) {}
 
   // Whether all keys of the tables get rows without any more memory.
   bool HasRoom() const;
   void Add(const ItemsOfPart& items) { items_.push_back(items); }
   // Gets memory for what is told of items. Returns whether there is some; nothing has changed.
   bool Allocate(Outputs* outputs);
-  // Launches it all.
+  // Launches it all; on a CPU only what gives slots, if a key finds none.
   void Run(GpuCall* gpu);
-  // Takes it back: some keys have found no slot. Row numbers are not what they were.
+  // Whether a key has found no slot, by the counters.
+  bool IsRefused(const std::vector<int64_t>& counters) const;
+  // Takes it back. Row numbers may not be what they were.
   void TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters);
   // Notes how many rows were taken.
   void Settle(const std::vector<int64_t>& counters) const;
   const std::vector<ItemsOfPart>& items() const { return items_; }
 
-  // Whether a key has found no slot, by the counters.
-  bool IsRefused(const std::vector<int64_t>& counters) const;
-
  private:
-  // What is told of the items of a part: the address of the slot of its key, 0 where it was not
-  // missing; and its row, if it is the one that has taken it, or kNoRow.
+  // What is told of the items of a part of an "hbm" table: the address of the slot of its key, 0
+  // where it was not missing; and its row, if it is the one that has taken it, or kNoRow.
   struct Told {
     int64_t* placed;
     uint32_t* new_rows;
   };
-  int64_t TakenFromFree(size_t table) const;
+  // The new keys of a "hybrid" table, each once, and what is told of them.
+  struct Distinct {
+    const ItemsOfPart* items = nullptr;  // of one of its parts; null: it has no new key
+    std::vector<int64_t> keys, placed, evicted_keys;
+    std::vector<uint32_t> rows, evicted_rows;
+    std::vector<uint64_t> evicted_scores;
+    int64_t size() const { return static_cast<int64_t>(keys.size()); }
+  };
+
+  void TellApart(int64_t table);
+  // Rows for new keys: those that were freed last, then new ones; as ClaimedRows (rows.cuh).
+  std::array<int64_t, 6> Claimed(int64_t table, int64_t count) const;
+  void Place(GpuCall* gpu);
+  // Adds launches that write what the rows of keys begin with; kNoRow is skipped.
+  void Begin(const Part& part, const int64_t* keys, const uint32_t* rows, int64_t count);
 
   const Plan& plan_;
   const std::vector<int64_t>& missing_;
   std::vector<ItemsOfPart> items_;
-  std::vector<Told> told_;
-  std::vector<int64_t> memory_;  // on a CPU
+  std::vector<Told> told_;           // of each of these
+  std::vector<Distinct> of_tables_;  // of each table
+  std::vector<int64_t> memory_;      // on a CPU
+  Launches beginning_, filling_;
 };
 
 }  // namespace sok

@@ -200,13 +200,13 @@ class Lookup {
       if (plan_.is_pooled) {
         launches[4 + KernelOf(part.row_type)].Add(
             its.num_rows,
-            {value.chunks, value.shift, value.dim, Word(items.number), 0, Word(items.rows), 0,
+            {value.chunks, value.shift, value.dim, Word(items.number), 0, Word(items.new_rows), 0,
              Word(its.splits), Word(its.weights), part.combiner, Word(items.rows), Word(out),
              Word(without_row), its.num_rows, part.row_length});
       } else {
         launches[__builtin_ctzll(BytesOf(part.row_type))].Add(
             items.num_items,
-            {value.chunks, value.shift, value.dim, Word(items.number), 0, Word(items.rows), 0,
+            {value.chunks, value.shift, value.dim, Word(items.number), 0, Word(items.new_rows), 0,
              Word(items.rows), Word(out), Word(without_row), items.num_items});
       }
     }

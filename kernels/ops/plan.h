@@ -38,7 +38,8 @@ struct Driver {
   Kernel rows_write[4];   // of words of 1, 2, 4 and 8 bytes
   Kernel rows_add[3];     // to rows in float32, float16 and bfloat16
   Kernel det_insert_items, det_erase, slots_tell_rows, rows_fill;
-  Kernel rows_deliver[4];  // of words of 1, 2, 4 and 8 bytes
+  Kernel hkv_insert, hkv_erase, slots_claim_rows;  // on a CPU
+  Kernel rows_deliver[4];                          // of words of 1, 2, 4 and 8 bytes
   // Of a GPU:
   Kernel pool[4];  // of rows in float32, float16, bfloat16 and float64
   Kernel recall_rows, dedup_insert, dedup_number, dedup_labels, sort_pass, group_sorted;
@@ -64,7 +65,8 @@ struct Driver {
            rows_read[0].num_arguments == 6 && combine_items.num_arguments == 7 &&
            segment_sums.num_arguments == 13 && segment_add_pieces.num_arguments == 13 &&
            weight_grad[0].num_arguments == 10 && rows_write[0].num_arguments == 7 &&
-           rows_add[0].num_arguments == 7;
+           rows_add[0].num_arguments == 7 && hkv_insert.num_arguments == 27 &&
+           hkv_erase.num_arguments == 10 && slots_claim_rows.num_arguments == 9;
   }
 };
 

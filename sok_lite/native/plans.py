@@ -108,6 +108,7 @@ _KERNELS = (
     *(f"rows_write_u{bits}" for bits in (8, 16, 32, 64)),
     *(f"rows_add_{suffix}" for suffix in ("f32", "f16", "bf16")),
     *("det_insert_items", "det_erase", "slots_tell_rows", "rows_fill"),
+    *("hkv_insert", "hkv_erase", "slots_claim_rows"),
     *(f"rows_deliver_u{bits}" for bits in (8, 16, 32, 64)),
     *(*(f"pool_{suffix}" for suffix in ("f32", "f16", "bf16", "f64")), "recall_rows"),
     *("dedup_insert", "dedup_number_tiles", "dedup_labels", "sort_pass", "group_sorted"),

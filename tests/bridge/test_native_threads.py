@@ -166,7 +166,7 @@ def test_what_threads_do_adds_up(kind):
 
 
 # ---------------------------------------------------------------- within a handed-over lookup
-# Of an "hbm" table with room Python does nothing.
+# Of a table with room that admits every key Python does nothing.
 
 
 def lookups(variable):
@@ -186,7 +186,7 @@ def pair(kind, dim=4):
 
 
 @pytest.mark.parametrize("name", ["pooled", "rows"])
-@pytest.mark.parametrize("kind", ["kLru", "kLfu of all", "full kEpochLfu"])
+@pytest.mark.parametrize("kind", ["kEpochLru", "kLru in tiers", "full kEpochLfu"])
 def test_a_change_within_a_lookup_that_python_goes_on_with_is_refused(kind, name):
     variable, other = pair(kind)
     table, refused = variable.table, []
@@ -206,7 +206,7 @@ def test_a_change_within_a_lookup_that_python_goes_on_with_is_refused(kind, name
             return  # the call has come to its end
         if next(places) % (11 if QUICK else 3):
             return
-        assert table.size >= 10 or kind != "kLru"
+        assert table.size >= 10 or kind != "kEpochLru"
         table.contains([1])
         with pytest.raises(RuntimeError, match="while this thread was"):
             changes[len(refused) % len(changes)]()
@@ -230,7 +230,7 @@ def test_a_change_within_a_lookup_that_python_goes_on_with_is_refused(kind, name
 
 
 @pytest.mark.parametrize("name", ["pooled", "rows"])
-@pytest.mark.parametrize("kind", ["kLru", "kLfu of all"])
+@pytest.mark.parametrize("kind", ["kEpochLru", "kLfu"])
 def test_an_interrupt_in_a_lookup_that_python_goes_on_with(kind, name):
     variable = new_variable(kind)
     table, look_up = variable.table, lookups(variable)[name]

@@ -118,7 +118,18 @@ def _audit_index_record(index, place):
         assert index._is_too_small(most + 1) and (not most or not index._is_too_small(most))
         index.least_slots = least_slots
     else:
-        assert record.most_keys == record.counts == 0, "native code inserts keys of its own accord"
+        assert record.counts == 0 and record.most_keys >= 0
+        if record.most_keys:
+            _audit_most_keys(index)
+
+
+def _audit_most_keys(index):
+    """Raises AssertionError if native code would put too many keys into a "hybrid" index."""
+    most, num_slots = index.record.most_keys, index.directory.num_slots
+    assert most <= min(num_slots, index.max_load_factor * index.capacity)
+    assert num_slots >= index.capacity and index.directory.densest >= index.capacity
+    assert index._slots_for(most, index.capacity) <= num_slots, "it would have to grow"
+    assert not index.is_full_size or index.is_sparse(most - index.size), "it may have to evict"
 
 
 def audit_record(table):
@@ -158,6 +169,8 @@ def audit_record(table):
     allows = (READS | INSERTS) * isinstance(table.lock, TableLock)
     assert record.allows == allows, f"native code takes the table for {record.allows=}"
     assert record.counts_repeats == table.counts_repeats, "native code counts keys otherwise"
+    turns_away = table.may_turn_away(table.filter_ratio)
+    assert record.turns_away == turns_away, "native code admits keys otherwise"
     assert addressof(table.clock) == addressof(record.clock), "the table has another clock"
     assert addressof(table.counters) == addressof(record.counters), "it has other counters"
     counts = {name: getattr(record.counters, name) for name in COUNTERS}

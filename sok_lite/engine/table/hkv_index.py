@@ -1,6 +1,8 @@
 """The index of the "hybrid" table: buckets with scores (kernels/hkv), up to a number of slots."""
 
 import contextlib
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,8 +60,8 @@ class HkvIndex(Index):
         self._capacity = 0
         sizes = Sizes.of(backend, bucket, 1)
         super().__init__(backend, key_dtype, name, sizes, init_capacity, strategy != "kLru", seed)
-        self._capacity = init_capacity
         self.record.strategy = STRATEGIES.index(strategy)
+        publish(self._plan_capacity(init_capacity, self.directory))
 
     @property
     def epoch(self) -> int:
@@ -176,12 +178,33 @@ class HkvIndex(Index):
         scores = entries.scores if self.has_scores else None
         publish(other.plan_update(entries.keys, entries.rows, scores, entries.last_seen))
         num_rehashes = self.num_rehashes + len(self.directory.segments)
-        setting = plan_set(self, _capacity=other._capacity, num_rehashes=num_rehashes)
-        publish([*self.plan_place(other.directory, other.side), *setting])
+        setting = plan_set(self, num_rehashes=num_rehashes)
+        capacity = self._plan_capacity(other._capacity, other.directory)
+        publish([*self.plan_place(other.directory, other.side), *setting, *capacity])
         return True
 
     def plan_clear(self) -> list[Action]:
+        # Until it grows, native code inserts none.
         return [*super().plan_clear(), *plan_set(self, _capacity=self.init_slots)]
+
+    def plan_place(self, directory: Directory, side: Array | None = None) -> list[Action]:
+        # `_plan_capacity` follows.
+        return [*super().plan_place(directory, side), *plan_set(self.record, most_keys=0)]
+
+    def _plan_capacity(self, capacity: int, directory: Directory) -> list[Action]:
+        """Prepares to have a capacity, with a directory."""
+
+        def is_too_small(num_keys: int) -> bool:
+            grows = self._capacity_for(num_keys, capacity) > capacity
+            return grows or self._slots_for(num_keys, capacity) > directory.num_slots
+
+        most = 0
+        if capacity <= directory.densest:
+            most = bisect_left(range(1, directory.num_slots + 1), True, key=is_too_small)
+        if directory.num_slots >= self.max_capacity:  # it evicts, but for keys in a sparse index
+            share = _SPARSE.get(self.bucket, _SPARSE_FROM_16)
+            most = min(most, math.ceil(share * directory.num_slots) - 1)
+        return [*plan_set(self, _capacity=capacity), *plan_set(self.record, most_keys=most)]
 
     def reserve(self, num_keys: int) -> None:
         self.make_room(max(0, num_keys - self.size))
@@ -301,7 +324,7 @@ class HkvIndex(Index):
 
     def begin_from(self, capacity: int) -> None:
         """Takes the capacity of another index, whose slots it has, and grows if it began larger."""
-        self._capacity = capacity
+        publish(self._plan_capacity(capacity, self.directory))
         if capacity < self.init_slots:
             self._grow(self.init_slots, self.init_slots)
 
@@ -342,7 +365,8 @@ class HkvIndex(Index):
         is_crowded = capacity > self.directory.densest
         if num_slots > self.directory.num_slots or is_crowded:
             self.resize(num_slots)
-        publish(plan_set(self, _capacity=capacity))
+        if capacity != self._capacity or self.record.most_keys == 0:
+            publish(self._plan_capacity(capacity, self.directory))
 
 
 def capacity_for(num_keys: int, capacity: int, max_capacity: int, max_load_factor: float) -> int:

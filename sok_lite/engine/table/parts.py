@@ -153,8 +153,10 @@ class TableParts(Exclusive, ABC):
         """Prepares to have other keys and other rows, which native code finds from then on."""
         allows = (READS | INSERTS) * isinstance(self.lock, TableLock)
         where = {"index": addressof(index.record), "store": addressof(store.record)}
+        turns_away = self.may_turn_away(self.filter_ratio)
+        how = {"counts_repeats": self.counts_repeats, "turns_away": turns_away}
         return [
-            *plan_set(self.record, allows=allows, counts_repeats=self.counts_repeats, **where),
+            *plan_set(self.record, allows=allows, **how, **where),
             *plan_set(self, index=index, store=store),
         ]
 

@@ -28,7 +28,8 @@ class IndexRecord(Structure):
       strategy: by which scores are kept, its number among STRATEGIES (hkv_options.py).
       epoch: the current one, that some strategies stamp.
       size: keys in it.
-      most_keys: it holds as many without growing; 0: native code inserts none.
+      most_keys: it holds as many, each in a free slot, without growing; 0: native code inserts
+        none.
       num_erased: of an "hbm" index, how many slots were erased, at most: what is certain without a
         look at the device.
       counts: of an "hbm" index, the address of what its kernels count.
@@ -132,6 +133,7 @@ class TableRecord(Structure):
       row_epoch: changes whenever row numbers handed out before may be stale.
       num_native: calls of native code that have changed the table.
       counts_repeats: whether a lookup counts a key as often as its batch has it, not once.
+      turns_away: whether some new keys get no row: native code inserts none then.
       index, store: addresses of an IndexRecord and a StoreRecord, which live as long as the table
         has that index and that store.
     """
@@ -143,6 +145,7 @@ class TableRecord(Structure):
     row_epoch: int
     num_native: int
     counts_repeats: int
+    turns_away: int
     index: int | None
     store: int | None
     clock: ClockRecord
@@ -151,7 +154,7 @@ class TableRecord(Structure):
     _fields_ = (
         ("lock", TableLock),
         *[(name, c_int64) for name in ("generation", "is_settled", "allows", "row_epoch")],
-        *[(name, c_int64) for name in ("num_native", "counts_repeats")],
+        *[(name, c_int64) for name in ("num_native", "counts_repeats", "turns_away")],
         *[(name, c_void_p) for name in ("index", "store")],
         ("clock", ClockRecord),
         ("counters", CountersRecord),
@@ -186,7 +189,7 @@ def retire(record: TableRecord) -> None:
 
 def _clear(record: TableRecord) -> None:
     record.is_settled = record.allows = record.row_epoch = record.num_native = 0
-    record.counts_repeats = 0
+    record.counts_repeats = record.turns_away = 0
     record.index = record.store = None
     record.clock = ClockRecord(span_time=-math.inf)
     record.counters = CountersRecord()
