@@ -585,7 +585,10 @@ def new_keys_of(key_type):
         ("hbm", "truncated", "bfloat16", 4, "int64"),
         ("kLfu of all", "constant", "float64", 5, "uint64"),
         *[("hbm", "row", "float32", 7, "uint64"), ("kEpochLfu", "row", "bfloat16", 4, "int64")],
-        *[("hbm", "matrix", "float16", 4, "int64"), ("kCustomized", "matrix", "float32", 1, "int64")],
+        *[
+            ("hbm", "matrix", "float16", 4, "int64"),
+            ("kCustomized", "matrix", "float32", 1, "int64"),
+        ],
     ],
 )
 @pytest.mark.parametrize("name", ["dense", "ragged", "weighted", "rows"])

@@ -419,20 +419,21 @@ def native():
     policy = plans.Policy(1, -1, 0, 0, 0)
     lookup = plans.LookupPlan(backend, True, LOOKUPS, GRADIENTS, policy, tuple(parts))
     call = plans.PlannedCall(lookup, None, False)
-    growing = make_table("hbm", backend, 4, initializer=make_initializer("ones", 4))
-    growing.reserve(20000)
-    growing.store.reserve(20000)
-    growing.store.add_states({"accumulator": (4, 0.1)}, None)
-    give_room(growing)
-    some, rows = np.zeros(1, np.int64), np.zeros(1, np.uint32)
-    first = (backend, growing.store, rows, some, growing.table_seed)
-    beginning = plans.Drawing.of(growing.initializer.plan_fill(*first), some)
-    where = (ctypes.addressof(growing.record), growing.record.generation)
-    part = plans.Part(
-        *(*where, INT64, FLOAT, 4), rows=plans.Rows.EVEN, row_length=1, beginning=beginning
-    )
-    # The table twice, so that two parts have the same new keys.
-    inserting = plans.LookupPlan(backend, True, None, None, policy, (part, part))
+    growing, some, parts_of_growing = [], np.zeros(1, np.int64), []
+    for kind, options in kinds:
+        table = make_table(kind, backend, 4, initializer=make_initializer("ones", 4), **options)
+        table.reserve(20000)
+        table.store.reserve(20000)
+        table.store.add_states({"accumulator": (4, 0.1)}, None)
+        give_room(table)
+        first = (backend, table.store, np.zeros(1, np.uint32), some, table.table_seed)
+        beginning = plans.Drawing.of(table.initializer.plan_fill(*first), some)
+        where = (ctypes.addressof(table.record), table.record.generation)
+        form = {"rows": plans.Rows.EVEN, "row_length": 1, "beginning": beginning}
+        parts_of_growing.append(plans.Part(*where, INT64, FLOAT, 4, **form))
+        growing.append(table)
+    # Each table twice, so that two parts have the same new keys.
+    inserting = plans.LookupPlan(backend, True, None, None, policy, (*parts_of_growing,) * 2)
     inserting = plans.PlannedCall(inserting, None, False)
     nonfinite = np.zeros(1, np.int64)
     fields = rule.native.values
@@ -499,7 +500,7 @@ def native():
             done, _ = do(3, new, assigning)
             refused[number] += not done
             came = rng.integers(0, 100 * (turn + 1), batch)
-            done, _ = do(0, [(came.ctypes.data, INT64, (batch,))] * 2, inserting)
+            done, _ = do(0, [(came.ctypes.data, INT64, (batch,))] * 4, inserting)
             refused[number] += not done
             new_keys[number].update(came.tolist())
             if turn % 10 == number:
@@ -516,12 +517,13 @@ def native():
         np.testing.assert_array_equal(rows[:, 0], 1 + its)
     np.testing.assert_array_equal(tables[1].lookup(others)[0], 2)
     expected = sorted(set().union(*new_keys))
-    keys, rows = growing.export()[:2]
-    np.testing.assert_array_equal(np.sort(keys), expected)
-    np.testing.assert_array_equal(rows, 1)
-    assert growing.size == growing.store.num_rows == len(expected)
-    states = growing.store.read(growing.find(keys), "accumulator")
-    np.testing.assert_array_equal(states, np.float32(0.1))
+    for table in growing:
+        keys, rows = table.export()[:2]
+        np.testing.assert_array_equal(np.sort(keys), expected)
+        np.testing.assert_array_equal(rows, 1)
+        assert table.size == table.store.num_rows == len(expected)
+        states = table.store.read(table.find(keys), "accumulator")
+        np.testing.assert_array_equal(states, np.float32(0.1))
     assert LOOKUPS.native[0] > 0 and GRADIENTS.native[0] > 0 and UPDATES.native[0] > 0
     assert not refused.any()
 
