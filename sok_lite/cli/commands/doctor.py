@@ -240,6 +240,7 @@ CHECKS: Sequence[Callable[[], Finding]] = (
     _package("pyarrow", "Parquet on the command line", "pyarrow>=16.1"),
     _package("matplotlib", "plots of reports", "matplotlib>=3.8"),
     _package("redis", "TFRA's tables in a Redis", "redis>=6"),
+    _package("fsspec", "checkpoints in object stores", "fsspec>=2024.2"),
 )
 
 
