@@ -54,7 +54,7 @@ struct SokStoreRecord {
   int64_t states;
   int64_t num_rows, num_far;
   SokAccessRecord* accesses;  // null: they are not counted
-  int64_t room;               // row numbers below it have memory; 0: native code takes none
+  int64_t room;  // native code may take new rows whose numbers are below it; 0: no rows at all
   const uint32_t* free_rows;  // (num_free,), taken from the end, before new ones
   int64_t num_free;
   const SokFillRecord* fills;  // (num_fills,)

@@ -36,8 +36,16 @@ bool Insertion::HasRoom() const {
     }
     if (plan_.driver->gpu && IsHybrid(table)) return false;  // the host tells keys apart
     if (table.index->size + count > table.index->most_keys) return false;
-    if (store.room == 0 || store.num_rows + num_new > store.room) return false;
+    if (store.room == 0 || (num_new && store.num_rows + num_new > store.room)) return false;
   }
+  return true;
+}
+
+bool Insertion::Prepare(Outputs* outputs) {
+  if (!Allocate(outputs)) return false;
+  Place();
+  Give();
+  Erase();
   return true;
 }
 
@@ -116,7 +124,7 @@ std::array<int64_t, 6> Insertion::Claimed(int64_t table, int64_t count) const {
 }
 
 // Gives keys slots, and those of "hbm" tables rows.
-void Insertion::Place(GpuCall* gpu) {
+void Insertion::Place() {
   const Driver& driver = *plan_.driver;
   Launch items_of_hbm(driver.det_insert_items), keys_of_hybrid(driver.hkv_insert);
   for (size_t i = 0; i < items_.size(); ++i) {
@@ -145,8 +153,8 @@ void Insertion::Place(GpuCall* gpu) {
     keys_of_hybrid.More(std::array<int64_t, 7>{});  // rows follow
     keys_of_hybrid.More(std::array{Word(its.items->counters + kRefused), its.size()});
   }
-  items_of_hbm.Run(driver, gpu);
-  keys_of_hybrid.Run(driver, gpu);
+  placing_.push_back(std::move(items_of_hbm));
+  placing_.push_back(std::move(keys_of_hybrid));
 }
 
 void Insertion::Begin(const Part& part, const int64_t* keys, const uint32_t* rows, int64_t count) {
@@ -168,12 +176,9 @@ void Insertion::Begin(const Part& part, const int64_t* keys, const uint32_t* row
   }
 }
 
-void Insertion::Run(GpuCall* gpu) {
+// Tells items of "hbm" tables the rows of their keys, and gives rows to the keys of others.
+void Insertion::Give() {
   const Driver& driver = *plan_.driver;
-  Place(gpu);
-  for (const ItemsOfPart& its : items_) {
-    if (!gpu && its.counters[kRefused]) return;
-  }
   Launch telling(driver.slots_tell_rows), claiming(driver.slots_claim_rows);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ItemsOfPart& its = items_[i];
@@ -188,10 +193,20 @@ void Insertion::Run(GpuCall* gpu) {
     claiming.More(std::array{Word(its.placed.data()), Word(its.rows.data()), its.size()});
     Begin(*its.items->part, its.keys.data(), its.rows.data(), its.size());
   }
-  telling.Run(driver, gpu);
-  claiming.Run(driver, gpu);
+  giving_.push_back(std::move(telling));
+  giving_.push_back(std::move(claiming));
+}
+
+bool Insertion::Run(GpuCall* gpu) const {
+  const Driver& driver = *plan_.driver;
+  for (const Launch& each : placing_) each.Run(driver, gpu);
+  for (const ItemsOfPart& its : items_) {
+    if (!gpu && its.counters[kRefused]) return false;
+  }
+  for (const Launch& each : giving_) each.Run(driver, gpu);
   beginning_.Run(driver, gpu);
   filling_.Run(driver, gpu);
+  return true;
 }
 
 bool Insertion::IsRefused(const std::vector<int64_t>& counters) const {
@@ -201,9 +216,8 @@ bool Insertion::IsRefused(const std::vector<int64_t>& counters) const {
   return false;
 }
 
-void Insertion::TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters) {
-  const Driver& driver = *plan_.driver;
-  Launch items_of_hbm(driver.det_erase), keys_of_hybrid(driver.hkv_erase);
+void Insertion::Erase() {
+  Launch items_of_hbm(plan_.driver->det_erase), keys_of_hybrid(plan_.driver->hkv_erase);
   for (size_t i = 0; i < items_.size(); ++i) {
     const ItemsOfPart& its = items_[i];
     const SokIndexRecord& index = *its.part->record->index;
@@ -214,17 +228,21 @@ void Insertion::TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters) {
                                              Word(told_[i].placed), index.counts, 0,
                                              its.num_items});
   }
-  for (size_t t = 0; t < missing_.size(); ++t) {
-    SokIndexRecord& index = *plan_.tables[t]->index;
-    const Distinct& its = of_tables_[t];
-    index.num_erased += counters[t * kCounters + kUsed];
+  for (const Distinct& its : of_tables_) {
     if (!its.items) continue;
     keys_of_hybrid.Add(its.size(), {});
-    keys_of_hybrid.More(PlaceOf(index));
+    keys_of_hybrid.More(PlaceOf(*its.items->part->record->index));
     keys_of_hybrid.More(std::array{Word(its.keys.data()), Word(its.placed.data()), its.size()});
   }
-  items_of_hbm.Run(driver, gpu);
-  keys_of_hybrid.Run(driver, gpu);
+  erasing_.push_back(std::move(items_of_hbm));
+  erasing_.push_back(std::move(keys_of_hybrid));
+}
+
+void Insertion::TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters) const {
+  for (size_t t = 0; t < missing_.size(); ++t) {
+    plan_.tables[t]->index->num_erased += counters[t * kCounters + kUsed];
+  }
+  for (const Launch& each : erasing_) each.Run(*plan_.driver, gpu);
 }
 
 void Insertion::Settle(const std::vector<int64_t>& counters) const {

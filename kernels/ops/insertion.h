@@ -56,14 +56,15 @@ class Insertion {
   // Whether all keys of the tables get rows without any more memory.
   bool HasRoom() const;
   void Add(const ItemsOfPart& items) { items_.push_back(items); }
-  // Gets memory for what is told of items. Returns whether there is some; nothing has changed.
-  bool Allocate(Outputs* outputs);
-  // Launches it all; on a CPU only what gives slots, if a key finds none.
-  void Run(GpuCall* gpu);
+  // Gets memory for what is told of items, and prepares all launches: on a CPU nothing fails after
+  // it. Returns whether there is memory; nothing has changed.
+  bool Prepare(Outputs* outputs);
+  // Launches it. Returns false where a key is known to have found no slot: then none got a row.
+  bool Run(GpuCall* gpu) const;
   // Whether a key has found no slot, by the counters.
   bool IsRefused(const std::vector<int64_t>& counters) const;
   // Takes it back. Row numbers may not be what they were.
-  void TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters);
+  void TakeBack(GpuCall* gpu, const std::vector<int64_t>& counters) const;
   // Notes how many rows were taken.
   void Settle(const std::vector<int64_t>& counters) const;
   const std::vector<ItemsOfPart>& items() const { return items_; }
@@ -84,10 +85,13 @@ class Insertion {
     int64_t size() const { return static_cast<int64_t>(keys.size()); }
   };
 
+  bool Allocate(Outputs* outputs);
   void TellApart(int64_t table);
   // Rows for new keys: those that were freed last, then new ones; as ClaimedRows (rows.cuh).
   std::array<int64_t, 6> Claimed(int64_t table, int64_t count) const;
-  void Place(GpuCall* gpu);
+  void Place();
+  void Give();
+  void Erase();
   // Adds launches that write what the rows of keys begin with; kNoRow is skipped.
   void Begin(const Part& part, const int64_t* keys, const uint32_t* rows, int64_t count);
 
@@ -97,6 +101,8 @@ class Insertion {
   std::vector<Told> told_;           // of each of these
   std::vector<Distinct> of_tables_;  // of each table
   std::vector<int64_t> memory_;      // on a CPU
+  // What gives slots, and rows; what begins these; what takes back.
+  std::vector<Launch> placing_, giving_, erasing_;
   Launches beginning_, filling_;
 };
 

@@ -97,18 +97,20 @@ class Lookup {
     }
     const bool is_missing_given = !now.inserts && (now.gives_zeros || CanDraw());
     bool is_found = num_wrong == 0 && (num_missing == 0 || is_missing_given);
+    // What is told is allocated now: Python goes on where that fails.
+    const bool tells = !plan_.is_pooled || AllocateTold();
     std::vector<int64_t> without_row = missing;
-    if (!is_found && num_wrong == 0 && notes && Insert(missing)) {
+    if (tells && !is_found && num_wrong == 0 && notes && Insert(missing)) {
       is_found = true;
       num_missing = 0;
       without_row.assign(missing.size(), 0);
     }
-    // What is told is allocated now: Python goes on where that fails.
     if (counts && !(is_found && NoteRepeats())) return false;
-    if (!is_found || (plan_.is_pooled && !Tell(now.inserts, without_row))) {
+    if (!is_found || !tells) {
       if (now.inserts) held_->HandOver();
       return false;
     }
+    if (plan_.is_pooled) Tell(now.inserts, without_row);
     const bool draws = num_missing && !now.gives_zeros;
     if (draws) GiveInitialValues();
     if (plan_.is_pooled) ReadSources(draws);
@@ -164,17 +166,25 @@ class Lookup {
       insertion.Add({&part, given_[i].keys, rows, given_[i].num_keys, CountersOf(part)});
       output_of_.push_back(i);
     }
-    if (!insertion.Allocate(outputs_)) return false;
+    if (!insertion.Prepare(outputs_)) return false;
     const std::vector<int64_t> found = held_->counters;
+    const std::vector<Launch> delivering = Deliver(insertion);
+    if (gpu_) gpu_->Begin();  // it has got more of TensorFlow's memory
+    const int64_t before = gpu_ ? gpu_->num_launches() : 0;
     try {
-      if (gpu_) gpu_->Begin();  // it has got more of TensorFlow's memory
-      insertion.Run(gpu_);
-      Deliver(insertion);
-      Count();
-      if (!insertion.IsRefused(held_->counters)) {
-        insertion.Settle(held_->counters);
-        return true;
+      if (insertion.Run(gpu_)) {
+        for (const Launch& each : delivering) each.Run(*plan_.driver, gpu_);
+        Count();
+        if (!insertion.IsRefused(held_->counters)) {
+          insertion.Settle(held_->counters);
+          return true;
+        }
       }
+    } catch (const std::exception&) {
+      if (gpu_ && gpu_->num_launches() == before) throw;  // nothing has changed
+    }
+    try {
+      Count();  // again, where that has failed
       insertion.TakeBack(gpu_, held_->counters);
       held_->counters.assign(found.size(), 0);
       gpu_ ? RunOnGpu(false, false) : RunOnCpu(false, false);
@@ -185,8 +195,8 @@ class Lookup {
     return false;
   }
 
-  // Writes the rows of items whose keys have got some.
-  void Deliver(const Insertion& insertion) {
+  // Returns what writes the rows of items whose keys have got some.
+  std::vector<Launch> Deliver(const Insertion& insertion) {
     std::vector<Launch> launches;
     for (const Kernel& kernel : plan_.driver->rows_deliver) launches.emplace_back(kernel);
     for (const Kernel& kernel : plan_.driver->pool_again) launches.emplace_back(kernel);
@@ -210,7 +220,7 @@ class Lookup {
              Word(items.rows), Word(out), Word(without_row), items.num_items});
       }
     }
-    for (const Launch& each : launches) each.Run(*plan_.driver, gpu_);
+    return launches;
   }
 
   // Whether no table has to move rows first, or to make room for counts of accesses.
@@ -464,10 +474,12 @@ class Lookup {
   }
 
   // Tells the gradient what the host knows: `BackwardContext.numbers`, sok_lite/engine/lookup.py.
-  bool Tell(bool inserts, const std::vector<int64_t>& missing) {
+  bool AllocateTold() {
+    const int64_t num_numbers = 3 * static_cast<int64_t>(given_.size()) + 1;
+    return outputs_->Add(kInt64, {num_numbers});
+  }
+  void Tell(bool inserts, const std::vector<int64_t>& missing) {
     const size_t count = given_.size();
-    const int64_t num_numbers = 3 * static_cast<int64_t>(count) + 1;
-    if (!outputs_->Add(kInt64, {num_numbers})) return false;
     auto* told = static_cast<int64_t*>(outputs_->last());
     for (size_t i = 0; i < count; ++i) {
       const Part& part = plan_.parts[i];
@@ -476,7 +488,6 @@ class Lookup {
       told[2 * count + i] = inserts ? part.record->clock.now : 0;
     }
     told[3 * count] = 1;  // ranks
-    return true;
   }
 
   const Plan& plan_;

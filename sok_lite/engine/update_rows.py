@@ -219,7 +219,9 @@ def _recall(
     parts = []
     for i, ((update, known), size, rows) in enumerate(zip(sought, sizes, results, strict=True)):
         table = update.table
-        stored = (None, None) if known is None else table.last_gradient.arrays(known)
+        stored: tuple[Array | None, Array | None] = (None, None)
+        if known is not None and known.size > 0:  # of a first one without keys there are no arrays
+            stored = table.last_gradient.arrays(known)
         counts = [
             count if count is None or count.size == 1 else count[i:]
             for count in (num_others, num_without_row)

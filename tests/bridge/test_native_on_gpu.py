@@ -269,6 +269,50 @@ def test_a_call_of_the_driver_that_fails_is_python_s(monkeypatch, mode, name):
     assert len(calls) > 3
 
 
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [*[("launch", number) for number in range(1, 8)], *[("copy_to_host", n) for n in (1, 2)]]
+    + [("record", n) for n in (1, 2, 3)],
+)
+def test_new_keys_amid_which_the_driver_fails_are_taken_back(monkeypatch, name, number):
+    its = play(monkeypatch)
+    works, calls = getattr(its.driver, f"_{name}"), []
+
+    def fails(*arguments):
+        calls.append(name)
+        if len(calls) == number:
+            raise RuntimeError("a failure of the test's own")
+        return works(*arguments)
+
+    monkeypatch.setattr(its, "check", lambda: None)
+    tables = [new_variable(name=each, dim=4) for each in ("one", "other")]
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.Adagrad(0.1))
+    for each in tables:
+        each.table.reserve(200)
+        each.table.store.reserve(200)
+        give_room(each.table)
+
+    def look_up(*keys):
+        ids = [tf.constant(its) for its in keys]
+        with tf.GradientTape() as tape:
+            rows = sok.lookup_sparse(tables, ids)
+            grads = tape.gradient(tf.add_n([tf.reduce_sum(each) for each in rows]), tables)
+        return rows, grads
+
+    _, grads = look_up([1, 2, 3], [1, 2, 3])
+    optimizer.apply_gradients(zip(grads, tables, strict=True))  # a state that begins with 0.1
+    its.driver._set(name, ctypes.c_int, SIGNATURES[name], fails)
+    rows, _ = look_up([4, 5, 2, 4], [1, 2, 3, 9])
+    again, _ = look_up([4, 5, 2, 4], [1, 2, 3, 9])
+    for mine, theirs in zip(rows, again, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    look_up([7, 8, 9, 4], [7, 8, 9, 9])
+    device.wait()
+    for each, count in zip(tables, (8, 6), strict=True):
+        audit(each.table)
+        assert each.table.size == each.table.counters.inserted == count
+
+
 # ------------------------------------------------------------------------------- which way
 
 

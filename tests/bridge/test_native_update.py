@@ -17,6 +17,7 @@ from sok_lite.native.plans import num_entries
 from tests.conftest import QUICK
 from tests.support.optimizer_cases import CASES, Case
 from tests.support.routes import FLOATS, FULL, KINDS, Route, assert_equal, audit_both, new_variable
+from tests.support.table_audit import audit
 from tests.support.table_state import State
 
 tf_keras = pytest.importorskip("tf_keras")
@@ -193,12 +194,31 @@ def test_a_step_of_known_keys_does_not_enter_python(kind):
     assert native.optimizer.iterations.numpy() == len(IDS)
 
 
-def test_new_keys_are_python_s_and_the_step_that_follows_is_not():
+@pytest.mark.parametrize("kind", ["hbm", "kLfu of all"])
+def test_a_first_batch_may_be_empty(mode, kind):
+    variable = new_variable(kind, first=1.0)
+    optimizer = sok.OptimizerWrapper(tf.keras.optimizers.SGD(0.25))
+
+    @mode
+    def train(ids):
+        with tf.GradientTape() as tape:
+            (rows,) = sok.lookup_sparse([variable], [ids], combiners=["sum"])
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    for count in (0, 2, 0, 1):
+        train(tf.range(count, dtype=tf.int64))
+    rows, *_ = variable.table.lookup([0, 1], insert=False)
+    np.testing.assert_array_equal(rows[:, 0], [0.5, 0.75])
+    audit(variable.table)
+
+
+def test_new_keys_are_inserted_without_python():
     routes = two_routes(lambda: sok.OptimizerWrapper(case("Adam").make().optimizer))
     for ids in IDS:
         train_both(routes, ids)
     batches = [[[number, 5], [1, 1]] for number in (11, 11, 12)]
-    assert [routes[0].train(ids)[1] for ids in batches] == [1, 0, 1]  # Python inserts
+    assert [routes[0].train(ids)[1] for ids in batches] == [0, 0, 0]
     for ids in batches:
         routes[1].train(ids)
     end(routes)

@@ -16,6 +16,7 @@ from sok_lite.engine.table import record as records
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count
 from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
+from sok_lite.engine.table.det_index import MOST_LINES
 from sok_lite.engine.table.record import INSERTS, READS, TableRecord, new_record, retire
 from tests.support.helpers import new_table
 from tests.support.table_audit import audit
@@ -78,6 +79,9 @@ def test_both_languages_have_the_same_counters_of_a_search():
     names |= {"kWrongSplits": Count.WRONG_SPLITS, "kWithoutRow": Count.NO_ROW}
     told = ", ".join(f"{name} = {number:d}" for name, number in names.items())
     assert f"constexpr int64_t {told};" in text
+    text = (kernel_folder() / "ops" / "insertion.cpp").read_text()
+    assert f"kRefused = {Count.REFUSED:d}, kUsed = {Count.USED:d};" in text
+    assert f"kMostLines = {MOST_LINES};" in text
 
 
 def test_a_record_is_used_again_under_another_generation():

@@ -131,6 +131,9 @@ class _Walk:
             self.visit(_ranked(value))
         elif isinstance(value, ctypes.Structure):
             self._visit_record(value)
+        elif isinstance(value, ctypes.Array):
+            self._note_memory(value)
+            self._visit_all(list(value))
         elif kind.__module__.startswith(_OURS):
             attributes = _attributes(value)
             if isinstance(value, FarFile):
@@ -144,11 +147,14 @@ class _Walk:
 
     def _visit_record(self, record):
         if record._b_base_ is None:  # it is no part of another one
-            start, size = ctypes.addressof(record), ctypes.sizeof(record)
-            self._memory.setdefault(start, (start, start + size, len(self._memory), start))
+            self._note_memory(record)
         for name, _ in record._fields_:
             if name not in _NO_MATTER:
                 self.visit(getattr(record, name))
+
+    def _note_memory(self, value):
+        start, size = ctypes.addressof(value), ctypes.sizeof(value)
+        self._memory.setdefault(start, (start, start + size, len(self._memory), start))
 
     def _visit_all(self, values):
         self._out.append(len(values))

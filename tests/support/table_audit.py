@@ -149,12 +149,15 @@ def audit_record(table):
         _audit_words(f"column {name!r}", column.record, words)
     numbers = store.numbers
     assert store.record.num_rows == numbers.num_rows, "native code sees other rows"
-    room = 0 if numbers.returned or store.near_rows is not None else sum(store.chunks)
-    assert store.record.room == room << store.chunk_shift, "native code sees another room"
+    room = numbers.num_rows if numbers.returned else sum(store.chunks) << store.chunk_shift
+    room = 0 if store.near_rows is not None else room
+    assert store.record.room == room, "native code sees another room"
     assert store.record.num_free == len(numbers.free_near), "native code sees other free rows"
-    assert (store.record.free_rows or 0) == store.backend.address(numbers.free_near)
+    if store.record.num_free:
+        assert store.record.free_rows == store.backend.address(numbers.free_near)
     begun = [each for each in store.columns.values() if each.initial != 0]
-    fills = (FillRecord * store.record.num_fills).from_address(store.record.fills)
+    fills = store.record.fills and FillRecord * store.record.num_fills
+    fills = fills.from_address(store.record.fills) if fills else []
     assert [each.column for each in fills] == [addressof(each.record) for each in begun]
     values = np.array([each.value for each in fills], np.uint32).view(np.float32)
     np.testing.assert_array_equal(values, [np.float32(each.initial) for each in begun])

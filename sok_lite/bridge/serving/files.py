@@ -72,7 +72,7 @@ class VariableFiles:
         for file in tf.io.gfile.listdir(folder):
             if file.startswith(f"{name}."):
                 own = f"{self._folder}/own{file[len(name) :]}"
-                tf.io.gfile.rename(f"{folder}/{file}", own)
+                tf.io.gfile.rename(f"{folder}/{file}", own, overwrite=True)
                 if file.endswith(".index"):
                     prefixes.append(f"{self._folder}/own")
         with eager_mode(), tf.device("CPU:0"):

@@ -69,7 +69,7 @@ class StoreRecord(Structure):
       num_rows, num_far: rows handed out so far, free ones included, and those of them that are far.
       accesses: the address of the AccessRecord of the store's rows, which lives as long as the
         store; None: accesses are not counted.
-      room: row numbers below it have memory; 0: native code takes none.
+      room: native code may take new rows whose numbers are below it; 0: no rows at all.
       free_rows, num_free: the address of row numbers that are free, uint32, and how many they are.
         They are taken from the end, before new ones.
       fills, num_fills: the address of the FillRecords of states, and how many they are.

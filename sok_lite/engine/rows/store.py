@@ -153,7 +153,8 @@ class RowStore(RowAccess):
         for fill, column in zip(fills, begun, strict=True):
             fill.column = addressof(column.record)
             fill.value = int(np.float32(column.initial).view(np.uint32))
-        noting = plan_set(self.record, states=0, fills=addressof(fills), num_fills=len(begun))
+        where = addressof(fills) if begun else None
+        noting = plan_set(self.record, states=0, fills=where, num_fills=len(begun))
         setting = plan_set(self, columns=columns, known_groups=None, _fills=fills)
         return [*noting, *setting]
 
@@ -252,7 +253,7 @@ class RowStore(RowAccess):
         """Whether `count` rows can be claimed of the memory that there is."""
         num_new = max(0, count - self.numbers.num_listed)
         most = self.chunks.total << self.chunk_shift
-        return not self.numbers.returned and self.num_rows + num_new <= most
+        return not num_new or (not self.numbers.returned and self.num_rows + num_new <= most)
 
     def plan_numbers(self, numbers: RowNumbers, chunks: Chunks | None = None) -> list[Action]:
         """Prepares to hand out other rows; `chunks` are those that there are then, None: as now."""
@@ -262,16 +263,17 @@ class RowStore(RowAccess):
             num_rows=numbers.num_rows,
             num_far=numbers.num_far,
             room=self._room(numbers, self.chunks if chunks is None else chunks),
-            free_rows=self.backend.address(free),
+            free_rows=self.backend.address(free) if free.size else None,
             num_free=int(free.size),
         )
         return [*noting, *plan_set(self, _numbers=numbers)]
 
     def _room(self, numbers: RowNumbers, chunks: Chunks) -> int:
-        """Returns below which row number native code may take rows; 0: none."""
-        if self.near_rows is not None or numbers.returned:
+        """Returns below which number native code may take new rows; 0: no rows at all."""
+        if self.near_rows is not None:
             return 0
-        return chunks.total << self.chunk_shift
+        # Before there are new ones Python takes those whose memory was returned.
+        return numbers.num_rows if numbers.returned else chunks.total << self.chunk_shift
 
     def claim(self, count: int) -> Claim:
         """Chooses `count` rows and allocates memory for them. They stay free until `plan_take`.
