@@ -15,8 +15,8 @@ from sok_lite.engine.table import clock as clock_module
 from sok_lite.engine.table import record as records
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
 from sok_lite.engine.table.det_index import MOST_LINES
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER
 from sok_lite.engine.table.record import INSERTS, READS, TableRecord, new_record, retire
 from tests.support.helpers import new_table
 from tests.support.table_audit import audit
