@@ -160,7 +160,21 @@ SOK_DEVICE Found hkv_search(const HkvPlace& place, i64 key) {
   bool is_over;
   const Found found = hkv_probe_first<kIsWritten>(place, key, &is_over);
   if (is_over) return found;
-  return hkv_search_likely<kIsWritten>(place, hkv_likely_lines(place), key);
+  // One after the other: a GPU would have fewer threads for it otherwise.
+  const u32 four = hkv_digest(place) * 0x01010101u;
+  const u8* const digests = hkv_digests(place);
+  Slot* slots = place.first;
+  SOK_ONE_BY_ONE
+  for (u32 s = 0;; s += SOK_LINE) {
+    if (s == (u32)place.bucket) {
+      if (slots == place.second) return sok_nothing();
+      slots = place.second;
+      s = 0;
+    }
+    if (!hkv_has_digest(digests + (slots - place.segment.slots) + s, four)) continue;
+    const Found later = sok_search_line<kIsWritten>(sok_read_line(slots + s), key);
+    if (later.slot) return later;
+  }
 }
 
 template <bool kIsWritten>
