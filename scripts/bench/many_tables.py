@@ -7,8 +7,9 @@ batch. Each case ends with one line `RESULT {json}`; the last words are a table 
 
 Cases: `lookup-1024` is a lookup of 1,024 rows of one id a table (`sok_lite.lookup_sparse`),
 `lookup-1024x10` of 1,024 rows of 1 to 19 ids and their means; `train-...` a training step: lookup,
-gradient, and Adam (SGD for the dense variables, which is less work). All in a tf.function, with
-keys that are all present and Zipf(1.3), another sequence for each table.
+gradient, and Adam (SGD for the dense variables, which is less work); `new-1024` a lookup of which
+ten ids a table are new and get a row (the dense variables have all). All in a tf.function, with
+keys that are else all present and Zipf(1.3), another sequence for each table.
 
 Examples:
   python -m scripts.bench many_tables
@@ -42,6 +43,8 @@ from scripts.bench.common.turns import (
 from scripts.bench.lookup import NUM_BATCHES, make_keys, zipf_positions
 
 CASES = [f"{work}-{size}" for work in ("lookup", "train") for size in ("1024", "8192", "1024x10")]
+CASES.append("new-1024")
+NUM_NEW = 10
 EXPONENT = 1.3
 
 
@@ -63,6 +66,7 @@ class ManyTables:
         self.tables = [system.filled_table(keys) for keys in self.keys]
         self.optimizer = system.many_tables_optimizer()  # one: each has states of its own
         self._functions: dict[tuple[str, int], Callable] = {}
+        self._next_new = 1 << 40
 
     def timed_calls(self, case: str) -> Callable[[], float]:
         """Returns a function that does one call and returns its seconds."""
@@ -73,8 +77,11 @@ class ManyTables:
 
         def call() -> float:
             batches.append(batches.pop(0))
+            ids, partitions = batches[-1]
+            if work == "new" and self.system.grows:
+                ids = self._with_new(ids)
             start = time.perf_counter()
-            *_, number = run(*batches[-1])
+            *_, number = run(ids, partitions)
             number.numpy()  # whatever was only enqueued is done
             return time.perf_counter() - start
 
@@ -98,6 +105,12 @@ class ManyTables:
             batches.append((ids, partitions))
         return batches
 
+    def _with_new(self, ids: list) -> list:
+        tf, first = self.system.tf, self._next_new
+        self._next_new += NUM_NEW
+        new = tf.range(first, self._next_new, dtype=tf.int64)
+        return [tf.concat([new, its[NUM_NEW:]], 0) for its in ids]
+
     def _rows(self, ids: list, partitions: list, hot: int, is_training: bool) -> list:
         of_all = self.system.rows_of_all if hot == 1 else self.system.means_of_all
         return of_all(self.tables, ids, partitions, is_training)
@@ -107,15 +120,15 @@ class ManyTables:
         if (work, hot) not in self._functions:
             tf = self.system.tf
             each = [tf.TensorSpec([None], tf.int64)] * self.args.tables
-            call = self._look_up if work == "lookup" else self._train
+            call = self._train if work == "train" else functools.partial(self._look_up, work)
             self._functions[work, hot] = tf.function(
                 lambda ids, partitions: call(ids, partitions, hot),
                 input_signature=[each, each],
             )
         return self._functions[work, hot]
 
-    def _look_up(self, ids: list, partitions: list, hot: int) -> tuple:
-        rows = self._rows(ids, partitions, hot, is_training=False)
+    def _look_up(self, work: str, ids: list, partitions: list, hot: int) -> tuple:
+        rows = self._rows(ids, partitions, hot, is_training=work == "new")
         return rows, rows[-1][-1, -1]
 
     def _train(self, ids: list, partitions: list, hot: int) -> tuple:
@@ -181,7 +194,7 @@ def main(parser: argparse.ArgumentParser) -> None:
         )
     if args.quick:
         args.tables, args.keys, args.rounds, args.warm_ups, args.calls = 3, 500, 1, 1, 2
-        args.cases = ["lookup-32", "train-32", "train-32x4"]
+        args.cases = ["lookup-32", "train-32", "train-32x4", "new-32"]
 
     print_machine()
     options = [f"--{name}={getattr(args, name)}" for name in ("tables", "keys", "dim")]

@@ -17,10 +17,12 @@ class System:
 
     Attributes:
       name: of the system.
+      grows: whether its tables give new keys a row.
       rank, num_ranks: of this process.
     """
 
     name = ""
+    grows = True
     rank, num_ranks = 0, 1
 
     def __init__(self, dim: int, threads: int | None) -> None:
@@ -164,6 +166,7 @@ class Dense(System):
     """A dense tf.Variable that already has every row: no keys, so no hash table to pay for."""
 
     name = "dense"
+    grows = False
 
     def filled_table(self, keys: np.ndarray) -> Any:
         rows = np.random.default_rng(2).random((len(keys), self.dim), np.float32)
