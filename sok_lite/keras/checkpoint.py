@@ -385,6 +385,7 @@ class CheckpointPart:
             incremental=is_increment,
             prepare=prepare,
             published=None if self._store else partial(_link_newest, self._path),
+            beside=[dense],
         )
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0

@@ -107,7 +107,8 @@ def _upload(version: str, store: Store, number: int) -> None:
     """Brings a version to its address, and removes what is of it here."""
     try:
         there = Store(joined(store.given, str(number)))
-        there.upload(version, last=MARK)
+        folders = [each.name for each in os.scandir(version) if each.is_dir()]
+        there.upload(version, folders, last=MARK)
         there.mark(version, last=MARK)
     finally:
         shutil.rmtree(version, ignore_errors=True)

@@ -89,7 +89,7 @@ def load(
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
     if on_full not in ON_FULL:
         raise ValueError(f"`on_full` must be 'error' or 'evict'. Received: on_full={on_full!r}.")
-    wait_for_pending(comm, folder)
+    wait_for_pending(comm, folder, shown)
     folder, found = together(
         comm, lambda: _checked_items(folder if store is None else store, items, cast, accept, comm)
     )

@@ -144,17 +144,20 @@ class Store:
     # ---------------------------------------------------------------- folders of this machine
 
     def staging(self, rank: int, size: int) -> str:
-        """Returns the folder in which a rank of several writes what goes up."""
-        ranks = f"{rank}-of-{size}"
-        parts = [quote(part, safe="@") for part in self._parts if part]
-        return os.path.join(stores_folder(), "staging", ranks, self._scheme, *parts)
+        """Returns the folder in which a rank of several writes what goes up.
+
+        That of one address is never in that of another, and addresses in one folder have theirs
+        beside each other.
+        """
+        *above, last = [part for part in self._parts if part]
+        # "%" alone is none that is quoted.
+        parent = _file_name("/".join(above)) if above else "%"
+        ranks = os.path.join(stores_folder(), "staging", f"{rank}-of-{size}")
+        return os.path.join(ranks, self._scheme, parent, _file_name(last))
 
     def _copies(self) -> str:
         """Returns the folder of what was brought here, which all processes share."""
-        name = quote(self.address, safe="@:")
-        if len(name) > _LONGEST_NAME:
-            name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-        return os.path.join(stores_folder(), "copies", name)
+        return os.path.join(stores_folder(), "copies", _file_name(self.address))
 
     # ---------------------------------------------------------------- writing
 
@@ -171,15 +174,15 @@ class Store:
                 "replace it. Dump to an address of its own."
             )
 
-    def upload(self, folder: str, data: Collection[str] = (), last: str = manifest.NAME) -> None:
-        """Brings the files of a folder to the store, those that it does not have yet.
+    def upload(self, folder: str, inside: Iterable[str], last: str = manifest.NAME) -> None:
+        """Brings files of a folder to the store, those that it does not have yet.
 
         Files of dumps have names of their own, so one of the same size is the same. All others go
         each time.
 
         Args:
-          folder: of this machine.
-          data: which folders of dumps in it.
+          folder: of this machine. The files that are in it at once go.
+          inside: which folders in it go too, with what is below them.
           last: what marks them; it does not go, and neither do locks and what is half written.
 
         Raises:
@@ -187,13 +190,12 @@ class Store:
         """
         there = self._sizes(self._path())
         going: list[str] = []
-        for name in _files_in(folder):
+        for name in _files_in(folder, inside):
             if name == last or manifest.is_private(name):
                 continue
             size = os.path.getsize(os.path.join(folder, name))
-            top = name.split("/")[0]
-            is_data = bool(manifest.DATA_FOLDER.fullmatch(top))
-            if not is_data or (top in data and there.get(name) != size):
+            is_data = manifest.DATA_FOLDER.fullmatch(name.split("/")[0])
+            if not is_data or there.get(name) != size:
                 going.append(name)
         # First what says whose the folder is: so what a killed process has left is known.
         for some in ([n for n in going if "/" not in n], [n for n in going if "/" in n]):
@@ -519,11 +521,20 @@ class Store:
             raise failures[0]
 
 
-def _files_in(folder: str) -> list[str]:
-    """Returns the files below a folder, relative to it, with "/"."""
-    found = []
-    for inside, _, names in os.walk(folder):
-        found += [os.path.relpath(os.path.join(inside, name), folder) for name in names]
+def _file_name(text: str) -> str:
+    """Returns the name of a file for a text; no two have the same one."""
+    name = quote(text, safe="@:")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return name
+
+
+def _files_in(folder: str, inside: Iterable[str]) -> list[str]:
+    """Returns the files in a folder and below some folders in it, relative to it, with "/"."""
+    found = [each.name for each in os.scandir(folder) if each.is_file()]
+    for top in set(inside):
+        for at, _, names in os.walk(os.path.join(folder, top)):
+            found += [os.path.relpath(os.path.join(at, name), folder) for name in names]
     return sorted(found)
 
 

@@ -101,6 +101,26 @@ def test_what_is_dumped_is_loaded(address):
     assert not data_at(address) & first
 
 
+@pytest.mark.parametrize("name", ["c/inside", "c/" + "a" * 300])
+def test_a_dump_brings_nothing_of_an_address_below(name, stores_here):
+    above = f"memory://{uuid.uuid4().hex}"
+    for rows in (1, 2):
+        dump(f"{above}/{name}", [table_of(rows)], ONE)
+    # As by another machine since.
+    at = f"{above}/{name}/manifest.json"
+    fsspec.filesystem("memory").pipe(at, b"newer")
+    there = files_at(above)
+    dump(f"{above}/c", [table_of(3)], ONE)
+    assert fsspec.filesystem("memory").cat(at) == b"newer"
+    assert len(files_at(above)) == len(there) + 2 and version_at(f"{above}/c") == 3
+
+
+def test_a_load_waits_for_saves_below_its_address(stores_here):
+    address = f"memory://{uuid.uuid4().hex}"
+    begun = dump_in_background(f"{address}/step-0000000001", [table_of(1)], ONE)
+    assert version_at(address) == 1 and begun.done
+
+
 # The second file of two, the manifest, and of SFTP a piece of a file.
 @pytest.mark.parametrize(
     ("server", "number"), [("s3", 1), ("s3", 2), ("sftp", -6), ("sftp", 2)], indirect=["server"]
