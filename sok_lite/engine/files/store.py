@@ -110,6 +110,12 @@ class Store:
                 f"`{name}` must be an address such as s3://bucket/folder, without '.' and '..'. "
                 f"Received: {self.address!r}."
             )
+        if set("*?[") & set(self.given):  # with fsspec they stand for other names
+            raise ValueError(
+                f"`{name}` must be an address without '*', '?' and '['. Received: "
+                f"{self.address!r}. Give a folder of another name; versions of objects and signed "
+                "addresses are not for checkpoints."
+            )
         self._class = self._checked_class(name)
         from fsspec.core import strip_protocol
 

@@ -249,6 +249,11 @@ def test_what_cannot_be_such_an_address_is_told(monkeypatch, stores_here):
         ValueError, match=r"without '\.' and '\.\.'\. Received: 'memory://a/\.\./c'"
     ):
         open_readonly("memory://a/../c")
+    for name in ("run?", "lr=[1e-3]", "*/c"):
+        with pytest.raises(
+            ValueError, match=r"without '\*', '\?' and '\['\. Received: 'memory://g/"
+        ):
+            dump(f"memory://g/{name}", [table_of(1)], ONE)
     fsspec.filesystem("memory").pipe("/other/manifest.json", b"{}")
     with pytest.raises(FileExistsError, match=r"memory://other/manifest\.json is no manifest"):
         dump("memory://other", [table_of(1)], ONE)
