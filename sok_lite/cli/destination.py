@@ -41,6 +41,7 @@ def checkpoint_at(path: str, module: ModuleType, is_forced: bool, *read: str) ->
         yield folder
         found = manifest.read(folder)
         store.upload(folder, {file.split("/")[0] for file in found.files})
+        store.check_has(found)
         store.mark(folder)
         store.sweep(found)
 

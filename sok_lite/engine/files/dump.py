@@ -346,8 +346,10 @@ def _mark(begun: _Begun, store: Store) -> None:
     """Publishes the checkpoint in the store, and removes what it replaces."""
     if begun.comm.rank != 0:
         return
+    found = manifest.read(begun.folder)
+    store.check_has(found)
     store.mark(begun.folder)
-    store.sweep(manifest.read(begun.folder))
+    store.sweep(found)
     if begun.published is not None:
         begun.published()
 

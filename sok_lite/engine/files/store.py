@@ -207,6 +207,23 @@ class Store:
         for some in ([n for n in going if "/" not in n], [n for n in going if "/" in n]):
             self._each(some, lambda name: self._put(os.path.join(folder, name), name))
 
+    def check_has(self, found: Manifest) -> None:
+        """Raises OSError where a file is missing or of another size than its manifest says.
+
+        Raises:
+          OSError: so it is, or the store cannot be reached.
+        """
+        there = self._sizes(self._path())
+        for file, size in found.sizes.items():
+            if there.get(file) != size:
+                has = f"{there[file]:,} bytes" if file in there else "no such file"
+                raise OSError(
+                    f"{self.address}/{file} must have {size:,} bytes after its upload. Received: "
+                    f"{has}. Another job may have written there meanwhile, or the ranks do not see "
+                    "the same store: have one job write to an address, and all ranks to one "
+                    "server. What was marked there before still is, unless by that job."
+                )
+
     def mark(self, folder: str, last: str = manifest.NAME) -> None:
         """Brings what marks the files of a folder, in one step.
 
@@ -269,7 +286,13 @@ class Store:
         if self._scheme not in _FLAT:
             self._tried("rename", path, lambda system: system.mv(path, new))
             return
-        self._tried("copy", path, lambda system: system.copy(path, new, recursive=True))
+
+        def copy(system: Any) -> None:
+            with suppress(FileNotFoundError):  # what there is of another try: it would go into that
+                system.rm(new, recursive=True)
+            system.copy(path, new, recursive=True)
+
+        self._tried("copy", path, copy)
         self.remove(name, first=first)
 
     # ---------------------------------------------------------------- reading

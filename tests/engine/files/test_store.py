@@ -17,6 +17,7 @@ from sok_lite.engine.files import store
 from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
+from sok_lite.engine.files.store import Store
 from tests.engine.files.test_faults import CPU, ONE, table_of, version_at
 from tests.support.helpers import new_table
 from tests.support.object_stores import PACKAGES, s3_server, sftp_server
@@ -113,6 +114,42 @@ def test_a_dump_brings_nothing_of_an_address_below(name, stores_here):
     dump(f"{above}/c", [table_of(3)], ONE)
     assert fsspec.filesystem("memory").cat(at) == b"newer"
     assert len(files_at(above)) == len(there) + 2 and version_at(f"{above}/c") == 3
+
+
+def test_what_another_job_has_removed_is_not_marked(monkeypatch, stores_here):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    original = Store.upload
+
+    def slow(self, *args):
+        original(self, *args)
+        monkeypatch.setattr(Store, "upload", original)
+        with monkeypatch.context() as patch:  # another machine's
+            patch.setenv("SOK_LITE_STORES", str(stores_here / "other"))
+            dump(address, [table_of(2)], ONE)
+
+    monkeypatch.setattr(Store, "upload", slow)
+    with pytest.raises(OSError, match=r"/c/data-.* must have .* bytes.* no such file\. Anoth"):
+        dump(address, [table_of(1)], ONE)
+    assert version_at(address) == 2
+
+
+def test_a_rename_by_copies_begins_anew(monkeypatch, stores_here):
+    monkeypatch.setattr(store, "PAUSES", [0.01])
+    address, system = f"memory://{uuid.uuid4().hex}", fsspec.filesystem("memory")
+    names = ["saved_model.pb", "variables/variables.index"]
+    for name in names:
+        system.pipe(f"{address}/2/{name}", b"x")
+    copy, calls = type(system).copy, []
+
+    def failing(self, *args, **kwargs):
+        copy(self, *args, **kwargs)
+        calls.append(args)
+        if len(calls) == 1:
+            raise ConnectionError("cut off")
+
+    monkeypatch.setattr(type(system), "copy", failing)
+    Store(address).move("2", "2.withdrawn", first=names[0])
+    assert len(calls) == 2 and sorted(files_at(address)) == [f"2.withdrawn/{n}" for n in names]
 
 
 def test_a_load_waits_for_saves_below_its_address(stores_here):
