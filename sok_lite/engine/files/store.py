@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 from sok_lite.backend.build import cache_folder
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.lock import waited_for
 from sok_lite.engine.files.manifest import Manifest
 from sok_lite.engine.local_path import plain_path
@@ -430,6 +431,10 @@ class Store:
         """Returns the path, as the file system knows it, of a name at the address."""
         return f"{self._at}/{name}" if name else self._at
 
+    def _shown(self, path: str) -> str:
+        """Returns the address of such a path."""
+        return self.address + path.removeprefix(self._at)
+
     def _system(self) -> Any:
         from fsspec.core import url_to_fs
 
@@ -458,7 +463,7 @@ class Store:
             try:
                 return call(self._system())
             except Exception as error:
-                said = f"Cannot {verb} {path} of {self.address}: {type(error).__name__}: {error}"
+                said = f"Cannot {verb} {self._shown(path)}: {type(error).__name__}: {error}"
                 for kind in _FINAL:
                     if isinstance(error, kind):
                         raise kind(said) from error
@@ -511,9 +516,19 @@ class Store:
     def _get(self, path: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         part = target + _PART
-        self._tried("read", path, lambda system: system.get_file(path, part))
-        manifest.sync_path(part)
-        os.replace(part, target)
+        what = (
+            f"a copy of {self._shown(path)}, in the folder that SOK_LITE_STORES names or else in "
+            "the cache"
+        )
+        try:
+            with naming_file(part, what):
+                self._tried("read", path, lambda system: system.get_file(path, part))
+                manifest.sync_path(part)
+            os.replace(part, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
 
     def _each(self, names: Collection[str], call: Callable[[str], None]) -> None:
         """Calls a function with each of some names, in several threads where that is safe.

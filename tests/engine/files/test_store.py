@@ -1,5 +1,6 @@
 """Checkpoints at addresses: what is marked there is whole, whatever ends an upload."""
 
+import errno
 import importlib.util
 import logging
 import os
@@ -150,6 +151,19 @@ def test_a_rename_by_copies_begins_anew(monkeypatch, stores_here):
     monkeypatch.setattr(type(system), "copy", failing)
     Store(address).move("2", "2.withdrawn", first=names[0])
     assert len(calls) == 2 and sorted(files_at(address)) == [f"2.withdrawn/{n}" for n in names]
+
+
+def test_a_full_disk_where_copies_are_is_told(stores_here):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    dump(address, [table_of(1)], ONE)
+    open_readonly(address)
+    (copy,) = (stores_here / "copies").rglob("*.safetensors")
+    copy.unlink()
+    part = copy.with_name(f"{copy.name}.part")
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space.*a copy of memory://.*SOK_LITE_STORES") as caught:
+        load(address, [new_table(CPU, 2, name="t")], ONE)
+    assert caught.value.errno == errno.ENOSPC and not os.path.lexists(part)
 
 
 def test_a_load_waits_for_saves_below_its_address(stores_here):
