@@ -12,6 +12,7 @@ where another try cannot help.
 """
 
 import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -19,8 +20,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -28,7 +29,7 @@ from urllib.parse import quote
 from sok_lite.backend.build import cache_folder
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.full_disk import naming_file
-from sok_lite.engine.files.lock import waited_for
+from sok_lite.engine.files.lock import try_flock, waited_for
 from sok_lite.engine.files.manifest import Manifest
 from sok_lite.engine.local_path import plain_path
 
@@ -55,6 +56,8 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.+)", re.DOTALL)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, MemoryError)
 _PART = ".part"
+# Whoever reads a copy has a shared lock of this file; what is too old goes under the other one.
+_READERS = "readers"
 _LONGEST_NAME = 200
 
 
@@ -332,17 +335,32 @@ class Store:
         wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
         more: Callable[[Manifest], str] | None = None,
     ) -> str:
+        """Brings the checkpoint at the address here, and returns its folder.
+
+        Its files may go as soon as another call, of any process, brings a newer one. Arguments and
+        errors are those of `reading`.
+        """
+        with self.reading(wanted, more) as (folder, _):
+            return folder
+
+    @contextmanager
+    def reading(
+        self,
+        wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
+        more: Callable[[Manifest], str] | None = None,
+    ) -> Iterator[tuple[str, Manifest]]:
         """Brings the checkpoint at the address here, of a `sok_lite.keras.Checkpoint` the newest.
 
         Processes of this machine do so one after another, and the next one finds what the last has
-        brought. Files of a checkpoint that is not there any more go.
+        brought. Files of a checkpoint that is not there any more go, where nobody reads.
 
         Args:
           wanted: returns which of its files are to be here; others need not be.
           more: returns the name of a folder beside them that is to be here too.
 
-        Returns:
-          A folder with its manifest and these files, which nobody may write to.
+        Yields:
+          A folder with these files, which nobody may write to, and its manifest: they stay until
+          the `with` block ends.
 
         Raises:
           FileNotFoundError: there is no marked checkpoint. OSError: it cannot be brought here.
@@ -356,22 +374,36 @@ class Store:
                 at = f"{self.address}/{manifest.NAME}"
                 found = manifest.from_text(newest.text, at)
                 folder = os.path.join(copies, newest.path.rstrip("/").rpartition("/")[2])
+                its = None if more is None else more(found)
                 try:
-                    self._bring(newest, found, folder, wanted(found), more and more(found))
+                    is_new = self._bring(newest, found, folder, wanted(found), its)
                 except FileNotFoundError:
                     if newest.text == gone:
                         raise
                     gone = newest.text  # another one may have taken its place in between
                 else:
                     break
-            for name in os.listdir(copies):
-                if name not in ("lock", os.path.basename(folder)):
-                    shutil.rmtree(os.path.join(copies, name), ignore_errors=True)
-            return folder
+            readers = os.open(os.path.join(copies, _READERS), os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                if try_flock(readers, fcntl.LOCK_EX):
+                    _remove_folders(copies, {os.path.basename(folder)})
+                    if is_new:
+                        of_it = {file.split("/")[0] for file in found.files}
+                        _remove_folders(folder, of_it if its is None else of_it | {its})
+                try_flock(readers, fcntl.LOCK_SH)
+            except BaseException:
+                os.close(readers)
+                raise
+        try:
+            yield folder, found
+        finally:
+            try_flock(readers, fcntl.LOCK_UN)  # also where a forked process has the file too
+            os.close(readers)
 
     def _bring(
         self, newest: _Newest, found: Manifest, folder: str, wanted: Iterable[str], more: str | None
-    ) -> None:
+    ) -> bool:
+        """Brings files of a checkpoint to a folder; returns whether another one was there."""
         os.makedirs(folder, exist_ok=True)
         is_same = _text_in(folder) == newest.text
         written = found.sizes
@@ -387,10 +419,7 @@ class Store:
             manifest.publish(folder, newest.text.decode())
         if newest.published is not None:  # that counts, and not when it came here
             os.utime(os.path.join(folder, manifest.NAME), (newest.published, newest.published))
-        used = {file.split("/")[0] for file in found.files}
-        for name in [] if is_same else os.listdir(folder):
-            if os.path.isdir(os.path.join(folder, name)) and name not in used | {more}:
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        return not is_same
 
     def _newest(self) -> _Newest:
         path = self._path()
@@ -580,6 +609,12 @@ def _files_in(folder: str, inside: Iterable[str]) -> list[str]:
         for at, _, names in os.walk(os.path.join(folder, top)):
             found += [os.path.relpath(os.path.join(at, name), folder) for name in names]
     return sorted(found)
+
+
+def _remove_folders(folder: str, but: Collection[str]) -> None:
+    for each in list(os.scandir(folder)):
+        if each.is_dir() and each.name not in but:
+            shutil.rmtree(each.path, ignore_errors=True)
 
 
 def _size(folder: str, file: str) -> int:

@@ -166,6 +166,23 @@ def test_a_full_disk_where_copies_are_is_told(stores_here):
     assert caught.value.errno == errno.ENOSPC and not os.path.lexists(part)
 
 
+def test_what_is_read_stays_until_it_was(stores_here):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    dump(address, [table_of(1)], ONE)
+
+    def refreshing(extra):
+        dump(address, [table_of(2)], ONE)
+        assert open_readonly(address)["t"].lookup([3]).tolist() == [[2, 2]]
+
+    table = new_table(CPU, 2, name="t")
+    load(address, [table], ONE, accept=refreshing)
+    assert np.unique(table.export()[1]).tolist() == [1]
+    assert version_at(address) == 2
+    dump(address, [table_of(3)], ONE)
+    assert version_at(address) == 3
+    assert len(list((stores_here / "copies").rglob("*.safetensors"))) == 1
+
+
 def test_a_load_waits_for_saves_below_its_address(stores_here):
     address = f"memory://{uuid.uuid4().hex}"
     begun = dump_in_background(f"{address}/step-0000000001", [table_of(1)], ONE)
