@@ -369,8 +369,13 @@ class CheckpointPart:
         if not is_increment:
             together(comm, lambda: _sweep(self._store or self._path, comm.rank))
 
+        def mark() -> None:
+            _mark_folder(here, comm.rank)
+            if comm.rank == 0 and self._store is not None:  # before other ranks have files there
+                Store(folder).put(here, _MARK)
+
         def prepare() -> None:
-            together(comm, lambda: _mark_folder(here, comm.rank))
+            together(comm, mark)
             together(comm, lambda: states.write(os.path.join(here, dense), comm.rank, comm.size))
 
         at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}

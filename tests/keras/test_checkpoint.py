@@ -19,6 +19,7 @@ from sok_lite.bridge import saves as of_saves
 from sok_lite.bridge import sigterm
 from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.store import Store
 from tests.keras.models import batches
 from tests.support.stopping import Stop, stopping
 
@@ -720,6 +721,22 @@ def test_at_an_address(keras, sk, stores_here):
     here = {file.parent.name for file in (stores_here / "staging").rglob(manifest.NAME)}
     assert here == {max(saved)}
     assert len(sok.open_readonly(path)["items"]) == len(again.get_layer("items").export()[0])
+
+
+def test_a_save_that_failed_before_its_upload_goes(keras, sk, stores_here, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    system, at = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+
+    def failing(store, *args):  # when other ranks have files there
+        system.pipe(f"{store.address}/data-{'0' * 16}/x", b"")
+        raise OSError("full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(Store, "upload", failing)
+        fit(made(keras, sk), sk.Checkpoint(f"memory:/{at}", every=1, on_error="raise"))
+    assert {name.split("/")[2] for name in system.find(at)} == {"step-0000000001"}
+    fit(made(keras, sk), sk.Checkpoint(f"memory:/{at}"), epochs=1)
+    assert {name.split("/")[2] for name in system.find(at)} == {f"step-{STEPS:010d}"}
 
 
 def test_an_address_is_no_path(sk, tmp_path, monkeypatch):

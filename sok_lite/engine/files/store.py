@@ -211,6 +211,14 @@ class Store:
         for some in ([n for n in going if "/" not in n], [n for n in going if "/" in n]):
             self._each(some, lambda name: self._put(os.path.join(folder, name), name))
 
+    def put(self, folder: str, name: str) -> None:
+        """Brings one file of a folder to the store.
+
+        Raises:
+          OSError: it cannot be read or written.
+        """
+        self._put(os.path.join(folder, name), name)
+
     def check_has(self, found: Manifest) -> None:
         """Raises OSError where a file is missing or of another size than its manifest says.
 
