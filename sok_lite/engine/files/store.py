@@ -7,14 +7,15 @@ manifest names finds the checkpoint of before or the new one, whenever an upload
 brings a marked checkpoint to a folder of this machine, only what that does not have yet, and reads
 it there.
 
-fsspec knows the file systems. A call that fails is made again, with longer and longer pauses, but
-where another try cannot help.
+fsspec knows the file systems. A call that fails is made again, with longer and longer pauses for
+half a minute, but where another try cannot help.
 """
 
 import errno
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -37,8 +38,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("sok_lite")
 
-# Seconds before each further try.
-PAUSES: Sequence[float] = (1, 2, 4, 8, 16)
+# Seconds before each further try, and those after which none begins: calls take long, too.
+PAUSES: Sequence[float] = (1, 2, 4, 8, 14)
+_SECONDS_OF_TRIES = 30.0
 # Files that go at a time, where a file system takes calls of several threads; and of each pieces.
 _AT_A_TIME, _PIECES = 4, 2
 # Where an object appears under its name when all of it is there, and folders are not made. Anywhere
@@ -55,6 +57,8 @@ _PACKAGES = {
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.+)", re.DOTALL)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, MemoryError)
+# Of packages that need not be here: nothing says who one is, or it is not believed.
+_NOT_LET_IN = {"NoCredentialsError", "PartialCredentialsError", "AuthenticationException"}
 _PART = ".part"
 # Whoever reads a copy has a shared lock of this file; what is too old goes under the other one.
 _READERS = "readers"
@@ -93,16 +97,21 @@ class Store:
     Args:
       address: of a checkpoint, of the folder of a `sok_lite.keras.Checkpoint`, or of versions.
       name: of the argument, for errors.
+      level: at which a failure is logged after which another try comes.
 
     Attributes:
       given: the address, without a slash at its end. It may have a password in it.
       address: without that, to be shown.
+      ends: while it is set a call that fails is not made again.
 
     Raises:
       ValueError: there is no package for it, or no such address.
     """
 
-    def __init__(self, address: str | os.PathLike[str], name: str = "path") -> None:
+    def __init__(
+        self, address: str | os.PathLike[str], name: str = "path", level: int = logging.WARNING
+    ) -> None:
+        self._level, self.ends = level, threading.Event()
         self.given = os.fsdecode(address).rstrip("/")
         match = _ADDRESS.fullmatch(self.given)
         # Of user:password@host the password is nobody else's.
@@ -496,7 +505,8 @@ class Store:
           path: to what.
           call: is given the file system.
         """
-        for pause in (*PAUSES, None):
+        end = time.monotonic() + _SECONDS_OF_TRIES
+        for number, pause in enumerate((*PAUSES, math.inf), 1):
             try:
                 return call(self._system())
             except Exception as error:
@@ -504,14 +514,17 @@ class Store:
                 for kind in _FINAL:
                     if isinstance(error, kind):
                         raise kind(said) from error
+                if _NOT_LET_IN & {kind.__name__ for kind in type(error).__mro__}:
+                    raise PermissionError(said) from error
                 if getattr(error, "errno", None) in _NO_ROOM:
                     raise
-                if pause is None:
-                    tries = len(PAUSES) + 1
-                    raise OSError(f"{said}. It was tried {tries} times.") from error
-                _log.warning("%s. Trying again in %g s.", said, pause)
                 self._opened, self._has_failed = None, True
-            time.sleep(pause)
+                is_last = time.monotonic() + pause > end
+                if not is_last:
+                    _log.log(self._level, "%s. Trying again in %g s.", said, pause)
+                if is_last or self.ends.wait(pause):
+                    tries = "once" if number == 1 else f"{number} times"
+                    raise OSError(f"{said}. It was tried {tries}.") from error
         raise AssertionError
 
     def _names(self, path: str) -> list[str]:

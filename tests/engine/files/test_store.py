@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from contextlib import ExitStack
 
@@ -183,6 +184,25 @@ def test_what_is_read_stays_until_it_was(stores_here):
     assert len(list((stores_here / "copies").rglob("*.safetensors"))) == 1
 
 
+def test_nobody_waits_for_a_refresh_of_a_store_that_is_away(monkeypatch, stores_here, caplog):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    dump(address, [table_of(1)], ONE)
+    read, calls, has_failed = open_readonly(address), [], threading.Event()
+
+    def away(*args):
+        calls.append(args)
+        has_failed.set()
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(store, "PAUSES", [300])
+    monkeypatch.setattr(store, "_SECONDS_OF_TRIES", 1000)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", away)
+    with read.follow(every=0.01):
+        has_failed.wait()
+        assert read["t"].lookup([3]).tolist() == [[1, 1]]  # the first, which makes the index
+    assert len(calls) == 1 and not caplog.records
+
+
 def test_a_load_waits_for_saves_below_its_address(stores_here):
     address = f"memory://{uuid.uuid4().hex}"
     begun = dump_in_background(f"{address}/step-0000000001", [table_of(1)], ONE)
@@ -255,8 +275,13 @@ def test_an_upload_goes_on_when_the_server_is_there_again(tmp_path, monkeypatch,
     monkeypatch.setattr(store, "PAUSES", [0.01] * 3)
     with sftp_server(tmp_path) as address:
         dump(f"{address}/c", [table_of(1)], ONE)
+        with pytest.raises(PermissionError, match="Cannot read sftp://sok@.*Authentication"):
+            dump(f"{address}/c".replace(":lite@", ":other@"), [table_of(1)], ONE)
     port = int(address.rpartition(":")[2].partition("/")[0])
     with pytest.raises(OSError, match="It was tried 4 times"):
+        dump(f"{address}/c", [table_of(2)], ONE)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="It was tried once"):
+        patch.setattr(store, "_SECONDS_OF_TRIES", 0)
         dump(f"{address}/c", [table_of(2)], ONE)
     with ExitStack() as stack:
 
