@@ -17,6 +17,7 @@ from sok_lite.engine.files.versions import (
     check_latest,
     link_latest,
     lock_versions,
+    remove_all,
     remove_old,
     remove_old_at,
     versions_at,
@@ -84,6 +85,8 @@ def publish(
                 os.makedirs(path, exist_ok=True)
                 locks.append(lock_versions(path))
                 check_latest(path)
+                if store is not None:  # what a killed process has left
+                    remove_all(path)
                 found = versions_in(path) if store is None else versions_at(store)
                 number = found.next
         if ranks.comm is not None:

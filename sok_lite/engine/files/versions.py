@@ -85,6 +85,15 @@ def lock_versions(folder: str) -> Lock:
     return Lock(os.path.join(folder, _LOCK), f"What is published at {folder}")
 
 
+def remove_all(folder: str) -> None:
+    """Removes what is in a folder of versions but its lock, which the caller has."""
+    for each in list(os.scandir(folder)):
+        if each.is_dir(follow_symlinks=False):
+            shutil.rmtree(each.path, ignore_errors=True)
+        elif each.name != _LOCK:
+            os.unlink(each.path)
+
+
 def check_keep(keep: int | None) -> None:
     """Raises TypeError or ValueError for another `keep`."""
     if keep is not None:
