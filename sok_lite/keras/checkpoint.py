@@ -37,7 +37,7 @@ from sok_lite.engine.files.dump import (
     place_of,
 )
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.store import Store, joined
+from sok_lite.engine.files.store import Store, joined, without_password
 from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.keras.parts import shuffles_anew
 from sok_lite.reports.text import counted
@@ -66,6 +66,11 @@ class Restored(NamedTuple):
     epoch: int
     batch: int
     steps: int
+
+    def __repr__(self) -> str:
+        path = without_password(self.path)
+        at = f"epoch={self.epoch}, batch={self.batch}, steps={self.steps}"
+        return f"Restored(path={path!r}, {at})"
 
 
 class CheckpointPart:

@@ -20,6 +20,7 @@ from sok_lite.bridge import sigterm
 from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.store import Store
+from sok_lite.keras.checkpoint import Restored
 from tests.keras.models import batches
 from tests.support.stopping import Stop, stopping
 
@@ -721,6 +722,11 @@ def test_at_an_address(keras, sk, stores_here):
     here = {file.parent.name for file in (stores_here / "staging").rglob(manifest.NAME)}
     assert here == {max(saved)}
     assert len(sok.open_readonly(path)["items"]) == len(again.get_layer("items").export()[0])
+
+
+def test_where_a_save_was_made_is_shown_without_a_password():
+    found = Restored("sftp://me:secret@host/c", 0, 1, steps=2)
+    assert repr(found) == "Restored(path='sftp://me@host/c', epoch=0, batch=1, steps=2)"
 
 
 def test_a_save_that_failed_before_its_upload_goes(keras, sk, stores_here, monkeypatch):

@@ -76,6 +76,11 @@ def joined(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}" if is_in_store(path) else os.path.join(path, name)
 
 
+def without_password(address: str) -> str:
+    """Returns an address to be shown: of user:password@host the password is nobody else's."""
+    return re.sub(r"://([^/@:]*):[^/@]*@", r"://\1@", address)
+
+
 def stores_folder() -> str:
     """Returns the folder that has what this machine keeps of stores."""
     root = os.environ.get("SOK_LITE_STORES")
@@ -114,8 +119,7 @@ class Store:
         self._level, self.ends = level, threading.Event()
         self.given = os.fsdecode(address).rstrip("/")
         match = _ADDRESS.fullmatch(self.given)
-        # Of user:password@host the password is nobody else's.
-        self.address = re.sub(r"://([^/@:]*):[^/@]*@", r"://\1@", self.given)
+        self.address = without_password(self.given)
         self._scheme = match[1].lower() if match else ""
         self._parts = self.address.partition("://")[2].split("/")
         if match is None or {".", ".."} & set(self._parts):
