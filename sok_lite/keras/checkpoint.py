@@ -218,8 +218,9 @@ class CheckpointPart:
         here = self._store.brought(lambda found: (), dense if with_dense else None)
         if os.path.basename(here) != folder.rpartition("/")[2]:
             raise ValueError(
-                f"{folder} must be the newest checkpoint there. Received: {os.path.basename(here)}"
-                ", which another process has saved meanwhile. Have one job save there at a time."
+                f"{without_password(folder)} must be the newest checkpoint there. Received: "
+                f"{os.path.basename(here)}, which another process has saved meanwhile. Have one "
+                "job save there at a time."
             )
         return here
 
@@ -250,7 +251,7 @@ class CheckpointPart:
                     "%s was made after %s batches of epoch %s. fit after restore trains on all "
                     "batches that it is given: leave those out, or call fit without restore, which "
                     "does so.",
-                    found.path,
+                    without_password(found.path),
                     f"{found.batch:,}",
                     found.epoch,
                 )
@@ -414,9 +415,9 @@ class CheckpointPart:
         in_one = _in_one_call(self.model)
         if found.batch % in_one:
             raise ValueError(
-                f"The checkpoint at {found.path} was made after {found.batch} batches of an epoch, "
-                f"and this model takes {in_one} at a time. Compile it with the "
-                "steps_per_execution that it had."
+                f"The checkpoint at {without_password(found.path)} was made after {found.batch} "
+                f"batches of an epoch, and this model takes {in_one} at a time. Compile it with "
+                "the steps_per_execution that it had."
             )
 
     def _restore(self, model: Any, found: Restored) -> str:

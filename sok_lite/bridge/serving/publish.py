@@ -10,7 +10,7 @@ from sok_lite.bridge import job
 from sok_lite.bridge.serving.function import export_serving
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.store import Store, is_in_store, joined
+from sok_lite.engine.files.store import Store, is_in_store, joined, make_folder
 from sok_lite.engine.files.versions import (
     MARK,
     check_keep,
@@ -82,8 +82,10 @@ def publish(
             # What goes up is written here.
             path = store.staging(0, 1) if store else os.path.abspath(local_path(folder, "folder"))
             if ranks.is_first:
+                if store is not None:
+                    make_folder(path)
                 os.makedirs(path, exist_ok=True)
-                locks.append(lock_versions(path))
+                locks.append(lock_versions(path, store.address if store else None))
                 check_latest(path)
                 if store is not None:  # what a killed process has left
                     remove_all(path)

@@ -53,7 +53,7 @@ from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.store import Store, is_in_store
+from sok_lite.engine.files.store import Store, is_in_store, make_folder
 from sok_lite.engine.files.table_file import ShardContent, copied, write_part
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.local_path import local_path
@@ -179,8 +179,10 @@ def _begin(
     locks: list[Lock | None] = [None]
 
     def lock() -> None:
+        if store is not None:
+            make_folder(folder)
         if comm.rank == 0 or store is not None:
-            locks[0] = manifest.lock(folder)
+            locks[0] = manifest.lock(folder, shown)
         if comm.rank == 0 and store is not None:
             store.check_is_ours()
 
@@ -642,8 +644,8 @@ def _wait_before_executors_end() -> None:
 
 def _at_exit() -> None:
     for dumps in list(_pending.values()):
-        for folder, dump in dumps.items():
-            text = f"The background dump into {folder} was not finished: {dump.why_unfinished()}"
+        for dump in dumps.values():
+            text = f"The background dump into {dump.path} was not finished: {dump.why_unfinished()}"
             print(text, file=sys.stderr, flush=True)
 
 

@@ -537,6 +537,12 @@ class ReadonlyTables(Mapping[str, ReadonlyTable]):
         return self._opened.version.folder
 
     @property
+    def _shown(self) -> str:
+        """The folder, or where that is a copy the address."""
+        place = self._opened._place
+        return place.address if isinstance(place, Store) else self.path
+
+    @property
     def published(self) -> float:
         """When the checkpoint that is open was published, seconds since 1970: the time that its
         manifest was last changed."""
@@ -590,7 +596,7 @@ class Following:
         self._is_over: threading.Event = is_over
         # The thread must not keep the tables.
         which = weakref.ref(tables, lambda _: is_over.set())
-        name, arguments = f"follows {tables.path}", (which, seconds, is_over)
+        name, arguments = f"follows {tables._shown}", (which, seconds, is_over)
         self._thread: threading.Thread = threading.Thread(
             None, _follow, name, arguments, daemon=True
         )
@@ -621,7 +627,7 @@ def _follow(which: "weakref.ref[ReadonlyTables]", every: float, is_over: threadi
         except Exception as error:
             if f"{error}" != said and not is_over.is_set():
                 said = f"{error}"
-                _log.warning("%s stays as it was, %.0f s old: %s", tables.path, tables.age, said)
+                _log.warning("%s stays as it was, %.0f s old: %s", tables._shown, tables.age, said)
         del tables
 
 

@@ -87,6 +87,22 @@ def stores_folder() -> str:
     return os.path.abspath(os.path.expanduser(root) if root else cache_folder() / "stores")
 
 
+def make_folder(path: str) -> None:
+    """Makes a folder in `stores_folder()`, if it is missing.
+
+    Raises:
+      OSError: it cannot be made.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        text = (
+            f"{error.strerror}: what goes to object stores or comes from them needs a folder of "
+            "this machine. Have SOK_LITE_STORES name one that can be made and written to"
+        )
+        raise OSError(error.errno, text, path) from error
+
+
 class _Newest(NamedTuple):
     """A checkpoint in a store: its path there, the text of its manifest and when that was put, in
     seconds since 1970; None: the store does not say."""
@@ -119,8 +135,10 @@ class Store:
         self._level, self.ends = level, threading.Event()
         self.given = os.fsdecode(address).rstrip("/")
         match = _ADDRESS.fullmatch(self.given)
+        if match is not None:
+            self.given = f"{match[1].lower()}://{match[2]}"
         self.address = without_password(self.given)
-        self._scheme = match[1].lower() if match else ""
+        self._scheme = self.given.partition("://")[0]
         self._parts = self.address.partition("://")[2].split("/")
         if match is None or {".", ".."} & set(self._parts):
             raise ValueError(
@@ -387,8 +405,8 @@ class Store:
           FileNotFoundError: there is no marked checkpoint. OSError: it cannot be brought here.
         """
         copies = self._copies()
-        os.makedirs(copies, exist_ok=True)
-        with waited_for(os.path.join(copies, "lock"), f"What is brought to {copies}"):
+        make_folder(copies)
+        with waited_for(os.path.join(copies, "lock"), f"What is brought from {self.address}"):
             gone: bytes | None = None
             while True:
                 newest = self._newest()

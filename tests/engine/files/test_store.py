@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import run_ranks
-from sok_lite.engine.files import store
+from sok_lite.engine.files import manifest, store
 from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
@@ -325,6 +326,31 @@ threading._register_atexit(ends.set)
 def test_a_program_ends_when_all_is_there(address):
     run_program(PROGRAM.replace("ADDRESS", repr(address)))
     assert version_at(address) == 7
+
+
+def test_messages_name_the_address(monkeypatch, stores_here, caplog, capsys):
+    address, shown = f"MEMORY://me:secret@{uuid.uuid4().hex}/c", r"memory://me@[0-9a-f]+/c"
+    begun = dump_in_background(address, [table_of(1)], ONE)
+    begun.wait()
+    assert re.fullmatch(shown, begun.path) and version_at(address) == 1
+    with manifest.lock(Store(address).staging(0, 1)):
+        with pytest.raises(BlockingIOError, match=f"The checkpoint at {shown} must have one"):
+            dump(address, [table_of(2)], ONE)
+    read, has_failed = open_readonly(address), threading.Event()
+    monkeypatch.setattr(store, "PAUSES", [])
+    monkeypatch.setattr(logging.getLogger("sok_lite"), "filter", lambda _: has_failed.set() or True)
+    fsspec.filesystem("memory").rm(Store(address)._at, recursive=True)
+    with read.follow(every=0.01):
+        has_failed.wait()
+    assert re.match(f"{shown} stays as it was", caplog.messages[0])
+
+
+def test_a_folder_for_stores_that_cannot_be_made_is_told(monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("SOK_LITE_STORES", f"{tmp_path}/file/inside")
+    for call in (dump, load):
+        with pytest.raises(OSError, match="Have SOK_LITE_STORES name one"):
+            call("memory://tests/missing", [new_table(CPU, 2, name="t")], ONE)
 
 
 def test_what_cannot_be_such_an_address_is_told(monkeypatch, stores_here):
