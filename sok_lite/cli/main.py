@@ -77,13 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _read_newest(args: argparse.Namespace, reading: ExitStack) -> None:
     """Has commands read the newest save where they are given the folder of a `Checkpoint`, and what
-    is at an address from a copy on this machine, which stays until `reading` ends."""
+    is at an address from a copy on this machine, which stays until `reading` ends: `args.stores`
+    says of which store a copy is."""
 
     def newest(path: str) -> str:
         if not is_in_store(path):
             return newest_at(path)
-        return reading.enter_context(Store(path).reading())[0]
+        store = Store(path)
+        folder, _ = reading.enter_context(store.reading())
+        args.stores[folder] = store
+        return folder
 
+    args.stores = {}
     for name in _READ:
         given = getattr(args, name, None)
         if isinstance(given, str):

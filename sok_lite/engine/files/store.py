@@ -200,6 +200,11 @@ class Store:
         """Returns the folder of what was brought here, which all processes share."""
         return os.path.join(stores_folder(), "copies", _file_name(self.address))
 
+    def address_of_copy(self, folder: str) -> str:
+        """Returns the address of what `reading` has brought to a folder."""
+        name = os.path.basename(folder)
+        return self.address if name == self._parts[-1] else f"{self.address}/{name}"
+
     # ---------------------------------------------------------------- writing
 
     def check_is_ours(self) -> None:
@@ -626,13 +631,16 @@ class Store:
                     failures.append(error)
 
         threads = [threading.Thread(target=work) for _ in range(min(_AT_A_TIME, len(names)))]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for thread in threads:
                 thread.join()
         except BaseException as error:  # an interrupt: they take no more files
             failures.append(error)
+            for thread in threads:  # and nobody changes the files of the one that they are at
+                if thread.ident is not None:
+                    thread.join()
         if failures:
             raise failures[0]
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from contextlib import ExitStack
 
@@ -326,6 +327,21 @@ threading._register_atexit(ends.set)
 def test_a_program_ends_when_all_is_there(address):
     run_program(PROGRAM.replace("ADDRESS", repr(address)))
     assert version_at(address) == 7
+
+
+def test_an_interrupt_waits_for_what_is_being_written(monkeypatch):
+    place, over = Store("memory://tests/c"), []
+    monkeypatch.setattr(place, "_class", type("Threaded", (), {"async_impl": True}))
+
+    def write(name):
+        if name == "a":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.2)  # with the wait it may take any time
+            over.append(name)
+
+    with pytest.raises(KeyboardInterrupt):
+        place._each(["a", "b"], write)
+    assert over == ["a"]
 
 
 def test_messages_name_the_address(monkeypatch, stores_here, caplog, capsys):
