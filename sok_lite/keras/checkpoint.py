@@ -191,7 +191,12 @@ class CheckpointPart:
         if number < 0:
             return None
         folder = joined(self._path, _name_of(number))
-        at = together(comm, lambda: _place_in_training(self._brought(folder)))
+
+        def place() -> dict[str, Any]:
+            with self._brought(folder) as here:
+                return _place_in_training(here)
+
+        at = together(comm, place)
         return Restored(folder, at["epoch"], at["batch"], at["steps"])
 
     def _numbers(self) -> list[int]:
@@ -202,27 +207,29 @@ class CheckpointPart:
             names = [name for name, is_marked in self._store.saves().items() if is_marked]
         return [int(match[1]) for match in map(manifest.SAVE.fullmatch, names) if match]
 
-    def _brought(self, folder: str, with_dense: bool = False) -> str:
-        """Returns the folder of this machine with the newest checkpoint, without its tables.
+    @contextlib.contextmanager
+    def _brought(self, folder: str, with_dense: bool = False) -> Iterator[str]:
+        """Gives the folder of this machine with the newest checkpoint, without its tables.
 
         Args:
           folder: of the checkpoint, or its address.
           with_dense: whether the dense weights are to be there.
         """
         if self._store is None:
-            return folder
+            yield folder
+            return
 
         def dense(found: manifest.Manifest) -> str:
             return str(found.extra[_EXTRA]["dense"])
 
-        here = self._store.brought(lambda found: (), dense if with_dense else None)
-        if os.path.basename(here) != folder.rpartition("/")[2]:
-            raise ValueError(
-                f"{without_password(folder)} must be the newest checkpoint there. Received: "
-                f"{os.path.basename(here)}, which another process has saved meanwhile. Have one "
-                "job save there at a time."
-            )
-        return here
+        with self._store.reading(lambda found: (), dense if with_dense else None) as (here, _):
+            if os.path.basename(here) != folder.rpartition("/")[2]:
+                raise ValueError(
+                    f"{without_password(folder)} must be the newest checkpoint there. Received: "
+                    f"{os.path.basename(here)}, which another process has saved meanwhile. Have "
+                    "one job save there at a time."
+                )
+            yield here
 
     def restore(self, model: Any) -> Restored | None:
         """Gives a model what the newest checkpoint has. Every rank must call it.
@@ -430,9 +437,9 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, models, "The model of a Checkpoint")
 
         def values() -> Any:
-            here = self._brought(found.path, with_dense=True)
-            folder = os.path.join(here, _place_in_training(here)["dense"])
-            return states.read(folder, comm.rank, comm.size)
+            with self._brought(found.path, with_dense=True) as here:
+                folder = os.path.join(here, _place_in_training(here)["dense"])
+                return states.read(folder, comm.rank, comm.size)
 
         dense = together(comm, values)
         before = learning_rates(model)

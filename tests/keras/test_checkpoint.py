@@ -21,6 +21,7 @@ from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.store import Store
 from sok_lite.keras.checkpoint import Restored
+from sok_lite.keras.dense_states import DenseStates
 from tests.keras.models import batches
 from tests.support.stopping import Stop, stopping
 
@@ -722,6 +723,22 @@ def test_at_an_address(keras, sk, stores_here):
     here = {file.parent.name for file in (stores_here / "staging").rglob(manifest.NAME)}
     assert here == {max(saved)}
     assert len(sok.open_readonly(path)["items"]) == len(again.get_layer("items").export()[0])
+
+
+def test_what_is_restored_stays_until_it_was_read(keras, sk, stores_here, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    system, at = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+    trained, again, read = made(keras, sk), made(keras, sk, seed=2), DenseStates.read
+    fit(trained, sk.Checkpoint(f"memory:/{at}"), epochs=1)
+
+    def late(states, *args):  # another process has opened a newer one
+        system.copy(f"{at}/step-{STEPS:010d}", f"{at}/step-0000000900", recursive=True)
+        sok.open_readonly(f"memory:/{at}")
+        return read(states, *args)
+
+    monkeypatch.setattr(DenseStates, "read", late)
+    sk.Checkpoint(f"memory:/{at}").restore(again)
+    check_same(everything(again), everything(trained))
 
 
 def test_where_a_save_was_made_is_shown_without_a_password():
