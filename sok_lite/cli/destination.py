@@ -10,7 +10,7 @@ from sok_lite.cli.errors import WrongUse
 from sok_lite.engine.files import beside, manifest
 from sok_lite.engine.files.full_disk import naming_file
 from sok_lite.engine.files.source import Source, columns_of
-from sok_lite.engine.files.store import Store, is_in_store, stores_folder
+from sok_lite.engine.files.store import Store, is_in_store, make_folder, stores_folder
 
 
 @contextlib.contextmanager
@@ -36,11 +36,12 @@ def checkpoint_at(path: str, module: ModuleType, is_forced: bool, *read: str) ->
         if name != manifest.NAME and not manifest.DATA_FOLDER.fullmatch(name):
             raise WrongUse(_has_others(store.address, name))
     store.check_is_ours()
-    os.makedirs(stores_folder(), exist_ok=True)
+    make_folder(stores_folder())
     with tempfile.TemporaryDirectory(dir=stores_folder()) as folder:
         yield folder
         found = manifest.read(folder)
         store.upload(folder, {file.split("/")[0] for file in found.files})
+        store.check_has(found)
         store.mark(folder)
         store.sweep(found)
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import FrameType
 from typing import NoReturn
 
@@ -50,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(arguments)
     try:
-        _read_newest(args)
-        status: int = args.run(args)
+        with ExitStack() as reading:
+            _read_newest(args, reading)
+            status: int = args.run(args)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -73,13 +75,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(args, FAILED, f"{type(error).__name__}: {error} (--debug shows where)")
 
 
-def _read_newest(args: argparse.Namespace) -> None:
+def _read_newest(args: argparse.Namespace, reading: ExitStack) -> None:
     """Has commands read the newest save where they are given the folder of a `Checkpoint`, and what
-    is at an address from a copy on this machine."""
+    is at an address from a copy on this machine, which stays until `reading` ends: `args.stores`
+    says of which store a copy is."""
 
     def newest(path: str) -> str:
-        return Store(path).brought() if is_in_store(path) else newest_at(path)
+        if not is_in_store(path):
+            return newest_at(path)
+        store = Store(path)
+        folder, _ = reading.enter_context(store.reading())
+        args.stores[folder] = store
+        return folder
 
+    args.stores = {}
     for name in _READ:
         given = getattr(args, name, None)
         if isinstance(given, str):

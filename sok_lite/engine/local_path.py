@@ -3,8 +3,8 @@
 import os
 import re
 
-# An address, such as s3://bucket/rows; pathlib makes s3:/bucket/rows of it.
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# An address, such as s3://bucket/rows, or what is meant for one; pathlib makes s3:/bucket/rows.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|[^/]*://")
 _OF_THIS_MACHINE = re.compile(r"file:(?://)?(?=/[^/]|/$)")
 
 
@@ -30,7 +30,8 @@ def local_path(path: str | os.PathLike[str], name: str = "path") -> str:
     """
     given, local = os.fsdecode(path), plain_path(path)
     if not local or _ADDRESS.match(local):
-        hint = " pathlib has taken a slash away." if local and not is_address(local) else ""
+        is_cut = local and not is_address(local)
+        hint = " pathlib has taken a slash away: give the address as a str." if is_cut else ""
         raise ValueError(
             f"`{name}` must be in a folder of this machine, which may be a mounted one. Received: "
             f"{given!r}.{hint} Mount it, or use a local folder and copy that. Addresses are for "

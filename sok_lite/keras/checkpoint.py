@@ -37,7 +37,7 @@ from sok_lite.engine.files.dump import (
     place_of,
 )
 from sok_lite.engine.files.load import load
-from sok_lite.engine.files.store import Store, joined
+from sok_lite.engine.files.store import Store, joined, without_password
 from sok_lite.keras.dense_states import DenseStates, learning_rates
 from sok_lite.keras.parts import shuffles_anew
 from sok_lite.reports.text import counted
@@ -66,6 +66,11 @@ class Restored(NamedTuple):
     epoch: int
     batch: int
     steps: int
+
+    def __repr__(self) -> str:
+        path = without_password(self.path)
+        at = f"epoch={self.epoch}, batch={self.batch}, steps={self.steps}"
+        return f"Restored(path={path!r}, {at})"
 
 
 class CheckpointPart:
@@ -186,7 +191,12 @@ class CheckpointPart:
         if number < 0:
             return None
         folder = joined(self._path, _name_of(number))
-        at = together(comm, lambda: _place_in_training(self._brought(folder)))
+
+        def place() -> dict[str, Any]:
+            with self._brought(folder) as here:
+                return _place_in_training(here)
+
+        at = together(comm, place)
         return Restored(folder, at["epoch"], at["batch"], at["steps"])
 
     def _numbers(self) -> list[int]:
@@ -197,26 +207,29 @@ class CheckpointPart:
             names = [name for name, is_marked in self._store.saves().items() if is_marked]
         return [int(match[1]) for match in map(manifest.SAVE.fullmatch, names) if match]
 
-    def _brought(self, folder: str, with_dense: bool = False) -> str:
-        """Returns the folder of this machine with the newest checkpoint, without its tables.
+    @contextlib.contextmanager
+    def _brought(self, folder: str, with_dense: bool = False) -> Iterator[str]:
+        """Gives the folder of this machine with the newest checkpoint, without its tables.
 
         Args:
           folder: of the checkpoint, or its address.
           with_dense: whether the dense weights are to be there.
         """
         if self._store is None:
-            return folder
+            yield folder
+            return
 
         def dense(found: manifest.Manifest) -> str:
             return str(found.extra[_EXTRA]["dense"])
 
-        here = self._store.brought(lambda found: (), dense if with_dense else None)
-        if os.path.basename(here) != folder.rpartition("/")[2]:
-            raise ValueError(
-                f"{folder} must be the newest checkpoint there. Received: {os.path.basename(here)}"
-                ", which another process has saved meanwhile. Have one job save there at a time."
-            )
-        return here
+        with self._store.reading(lambda found: (), dense if with_dense else None) as (here, _):
+            if os.path.basename(here) != folder.rpartition("/")[2]:
+                raise ValueError(
+                    f"{without_password(folder)} must be the newest checkpoint there. Received: "
+                    f"{os.path.basename(here)}, which another process has saved meanwhile. Have "
+                    "one job save there at a time."
+                )
+            yield here
 
     def restore(self, model: Any) -> Restored | None:
         """Gives a model what the newest checkpoint has. Every rank must call it.
@@ -245,7 +258,7 @@ class CheckpointPart:
                     "%s was made after %s batches of epoch %s. fit after restore trains on all "
                     "batches that it is given: leave those out, or call fit without restore, which "
                     "does so.",
-                    found.path,
+                    without_password(found.path),
                     f"{found.batch:,}",
                     found.epoch,
                 )
@@ -369,8 +382,13 @@ class CheckpointPart:
         if not is_increment:
             together(comm, lambda: _sweep(self._store or self._path, comm.rank))
 
+        def mark() -> None:
+            _mark_folder(here, comm.rank)
+            if comm.rank == 0 and self._store is not None:  # before other ranks have files there
+                Store(folder).put(here, _MARK)
+
         def prepare() -> None:
-            together(comm, lambda: _mark_folder(here, comm.rank))
+            together(comm, mark)
             together(comm, lambda: states.write(os.path.join(here, dense), comm.rank, comm.size))
 
         at = {"epoch": epoch, "batch": batch, "steps": step, "dense": dense}
@@ -385,6 +403,7 @@ class CheckpointPart:
             incremental=is_increment,
             prepare=prepare,
             published=None if self._store else partial(_link_newest, self._path),
+            beside=[dense],
         )
         begun = on_device(tables[0].backend, writing)
         self._increments = self._increments + 1 if is_increment else 0
@@ -403,9 +422,9 @@ class CheckpointPart:
         in_one = _in_one_call(self.model)
         if found.batch % in_one:
             raise ValueError(
-                f"The checkpoint at {found.path} was made after {found.batch} batches of an epoch, "
-                f"and this model takes {in_one} at a time. Compile it with the "
-                "steps_per_execution that it had."
+                f"The checkpoint at {without_password(found.path)} was made after {found.batch} "
+                f"batches of an epoch, and this model takes {in_one} at a time. Compile it with "
+                "the steps_per_execution that it had."
             )
 
     def _restore(self, model: Any, found: Restored) -> str:
@@ -418,9 +437,9 @@ class CheckpointPart:
         check_equal_on_all_ranks(comm, models, "The model of a Checkpoint")
 
         def values() -> Any:
-            here = self._brought(found.path, with_dense=True)
-            folder = os.path.join(here, _place_in_training(here)["dense"])
-            return states.read(folder, comm.rank, comm.size)
+            with self._brought(found.path, with_dense=True) as here:
+                folder = os.path.join(here, _place_in_training(here)["dense"])
+                return states.read(folder, comm.rank, comm.size)
 
         dense = together(comm, values)
         before = learning_rates(model)

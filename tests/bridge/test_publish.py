@@ -71,6 +71,9 @@ def test_versions_at_an_address(tmp_path, stores_here):
         return sorted(path.rpartition("/")[2] for path in system.ls(name, detail=False))
 
     assert publish(1) == f"memory:/{name}/1" and read("1") == 1
+    (here,) = stores_here.rglob(name[1:])
+    (here / "9" / "variables").mkdir(parents=True)  # of a process that was killed
+    (here / "9" / "saved_model.pb").write_bytes(b"x")
     publish(2)
     system.pipe(f"{name}/3/variables/half", b"of an upload that was ended")
     publish(4)

@@ -62,10 +62,17 @@ def test_help_shows_an_example_of_the_command(command):
 
 
 def test_what_is_at_an_address_is_read(stores_here):
-    pytest.importorskip("fsspec")
+    fsspec = pytest.importorskip("fsspec")
     address = f"memory://{uuid.uuid4().hex}/c"
-    dump(address, [new_table(get_backend("cpu"), 2, name="t")], SingleCommunicator())
-    assert "t" in fine("inspect", address)
+    table, one = new_table(get_backend("cpu"), 2, name="t"), SingleCommunicator()
+    dump(address, [table], one)
+    assert fine("inspect", address).startswith(f"{address} is of format")
+    saves = address.removesuffix("/c")
+    dump(f"{saves}/step-0000000007", [table], one)
+    fsspec.filesystem("memory").pipe(f"{saves}/step-0000000008/of_sok_lite", b"")
+    said = fine("inspect", saves)
+    assert said.startswith(f"{saves}/step-0000000007 is of format")
+    assert "\nsaves: step-0000000007 whole, step-0000000008 unfinished\n" in said
     assert fine("verify", address) and fine("diff", address, address)
     status, _, err = run("verify", f"{address}/none")
     assert status == 3 and f"{address}/none has no manifest.json" in err

@@ -19,6 +19,7 @@ from tests.support.helpers import new_table
 
 ONE = SingleCommunicator()
 ADDRESSES = ["s3://bucket/c", "file://host/c", Path("gs://bucket/c"), "hdfs:///c", ""]
+ADDRESSES += [" s3://bucket/c", "simplecache::s3://bucket/c", "1s3://bucket/c"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ from sok_lite.bridge import saves as of_saves
 from sok_lite.bridge import sigterm
 from sok_lite.cli.main import main
 from sok_lite.engine.files import manifest
+from sok_lite.engine.files.store import Store
+from sok_lite.keras.checkpoint import Restored
+from sok_lite.keras.dense_states import DenseStates
 from tests.keras.models import batches
 from tests.support.stopping import Stop, stopping
 
@@ -720,6 +723,43 @@ def test_at_an_address(keras, sk, stores_here):
     here = {file.parent.name for file in (stores_here / "staging").rglob(manifest.NAME)}
     assert here == {max(saved)}
     assert len(sok.open_readonly(path)["items"]) == len(again.get_layer("items").export()[0])
+
+
+def test_what_is_restored_stays_until_it_was_read(keras, sk, stores_here, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    system, at = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+    trained, again, read = made(keras, sk), made(keras, sk, seed=2), DenseStates.read
+    fit(trained, sk.Checkpoint(f"memory:/{at}"), epochs=1)
+
+    def late(states, *args):  # another process has opened a newer one
+        system.copy(f"{at}/step-{STEPS:010d}", f"{at}/step-0000000900", recursive=True)
+        sok.open_readonly(f"memory:/{at}")
+        return read(states, *args)
+
+    monkeypatch.setattr(DenseStates, "read", late)
+    sk.Checkpoint(f"memory:/{at}").restore(again)
+    check_same(everything(again), everything(trained))
+
+
+def test_where_a_save_was_made_is_shown_without_a_password():
+    found = Restored("sftp://me:secret@host/c", 0, 1, steps=2)
+    assert repr(found) == "Restored(path='sftp://me@host/c', epoch=0, batch=1, steps=2)"
+
+
+def test_a_save_that_failed_before_its_upload_goes(keras, sk, stores_here, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    system, at = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
+
+    def failing(store, *args):  # when other ranks have files there
+        system.pipe(f"{store.address}/data-{'0' * 16}/x", b"")
+        raise OSError("full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(Store, "upload", failing)
+        fit(made(keras, sk), sk.Checkpoint(f"memory:/{at}", every=1, on_error="raise"))
+    assert {name.split("/")[2] for name in system.find(at)} == {"step-0000000001"}
+    fit(made(keras, sk), sk.Checkpoint(f"memory:/{at}"), epochs=1)
+    assert {name.split("/")[2] for name in system.find(at)} == {f"step-{STEPS:010d}"}
 
 
 def test_an_address_is_no_path(sk, tmp_path, monkeypatch):

@@ -10,13 +10,14 @@ from sok_lite.bridge import job
 from sok_lite.bridge.serving.function import export_serving
 from sok_lite.bridge.serving.together import Ranks
 from sok_lite.engine.files.lock import Lock
-from sok_lite.engine.files.store import Store, is_in_store, joined
+from sok_lite.engine.files.store import Store, is_in_store, joined, make_folder
 from sok_lite.engine.files.versions import (
     MARK,
     check_keep,
     check_latest,
     link_latest,
     lock_versions,
+    remove_all,
     remove_old,
     remove_old_at,
     versions_at,
@@ -81,9 +82,13 @@ def publish(
             # What goes up is written here.
             path = store.staging(0, 1) if store else os.path.abspath(local_path(folder, "folder"))
             if ranks.is_first:
+                if store is not None:
+                    make_folder(path)
                 os.makedirs(path, exist_ok=True)
-                locks.append(lock_versions(path))
+                locks.append(lock_versions(path, store.address if store else None))
                 check_latest(path)
+                if store is not None:  # what a killed process has left
+                    remove_all(path)
                 found = versions_in(path) if store is None else versions_at(store)
                 number = found.next
         if ranks.comm is not None:
@@ -107,7 +112,8 @@ def _upload(version: str, store: Store, number: int) -> None:
     """Brings a version to its address, and removes what is of it here."""
     try:
         there = Store(joined(store.given, str(number)))
-        there.upload(version, last=MARK)
+        folders = [each.name for each in os.scandir(version) if each.is_dir()]
+        there.upload(version, folders, last=MARK)
         there.mark(version, last=MARK)
     finally:
         shutil.rmtree(version, ignore_errors=True)

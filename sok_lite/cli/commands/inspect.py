@@ -11,6 +11,7 @@ from sok_lite.cli.reading import KERAS_EXTRA, OWN, chosen, format_of, num_texts,
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, TableFacts
 from sok_lite.engine.files.source import Source, columns_of
+from sok_lite.engine.files.store import Store
 from sok_lite.reports.text import at_time, counted
 
 HELP = "list the tables of a checkpoint: keys, row format, bytes, ranks, optimizer states"
@@ -35,17 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     name = format_of(args.path, args.from_format)
     sources = open_sources(args.path, name, args.from_option)
-    described: dict[str, Any] = {"path": args.path, "format": name}
+    store: Store | None = args.stores.get(args.path)
+    path = args.path if store is None else store.address_of_copy(args.path)
+    described: dict[str, Any] = {"path": path, "format": name}
     found = manifest.read(args.path) if name == OWN else None
     if found is not None:
         described |= {"ranks": found.ranks, "extra": found.extra}
-        saves = manifest.saves_beside(args.path)
+        saves = manifest.saves_beside(args.path) if store is None else _saves_in(store)
         described |= {"saves": saves} if saves else {}
     shown = chosen(sources, args.table, args.path)
     described["tables"] = [_describe(source, found) for source in shown]
     described["bytes"] = sum(table["bytes"] for table in described["tables"])
     print(json.dumps(described, indent=1) if args.json else _text(described))
     return FINE
+
+
+def _saves_in(store: Store) -> dict[str, str]:
+    return {name: "whole" if is_whole else "unfinished" for name, is_whole in store.saves().items()}
 
 
 def _describe(source: Source, found: Manifest | None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from sok_lite.engine.files.lock import Lock
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts
 from sok_lite.engine.files.progress import Progress, Report
 from sok_lite.engine.files.shard import CHUNK_BYTES
-from sok_lite.engine.files.store import Store, is_in_store
+from sok_lite.engine.files.store import Store, is_in_store, make_folder
 from sok_lite.engine.files.table_file import ShardContent, copied, write_part
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
 from sok_lite.engine.local_path import local_path
@@ -83,6 +83,7 @@ def dump(
     incremental: bool = False,
     prepare: Callable[[], None] | None = None,
     published: Callable[[], None] | None = None,
+    beside: Sequence[str] = (),
 ) -> None:
     """Writes the whole content of tables to a folder. Every rank must call it; it returns together.
 
@@ -106,6 +107,7 @@ def dump(
       prepare: called on every rank before the tables are locked, once nobody else writes into the
         folder; it may communicate, and what it writes stays.
       published: called on rank 0, by any thread, as soon as the checkpoint is there.
+      beside: names of folders that `prepare` writes there, which are to be at an address too.
 
     Raises:
       TypeError: an item is no table with keys of its own.
@@ -115,7 +117,7 @@ def dump(
       BlockingIOError: another dump writes into the folder; of several ranks an OSError.
       OSError, MemoryError: the files of a rank cannot be written. The old checkpoint is as it was.
     """
-    begun = _begin(path, tables, comm, extra, incremental, prepare, published)
+    begun = _begin(path, tables, comm, extra, incremental, prepare, published, beside)
 
     def write(parts: list[ShardContent]) -> list[Shard]:
         return _write_parts(begun, parts, chunk_bytes, report)
@@ -139,6 +141,7 @@ class _Begun(NamedTuple):
       since: when it began, as of time.monotonic().
       lock: of the folder, on the rank whose it is: rank 0, or each of one's own.
       published: called on rank 0 when the checkpoint is there.
+      beside: names of folders in it that go up too.
     """
 
     folder: str
@@ -153,6 +156,7 @@ class _Begun(NamedTuple):
     since: float
     lock: Lock | None
     published: Callable[[], None] | None
+    beside: Sequence[str]
 
 
 def _begin(
@@ -163,19 +167,22 @@ def _begin(
     incremental: bool,
     prepare: Callable[[], None] | None,
     published: Callable[[], None] | None,
+    beside: Sequence[str],
 ) -> _Begun:
     """Makes the folders of a dump; arguments and errors are those of `dump`."""
     shown, store = together(comm, lambda: place_of(path), save_by("dump()"))
     items = checked_items(tables, comm, {"path": shown, "incremental": incremental}, "dump")
     refuse_keys_on_several_ranks(keyed_tables_of(items), comm, "A dump")
     folder, since = folder_of(shown, store, comm), time.monotonic()
-    wait_for_pending(comm, folder)
+    wait_for_pending(comm, folder, shown)
     _give_up_others(comm, folder)
     locks: list[Lock | None] = [None]
 
     def lock() -> None:
+        if store is not None:
+            make_folder(folder)
         if comm.rank == 0 or store is not None:
-            locks[0] = manifest.lock(folder)
+            locks[0] = manifest.lock(folder, shown)
         if comm.rank == 0 and store is not None:
             store.check_is_ours()
 
@@ -190,7 +197,7 @@ def _begin(
     before: Mapping[str, Shard] = {}
     more = dict(extra or {})
     begun = _Begun(
-        folder, store, data, items, [], comm, more, before, {}, since, locks[0], published
+        folder, store, data, items, [], comm, more, before, {}, since, locks[0], published, beside
     )
     try:
         if incremental:
@@ -313,7 +320,7 @@ def _uploaded(begun: _Begun, shards: list[Shard]) -> list[Shard]:
     if begun.store is not None:
         continued = [part.file for shard in begun.before.values() for part in shard.chain]
         data = {begun.data, *(file.split("/")[0] for file in continued)}
-        begun.store.upload(begun.folder, data)
+        begun.store.upload(begun.folder, [*data, *begun.beside])
     return shards
 
 
@@ -341,8 +348,10 @@ def _mark(begun: _Begun, store: Store) -> None:
     """Publishes the checkpoint in the store, and removes what it replaces."""
     if begun.comm.rank != 0:
         return
+    found = manifest.read(begun.folder)
+    store.check_has(found)
     store.mark(begun.folder)
-    store.sweep(manifest.read(begun.folder))
+    store.sweep(found)
     if begun.published is not None:
         begun.published()
 
@@ -455,6 +464,11 @@ class BackgroundDump:
         begun = self._begun
         return begun.folder if begun.store is None else begun.store.address
 
+    @property
+    def is_to_store(self) -> bool:
+        """Whether it goes to an address."""
+        return self._begun.store is not None
+
     def wait(self) -> None:
         """Waits until the dump is over on all ranks. Every rank must call it; it returns together.
 
@@ -536,6 +550,7 @@ def dump_in_background(
     incremental: bool = False,
     prepare: Callable[[], None] | None = None,
     published: Callable[[], None] | None = None,
+    beside: Sequence[str] = (),
 ) -> BackgroundDump:
     """Begins a dump of the present content of tables. Every rank must call it; it returns together.
 
@@ -551,7 +566,7 @@ def dump_in_background(
       MemoryError: a rank has no memory for a copy of its part. The old checkpoint is as it was.
       Later failures are raised by `wait`.
     """
-    begun = _begin(path, tables, comm, extra, incremental, prepare, published)
+    begun = _begin(path, tables, comm, extra, incremental, prepare, published, beside)
     try:
         parts = together(comm, lambda: _with_parts(begun, chunk_bytes, _copies))
     except BaseException:
@@ -578,16 +593,20 @@ def _remove_pending(comm: Communicator, folder: str, dump: BackgroundDump) -> No
         del dumps[path]
 
 
-def wait_for_pending(comm: Communicator, folder: str) -> None:
+def wait_for_pending(comm: Communicator, folder: str, shown: str) -> None:
     """Waits for background dumps into a folder, or saves in it. Every rank must call it.
+
+    Args:
+      comm: the ranks.
+      folder, shown: as `folder_of` and `place_of` return them.
 
     Raises:
       OSError: that dump has failed; or any other error of it.
     """
     at = os.path.realpath(folder)
     for path, dump in list(_pending.get(comm.connection, {}).items()):
-        parent, name = os.path.split(path)
-        if path == at or (parent == at and manifest.SAVE.fullmatch(name)):
+        parent, name = os.path.split(dump.path if dump.is_to_store else path)
+        if path == at or (parent in (at, shown) and manifest.SAVE.fullmatch(name)):
             dump.wait()
 
 
@@ -625,8 +644,8 @@ def _wait_before_executors_end() -> None:
 
 def _at_exit() -> None:
     for dumps in list(_pending.values()):
-        for folder, dump in dumps.items():
-            text = f"The background dump into {folder} was not finished: {dump.why_unfinished()}"
+        for dump in dumps.values():
+            text = f"The background dump into {dump.path} was not finished: {dump.why_unfinished()}"
             print(text, file=sys.stderr, flush=True)
 
 

@@ -7,6 +7,7 @@ every table as it was.
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from sok_lite.backend.publish import Action
@@ -89,24 +90,24 @@ def load(
         raise ValueError(f"`mode` must be 'replace' or 'merge'. Received: mode={mode!r}.")
     if on_full not in ON_FULL:
         raise ValueError(f"`on_full` must be 'error' or 'evict'. Received: on_full={on_full!r}.")
-    wait_for_pending(comm, folder)
-    folder, found = together(
-        comm, lambda: _checked_items(folder if store is None else store, items, cast, accept, comm)
-    )
-    at = folder if store is None else shown
-    check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {at}")
-
-    dynamic = tables_of(items)
-
-    def give() -> None:
-        prepared = together(
-            comm, lambda: _prepare(folder, found, items, comm, mode, on_full, report)
+    wait_for_pending(comm, folder, shown)
+    place, dynamic = folder if store is None else store, tables_of(items)
+    with ExitStack() as reading:
+        folder, found = together(
+            comm, lambda: _checked_items(place, items, cast, accept, comm, reading)
         )
-        publish_restored(dynamic, prepared)
-        if mode == "replace" and store is None:
-            remember_load(folder, dynamic, found, comm)
+        at = folder if store is None else shown
+        check_equal_on_all_ranks(comm, {"files": found.files}, f"The checkpoint at {at}")
 
-    holding(dynamic, give)
+        def give() -> None:
+            prepared = together(
+                comm, lambda: _prepare(folder, found, items, comm, mode, on_full, report)
+            )
+            publish_restored(dynamic, prepared)
+            if mode == "replace" and store is None:
+                remember_load(folder, dynamic, found, comm)
+
+        holding(dynamic, give)
     if comm.rank == 0:
         _warn_of_texts([(item.table, found.tables[item.table.name]) for item in items])
     # What as many ranks wrote each has read whole, keys of other ranks among its own.
@@ -121,11 +122,13 @@ def _checked_items(
     cast: bool,
     accept: Callable[[dict[str, Any]], None] | None,
     comm: Communicator,
+    reading: ExitStack,
 ) -> tuple[str, Manifest]:
     """Returns the folder of the checkpoint at a path, and its manifest.
 
     Args:
       place: a folder, or a store from which the files that this rank reads are brought.
+      reading: until it ends these stay.
     """
 
     def wanted(found: Manifest) -> list[str]:
@@ -133,8 +136,11 @@ def _checked_items(
         read = [_files_of(table, facts, comm) for table, facts in of_items if facts is not None]
         return [file for files in read for file in files]
 
-    folder = manifest.newest_at(place) if isinstance(place, str) else place.brought(wanted)
-    found = manifest.read(folder)
+    if isinstance(place, str):
+        folder = manifest.newest_at(place)
+        found = manifest.read(folder)
+    else:
+        folder, found = reading.enter_context(place.reading(wanted))
     if accept is not None:
         accept(found.extra)
     for item in items:

@@ -82,6 +82,26 @@ def waited_for(path: str, what: str) -> Lock:
             time.sleep(0.05)
 
 
+def try_flock(file: int, operation: int) -> bool:
+    """Locks an open file where that can be done at once, or unlocks it.
+
+    Args:
+      file: its number.
+      operation: of `fcntl.flock`.
+
+    Returns:
+      False: somebody else has a lock that keeps this one out. Where there are no locks True.
+    """
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
 # A forked process has the files of its parent too, whose locks would last as long as it does.
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 

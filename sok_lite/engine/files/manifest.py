@@ -391,8 +391,12 @@ def from_text(data: bytes, path: str) -> Manifest:
         raise _corrupt(path, f"a part of it is missing or no such thing ({error})") from error
 
 
-def lock(folder: str) -> locks.Lock:
+def lock(folder: str, shown: str | None = None) -> locks.Lock:
     """Locks a folder for what writes a checkpoint, by rank 0 alone; makes it if it is missing.
+
+    Args:
+      folder: its path.
+      shown: the address that it goes to, for errors.
 
     Raises:
       BlockingIOError: another dump writes there. FileExistsError: a file of another program has
@@ -400,7 +404,7 @@ def lock(folder: str) -> locks.Lock:
     """
     os.makedirs(folder, exist_ok=True)
     _check_is_ours(os.path.join(folder, NAME))
-    return locks.Lock(os.path.join(folder, _LOCK), f"The checkpoint at {folder}")
+    return locks.Lock(os.path.join(folder, _LOCK), f"The checkpoint at {shown or folder}")
 
 
 def remove_unless_written(folder: str, may_go: Callable[[], bool]) -> None:

@@ -252,7 +252,9 @@ class _Opened:
 
     def __init__(self, place: str | Store, check_rows: bool) -> None:
         self._place, self.check_rows = place, check_rows
-        self._changing = threading.Lock()
+        # While what is newer is looked for and brought here, which may take long; and while what
+        # lookups use is changed.
+        self._refreshing, self._changing = threading.Lock(), threading.Lock()
         # All older ones that somebody may still look up in.
         self._older: list[weakref.ref[_Version]] = []
         self._one_is_gone = threading.Event()
@@ -265,15 +267,22 @@ class _Opened:
             version.contents[name].make_index()
             return version
 
-    def refresh(self) -> bool:
-        """Opens what is newer, and returns whether anything was."""
-        with self._changing:
+    def refresh(self, ends: threading.Event | None = None) -> bool:
+        """Opens what is newer, and returns whether anything was.
+
+        Args:
+          ends: when it is set, calls of a store that fail are not made again.
+        """
+        with self._refreshing:
+            if isinstance(self._place, Store):
+                self._place.ends = ends or threading.Event()
             newest = self._read(self.version)
             is_newer = newest is not self.version
-            if is_newer:
-                self._set(newest)
-            del newest
-            self._merge(self._seconds_for_older if is_newer else 0.0)
+            with self._changing:
+                if is_newer:
+                    self._set(newest)
+                del newest
+                self._merge(self._seconds_for_older if is_newer else 0.0)
             return is_newer
 
     def _set(self, version: _Version) -> None:
@@ -312,7 +321,9 @@ class _Opened:
                 return old
             found = manifest.from_text(text, os.path.join(folder, manifest.NAME))
             try:
-                return _Version(folder, text, published, _contents(found, folder, old))
+                with self._changing:
+                    contents = _contents(found, folder, old)
+                return _Version(folder, text, published, contents)
             except FileNotFoundError:
                 if (folder, text) == before:
                     raise
@@ -526,6 +537,12 @@ class ReadonlyTables(Mapping[str, ReadonlyTable]):
         return self._opened.version.folder
 
     @property
+    def _shown(self) -> str:
+        """The folder, or where that is a copy the address."""
+        place = self._opened._place
+        return place.address if isinstance(place, Store) else self.path
+
+    @property
     def published(self) -> float:
         """When the checkpoint that is open was published, seconds since 1970: the time that its
         manifest was last changed."""
@@ -579,14 +596,15 @@ class Following:
         self._is_over: threading.Event = is_over
         # The thread must not keep the tables.
         which = weakref.ref(tables, lambda _: is_over.set())
-        name, arguments = f"follows {tables.path}", (which, seconds, is_over)
+        name, arguments = f"follows {tables._shown}", (which, seconds, is_over)
         self._thread: threading.Thread = threading.Thread(
             None, _follow, name, arguments, daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, after the refresh that it is at."""
+        """Ends the thread, after the refresh that it is at; a store that cannot be reached is not
+        waited for."""
         self._is_over.set()
         self._thread.join()
 
@@ -604,12 +622,12 @@ def _follow(which: "weakref.ref[ReadonlyTables]", every: float, is_over: threadi
         if tables is None:
             return
         try:
-            tables.refresh()
+            tables._opened.refresh(is_over)
             said = ""
         except Exception as error:
-            if f"{error}" != said:
+            if f"{error}" != said and not is_over.is_set():
                 said = f"{error}"
-                _log.warning("%s stays as it was, %.0f s old: %s", tables.path, tables.age, said)
+                _log.warning("%s stays as it was, %.0f s old: %s", tables._shown, tables.age, said)
         del tables
 
 
@@ -636,5 +654,9 @@ def open_readonly(path: str | os.PathLike[str], *, check_rows: bool = False) -> 
       OSError: a file cannot be read, or there is no checkpoint. ValueError: there is no package for
         the address, or a file is corrupt.
     """
-    place = Store(path) if is_in_store(path) else os.path.abspath(local_path(path))
+    place: str | Store
+    if is_in_store(path):
+        place = Store(path, level=logging.INFO)  # what a refresh raises is logged
+    else:
+        place = os.path.abspath(local_path(path))
     return ReadonlyTables(_Opened(place, check_rows))

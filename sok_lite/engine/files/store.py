@@ -7,27 +7,30 @@ manifest names finds the checkpoint of before or the new one, whenever an upload
 brings a marked checkpoint to a folder of this machine, only what that does not have yet, and reads
 it there.
 
-fsspec knows the file systems. A call that fails is made again, with longer and longer pauses, but
-where another try cannot help.
+fsspec knows the file systems. A call that fails is made again, with longer and longer pauses for
+half a minute, but where another try cannot help.
 """
 
 import errno
+import fcntl
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from sok_lite.backend.build import cache_folder
 from sok_lite.engine.files import manifest
-from sok_lite.engine.files.lock import waited_for
+from sok_lite.engine.files.full_disk import naming_file
+from sok_lite.engine.files.lock import try_flock, waited_for
 from sok_lite.engine.files.manifest import Manifest
 from sok_lite.engine.local_path import plain_path
 
@@ -35,8 +38,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("sok_lite")
 
-# Seconds before each further try.
-PAUSES: Sequence[float] = (1, 2, 4, 8, 16)
+# Seconds before each further try, and those after which none begins: calls take long, too.
+PAUSES: Sequence[float] = (1, 2, 4, 8, 14)
+_SECONDS_OF_TRIES = 30.0
 # Files that go at a time, where a file system takes calls of several threads; and of each pieces.
 _AT_A_TIME, _PIECES = 4, 2
 # Where an object appears under its name when all of it is there, and folders are not made. Anywhere
@@ -53,7 +57,11 @@ _PACKAGES = {
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.+)", re.DOTALL)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FINAL = (FileNotFoundError, PermissionError, NotImplementedError, MemoryError)
+# Of packages that need not be here: nothing says who one is, or it is not believed.
+_NOT_LET_IN = {"NoCredentialsError", "PartialCredentialsError", "AuthenticationException"}
 _PART = ".part"
+# Whoever reads a copy has a shared lock of this file; what is too old goes under the other one.
+_READERS = "readers"
 _LONGEST_NAME = 200
 
 
@@ -68,10 +76,31 @@ def joined(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}" if is_in_store(path) else os.path.join(path, name)
 
 
+def without_password(address: str) -> str:
+    """Returns an address to be shown: of user:password@host the password is nobody else's."""
+    return re.sub(r"://([^/@:]*):[^/@]*@", r"://\1@", address)
+
+
 def stores_folder() -> str:
     """Returns the folder that has what this machine keeps of stores."""
     root = os.environ.get("SOK_LITE_STORES")
     return os.path.abspath(os.path.expanduser(root) if root else cache_folder() / "stores")
+
+
+def make_folder(path: str) -> None:
+    """Makes a folder in `stores_folder()`, if it is missing.
+
+    Raises:
+      OSError: it cannot be made.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        text = (
+            f"{error.strerror}: what goes to object stores or comes from them needs a folder of "
+            "this machine. Have SOK_LITE_STORES name one that can be made and written to"
+        )
+        raise OSError(error.errno, text, path) from error
 
 
 class _Newest(NamedTuple):
@@ -89,26 +118,38 @@ class Store:
     Args:
       address: of a checkpoint, of the folder of a `sok_lite.keras.Checkpoint`, or of versions.
       name: of the argument, for errors.
+      level: at which a failure is logged after which another try comes.
 
     Attributes:
       given: the address, without a slash at its end. It may have a password in it.
       address: without that, to be shown.
+      ends: while it is set a call that fails is not made again.
 
     Raises:
       ValueError: there is no package for it, or no such address.
     """
 
-    def __init__(self, address: str | os.PathLike[str], name: str = "path") -> None:
+    def __init__(
+        self, address: str | os.PathLike[str], name: str = "path", level: int = logging.WARNING
+    ) -> None:
+        self._level, self.ends = level, threading.Event()
         self.given = os.fsdecode(address).rstrip("/")
         match = _ADDRESS.fullmatch(self.given)
-        # Of user:password@host the password is nobody else's.
-        self.address = re.sub(r"://([^/@:]*):[^/@]*@", r"://\1@", self.given)
-        self._scheme = match[1].lower() if match else ""
+        if match is not None:
+            self.given = f"{match[1].lower()}://{match[2]}"
+        self.address = without_password(self.given)
+        self._scheme = self.given.partition("://")[0]
         self._parts = self.address.partition("://")[2].split("/")
         if match is None or {".", ".."} & set(self._parts):
             raise ValueError(
                 f"`{name}` must be an address such as s3://bucket/folder, without '.' and '..'. "
                 f"Received: {self.address!r}."
+            )
+        if set("*?[") & set(self.given):  # with fsspec they stand for other names
+            raise ValueError(
+                f"`{name}` must be an address without '*', '?' and '['. Received: "
+                f"{self.address!r}. Give a folder of another name; versions of objects and signed "
+                "addresses are not for checkpoints."
             )
         self._class = self._checked_class(name)
         from fsspec.core import strip_protocol
@@ -144,17 +185,25 @@ class Store:
     # ---------------------------------------------------------------- folders of this machine
 
     def staging(self, rank: int, size: int) -> str:
-        """Returns the folder in which a rank of several writes what goes up."""
-        ranks = f"{rank}-of-{size}"
-        parts = [quote(part, safe="@") for part in self._parts if part]
-        return os.path.join(stores_folder(), "staging", ranks, self._scheme, *parts)
+        """Returns the folder in which a rank of several writes what goes up.
+
+        That of one address is never in that of another, and addresses in one folder have theirs
+        beside each other.
+        """
+        *above, last = [part for part in self._parts if part]
+        # "%" alone is none that is quoted.
+        parent = _file_name("/".join(above)) if above else "%"
+        ranks = os.path.join(stores_folder(), "staging", f"{rank}-of-{size}")
+        return os.path.join(ranks, self._scheme, parent, _file_name(last))
 
     def _copies(self) -> str:
         """Returns the folder of what was brought here, which all processes share."""
-        name = quote(self.address, safe="@:")
-        if len(name) > _LONGEST_NAME:
-            name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-        return os.path.join(stores_folder(), "copies", name)
+        return os.path.join(stores_folder(), "copies", _file_name(self.address))
+
+    def address_of_copy(self, folder: str) -> str:
+        """Returns the address of what `reading` has brought to a folder."""
+        name = os.path.basename(folder)
+        return self.address if name == self._parts[-1] else f"{self.address}/{name}"
 
     # ---------------------------------------------------------------- writing
 
@@ -171,15 +220,15 @@ class Store:
                 "replace it. Dump to an address of its own."
             )
 
-    def upload(self, folder: str, data: Collection[str] = (), last: str = manifest.NAME) -> None:
-        """Brings the files of a folder to the store, those that it does not have yet.
+    def upload(self, folder: str, inside: Iterable[str], last: str = manifest.NAME) -> None:
+        """Brings files of a folder to the store, those that it does not have yet.
 
         Files of dumps have names of their own, so one of the same size is the same. All others go
         each time.
 
         Args:
-          folder: of this machine.
-          data: which folders of dumps in it.
+          folder: of this machine. The files that are in it at once go.
+          inside: which folders in it go too, with what is below them.
           last: what marks them; it does not go, and neither do locks and what is half written.
 
         Raises:
@@ -187,17 +236,41 @@ class Store:
         """
         there = self._sizes(self._path())
         going: list[str] = []
-        for name in _files_in(folder):
+        for name in _files_in(folder, inside):
             if name == last or manifest.is_private(name):
                 continue
             size = os.path.getsize(os.path.join(folder, name))
-            top = name.split("/")[0]
-            is_data = bool(manifest.DATA_FOLDER.fullmatch(top))
-            if not is_data or (top in data and there.get(name) != size):
+            is_data = manifest.DATA_FOLDER.fullmatch(name.split("/")[0])
+            if not is_data or there.get(name) != size:
                 going.append(name)
         # First what says whose the folder is: so what a killed process has left is known.
         for some in ([n for n in going if "/" not in n], [n for n in going if "/" in n]):
             self._each(some, lambda name: self._put(os.path.join(folder, name), name))
+
+    def put(self, folder: str, name: str) -> None:
+        """Brings one file of a folder to the store.
+
+        Raises:
+          OSError: it cannot be read or written.
+        """
+        self._put(os.path.join(folder, name), name)
+
+    def check_has(self, found: Manifest) -> None:
+        """Raises OSError where a file is missing or of another size than its manifest says.
+
+        Raises:
+          OSError: so it is, or the store cannot be reached.
+        """
+        there = self._sizes(self._path())
+        for file, size in found.sizes.items():
+            if there.get(file) != size:
+                has = f"{there[file]:,} bytes" if file in there else "no such file"
+                raise OSError(
+                    f"{self.address}/{file} must have {size:,} bytes after its upload. Received: "
+                    f"{has}. Another job may have written there meanwhile, or the ranks do not see "
+                    "the same store: have one job write to an address, and all ranks to one "
+                    "server. What was marked there before still is, unless by that job."
+                )
 
     def mark(self, folder: str, last: str = manifest.NAME) -> None:
         """Brings what marks the files of a folder, in one step.
@@ -261,7 +334,13 @@ class Store:
         if self._scheme not in _FLAT:
             self._tried("rename", path, lambda system: system.mv(path, new))
             return
-        self._tried("copy", path, lambda system: system.copy(path, new, recursive=True))
+
+        def copy(system: Any) -> None:
+            with suppress(FileNotFoundError):  # what there is of another try: it would go into that
+                system.rm(new, recursive=True)
+            system.copy(path, new, recursive=True)
+
+        self._tried("copy", path, copy)
         self.remove(name, first=first)
 
     # ---------------------------------------------------------------- reading
@@ -300,46 +379,75 @@ class Store:
         wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
         more: Callable[[Manifest], str] | None = None,
     ) -> str:
+        """Brings the checkpoint at the address here, and returns its folder.
+
+        Its files may go as soon as another call, of any process, brings a newer one. Arguments and
+        errors are those of `reading`.
+        """
+        with self.reading(wanted, more) as (folder, _):
+            return folder
+
+    @contextmanager
+    def reading(
+        self,
+        wanted: Callable[[Manifest], Iterable[str]] = lambda found: found.files,
+        more: Callable[[Manifest], str] | None = None,
+    ) -> Iterator[tuple[str, Manifest]]:
         """Brings the checkpoint at the address here, of a `sok_lite.keras.Checkpoint` the newest.
 
         Processes of this machine do so one after another, and the next one finds what the last has
-        brought. Files of a checkpoint that is not there any more go.
+        brought. Files of a checkpoint that is not there any more go, where nobody reads.
 
         Args:
           wanted: returns which of its files are to be here; others need not be.
           more: returns the name of a folder beside them that is to be here too.
 
-        Returns:
-          A folder with its manifest and these files, which nobody may write to.
+        Yields:
+          A folder with these files, which nobody may write to, and its manifest: they stay until
+          the `with` block ends.
 
         Raises:
           FileNotFoundError: there is no marked checkpoint. OSError: it cannot be brought here.
         """
         copies = self._copies()
-        os.makedirs(copies, exist_ok=True)
-        with waited_for(os.path.join(copies, "lock"), f"What is brought to {copies}"):
+        make_folder(copies)
+        with waited_for(os.path.join(copies, "lock"), f"What is brought from {self.address}"):
             gone: bytes | None = None
             while True:
                 newest = self._newest()
                 at = f"{self.address}/{manifest.NAME}"
                 found = manifest.from_text(newest.text, at)
                 folder = os.path.join(copies, newest.path.rstrip("/").rpartition("/")[2])
+                its = None if more is None else more(found)
                 try:
-                    self._bring(newest, found, folder, wanted(found), more and more(found))
+                    is_new = self._bring(newest, found, folder, wanted(found), its)
                 except FileNotFoundError:
                     if newest.text == gone:
                         raise
                     gone = newest.text  # another one may have taken its place in between
                 else:
                     break
-            for name in os.listdir(copies):
-                if name not in ("lock", os.path.basename(folder)):
-                    shutil.rmtree(os.path.join(copies, name), ignore_errors=True)
-            return folder
+            readers = os.open(os.path.join(copies, _READERS), os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                if try_flock(readers, fcntl.LOCK_EX):
+                    _remove_folders(copies, {os.path.basename(folder)})
+                    if is_new:
+                        of_it = {file.split("/")[0] for file in found.files}
+                        _remove_folders(folder, of_it if its is None else of_it | {its})
+                try_flock(readers, fcntl.LOCK_SH)
+            except BaseException:
+                os.close(readers)
+                raise
+        try:
+            yield folder, found
+        finally:
+            try_flock(readers, fcntl.LOCK_UN)  # also where a forked process has the file too
+            os.close(readers)
 
     def _bring(
         self, newest: _Newest, found: Manifest, folder: str, wanted: Iterable[str], more: str | None
-    ) -> None:
+    ) -> bool:
+        """Brings files of a checkpoint to a folder; returns whether another one was there."""
         os.makedirs(folder, exist_ok=True)
         is_same = _text_in(folder) == newest.text
         written = found.sizes
@@ -355,10 +463,7 @@ class Store:
             manifest.publish(folder, newest.text.decode())
         if newest.published is not None:  # that counts, and not when it came here
             os.utime(os.path.join(folder, manifest.NAME), (newest.published, newest.published))
-        used = {file.split("/")[0] for file in found.files}
-        for name in [] if is_same else os.listdir(folder):
-            if os.path.isdir(os.path.join(folder, name)) and name not in used | {more}:
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        return not is_same
 
     def _newest(self) -> _Newest:
         path = self._path()
@@ -399,6 +504,10 @@ class Store:
         """Returns the path, as the file system knows it, of a name at the address."""
         return f"{self._at}/{name}" if name else self._at
 
+    def _shown(self, path: str) -> str:
+        """Returns the address of such a path."""
+        return self.address + path.removeprefix(self._at)
+
     def _system(self) -> Any:
         from fsspec.core import url_to_fs
 
@@ -423,22 +532,26 @@ class Store:
           path: to what.
           call: is given the file system.
         """
-        for pause in (*PAUSES, None):
+        end = time.monotonic() + _SECONDS_OF_TRIES
+        for number, pause in enumerate((*PAUSES, math.inf), 1):
             try:
                 return call(self._system())
             except Exception as error:
-                said = f"Cannot {verb} {path} of {self.address}: {type(error).__name__}: {error}"
+                said = f"Cannot {verb} {self._shown(path)}: {type(error).__name__}: {error}"
                 for kind in _FINAL:
                     if isinstance(error, kind):
                         raise kind(said) from error
+                if _NOT_LET_IN & {kind.__name__ for kind in type(error).__mro__}:
+                    raise PermissionError(said) from error
                 if getattr(error, "errno", None) in _NO_ROOM:
                     raise
-                if pause is None:
-                    tries = len(PAUSES) + 1
-                    raise OSError(f"{said}. It was tried {tries} times.") from error
-                _log.warning("%s. Trying again in %g s.", said, pause)
                 self._opened, self._has_failed = None, True
-            time.sleep(pause)
+                is_last = time.monotonic() + pause > end
+                if not is_last:
+                    _log.log(self._level, "%s. Trying again in %g s.", said, pause)
+                if is_last or self.ends.wait(pause):
+                    tries = "once" if number == 1 else f"{number} times"
+                    raise OSError(f"{said}. It was tried {tries}.") from error
         raise AssertionError
 
     def _names(self, path: str) -> list[str]:
@@ -480,9 +593,19 @@ class Store:
     def _get(self, path: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         part = target + _PART
-        self._tried("read", path, lambda system: system.get_file(path, part))
-        manifest.sync_path(part)
-        os.replace(part, target)
+        what = (
+            f"a copy of {self._shown(path)}, in the folder that SOK_LITE_STORES names or else in "
+            "the cache"
+        )
+        try:
+            with naming_file(part, what):
+                self._tried("read", path, lambda system: system.get_file(path, part))
+                manifest.sync_path(part)
+            os.replace(part, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
 
     def _each(self, names: Collection[str], call: Callable[[str], None]) -> None:
         """Calls a function with each of some names, in several threads where that is safe.
@@ -508,23 +631,41 @@ class Store:
                     failures.append(error)
 
         threads = [threading.Thread(target=work) for _ in range(min(_AT_A_TIME, len(names)))]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for thread in threads:
                 thread.join()
         except BaseException as error:  # an interrupt: they take no more files
             failures.append(error)
+            for thread in threads:  # and nobody changes the files of the one that they are at
+                if thread.ident is not None:
+                    thread.join()
         if failures:
             raise failures[0]
 
 
-def _files_in(folder: str) -> list[str]:
-    """Returns the files below a folder, relative to it, with "/"."""
-    found = []
-    for inside, _, names in os.walk(folder):
-        found += [os.path.relpath(os.path.join(inside, name), folder) for name in names]
+def _file_name(text: str) -> str:
+    """Returns the name of a file for a text; no two have the same one."""
+    name = quote(text, safe="@:")
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return name
+
+
+def _files_in(folder: str, inside: Iterable[str]) -> list[str]:
+    """Returns the files in a folder and below some folders in it, relative to it, with "/"."""
+    found = [each.name for each in os.scandir(folder) if each.is_file()]
+    for top in set(inside):
+        for at, _, names in os.walk(os.path.join(folder, top)):
+            found += [os.path.relpath(os.path.join(at, name), folder) for name in names]
     return sorted(found)
+
+
+def _remove_folders(folder: str, but: Collection[str]) -> None:
+    for each in list(os.scandir(folder)):
+        if each.is_dir() and each.name not in but:
+            shutil.rmtree(each.path, ignore_errors=True)
 
 
 def _size(folder: str, file: str) -> int:

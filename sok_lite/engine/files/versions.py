@@ -75,14 +75,27 @@ def _versions_of(names: list[str]) -> Versions:
     return Versions(served, sorted(int(name) for name in bare if _NUMBER.fullmatch(name)))
 
 
-def lock_versions(folder: str) -> Lock:
+def lock_versions(folder: str, shown: str | None = None) -> Lock:
     """Locks a folder of versions for the one who changes them.
+
+    Args:
+      folder: its path.
+      shown: the address that they go to, for errors.
 
     Raises:
       BlockingIOError: somebody else does. OSError: there is no such folder, or it cannot be written
         to.
     """
-    return Lock(os.path.join(folder, _LOCK), f"What is published at {folder}")
+    return Lock(os.path.join(folder, _LOCK), f"What is published at {shown or folder}")
+
+
+def remove_all(folder: str) -> None:
+    """Removes what is in a folder of versions but its lock, which the caller has."""
+    for each in list(os.scandir(folder)):
+        if each.is_dir(follow_symlinks=False):
+            shutil.rmtree(each.path, ignore_errors=True)
+        elif each.name != _LOCK:
+            os.unlink(each.path)
 
 
 def check_keep(keep: int | None) -> None:

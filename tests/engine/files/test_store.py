@@ -1,11 +1,15 @@
 """Checkpoints at addresses: what is marked there is whole, whatever ends an upload."""
 
+import errno
 import importlib.util
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from contextlib import ExitStack
 
@@ -13,10 +17,11 @@ import numpy as np
 import pytest
 
 from sok_lite.comm import run_ranks
-from sok_lite.engine.files import store
+from sok_lite.engine.files import manifest, store
 from sok_lite.engine.files.dump import dump, dump_in_background
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.readonly import open_readonly
+from sok_lite.engine.files.store import Store
 from tests.engine.files.test_faults import CPU, ONE, table_of, version_at
 from tests.support.helpers import new_table
 from tests.support.object_stores import PACKAGES, s3_server, sftp_server
@@ -101,6 +106,111 @@ def test_what_is_dumped_is_loaded(address):
     assert not data_at(address) & first
 
 
+@pytest.mark.parametrize("name", ["c/inside", "c/" + "a" * 300])
+def test_a_dump_brings_nothing_of_an_address_below(name, stores_here):
+    above = f"memory://{uuid.uuid4().hex}"
+    for rows in (1, 2):
+        dump(f"{above}/{name}", [table_of(rows)], ONE)
+    # As by another machine since.
+    at = f"{above}/{name}/manifest.json"
+    fsspec.filesystem("memory").pipe(at, b"newer")
+    there = files_at(above)
+    dump(f"{above}/c", [table_of(3)], ONE)
+    assert fsspec.filesystem("memory").cat(at) == b"newer"
+    assert len(files_at(above)) == len(there) + 2 and version_at(f"{above}/c") == 3
+
+
+def test_what_another_job_has_removed_is_not_marked(monkeypatch, stores_here):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    original = Store.upload
+
+    def slow(self, *args):
+        original(self, *args)
+        monkeypatch.setattr(Store, "upload", original)
+        with monkeypatch.context() as patch:  # another machine's
+            patch.setenv("SOK_LITE_STORES", str(stores_here / "other"))
+            dump(address, [table_of(2)], ONE)
+
+    monkeypatch.setattr(Store, "upload", slow)
+    with pytest.raises(OSError, match=r"/c/data-.* must have .* bytes.* no such file\. Anoth"):
+        dump(address, [table_of(1)], ONE)
+    assert version_at(address) == 2
+
+
+def test_a_rename_by_copies_begins_anew(monkeypatch, stores_here):
+    monkeypatch.setattr(store, "PAUSES", [0.01])
+    address, system = f"memory://{uuid.uuid4().hex}", fsspec.filesystem("memory")
+    names = ["saved_model.pb", "variables/variables.index"]
+    for name in names:
+        system.pipe(f"{address}/2/{name}", b"x")
+    copy, calls = type(system).copy, []
+
+    def failing(self, *args, **kwargs):
+        copy(self, *args, **kwargs)
+        calls.append(args)
+        if len(calls) == 1:
+            raise ConnectionError("cut off")
+
+    monkeypatch.setattr(type(system), "copy", failing)
+    Store(address).move("2", "2.withdrawn", first=names[0])
+    assert len(calls) == 2 and sorted(files_at(address)) == [f"2.withdrawn/{n}" for n in names]
+
+
+def test_a_full_disk_where_copies_are_is_told(stores_here):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    dump(address, [table_of(1)], ONE)
+    open_readonly(address)
+    (copy,) = (stores_here / "copies").rglob("*.safetensors")
+    copy.unlink()
+    part = copy.with_name(f"{copy.name}.part")
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space.*a copy of memory://.*SOK_LITE_STORES") as caught:
+        load(address, [new_table(CPU, 2, name="t")], ONE)
+    assert caught.value.errno == errno.ENOSPC and not os.path.lexists(part)
+
+
+def test_what_is_read_stays_until_it_was(stores_here):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    dump(address, [table_of(1)], ONE)
+
+    def refreshing(extra):
+        dump(address, [table_of(2)], ONE)
+        assert open_readonly(address)["t"].lookup([3]).tolist() == [[2, 2]]
+
+    table = new_table(CPU, 2, name="t")
+    load(address, [table], ONE, accept=refreshing)
+    assert np.unique(table.export()[1]).tolist() == [1]
+    assert version_at(address) == 2
+    dump(address, [table_of(3)], ONE)
+    assert version_at(address) == 3
+    assert len(list((stores_here / "copies").rglob("*.safetensors"))) == 1
+
+
+def test_nobody_waits_for_a_refresh_of_a_store_that_is_away(monkeypatch, stores_here, caplog):
+    address = f"memory://{uuid.uuid4().hex}/c"
+    dump(address, [table_of(1)], ONE)
+    read, calls, has_failed = open_readonly(address), [], threading.Event()
+
+    def away(*args):
+        calls.append(args)
+        has_failed.set()
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(store, "PAUSES", [300])
+    monkeypatch.setattr(store, "_SECONDS_OF_TRIES", 1000)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", away)
+    with read.follow(every=0.01):
+        has_failed.wait()
+        assert read["t"].lookup([3]).tolist() == [[1, 1]]  # the first, which makes the index
+    assert len(calls) == 1 and not caplog.records
+
+
+def test_a_load_waits_for_saves_below_its_address(stores_here):
+    address = f"memory://{uuid.uuid4().hex}"
+    begun = dump_in_background(f"{address}/step-0000000001", [table_of(1)], ONE)
+    assert version_at(address) == 1 and begun.done
+
+
 # The second file of two, the manifest, and of SFTP a piece of a file.
 @pytest.mark.parametrize(
     ("server", "number"), [("s3", 1), ("s3", 2), ("sftp", -6), ("sftp", 2)], indirect=["server"]
@@ -167,8 +277,13 @@ def test_an_upload_goes_on_when_the_server_is_there_again(tmp_path, monkeypatch,
     monkeypatch.setattr(store, "PAUSES", [0.01] * 3)
     with sftp_server(tmp_path) as address:
         dump(f"{address}/c", [table_of(1)], ONE)
+        with pytest.raises(PermissionError, match="Cannot read sftp://sok@.*Authentication"):
+            dump(f"{address}/c".replace(":lite@", ":other@"), [table_of(1)], ONE)
     port = int(address.rpartition(":")[2].partition("/")[0])
     with pytest.raises(OSError, match="It was tried 4 times"):
+        dump(f"{address}/c", [table_of(2)], ONE)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="It was tried once"):
+        patch.setattr(store, "_SECONDS_OF_TRIES", 0)
         dump(f"{address}/c", [table_of(2)], ONE)
     with ExitStack() as stack:
 
@@ -214,6 +329,46 @@ def test_a_program_ends_when_all_is_there(address):
     assert version_at(address) == 7
 
 
+def test_an_interrupt_waits_for_what_is_being_written(monkeypatch):
+    place, over = Store("memory://tests/c"), []
+    monkeypatch.setattr(place, "_class", type("Threaded", (), {"async_impl": True}))
+
+    def write(name):
+        if name == "a":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.2)  # with the wait it may take any time
+            over.append(name)
+
+    with pytest.raises(KeyboardInterrupt):
+        place._each(["a", "b"], write)
+    assert over == ["a"]
+
+
+def test_messages_name_the_address(monkeypatch, stores_here, caplog, capsys):
+    address, shown = f"MEMORY://me:secret@{uuid.uuid4().hex}/c", r"memory://me@[0-9a-f]+/c"
+    begun = dump_in_background(address, [table_of(1)], ONE)
+    begun.wait()
+    assert re.fullmatch(shown, begun.path) and version_at(address) == 1
+    with manifest.lock(Store(address).staging(0, 1)):
+        with pytest.raises(BlockingIOError, match=f"The checkpoint at {shown} must have one"):
+            dump(address, [table_of(2)], ONE)
+    read, has_failed = open_readonly(address), threading.Event()
+    monkeypatch.setattr(store, "PAUSES", [])
+    monkeypatch.setattr(logging.getLogger("sok_lite"), "filter", lambda _: has_failed.set() or True)
+    fsspec.filesystem("memory").rm(Store(address)._at, recursive=True)
+    with read.follow(every=0.01):
+        has_failed.wait()
+    assert re.match(f"{shown} stays as it was", caplog.messages[0])
+
+
+def test_a_folder_for_stores_that_cannot_be_made_is_told(monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("SOK_LITE_STORES", f"{tmp_path}/file/inside")
+    for call in (dump, load):
+        with pytest.raises(OSError, match="Have SOK_LITE_STORES name one"):
+            call("memory://tests/missing", [new_table(CPU, 2, name="t")], ONE)
+
+
 def test_what_cannot_be_such_an_address_is_told(monkeypatch, stores_here):
     for package, missing, text in (
         ("gcsfs", "gs://bucket/c", r"`path` is an address of gs://.*object-store\]' gcsfs"),
@@ -229,6 +384,11 @@ def test_what_cannot_be_such_an_address_is_told(monkeypatch, stores_here):
         ValueError, match=r"without '\.' and '\.\.'\. Received: 'memory://a/\.\./c'"
     ):
         open_readonly("memory://a/../c")
+    for name in ("run?", "lr=[1e-3]", "*/c"):
+        with pytest.raises(
+            ValueError, match=r"without '\*', '\?' and '\['\. Received: 'memory://g/"
+        ):
+            dump(f"memory://g/{name}", [table_of(1)], ONE)
     fsspec.filesystem("memory").pipe("/other/manifest.json", b"{}")
     with pytest.raises(FileExistsError, match=r"memory://other/manifest\.json is no manifest"):
         dump("memory://other", [table_of(1)], ONE)
