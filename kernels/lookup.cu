@@ -180,7 +180,7 @@ static __attribute__((noinline)) void find_block(const Search& given, const u64*
     const i64 i = late[k];
     for (; kBuckets && asked < num_late && asked < k + kLateLead; ++asked)
       likely[asked] = hkv_prefetch_likely(places[asked]);
-    const Found found = kBuckets ? hkv_search_likely<false>(places[k], likely[k], search.keys[i])
+    const Found found = kBuckets ? hkv_search_likely(places[k], likely[k], search.keys[i])
                                  : det_probe<false>(index, search.keys[i]);
     own.missing += !found.slot;
     rows[i] = found.row;

@@ -138,8 +138,6 @@ SOK_DEVICE u32 hkv_likely_lines(const HkvPlace& place) {
 }
 
 // Finds a key that is not in the line that is read first. likely: the lines to read.
-// kIsWritten: see sok_key; what is in the slot is then not told.
-template <bool kIsWritten>
 SOK_DEVICE Found hkv_search_likely(const HkvPlace& place, u32 likely, i64 key) {
   SOK_ONE_BY_ONE
   for (; likely; likely &= likely - 1) {
@@ -147,14 +145,15 @@ SOK_DEVICE Found hkv_search_likely(const HkvPlace& place, u32 likely, i64 key) {
     Slot* const slots = w < 4 ? place.first : place.second;
     SOK_ONE_BY_ONE
     HKV_FOR_EACH_LINE(s, w, place) {
-      const Found found = sok_search_line<kIsWritten>(sok_read_line(slots + s), key);
+      const Found found = sok_search_line<false>(sok_read_line(slots + s), key);
       if (found.slot) return found;
     }
   }
   return sok_nothing();
 }
 
-// Finds a key, which is not a reserved one.
+// Finds a key, which is not a reserved one. kIsWritten: see sok_key; what is in the slot is then
+// not told.
 template <bool kIsWritten>
 SOK_DEVICE Found hkv_search(const HkvPlace& place, i64 key) {
   bool is_over;

@@ -10,7 +10,6 @@
 
 #include <array>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "ops/launch.h"
@@ -28,23 +27,6 @@ struct ItemsOfPart {
   // Which of `new_rows` the key of each item has that was missing; -1 of the others.
   int32_t* number = nullptr;     // (num_items,)
   uint32_t* new_rows = nullptr;  // of an "hbm" table `rows`
-};
-
-// Launches of several kernels, in the order in which these come first.
-class Launches {
- public:
-  Launch& Of(const Kernel& kernel) {
-    for (auto& [run, launch] : all_) {
-      if (run == kernel.run) return launch;
-    }
-    return all_.emplace_back(kernel.run, Launch(kernel)).second;
-  }
-  void Run(const Driver& driver, GpuCall* gpu) const {
-    for (const auto& [run, launch] : all_) launch.Run(driver, gpu);
-  }
-
- private:
-  std::vector<std::pair<void*, Launch>> all_;
 };
 
 class Insertion {

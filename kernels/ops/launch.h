@@ -7,6 +7,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "ops/gpu.h"
@@ -69,6 +70,23 @@ class Launch {
  private:
   const Kernel& kernel_;
   std::vector<int64_t> begin_{0}, words_;
+};
+
+// Launches of several kernels, in the order in which these come first.
+class Launches {
+ public:
+  Launch& Of(const Kernel& kernel) {
+    for (auto& [run, launch] : all_) {
+      if (run == kernel.run) return launch;
+    }
+    return all_.emplace_back(kernel.run, Launch(kernel)).second;
+  }
+  void Run(const Driver& driver, GpuCall* gpu) const {
+    for (const auto& [run, launch] : all_) launch.Run(driver, gpu);
+  }
+
+ private:
+  std::vector<std::pair<void*, Launch>> all_;
 };
 
 // Where an index is, as searches take it.

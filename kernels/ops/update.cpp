@@ -15,7 +15,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
 
 #include "ops/launch.h"
 #include "ops/sought.h"
@@ -122,13 +121,12 @@ class UpdateOfCall {
   //
   // gpu  what launches on a GPU; null: it is on the CPU
   bool Step(GpuCall* gpu) {
-    // A kernel at a time: most calls have one.
-    std::map<void*, Launch> launches;
+    Launches launches;
     for (size_t i = 0; i < plan_.parts.size(); ++i) {
       const UpdatePart& part = plan_.parts[i];
       const std::vector<int64_t> words = WordsOf(i);
       if (static_cast<int64_t>(words.size()) != part.kernel.num_arguments) return false;
-      Launch& launch = launches.try_emplace(part.kernel.run, part.kernel).first->second;
+      Launch& launch = launches.Of(part.kernel);
       launch.Add(moved_[i].num_rows, {});
       launch.More(words);
     }
@@ -136,7 +134,7 @@ class UpdateOfCall {
     if (plan_.taken) *plan_.taken = step_;
     const int64_t before = gpu ? gpu->num_launches() : 0;
     try {
-      for (const auto& [run, launch] : launches) launch.Run(*plan_.driver, gpu);
+      launches.Run(*plan_.driver, gpu);
     } catch (const std::exception&) {
       if (gpu && gpu->num_launches() > before) throw HalfDone();
       throw;
