@@ -5,9 +5,8 @@
 
 from typing import NamedTuple
 
-from sok_lite.backend.publish import publish
 from sok_lite.engine.rows.column import Column
-from sok_lite.engine.rows.states import drop_states, plan_rename
+from sok_lite.engine.rows.states import drop_states, rename_column
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import alone, changing_alone
@@ -115,5 +114,5 @@ def _rename(table: EmbeddingTable, name: str, kind: str) -> str:
             f"State {name!r} of table {table.name!r} belongs together with one that is called "
             f"{kind!r} already. Rename or drop that one first."
         )
-    publish(plan_rename(table.store, column, kind))
+    rename_column(table.store, column, kind)
     return column.name

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from sok_lite.backend.publish import publish
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.rows.state_owner import (
     Kinds,
     StateOwner,
@@ -24,10 +24,10 @@ from sok_lite.engine.rows.state_owner import (
     restored,
     warn_if_several_fit,
 )
-from sok_lite.engine.rows.states import copy_states, drop_states, plan_give
+from sok_lite.engine.rows.states import copy_states, drop_states, give_states
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing_alone
 
 
@@ -96,7 +96,7 @@ def _acquire(
 def drop_orphaned_states(table: EmbeddingTable) -> None:
     """Frees the memory of states whose optimizer is gone. Hold `table.lock`."""
     if table.is_changing:
-        return  # a signal handler saves the table in the midst of what has been prepared
+        return  # a signal handler saves the table in the midst of a change
     if _num_optimizers(table.store) > 1:
         _collect()
     _drop_orphaned_states(table.store)
@@ -145,7 +145,8 @@ def _taken_over(table: EmbeddingTable, kinds: Kinds, optimizer: Any) -> States |
     states = states_of(store, kinds, optimizer)
     if states and optimizer is not None:
         warn_if_several_fit(table.name, store.state_groups, kinds)
-        publish(plan_give(store, states.values(), StateOwner.of(optimizer)))
+        with uninterrupted():
+            give_states(store, states.values(), StateOwner.of(optimizer))
     return states
 
 
@@ -171,8 +172,10 @@ def _copy(table: EmbeddingTable, kinds: Kinds, optimizer: Any, others: States) -
     columns = store.add_states(kinds, StateOwner(weakref.ref(_Nobody())))
     copy_states(store, others, columns)
     # An increment would have the rows that change from now on alone: the next dump is a whole one.
-    publish([*plan_give(store, columns, StateOwner.of(optimizer)), *plan_forget(table)])
-    _keep(store, others)  # the next one that is new has the next, or begins anew
+    with uninterrupted():
+        give_states(store, columns, StateOwner.of(optimizer))
+        forget(table)
+        _keep(store, others)  # the next one that is new has the next, or begins anew
     return {column.state: column for column in columns}
 
 
@@ -180,7 +183,7 @@ def _keep(store: RowStore, states: States) -> None:
     """Notes that states which a restore may have brought are no optimizer's but their own."""
     owner = next(iter(states.values())).owner
     if owner.is_restored:
-        publish(plan_give(store, states.values(), StateOwner(owner.reference)))
+        give_states(store, states.values(), StateOwner(owner.reference))
 
 
 def _num_optimizers(store: RowStore) -> int:

@@ -10,7 +10,6 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.optimizers.rule import rule_step
 from sok_lite.engine.step import Step, StepOptions
 from sok_lite.engine.update import UpdateStep, make_states, merged
@@ -56,15 +55,10 @@ class RemoteStep(Step):
         for update in self._updates:
             update.table.contains(update.keys[:1])  # is there a connection?
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
-        """Takes the step.
-
-        Args:
-          extra_actions: actions to be published after it.
-        """
+    def commit(self) -> None:
+        """Takes the step."""
         for update in self._updates:
             _take_step(update, self._options)
-        publish(extra_actions)
 
 
 def _take_step(update: Update, options: StepOptions) -> None:

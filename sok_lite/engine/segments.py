@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.base import Work
+from sok_lite.backend.launches import Launch, launch_all
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.dtypes import as_words
 from sok_lite.engine.results import new_results
@@ -94,7 +94,7 @@ def _ascending(backend: Backend, numbers: np.ndarray, sizes: np.ndarray, step: i
     out = backend.xp.empty(int(sizes.sum()), np.int32)
     of_tables = zip(numbers.tolist(), sizes.tolist(), cut(out, sizes), strict=True)
     parts = [Work(size, (number, step, its, size)) for number, size, its in of_tables]
-    publish(backend.joined("table_numbers", parts))
+    backend.launch_parts("table_numbers", parts)
     return out
 
 
@@ -174,9 +174,8 @@ def segment_sums(
         if size > _PIECE:
             adding.append(Work(size, arguments))
     # One after the other: the pieces are sums.
-    publish(
-        [*backend.joined("segment_sums", summing), *backend.joined("segment_add_pieces", adding)]
-    )
+    backend.launch_parts("segment_sums", summing)
+    backend.launch_parts("segment_add_pieces", adding)
     return out
 
 
@@ -228,22 +227,23 @@ def copy_apart(
     if "u32" in dict(words):
         sources["u32"] = values.astype(np.int32).view(np.uint32)
     of_tables = zip(words, cut(index, sizes), sizes, strict=True)
-    parts = [
-        (backend, f"dense_gather_{suffix}", Work(size, (sources[suffix], 1, its, out, size)))
-        for (suffix, out), its, size in of_tables
-    ]
-    publish(joined_launches(parts))
+    launch_all(
+        *(
+            [backend.prepared(f"dense_gather_{suffix}", size, sources[suffix], 1, its, out, size)]
+            for (suffix, out), its, size in of_tables
+        )
+    )
 
 
-def plan_gather(backend: Backend, x: Array, index: Array) -> tuple[Array, Action]:
-    """Prepares to copy rows of 16- or 32-bit elements.
+def gather_launch(backend: Backend, x: Array, index: Array) -> tuple[Array, Launch]:
+    """Returns a copy of rows of 16- or 32-bit elements, and the launch that writes it.
 
     Args:
       x: (m, dim), C-contiguous.
       index: (n,) int32, each in [0, m).
 
     Returns:
-      (`x[index]`, (n, dim) of x's dtype, which the action writes; the action).
+      (`x[index]`, (n, dim) of x's dtype; the launch).
     """
     out = backend.xp.empty((index.size, x.shape[1]), x.dtype)
     suffix, words = as_words(x)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import publish
+from sok_lite.backend.base import Work
 from sok_lite.engine.batch import ShardedTable
 from sok_lite.engine.exchange import send_grads
 from sok_lite.engine.route import Route
@@ -48,4 +47,4 @@ def send_sums(
 def _convert(backend: Backend, kernel: str, arrays: Sequence[tuple[Array, Array]]) -> None:
     """Writes the elements of arrays into others, all in one launch."""
     parts = [Work(source.size, (source, out, source.size)) for source, out in arrays]
-    publish(joined_launches([(backend, kernel, part) for part in parts]))
+    backend.launch_parts(kernel, parts)

@@ -15,8 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import publish
+from sok_lite.backend.launches import launch_all
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.comm.protocol import split_offsets
@@ -32,9 +31,9 @@ from sok_lite.engine.route import Route
 from sok_lite.engine.segments import (
     copy_apart,
     cut,
+    gather_launch,
     group,
     numbers_of_tables,
-    plan_gather,
     segment_sums,
 )
 from sok_lite.engine.sent_keys import SentKeys, send
@@ -238,9 +237,10 @@ def _count_outside(tables: Sequence[StaticTable], keys: Sequence[Array], count: 
     """Counts row numbers that do not exist in their table, by one launch, into (1,) int64."""
     parts = []
     for table, its_keys in zip(tables, keys, strict=True):
-        part = Work(len(its_keys), (its_keys, table.num_rows, count, len(its_keys)))
-        parts.append((table.backend, "keys_count_outside", part))
-    publish(joined_launches(parts))
+        n = len(its_keys)
+        of_keys = (its_keys, table.num_rows, count, n)
+        parts.append([table.backend.prepared("keys_count_outside", n, *of_keys)])
+    launch_all(*parts)
 
 
 def _refuse(batch: Batch, tables: Sequence[StaticTable], keys: Sequence[Array]) -> None:
@@ -284,10 +284,10 @@ def _rows_of_keys(
 ) -> list[Array | None]:
     """Returns the row of each key, (its keys, dim) storage, of the tables where they are wanted."""
     results: list[Array | None] = [None] * len(rows)
-    actions = []
+    launches = []
     for i, is_wanted in enumerate(are_wanted):
         if is_wanted:
-            results[i], action = plan_gather(backend, rows[i], numbers[i])
-            actions.append([action])
-    publish(*actions)
+            results[i], launch = gather_launch(backend, rows[i], numbers[i])
+            launches.append([launch])
+    launch_all(*launches)
     return results

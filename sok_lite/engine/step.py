@@ -11,7 +11,7 @@ from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding, holding_since, last_change
@@ -48,12 +48,8 @@ class Step(Protocol):
     def prepare(self) -> None:
         """Checks the step: raises its errors, and changes no row. It need not be called."""
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
-        """Takes the step.
-
-        Args:
-          extra_actions: actions to be published together with the change of the rows.
-        """
+    def commit(self) -> None:
+        """Takes the step."""
 
 
 class HeldStep(ABC, Generic[Ready]):
@@ -85,18 +81,14 @@ class HeldStep(ABC, Generic[Ready]):
         """Checks the step: raises its errors, and changes no row."""
         holding(self._tables(), self._prepare)
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
-        """Takes the step.
-
-        Args:
-          extra_actions: actions to be published together with the change of the rows.
-        """
+    def commit(self) -> None:
+        """Takes the step."""
         tables, prepared = self._tables(), self._prepared
         if prepared is None:
-            holding(tables, lambda: self.take(self.get_ready(is_whole=True), extra_actions))
+            holding(tables, self._take_whole)
         else:
             change, ready = prepared
-            holding_since(tables, change, partial(self._take_prepared, ready, extra_actions))
+            holding_since(tables, change, partial(self._take_prepared, ready))
 
     def _prepare(self) -> None:
         ready = self.get_ready(is_whole=False)
@@ -106,10 +98,17 @@ class HeldStep(ABC, Generic[Ready]):
     def _tables(self) -> list[EmbeddingTable]:
         return [update.table for update in self.updates]
 
-    def _take_prepared(
-        self, ready: Ready, extra_actions: Sequence[Action], is_unchanged: bool
-    ) -> None:
-        self.take(ready if is_unchanged else self.get_ready(is_whole=True), extra_actions)
+    def _take_whole(self) -> None:
+        ready = self.get_ready(is_whole=True)
+        with uninterrupted():
+            self.take(ready)
+
+    def _take_prepared(self, ready: Ready, is_unchanged: bool) -> None:
+        if not is_unchanged:
+            self._take_whole()
+            return
+        with uninterrupted():
+            self.take(ready)
 
     @abstractmethod
     def get_ready(self, is_whole: bool) -> Ready:
@@ -120,5 +119,5 @@ class HeldStep(ABC, Generic[Ready]):
         """
 
     @abstractmethod
-    def take(self, ready: Ready, extra_actions: Sequence[Action]) -> None:
+    def take(self, ready: Ready) -> None:
         """Changes the rows, under the locks of the tables."""

@@ -2,7 +2,7 @@
 
 A key without a row gets one, as by a lookup of all keys of its table's update: it was erased or
 evicted since its own lookup, or never looked up, or refused. Insertions and the step of all tables
-are published together. Keys that a table refuses are left out, and so is every key without a row if
+are launched together. Keys that a table refuses are left out, and so is every key without a row if
 its table admits only some new keys; both are counted.
 """
 
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.base import F32, joined_launches
-from sok_lite.backend.publish import Action, Launch, publish
+from sok_lite.backend.base import F32
+from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite, plan_update
+from sok_lite.engine.optimizers.row_step import RowStep, count_nonfinite_launch
 from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
 from sok_lite.engine.results import contiguous
 from sok_lite.engine.rows.state_owner import Kinds, States
@@ -26,12 +27,12 @@ from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.insert import LookupRequest
 from sok_lite.engine.table.lookups import look_up_batch
-from sok_lite.engine.table.new_keys import LookupRequest
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
-    plan_mark_seen,
+    mark_seen_launches,
     resolve_rows,
     touch,
 )
@@ -73,18 +74,13 @@ class JoinedStep(Step):
             step.prepare()
         self._is_prepared = True
 
-    def commit(self, extra_actions: Sequence[Action] = ()) -> None:
-        """Takes the steps.
-
-        Args:
-          extra_actions: actions to be published together with the last one.
-        """
+    def commit(self) -> None:
+        """Takes the steps."""
         if not self._is_prepared:
             self.prepare()
-        *others, last = self._steps
-        for step in others:
-            step.commit()
-        last.commit(extra_actions)
+        with uninterrupted():
+            for step in self._steps:
+                step.commit()
 
 
 class UpdateStep(HeldStep["list[_Ready] | None"]):
@@ -137,9 +133,8 @@ class UpdateStep(HeldStep["list[_Ready] | None"]):
         rules = [steps[id(each.rule)] for each in updates]
         return list(map(_Ready, by_row, states, rules))
 
-    def take(self, ready: "list[_Ready] | None", extra_actions: Sequence[Action]) -> None:
+    def take(self, ready: "list[_Ready] | None") -> None:
         if ready is None:
-            publish(extra_actions)
             return
         rounding, num_nonfinite = self.options.stochastic_rounding, self.options.num_nonfinite
         if num_nonfinite is None:
@@ -147,41 +142,44 @@ class UpdateStep(HeldStep["list[_Ready] | None"]):
         touch([each.update for each in ready])
         new = [each for each in ready if each.update.inserts]
         others = [each for each in ready if not each.update.inserts] if new else ready
-        actions = plan_mark_seen([each.update for each in others])
-        actions += plan_update([each.of_rows(rounding) for each in others], num_nonfinite)
+        launches = [
+            [*mark_seen_launches(each.update), each.of_rows(rounding).launch(num_nonfinite)]
+            for each in others
+        ]
+        if new:
+            _insert(
+                [each.update for each in new],
+                [each.of_rows(rounding) for each in new],
+                num_nonfinite,
+                launches,
+            )
+        else:
+            launch_all(*launches)
         for each in others:
-            if each.update.num_without_row:
-                actions += each.update.table.plan_count(not_updated=each.update.num_without_row)
-        if not new:
-            publish(actions, extra_actions)
-            return
-        _insert(
-            [each.update for each in new],
-            [each.of_rows(rounding) for each in new],
-            num_nonfinite,
-            [actions, extra_actions],
-        )
+            each.update.table.counters.not_updated += each.update.num_without_row
+        for each in new:
+            each.update.table.report_refused()
 
 
 def _insert(
     updates: Sequence[ResolvedUpdate],
     steps: Sequence[RowStep],
     num_nonfinite: Array,
-    extra_actions: Sequence[Sequence[Action]],
+    others: Sequence[Sequence[Launch]],
 ) -> None:
     """Inserts the keys of updates that have no row, and takes each step once its keys have theirs.
 
     Args:
       steps: of these updates, without row numbers yet.
       num_nonfinite: (1,) int64, grows by the rows whose gradient has a NaN or an infinity.
-      extra_actions: published with the insertions.
+      others: lists of launches that are made with the insertions.
     """
     backend = updates[0].table.backend
     keys = backend.xp.concatenate([each.keys for each in updates])
     rows = backend.xp.empty(keys.size, np.uint32)
 
-    def then(step: RowStep) -> list[Action]:
-        return [Launch(step.store.backend, step.kernel, step.part(num_nonfinite))]
+    def then(step: RowStep) -> list[Launch]:
+        return [step.launch(num_nonfinite)]
 
     of_updates = zip(updates, steps, cut(rows, [each.keys.size for each in updates]), strict=True)
     requests = [
@@ -192,9 +190,7 @@ def _insert(
         )
         for each, step, its_rows in of_updates
     ]
-    look_up_batch(backend, keys, rows, requests, extra_actions, is_lookup=False)
-    for each in updates:
-        each.table.report_refused()
+    look_up_batch(backend, keys, rows, requests, others, is_lookup=False)
 
 
 def make_states(tables: Sequence[EmbeddingTable], kinds: Sequence[Kinds], optimizer: Any) -> None:
@@ -279,9 +275,9 @@ def raise_if_nonfinite(updates: Sequence[ResolvedUpdate]) -> None:
     counts = backend.xp.zeros(len(updates), np.int64)
     # Keys that are to be inserted count as well. `rows` says which count, NO_ROW does not.
     rows = [None if each.inserts else each.rows for each in updates]
-    publish(
-        joined_launches(
-            (backend, *counting_nonfinite(each.grads, its_rows, counts[i : i + 1]))
+    launch_all(
+        *(
+            [count_nonfinite_launch(each.table.backend, each.grads, its_rows, counts[i : i + 1])]
             for i, (each, its_rows) in enumerate(zip(updates, rows, strict=True))
         )
     )

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64
-from sok_lite.backend.publish import Action
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
@@ -158,7 +158,7 @@ class StepHost:
         arrays: Sequence[Array],
         batches: int,
         dense_step: Callable[[], Any] | None = None,
-        extra_actions: Sequence[Action] = (),
+        note: Callable[[], None] | None = None,
     ) -> Any:
         """Takes a step of rows and of dense variables; returns that of the latter.
 
@@ -167,7 +167,7 @@ class StepHost:
           arrays: of the backend, the keys of each gradient, and then the rows of each.
           batches: of how many calls rows move by the mean of their gradients, in the last.
           dense_step: updates the dense variables when that of rows cannot fail any more.
-          extra_actions: to be published together with the change of the rows.
+          note: called with the change of the rows.
         """
         begun = time.perf_counter()
         number, doing, *numbers = told
@@ -181,7 +181,10 @@ class StepHost:
             paused = time.perf_counter()
             done = dense_step()
             begun += time.perf_counter() - paused
-        rows_step.commit(extra_actions)
+        with uninterrupted():
+            rows_step.commit()
+            if note is not None:
+                note()
         UPDATES.add(time.perf_counter() - begun)
         return done
 

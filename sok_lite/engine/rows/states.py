@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sok_lite.backend.publish import Action, plan_set, publish
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.rows.state_owner import Kinds, StateOwner, States
 
@@ -40,10 +39,11 @@ def add_states(store: "RowStore", kinds: Kinds, owner: StateOwner | None) -> lis
     return columns
 
 
-def plan_give(store: "RowStore", columns: Iterable[Column], owner: StateOwner) -> list[Action]:
-    """Prepares to make an owner the owner of free states."""
-    setting = [action for column in columns for action in plan_set(column, owner=owner)]
-    return [*setting, *store.plan_states()]
+def give_states(store: "RowStore", columns: Iterable[Column], owner: StateOwner) -> None:
+    """Makes an owner the owner of free states."""
+    for column in columns:
+        column.owner = owner
+    store.set_columns(store.columns)
 
 
 def copy_states(store: "RowStore", states: States, columns: Iterable[Column]) -> None:
@@ -55,11 +55,12 @@ def copy_states(store: "RowStore", states: States, columns: Iterable[Column]) ->
             store.write(rows, store.read(rows, states[column.state].name), column.name)
 
 
-def plan_rename(store: "RowStore", column: Column, state: str) -> list[Action]:
-    """Prepares to rename a state."""
+def rename_column(store: "RowStore", column: Column, state: str) -> None:
+    """Renames a state."""
     name = unused_name(store, state)
     columns = {name if each is column else key: each for key, each in store.columns.items()}
-    return [*plan_set(column, name=name, state=state), *store.plan_states(columns)]
+    column.name, column.state = name, state
+    store.set_columns(columns)
 
 
 def drop_states(store: "RowStore", columns: Sequence[Column]) -> None:
@@ -68,6 +69,6 @@ def drop_states(store: "RowStore", columns: Sequence[Column]) -> None:
     left = {name: column for name, column in store.columns.items() if name not in gone}
     if store.num_far_rows:
         store.backend.synchronize()  # kernels that still use pinned memory
-    publish(store.plan_states(left))
+    store.set_columns(left)
     for column in columns:
         column.discard()

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.arguments import checked_keys
-from sok_lite.engine.table.dumped import plan_forget
+from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import exclusive
 from sok_lite.engine.table.index import Found, Search
 from sok_lite.engine.table.parts import TableParts
@@ -64,37 +64,34 @@ def read_state(table: TableParts, name: str, keys: Any) -> Array:
 
 def count_found(table: TableParts, num_items: int, num_missing: int) -> None:
     """Counts the keys of a lookup, and how many of them have no row."""
-    publish(table.plan_count(found=num_items - num_missing, missed=num_missing))
+    table.counters.found += num_items - num_missing
+    table.counters.missed += num_missing
 
 
-def plan_begin_lookup(table: TableParts) -> list[Action]:
-    """Prepares to begin a lookup that may insert. Its number is that of the last one and 1."""
-    if table.clock.is_full:
-        publish(plan_age(table))
-    return table.clock.plan_tick()
-
-
-def plan_age(table: TableParts) -> list[Action]:
-    """Prepares to halve the number of every lookup, so that counting can go on."""
-    log = [] if table.removals is None else table.removals.plan_age()
-    return [
-        *table.index.plan_age(),
-        *log,
-        *table.clock.plan_halve(),
-        *plan_forget(table),
-        *([] if table.pending is None else table.pending.plan_age()),
-    ]
+def age(table: TableParts) -> None:
+    """Halves the number of every lookup, so that counting can go on."""
+    with uninterrupted():
+        table.clock.halve()  # the one that needs memory
+        table.index.age()
+        if table.removals is not None:
+            table.removals.age()
+        if table.pending is not None:
+            table.pending.age()
+        forget(table)
 
 
 def find_and_mark_seen(table: TableParts, keys: Array) -> Found:
     """Begins a lookup that may insert, and finds keys, which count as seen by it."""
-    ticking = plan_begin_lookup(table)
-    search = table.index.plan_search(keys, table.clock.now + 1, accesses=access_counts(table))
-    publish([search.launch, *ticking])
+    if table.clock.is_full:
+        age(table)
+    search = table.index.search(keys, table.clock.now + 1, accesses=access_counts(table))
+    with uninterrupted():
+        table.clock.tick()
+        search.launch()
     return search.found
 
 
 def mark_seen_search(table: TableParts, keys: Array) -> Search:
-    """Prepares to find keys whose rows are to change: they count as seen by the last lookup."""
+    """Returns a search for keys whose rows are to change: they count as seen by the last lookup."""
     into = (table.backend.xp.empty(int(keys.size), np.uint32), None)
-    return table.index.plan_search(keys, table.clock.now, into=into, refreshes=False)
+    return table.index.search(keys, table.clock.now, into=into, refreshes=False)

@@ -12,12 +12,13 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.base import Work
-from sok_lite.backend.publish import Action, Launch, plan_set, publish
+from sok_lite.backend.launches import Launch
 from sok_lite.engine.rows.access import Copying
+from sok_lite.engine.table.directory import Directory
 from sok_lite.engine.table.index_entries import IndexEntries, entries
 from sok_lite.engine.table.segmented import Segmented
 
-# The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.plan_age`).
+# The largest number of a lookup that a slot can keep. Beyond it all are halved (`Index.age`).
 LAST_LOOKUP_NUMBER = 0xFFFFFFFF
 
 # Slots that a walk over the whole index looks at together: 16 MB.
@@ -44,7 +45,7 @@ class AccessCounts(NamedTuple):
 
 
 class Search(NamedTuple):
-    """A search for keys that is prepared.
+    """A search for keys.
 
     Attributes:
       launch: makes it; it writes the others.
@@ -134,18 +135,22 @@ class Index(Segmented):
         """
 
     @abstractmethod
-    def plan_update(self, keys: Array, rows: Array | None = None) -> list[Action]:
-        """Prepares to write row numbers (n,) uint32 of distinct keys; a missing key is skipped."""
+    def update_launch(self, keys: Array, rows: Array | None = None) -> Launch:
+        """Returns the launch that writes row numbers (n,) uint32 of distinct keys; a missing key is
+        skipped. Each kind of index writes more."""
 
-    def plan_give_rows(self, placed: Array, rows: Array) -> Action:
-        """Prepares to write the rows (n,) uint32 of keys that have slots `placed` (n,) int64, as
-        `plan_reserve` gave them; a key that got none is skipped."""
-        n = int(rows.size)
-        return self.backend.prepared("slots_give_rows", n, placed, rows, n)
+    def update(self, keys: Array, *args: Any, **what: Any) -> None:
+        """Writes what `update_launch` says."""
+        self.update_launch(keys, *args, **what)()
+
+    def give_rows(self, placed: Array, rows: Array) -> None:
+        """Writes the rows (n,) uint32 of keys that have slots `placed` (n,) int64, as
+        `reserve_launch` gave them; a key that got none is skipped."""
+        self.backend.launch("slots_give_rows", int(rows.size), placed, rows, int(rows.size))
 
     @abstractmethod
-    def plan_erase(self, keys: Array) -> list[Action]:
-        """Prepares to erase distinct keys (n,) int64 that are all there."""
+    def erase(self, keys: Array) -> None:
+        """Erases distinct keys (n,) int64 that are all there."""
 
     @abstractmethod
     def last_seen(self, keys: Array) -> Array:
@@ -155,26 +160,26 @@ class Index(Segmented):
     def clean(self) -> None:
         """Gives back what erased keys have left, where it is worth it."""
 
-    def plan_clear(self) -> list[Action]:
-        """Returns the actions that remove every key and give the memory back.
+    def empty_place(self) -> tuple[Directory, Array]:
+        """Returns memory for the index without keys, for `clear`."""
+        return self.new_directory(self.init_slots), self.new_side()
+
+    def clear(self, place: tuple[Directory, Array] | None = None) -> None:
+        """Removes every key and gives the memory back.
+
+        Args:
+          place: of `empty_place`; None: it is made now.
 
         Raises:
-          MemoryError: no memory for the empty index.
+          MemoryError: no memory for the empty index; it is as it was.
         """
-        slots = self.init_slots
-        return [
-            *self.plan_place(self.new_directory(slots), self.new_side()),
-            *plan_set(self, least_slots=slots, num_rehashes=0),
-            *plan_set(self.record, size=0),
-        ]
-
-    def clear(self) -> None:
-        """Removes every key and gives the memory back. Raises as `plan_clear` does."""
-        publish(self.plan_clear())
+        self.set_place(*(place or self.empty_place()))
+        self.least_slots, self.num_rehashes = self.init_slots, 0
+        self.record.size = 0
 
     @abstractmethod
-    def prepared(self, kernel: str, num_items: int, *args: object) -> Action:
-        """Prepares a kernel of this index: it takes the index first, then `args`."""
+    def prepared(self, kernel: str, num_items: int, *args: object) -> Launch:
+        """Returns the launch of a kernel of this index: it takes the index first, then `args`."""
 
     def launch(self, kernel: str, num_items: int, *args: object) -> None:
         """Runs a kernel of this index."""
@@ -194,7 +199,7 @@ class Index(Segmented):
         """
         return self.record.strategy, self.record.epoch
 
-    def plan_search(
+    def search(
         self,
         keys: Array,
         lookup_number: int = 0,
@@ -204,7 +209,7 @@ class Index(Segmented):
         into: tuple[Array, Array | None] | None = None,
         refreshes: bool = True,
     ) -> Search:
-        """Prepares a search for keys, which may repeat.
+        """Returns a search for keys, which may repeat, that is not made yet.
 
         Args:
           keys: (n,) int64.
@@ -238,10 +243,10 @@ class Index(Segmented):
         self, keys: Array, lookup_number: int = 0, caller_scores: Array | None = None
     ) -> Found:
         """Finds keys (n,) int64 at once; with a `lookup_number` they count as seen."""
-        return self.plan_search(keys, lookup_number, caller_scores).run()
+        return self.search(keys, lookup_number, caller_scores).run()
 
-    def plan_age(self) -> list[Action]:
-        """Returns the actions that halve every `last_seen`, so that counting can go on."""
+    def age(self) -> None:
+        """Halves every `last_seen`, so that counting can go on."""
         ages = self.has_aging_scores()
         slots = [(segment.slots, segment.scores) for segment in self.directory.segments]
         beside = (self.side[:4], self.side[4:].view(np.uint64) if self.has_scores else None)
@@ -249,15 +254,15 @@ class Index(Segmented):
             Work(int(some.size) // 2, (some, scores if ages else None, int(some.size) // 2))
             for some, scores in (*slots, beside)
         ]
-        return self.backend.joined("slots_age", parts)
+        self.backend.launch_parts("slots_age", parts)
 
-    def plan_decay(self, factor: float) -> list[Action]:
-        """Prepares to multiply the counts of kLfu or kEpochLfu, which no other index has, by a
-        factor, rounded down."""
+    def decay(self, factor: float) -> None:
+        """Multiplies the counts of kLfu or kEpochLfu, which no other index has, by a factor,
+        rounded down."""
         raise NotImplementedError(f"an index of {type(self).__name__} has no counts")
 
     def aged(self, scores: Array) -> Array:
-        """Returns scores (n,) uint64 as `plan_age` makes them."""
+        """Returns scores (n,) uint64 as `age` makes them."""
         return scores >> np.uint64(1)
 
     def has_aging_scores(self) -> bool:

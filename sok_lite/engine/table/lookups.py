@@ -1,6 +1,6 @@
 """A lookup in several tables at once: all keys are looked for by one launch for all tables.
 
-Only where keys are missing more is done; see engine/table/new_keys.py.
+Only where keys are missing more is done; see engine/table/insert.py.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import Work, joined_launches
-from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.launches import Launch, launch_all
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.comm.protocol import split_offsets
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
-from sok_lite.engine.table.finding import count_found, plan_begin_lookup
-from sok_lite.engine.table.new_keys import Incomplete, LookupRequest, Output, complete, pooling
+from sok_lite.engine.table.finding import age, count_found
+from sok_lite.engine.table.insert import Incomplete, LookupRequest, Output, complete, pooling
 from sok_lite.engine.table.occurrences import occurrences
-from sok_lite.engine.table.tiering import access_counts, plan_score_update, rebalance_if_due
+from sok_lite.engine.table.tiering import access_counts, count_lookup, rebalance_if_due
 
 # What a search tells.
 _TOLD = [Count.MISSING, Count.SEEN, Count.WRONG_SPLITS]
@@ -39,7 +39,7 @@ def look_up_batch(
     keys: Array,
     rows: Array,
     requests: Sequence[LookupRequest],
-    extra_actions: Sequence[Sequence[Action]] = (),
+    others: Sequence[Sequence[Launch]] = (),
     begun: Array | None = None,
     is_lookup: bool = True,
 ) -> list[int]:
@@ -49,8 +49,7 @@ def look_up_batch(
       keys: (n,) int64, which may repeat; those of each table follow those of the table before.
       rows: (n,) uint32, gets the row numbers.
       requests: to tables, all of them different and each in a call that may change it.
-      extra_actions: lists of actions to be taken when new keys get their rows; there are such keys
-        then.
+      others: lists of launches to be made when new keys get their rows; there are such keys then.
       begun: the counters (num_tables, len(Count)), on the host, of a search that was made under the
         same locks, with the clocks' next numbers: `rows` and the results have what it has found.
         None: none was.
@@ -63,6 +62,19 @@ def look_up_batch(
       MemoryError: no memory for new keys. Each table is as it was or as it is to be.
       WrongSplitsError: row splits of an output do not fit its keys. Nothing was inserted.
     """
+    with uninterrupted():
+        return _look_up(backend, keys, rows, requests, others, begun, is_lookup)
+
+
+def _look_up(
+    backend: Backend,
+    keys: Array,
+    rows: Array,
+    requests: Sequence[LookupRequest],
+    others: Sequence[Sequence[Launch]],
+    begun: Array | None,
+    is_lookup: bool,
+) -> list[int]:
     if begun is None:
         requests = _with_occurrences(backend, keys, requests)
         counters = _search(backend, keys, rows, requests)
@@ -78,17 +90,14 @@ def look_up_batch(
                 count_found(request.table, request.size, num_missing)
             else:
                 request.table.counters.found += request.size
-    touching = [
-        plan_score_update(request.table, num_seen, None)
-        for request, num_missing, num_seen in zip(requests, missing, seen, strict=True)
-        if request.insert and not num_missing and not request.table.keeps_every_key
-    ]
-    publish(*[actions for actions in touching if actions])
+    for request, num_missing, num_seen in zip(requests, missing, seen, strict=True):
+        if request.insert and not num_missing and not request.table.keeps_every_key:
+            count_lookup(request.table, num_seen)
     if not any(starmap(_is_incomplete, zip(requests, missing, strict=True))):
         return missing
     sizes = np.array([each.size for each in requests], np.int64)
     search = Incomplete(counters, found.tolist(), split_offsets(sizes))
-    return complete(backend, keys, rows, requests, search, extra_actions)
+    return complete(backend, keys, rows, requests, search, others)
 
 
 def _is_incomplete(request: LookupRequest, num_missing: int) -> bool:
@@ -102,13 +111,17 @@ def _search(backend: Backend, keys: Array, rows: Array, requests: Sequence[Looku
     inserting = [each.table for each in requests if each.insert]
     for table in [table for table in inserting if not table.keeps_every_key]:
         rebalance_if_due(table)
-    beginning = Clock.plan_tick_alike([table.clock for table in inserting])
-    if beginning is None:
-        beginning = [action for table in inserting for action in plan_begin_lookup(table)]
+    for table in inserting:
+        if table.clock.is_full:
+            age(table)
     # 0 of a lookup that inserts nothing, and notes nothing.
     lookup_numbers = [each.table.clock.now + 1 if each.insert else 0 for each in requests]
     counters = new_counters(backend, len(requests))
-    publish([*beginning, *_plan_find(keys, rows, requests, lookup_numbers, counters)])
+    launches = _find_launches(keys, rows, requests, lookup_numbers, counters)
+    if not Clock.tick_alike([table.clock for table in inserting]):
+        for table in inserting:
+            table.clock.tick()
+    launch_all(*launches)
     return counters
 
 
@@ -128,14 +141,15 @@ def _with_occurrences(
     return [each._replace(caller_scores=its) for each, its in zip(requests, scores, strict=True)]
 
 
-def _plan_find(
+def _find_launches(
     keys: Array,
     rows: Array,
     requests: Sequence[LookupRequest],
     lookup_numbers: Sequence[int],
     counters: Array,
-) -> list[Action]:
-    """Prepares to find the keys of tables, and to give the rows of those that are found.
+) -> list[list[Launch]]:
+    """Returns the launches that find the keys of tables, and give the rows of those that are found,
+    for each table.
 
     Args:
       lookup_numbers: number of this lookup for each table; 0: it inserts and notes nothing.
@@ -143,41 +157,41 @@ def _plan_find(
     sizes = [each.size for each in requests]
     # Scores of the caller's are more than a kernel takes that does both.
     pools_at_once = all(each.caller_scores is None for each in requests)
-    parts: list[tuple[Backend, str, Work]] = []
+    launches = []
     for each, its_keys, its_rows, lookup_number, counts in zip(
         requests, cut(keys, sizes), cut(rows, sizes), lookup_numbers, counters, strict=True
     ):
         arrays = (its_keys, its_rows, counts)
         if pools_at_once and each.table.backend.name == "cpu" and _is_pooled(each):
-            parts += _finding_and_pooling(each, lookup_number, *arrays)
+            launches.append(_find_and_pool_launches(each, lookup_number, *arrays))
         else:
-            parts += _finding_of(each, lookup_number, *arrays)
-    return joined_launches(parts)
+            launches.append(_find_launches_of(each, lookup_number, *arrays))
+    return launches
 
 
 def _is_pooled(request: LookupRequest) -> bool:
     return bool(request.outputs) and request.outputs[0].row_splits is not None
 
 
-def _finding_and_pooling(
+def _find_and_pool_launches(
     request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
-) -> list[tuple[Backend, str, Work]]:
+) -> list[Launch]:
     """Returns a search that pools the rows of keys as they are found, on a CPU."""
     table = request.table
     accesses = access_counts(table) if lookup_number else None
     search = (*table.index.place(), *table.index.seen_arguments(lookup_number, accesses))
-    parts = []
+    launches = []
     for output in request.outputs:
         batch, arguments = _pooled(output, rows, counts)
         its_keys = keys[output.first : output.end]
-        work = Work(batch, (*search, its_keys, *table.store.place(), *arguments))
-        parts.append((table.backend, "find_and_pool", work))
-    return parts
+        of_rows = (*search, its_keys, *table.store.place(), *arguments)
+        launches.append(table.backend.prepared("find_and_pool", batch, *of_rows))
+    return launches
 
 
-def _finding_of(
+def _find_launches_of(
     request: LookupRequest, lookup_number: int, keys: Array, rows: Array, counts: Array
-) -> list[tuple[Backend, str, Work]]:
+) -> list[Launch]:
     table, outputs, is_pooled = request.table, request.outputs, _is_pooled(request)
     backend = table.backend
     accesses = access_counts(table) if lookup_number else None
@@ -187,17 +201,18 @@ def _finding_of(
         if gives_zeros and backend.name != "cpu":
             outputs[0].out.fill(0)  # a kernel has no registers for it
         copying = table.store.copying(outputs[0].out, gives_zeros)
-    find = table.index.plan_search(
-        keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
-    ).launch
-    parts = [(backend, find.kernel, find.part)]
+    launches = [
+        table.index.search(
+            keys, lookup_number, request.caller_scores, accesses, copying, (rows, counts)
+        ).launch
+    ]
     if is_pooled:
         *where, _ = table.store.place()
         kernel = f"pool_{table.row_dtype.suffix}"
         for output in outputs:
             batch, arguments = _pooled(output, rows, counts)
-            parts.append((backend, kernel, Work(batch, (*where, *arguments, 0))))
-    return parts
+            launches.append(backend.prepared(kernel, batch, *where, *arguments, 0))
+    return launches
 
 
 def _pooled(output: Output, rows: Array, counts: Array) -> tuple[int, tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.publish import Action, plan_set, publish
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.rows.store import NO_ROW
@@ -60,7 +60,7 @@ class Segmented(ABC):
         seed = new_seed() if seed is None else seed
         self.side: Array
         self.directory = Directory(backend, [], sizes.granule, seed)
-        publish(self.plan_place(self.new_directory(num_slots), self.new_side()))
+        self.set_place(self.new_directory(num_slots), self.new_side())
 
     @property
     @abstractmethod
@@ -86,27 +86,27 @@ class Segmented(ABC):
 
     # ---------------------------------------------------------------- changes
 
-    def plan_place(self, directory: Directory, side: Array | None = None) -> list[Action]:
-        """Prepares to be elsewhere.
+    def set_place(self, directory: Directory, side: Array | None = None) -> None:
+        """Is elsewhere from now on.
 
         Args:
           directory: other segments.
           side: other slots of the reserved keys; None: they stay.
         """
-        side, address = self.side if side is None else side, self.backend.address
-        where = {"directory": address(directory.table), "side": address(side)}
-        return [
-            *plan_set(self.record, hashing=directory.hashing, **where),
-            *plan_set(self, directory=directory, side=side),
-        ]
+        if side is not None:
+            self.side = side
+        self.directory = directory
+        self.record.hashing = directory.hashing
+        self.record.directory = self.backend.address(directory.table)
+        self.record.side = self.backend.address(self.side)
 
     @abstractmethod
-    def plan_move(self, segments: Sequence[Segment], directory: Directory) -> list[Action] | None:
-        """Copies the keys of segments to those that a directory has in their place.
+    def move(self, segments: Sequence[Segment], directory: Directory) -> bool:
+        """Copies the keys of segments to those that a directory has in their place; `set_place`
+        follows.
 
         Returns:
-          What is to be published with the directory, the copying included if nothing can be wrong
-          with it. None: keys found no slot there.
+          Whether all have found slots there. If not, nothing has changed.
         """
 
     def resize(self, num_slots: int, *, grows: bool = True) -> None:
@@ -176,12 +176,11 @@ class Segmented(ABC):
         granule = self.sizes.granule
         seed = self.seed if seed is None else seed
         directory = Directory(self.backend, [*before, *made, *after], granule, seed)
-        moved = self.plan_move(segments, directory)
-        if moved is None:
-            return None
-        num_rehashes = self.num_rehashes + len(segments)
-        setting = plan_set(self, num_rehashes=num_rehashes)
-        publish([*moved, *self.plan_place(directory), *setting])
+        with uninterrupted():
+            if not self.move(segments, directory):
+                return None
+            self.set_place(directory)
+            self.num_rehashes += len(segments)
         return made
 
     def new_directory(self, num_slots: int) -> Directory:

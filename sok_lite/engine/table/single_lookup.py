@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import publish
 from sok_lite.engine.dedup import last_of_each, unique
 from sok_lite.engine.table.arguments import checked_counts, checked_keys, checked_scores
 from sok_lite.engine.table.exclusive import changing, holding
-from sok_lite.engine.table.insertion import gather_evicted
+from sok_lite.engine.table.insert import LookupRequest, Output, gather_evicted
 from sok_lite.engine.table.lookups import look_up, look_up_batch
-from sok_lite.engine.table.new_keys import LookupRequest, Output
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted, Lookup
 
@@ -66,12 +64,11 @@ def _find_or_insert_with_scores(
     size = int(distinct.size)
     last_scores = backend.xp.take(scores, last_of_each(backend, inverse, size))
     rows = _row_numbers(table, distinct)
-    spread = backend.prepared("dense_gather_u32", n, rows, 1, inverse, result, n)
     request = LookupRequest(
         table, size, filter_ratio=filter_ratio, unique_keys=True, caller_scores=last_scores
     )
     look_up(backend, distinct, rows, request)
-    publish([spread])
+    backend.launch("dense_gather_u32", n, rows, 1, inverse, result, n)
 
 
 @changing

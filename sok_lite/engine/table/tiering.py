@@ -4,7 +4,8 @@
 """
 
 from sok_lite.backend import Array
-from sok_lite.backend.publish import Action
+from sok_lite.backend.launches import Launch
+from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.engine.table.index import AccessCounts
 from sok_lite.engine.table.parts import TableParts
 
@@ -18,9 +19,11 @@ def rebalance_if_due(table: TableParts) -> None:
 def rebalance(table: TableParts) -> None:
     """Moves hot rows near. Row numbers handed out before are stale then."""
     assert table.tiers is not None
-    table.tiers.rebalance(
-        lambda moved: [*table.index.plan_update(moved.keys, rows=moved.rows), *table.plan_renew()]
-    )
+    with uninterrupted():
+        moved = table.tiers.rebalance()
+        if moved is not None:
+            table.index.update(moved.keys, rows=moved.rows)
+            table.renew()
 
 
 def access_counts(table: TableParts) -> AccessCounts | None:
@@ -31,6 +34,15 @@ def access_counts(table: TableParts) -> AccessCounts | None:
     return None if tiers is None or counts is None else AccessCounts(counts, tiers.is_counting)
 
 
-def plan_score_update(table: TableParts, num_seen: int, new_rows: Array | None) -> list[Action]:
-    """Prepares to note how many rows a lookup saw, beside new ones (n,) uint32."""
-    return [] if table.tiers is None else table.tiers.plan_score_update(num_seen, new_rows)
+def count_launches(table: TableParts, new_rows: Array) -> list[Launch]:
+    """Returns the launches that count accesses of new rows (n,) uint32; `count_lookup` follows."""
+    if table.tiers is None:
+        return []
+    table.tiers.reserve(table.store.num_rows)
+    return table.tiers.count_launches(new_rows)
+
+
+def count_lookup(table: TableParts, num_rows: int) -> None:
+    """Notes how many rows a lookup saw, new ones with them."""
+    if table.tiers is not None:
+        table.tiers.count_lookup(num_rows)
