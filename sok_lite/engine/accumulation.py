@@ -165,3 +165,6 @@ class AccumulatedStep(HeldStep[Any]):
     def take(self, ready: Any) -> None:
         self._step.take(ready)
         launch_all(*self._forgetting)
+
+    def report(self, ready: Any) -> None:
+        self._step.report(ready)

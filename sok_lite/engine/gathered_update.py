@@ -21,8 +21,8 @@ from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
-from sok_lite.engine.table.lookups import look_up_batch
 from sok_lite.engine.update import merged, raise_if_nonfinite
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
@@ -114,7 +114,7 @@ class GatheredStep(HeldStep["_Computed | None"]):
     def take(self, ready: "_Computed | None") -> None:
         if ready is None:
             return
-        by_row, with_rows, states, stepped, note, refused = ready
+        by_row, with_rows, states, stepped, note, _ = ready
         touch(by_row)
         launches = []
         num_nonfinite = self.options.num_nonfinite
@@ -130,7 +130,9 @@ class GatheredStep(HeldStep["_Computed | None"]):
                 each.table.counters.not_updated += each.num_without_row
         if note is not None:
             note()
-        for table, count in refused:
+
+    def report(self, ready: "_Computed | None") -> None:
+        for table, count in () if ready is None else ready.refused:
             table.refused = count  # of the insertion, which may have been another call
             table.report_refused()
 

@@ -30,8 +30,8 @@ from sok_lite.engine.results import Allocate, Shape, new_results
 from sok_lite.engine.route import Route
 from sok_lite.engine.segments import copy_apart, cut, segment_sums
 from sok_lite.engine.sent_keys import send
+from sok_lite.engine.table.find import WrongSplitsError
 from sok_lite.engine.table.last_gradient import note_gradients
-from sok_lite.engine.table.lookups import WrongSplitsError
 
 
 class BackwardContext(NamedTuple):

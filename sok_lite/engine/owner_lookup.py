@@ -12,8 +12,8 @@ from sok_lite.engine.batch import Batch
 from sok_lite.engine.results import Shape
 from sok_lite.engine.segments import cut
 from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest, Output
-from sok_lite.engine.table.lookups import look_up_batch
 
 
 class OwnerLookup:

@@ -5,7 +5,7 @@ key by key, row and states together: a row that another worker has changed meanw
 updated again. So no step is lost when several workers train the same keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -55,10 +55,16 @@ class RemoteStep(Step):
         for update in self._updates:
             update.table.contains(update.keys[:1])  # is there a connection?
 
-    def commit(self) -> None:
-        """Takes the step."""
+    def commit(self, note: Callable[[], None] | None = None) -> None:
+        """Takes the step.
+
+        Args:
+          note: called after it.
+        """
         for update in self._updates:
             _take_step(update, self._options)
+        if note is not None:
+            note()
 
 
 def _take_step(update: Update, options: StepOptions) -> None:

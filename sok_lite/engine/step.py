@@ -6,7 +6,7 @@ change of the rows, which cannot be rejected any more.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -48,8 +48,13 @@ class Step(Protocol):
     def prepare(self) -> None:
         """Checks the step: raises its errors, and changes no row. It need not be called."""
 
-    def commit(self) -> None:
-        """Takes the step."""
+    def commit(self, note: Callable[[], None] | None = None) -> None:
+        """Takes the step.
+
+        Args:
+          note: called with the change of the rows: also where an error follows that says of a step
+            that it was taken, such as RefusedError.
+        """
 
 
 class HeldStep(ABC, Generic[Ready]):
@@ -81,14 +86,18 @@ class HeldStep(ABC, Generic[Ready]):
         """Checks the step: raises its errors, and changes no row."""
         holding(self._tables(), self._prepare)
 
-    def commit(self) -> None:
-        """Takes the step."""
+    def commit(self, note: Callable[[], None] | None = None) -> None:
+        """Takes the step.
+
+        Args:
+          note: called with the change of the rows.
+        """
         tables, prepared = self._tables(), self._prepared
         if prepared is None:
-            holding(tables, self._take_whole)
+            holding(tables, lambda: self._take(self.get_ready(is_whole=True), note))
         else:
             change, ready = prepared
-            holding_since(tables, change, partial(self._take_prepared, ready))
+            holding_since(tables, change, partial(self._take_prepared, ready, note))
 
     def _prepare(self) -> None:
         ready = self.get_ready(is_whole=False)
@@ -98,17 +107,17 @@ class HeldStep(ABC, Generic[Ready]):
     def _tables(self) -> list[EmbeddingTable]:
         return [update.table for update in self.updates]
 
-    def _take_whole(self) -> None:
-        ready = self.get_ready(is_whole=True)
-        with uninterrupted():
-            self.take(ready)
+    def _take_prepared(
+        self, ready: Ready, note: Callable[[], None] | None, is_unchanged: bool
+    ) -> None:
+        self._take(ready if is_unchanged else self.get_ready(is_whole=True), note)
 
-    def _take_prepared(self, ready: Ready, is_unchanged: bool) -> None:
-        if not is_unchanged:
-            self._take_whole()
-            return
+    def _take(self, ready: Ready, note: Callable[[], None] | None) -> None:
         with uninterrupted():
             self.take(ready)
+            if note is not None:
+                note()
+        self.report(ready)
 
     @abstractmethod
     def get_ready(self, is_whole: bool) -> Ready:
@@ -121,3 +130,7 @@ class HeldStep(ABC, Generic[Ready]):
     @abstractmethod
     def take(self, ready: Ready) -> None:
         """Changes the rows, under the locks of the tables."""
+
+    @abstractmethod
+    def report(self, ready: Ready) -> None:
+        """Says which keys were refused, where the program asked for it."""

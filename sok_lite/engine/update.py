@@ -6,7 +6,7 @@ are launched together. Keys that a table refuses are left out, and so is every k
 its table admits only some new keys; both are counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,8 +27,8 @@ from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
+from sok_lite.engine.table.find import look_up_batch
 from sok_lite.engine.table.insert import LookupRequest
-from sok_lite.engine.table.lookups import look_up_batch
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
@@ -74,13 +74,19 @@ class JoinedStep(Step):
             step.prepare()
         self._is_prepared = True
 
-    def commit(self) -> None:
-        """Takes the steps."""
+    def commit(self, note: Callable[[], None] | None = None) -> None:
+        """Takes the steps.
+
+        Args:
+          note: called with the change of the last one's rows.
+        """
         if not self._is_prepared:
             self.prepare()
+        *others, last = self._steps
         with uninterrupted():
-            for step in self._steps:
+            for step in others:
                 step.commit()
+            last.commit(note)
 
 
 class UpdateStep(HeldStep["list[_Ready] | None"]):
@@ -157,8 +163,11 @@ class UpdateStep(HeldStep["list[_Ready] | None"]):
             launch_all(*launches)
         for each in others:
             each.update.table.counters.not_updated += each.update.num_without_row
-        for each in new:
-            each.update.table.report_refused()
+
+    def report(self, ready: "list[_Ready] | None") -> None:
+        for each in ready or ():
+            if each.update.inserts:
+                each.update.table.report_refused()
 
 
 def _insert(

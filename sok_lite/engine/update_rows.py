@@ -26,7 +26,7 @@ from sok_lite.engine.dedup import dedup
 from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.segments import Terms, cut, group, segment_sums
 from sok_lite.engine.table import EmbeddingTable
-from sok_lite.engine.table.finding import find_and_mark_seen
+from sok_lite.engine.table.find import find_and_mark_seen
 from sok_lite.engine.table.last_gradient import KnownRows
 
 

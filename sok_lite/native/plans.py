@@ -15,7 +15,7 @@ from sok_lite.backend import Array, Backend
 from sok_lite.backend.arguments import WORDS
 from sok_lite.backend.launches import Launch
 from sok_lite.engine.hashing import seed_of_process
-from sok_lite.engine.table.new_keys import most_new_items
+from sok_lite.engine.table.insert import most_new_items
 from sok_lite.engine.work_done import WorkDone
 from sok_lite.native.callbacks import Call, call_of, operations
 from sok_lite.native.gpu import record_of

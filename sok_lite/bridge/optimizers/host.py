@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import I64
-from sok_lite.backend.uninterrupted import uninterrupted
 from sok_lite.bridge.checks import checked_keys
 from sok_lite.bridge.host_call import on_device
 from sok_lite.bridge.job import other_ranks
@@ -181,10 +180,7 @@ class StepHost:
             paused = time.perf_counter()
             done = dense_step()
             begun += time.perf_counter() - paused
-        with uninterrupted():
-            rows_step.commit()
-            if note is not None:
-                note()
+        rows_step.commit(note)
         UPDATES.add(time.perf_counter() - begun)
         return done
 

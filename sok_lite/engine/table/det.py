@@ -9,10 +9,10 @@ from sok_lite.backend.launches import Launch
 from sok_lite.engine.owner import MOD, OwnerRule
 from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.insert import DetInsertion, claim_rows
 from sok_lite.engine.table.parts import checked_num_keys
+from sok_lite.engine.table.table import EmbeddingTable
 
 
 class DetTable(EmbeddingTable):

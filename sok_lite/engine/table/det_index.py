@@ -13,8 +13,7 @@ from sok_lite.backend.launches import Launch
 from sok_lite.engine.dtypes import KeyDtype
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
-from sok_lite.engine.table.index import Index
-from sok_lite.engine.table.index_entries import IndexEntries
+from sok_lite.engine.table.index import Index, IndexEntries
 
 _MIN_CAPACITY = 64
 # Lines of 4 slots stay short up to here (1.2 lines a hit).

@@ -17,7 +17,6 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.engine.hashing import new_seed, seed_after
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chooser, Chosen, are_first
 from sok_lite.engine.table.det_index import DetIndex
 from sok_lite.engine.table.directory import LINE
@@ -25,6 +24,7 @@ from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.hkv_index import HkvIndex, capacity_for
 from sok_lite.engine.table.hkv_options import MAX_CAPACITY
 from sok_lite.engine.table.saved import Saved, SavedPart
+from sok_lite.engine.table.table import EmbeddingTable
 
 _log = logging.getLogger("sok_lite")
 

@@ -12,14 +12,14 @@ from sok_lite.engine.row_initializer import GivesFirstRows
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import CountedKeys, PendingCounts, draw_launch
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.exclusive import changing
 from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.hkv_options import HkvOptions
 from sok_lite.engine.table.insert import HkvInsertion, claim_rows, gather_evicted
 from sok_lite.engine.table.results import Evicted
-from sok_lite.engine.table.writes import assign_and_evict
+from sok_lite.engine.table.table import EmbeddingTable
+from sok_lite.engine.table.write import assign_and_evict
 
 
 class RefusedError(RuntimeError):

@@ -17,8 +17,7 @@ from sok_lite.engine.hashing import hash_keys, seed_after
 from sok_lite.engine.rows.allocator import Claim
 from sok_lite.engine.table.directory import LINE, Directory, Segment, Sizes, scaled
 from sok_lite.engine.table.hkv_options import STRATEGIES
-from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index
-from sok_lite.engine.table.index_entries import IndexEntries
+from sok_lite.engine.table.index import LAST_LOOKUP_NUMBER, Index, IndexEntries
 
 _CUSTOMIZED = STRATEGIES.index("kCustomized")
 # Share of the keys at which the capacity doubles, from which on segments are split.

@@ -35,7 +35,6 @@ from sok_lite.engine.table.admission import CountedKeys
 from sok_lite.engine.table.counters import Count, counter, new_counters
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.results import Evicted
-from sok_lite.engine.table.tiering import count_launches, count_lookup
 
 # Of more, a CPU tells keys apart faster in a scratch hash: that stays in its caches, and what then
 # goes through the keys has no gaps.
@@ -254,7 +253,7 @@ class _New:
         if self.request.then is not None:
             launches += self.request.then()
         if new_rows is not None:
-            launches += count_launches(table, new_rows)
+            launches += table.count_launches(new_rows)
         return launches
 
     def _pool_again_launch(self, output: Output, got: NewRows, num_without_row: Array) -> Launch:
@@ -445,7 +444,7 @@ class Insertion:
         """
         table = self._table
         if self.num_seen is not None:  # by the rows that were far before
-            count_lookup(table, self.num_seen + self._n)
+            table.count_lookup(self.num_seen + self._n)
         if table.pending is not None:
             table.pending.record.size += self.num_first
         table.counters.not_admitted += self.num_turned_away

@@ -19,7 +19,7 @@ from sok_lite.engine.table.admission import CountedKeys, PendingCounts
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.dumped import Dumped, forget
 from sok_lite.engine.table.exclusive import Exclusive
-from sok_lite.engine.table.index import Index
+from sok_lite.engine.table.index import AccessCounts, Index
 from sok_lite.engine.table.last_gradient import LastGradient
 from sok_lite.engine.table.record import INSERTS, READS
 from sok_lite.engine.table.removal_log import RemovalLog
@@ -50,8 +50,8 @@ def checked_num_keys(name: str, what: str, count: int) -> int:
 class TableParts(Exclusive, ABC):
     """The parts of a table: an index, rows, and what decides which keys have one.
 
-    What it does is in functions that take it: finding.py, single_lookup.py, lookups.py, writes.py,
-    insertion.py, removal.py, export.py, history.py, summary.py. Here is what they share, and what
+    What it does is in functions that take it: find.py, insert.py, write.py, remove.py, export.py,
+    history.py, summary.py. Here is what they share, and what
     each kind of table does in its own way.
 
     Attributes:
@@ -331,3 +331,25 @@ class TableParts(Exclusive, ABC):
     def renew(self) -> None:
         """Called whenever row numbers handed out before may be stale."""
         self.record.row_epoch += 1
+
+    # ---------------------------------------------------------------- accesses of rows
+
+    def access_counts(self) -> AccessCounts | None:
+        """Returns how often rows were accessed, to which a lookup that may insert adds; None: not
+        counted."""
+        tiers = self.tiers
+        counts = None if tiers is None else tiers.access_counts()
+        return None if tiers is None or counts is None else AccessCounts(counts, tiers.is_counting)
+
+    def count_launches(self, new_rows: Array) -> list[Launch]:
+        """Returns the launches that count accesses of new rows (n,) uint32; `count_lookup`
+        follows."""
+        if self.tiers is None:
+            return []
+        self.tiers.reserve(self.store.num_rows)
+        return self.tiers.count_launches(new_rows)
+
+    def count_lookup(self, num_rows: int) -> None:
+        """Notes how many rows a lookup saw, new ones with them."""
+        if self.tiers is not None:
+            self.tiers.count_lookup(num_rows)

@@ -26,7 +26,6 @@ from sok_lite.engine.rows.states import copy_states, give_states
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import MOST_SIGHTINGS, PendingCounts
-from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.choosing import Chosen, are_first, pieces_with
 from sok_lite.engine.table.clock import Spans
 from sok_lite.engine.table.dumped import forget
@@ -37,6 +36,7 @@ from sok_lite.engine.table.hkv_index import HkvIndex
 from sok_lite.engine.table.near_rows import near_first
 from sok_lite.engine.table.record import COUNTERS
 from sok_lite.engine.table.saved import Saved, SavedPart
+from sok_lite.engine.table.table import EmbeddingTable
 
 _TAKEN = 1 << 20  # rows that are taken at once
 

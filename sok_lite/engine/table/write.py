@@ -22,7 +22,7 @@ from sok_lite.engine.table.arguments import (
 )
 from sok_lite.engine.table.dumped import forget
 from sok_lite.engine.table.exclusive import changing
-from sok_lite.engine.table.finding import find_and_mark_seen, mark_seen_search
+from sok_lite.engine.table.find import find_and_mark_seen, mark_seen_search
 from sok_lite.engine.table.insert import NewKeys, insert
 from sok_lite.engine.table.parts import TableParts, checked_num_keys
 
