@@ -146,7 +146,7 @@ def _gpu() -> Finding:
 
 
 def _launches() -> Finding:
-    """Says how launches on a GPU are in order with TensorFlow's work: docs/internals/tensorflow.md."""
+    """Says how launches on a GPU are in order with TensorFlow's: docs/internals/tensorflow.md."""
     name = "GPU launches"
     if _version_of("tensorflow", "tensorflow-cpu") is None or default_backend() != "cuda":
         return Finding(OK, name, "none: they would need a GPU with tables, and TensorFlow")
