@@ -38,7 +38,8 @@ def launch_all(*lists: Iterable[Launch]) -> None:
         if some:
             alike.setdefault(tuple([each[:2] for each in some]), []).append(some)
     done, ready = dict.fromkeys(alike, 0), []
-    while left := [kinds for kinds in alike if done[kinds] < len(kinds)]:
+    left = [*alike]
+    while left:
         kind = _next_kind([kinds[done[kinds] :] for kinds in left])
         parts = []
         for kinds in left:
@@ -48,6 +49,7 @@ def launch_all(*lists: Iterable[Launch]) -> None:
                 done[kinds] += 1
         backend, kernel = kind
         ready += backend.packed(kernel, parts)
+        left = [kinds for kinds in left if done[kinds] < len(kinds)]
     for launch in ready:
         launch()
 

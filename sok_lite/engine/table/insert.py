@@ -664,13 +664,15 @@ def insert_all(
       Whatever an insertion raises while it prepares. None of them is made then.
     """
     try:
-        while waiting := {i: each for i, each in insertions.items() if each.reserves}:
+        waiting = {i: each for i, each in insertions.items() if each.reserves}
+        while waiting:
             launch_all(*([each.reserve_launch()] for each in waiting.values()))
             for each in waiting.values():
                 each.has_slots = True
             counted = backend.to_host(counters).tolist()
             for i, each in waiting.items():
                 each.look_at(counted[i])
+            waiting = {i: each for i, each in waiting.items() if each.reserves}
         launches = [each.commit_launches() for each in insertions.values()]
     except BaseException:
         for each in insertions.values():
