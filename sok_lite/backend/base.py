@@ -230,3 +230,13 @@ def joined_launches(parts: Iterable[tuple[Backend, str, Work]]) -> list[Action]:
         for (backend, kernel), some in by_kernel.items()
         for launch in backend.joined(kernel, some)
     ]
+
+
+def as_words(array: Array) -> tuple[str, Array]:
+    """Returns an array as unsigned integers of its width, for kernels that only copy elements.
+
+    Returns:
+      (what ends the kernel's name, "u8", "u16", "u32" or "u64"; the view).
+    """
+    bits = 8 * array.dtype.itemsize
+    return f"u{bits}", array.view(f"uint{bits}")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32
 from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.engine.batch import Batch, ShardedTable
 from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad
 from sok_lite.engine.pooling_context import PoolingContext
 from sok_lite.engine.results import Allocate, contiguous, new_results
-from sok_lite.engine.segments import Terms, cut, group, segment_sums
+from sok_lite.engine.segments import Terms, group, segment_sums
 from sok_lite.engine.sent_gradients import send_sums
 from sok_lite.engine.sent_keys import SentKeys
 
@@ -34,7 +34,7 @@ def pool(
     Returns:
       (batch, dim) float32 per part.
     """
-    inverses, splits = cut(inverse, batch.layout.sizes), batch.splits_of_parts()
+    inverses, splits = split(inverse, batch.layout.sizes), batch.splits_of_parts()
     pooled = new_results(backend, batch.layout.shapes, allocate)
     actions = []
     for i, (source, its_inverse) in enumerate(zip(sources, inverses, strict=True)):
@@ -116,7 +116,7 @@ def _weight_grads(
     results: list[Array | None] = [None] * n
     inverses, starts = [None] * n, [0] * n
     if pooling.inverse is not None:
-        inverses = cut(pooling.inverse, pooling.numbers[0])
+        inverses = split(pooling.inverse, pooling.numbers[0])
         starts = split_offsets(pooling.route.num_sent).tolist()
     for i, (_, weights, combiner) in enumerate(parts):
         if weights is not None:

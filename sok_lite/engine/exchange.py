@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.ragged import numbers_of_tables, split
 from sok_lite.comm.gpu_transport import Check, GpuTransport
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.dtypes import KeyDtype
@@ -24,7 +25,7 @@ from sok_lite.engine.failure import SEND_KEYS, failure_known_to_all, shared_fail
 from sok_lite.engine.message import LINE_BYTES, RowMessage, keys_with_headers, keys_without_headers
 from sok_lite.engine.owner import OwnerRule, owners
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import Groups, cut, group, numbers_of_tables
+from sok_lite.engine.segments import Groups, group
 from sok_lite.engine.work_done import SENT_GRADIENTS, SENT_KEYS, SENT_ROWS, WorkDone
 
 
@@ -135,13 +136,13 @@ def _keys_by_gpu_transport(
         row_bytes = [keys.itemsize] * len(sizes)
         sent = RowMessage.of(backend, counts.sent, row_bytes, groups.order)
         came = RowMessage.of(backend, counts.received, row_bytes, None)
-        message = sent.packed(cut(keys, sizes))
+        message = sent.packed(split(keys, sizes))
         recv_keys = backend.xp.empty(int(counts.received.sum()), np.int64)
         route = Route(backend, comm, counts.sent, counts.received, groups.order, comm.turn)
     _note_sent(SENT_KEYS, comm, sent.splits)
     received = transport.rows("keys", message, sent.splits, came.splits)
     with failure_known_to_all(comm):
-        came.unpack(received, cut(recv_keys, route.num_received))
+        came.unpack(received, split(recv_keys, route.num_received))
         return recv_keys, route
 
 

@@ -14,12 +14,12 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import joined_launches
 from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.ragged import split
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.row_step import counting_nonfinite
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW, RowStore
-from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import look_up_batch
@@ -172,7 +172,7 @@ def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedU
     pairs = zip(inserting, sizes, strict=True)
     requests = [LookupRequest(each.table, size, unique_keys=True) for each, size in pairs]
     num_without_row = look_up_batch(backend, keys, rows, requests, is_lookup=False)
-    inserted = map(_with_rows, inserting, cut(rows, sizes), num_without_row)
+    inserted = map(_with_rows, inserting, split(rows, sizes), num_without_row)
     return [next(inserted) if each.inserts else each for each in updates]
 
 

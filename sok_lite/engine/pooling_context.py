@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array
+from sok_lite.backend.ragged import split
 from sok_lite.engine.batch import Batch
 from sok_lite.engine.route import Route
-from sok_lite.engine.segments import cut
 
 
 class PoolingContext(NamedTuple):
@@ -39,4 +39,4 @@ class PoolingContext(NamedTuple):
 
     def splits_of_parts(self) -> list[Array]:
         """Returns the row splits of each part, (its rows + 1,) int64."""
-        return cut(self.row_splits, self.numbers[1] + 1)
+        return split(self.row_splits, self.numbers[1] + 1)

@@ -15,6 +15,7 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
+from sok_lite.backend.ragged import split
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite, plan_update
@@ -22,7 +23,6 @@ from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
 from sok_lite.engine.results import contiguous
 from sok_lite.engine.rows.state_owner import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW
-from sok_lite.engine.segments import cut
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.exclusive import holding
@@ -183,7 +183,7 @@ def _insert(
     def then(step: RowStep) -> list[Action]:
         return [Launch(step.store.backend, step.kernel, step.part(num_nonfinite))]
 
-    of_updates = zip(updates, steps, cut(rows, [each.keys.size for each in updates]), strict=True)
+    of_updates = zip(updates, steps, split(rows, [each.keys.size for each in updates]), strict=True)
     requests = [
         LookupRequest(
             *(each.table, each.keys.size),

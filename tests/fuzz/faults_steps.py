@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
+from sok_lite.backend.base import as_words
 from sok_lite.backend.publish import Action
-from sok_lite.engine.dtypes import RowDtype, as_words
+from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.optimizers import Momentum
 from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, content

@@ -12,8 +12,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import Action, publish
-from sok_lite.comm.protocol import split_offsets
-from sok_lite.engine.segments import cut
+from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.engine.table.clock import Clock
 from sok_lite.engine.table.counters import Count, new_counters
 from sok_lite.engine.table.finding import count_found, plan_begin_lookup
@@ -124,7 +123,7 @@ def _with_occurrences(
     if not counting:
         return requests
     sizes, scores = [each.size for each in requests], [each.caller_scores for each in requests]
-    scores = occurrences(backend, cut(keys, sizes), scores, counting)
+    scores = occurrences(backend, split(keys, sizes), scores, counting)
     return [each._replace(caller_scores=its) for each, its in zip(requests, scores, strict=True)]
 
 
@@ -145,7 +144,7 @@ def _plan_find(
     pools_at_once = all(each.caller_scores is None for each in requests)
     parts: list[tuple[Backend, str, Work]] = []
     for each, its_keys, its_rows, lookup_number, counts in zip(
-        requests, cut(keys, sizes), cut(rows, sizes), lookup_numbers, counters, strict=True
+        requests, split(keys, sizes), split(rows, sizes), lookup_numbers, counters, strict=True
     ):
         arrays = (its_keys, its_rows, counts)
         if pools_at_once and each.table.backend.name == "cpu" and _is_pooled(each):

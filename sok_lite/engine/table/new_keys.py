@@ -13,10 +13,10 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import Action, publish
+from sok_lite.backend.ragged import split
 from sok_lite.engine.dedup import Distinct, Missing, dedup
 from sok_lite.engine.pooling import COMBINERS
 from sok_lite.engine.rows.access import NewRows
-from sok_lite.engine.segments import cut
 from sok_lite.engine.table.counters import Count, counter
 from sok_lite.engine.table.parts import TableParts
 from sok_lite.engine.table.stages import COMMIT, NewKeys, Stage, Stages, run
@@ -283,7 +283,7 @@ def _insert_items(
     """
     sizes = np.diff(found.begin)
     number = backend.xp.empty(int(keys.size), np.int32)
-    its_keys, its_rows, its_numbers = (cut(each, sizes) for each in (keys, rows, number))
+    its_keys, its_rows, its_numbers = (split(each, sizes) for each in (keys, rows, number))
     inserting, settling = [], []
     for i in tables:
         table, most = requests[i].table, found.counted[i][Count.MISSING]
@@ -310,8 +310,8 @@ def _new_keys(
 ) -> dict[int, _New]:
     """Returns the new keys of each of some tables."""
     sizes = np.diff(found.begin)
-    its_rows, its_numbers = cut(rows, sizes), cut(distinct.inverse, sizes)
-    new_keys = cut(distinct.keys, distinct.sizes)
+    its_rows, its_numbers = split(rows, sizes), split(distinct.inverse, sizes)
+    new_keys = split(distinct.keys, distinct.sizes)
     starts = distinct.starts.tolist()
     new = {}
     for i in tables:
@@ -337,7 +337,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
     xp = backend.xp
     sizes = [int(each.keys.size) for each in choosing.values()]
     mask = xp.ones(sum(sizes), np.uint8)
-    masks = cut(mask, sizes)
+    masks = split(mask, sizes)
     admissions = [
         each.request.table.plan_admission(
             each.keys, each.request.filter_ratio, its_mask, each.counters, each.caller_scores
@@ -345,7 +345,7 @@ def _admit(backend: Backend, counters: Array, new: dict[int, _New]) -> None:
         for each, its_mask in zip(choosing.values(), masks, strict=True)
     ]
     publish(*(admission.actions for admission in admissions))
-    sums = cut(xp.cumsum(mask, dtype=np.int64), sizes)
+    sums = split(xp.cumsum(mask, dtype=np.int64), sizes)
     counted = backend.to_host(counters).tolist()
     before, listing = 0, []
     for (i, each), admission, its_mask, its_sums in zip(

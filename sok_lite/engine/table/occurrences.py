@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.comm.protocol import split_offsets
+from sok_lite.backend.ragged import split, split_offsets
 from sok_lite.engine.dedup import dedup
-from sok_lite.engine.segments import cut, group
+from sok_lite.engine.segments import group
 
 
 def occurrences(
@@ -49,6 +49,6 @@ def occurrences(
         sums[1:] = xp.cumsum(xp.take(xp.concatenate(counts), groups.order))
         totals = xp.take(sums, end) - xp.take(sums, first)
     of_items = xp.take(totals.astype(np.uint64), distinct.inverse)
-    for i, its in zip(counting, cut(of_items, sizes), strict=True):
+    for i, its in zip(counting, split(of_items, sizes), strict=True):
         result[i] = its
     return result
