@@ -22,7 +22,7 @@ from sok_lite.backend.publish import Action
 from sok_lite.engine.dedup import dedup
 from sok_lite.engine.gathered_update import Gathered, GatheredStep, Stepped
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.rows.state_owner import Kinds
+from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable

@@ -21,7 +21,7 @@ from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite, plan_update
 from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
 from sok_lite.engine.results import contiguous
-from sok_lite.engine.rows.state_owner import Kinds, States
+from sok_lite.engine.rows.column import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.step import HeldStep, Step, StepOptions
 from sok_lite.engine.table import EmbeddingTable

@@ -15,8 +15,8 @@ from tests.support.table_audit import audit
 
 MODULES = [
     "sok_lite.engine.update",
+    "sok_lite.engine.optimizer_states",
     "sok_lite.engine.rows.memory",
-    "sok_lite.engine.rows.states",
     "sok_lite.engine.rows.store",
     "sok_lite.engine.rows.tiers",
     "sok_lite.engine.table.clock",

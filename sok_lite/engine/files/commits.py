@@ -31,13 +31,12 @@ from sok_lite.engine.files import manifest
 from sok_lite.engine.files.dump import checked_items, dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.foreign_keys import refuse_keys_on_several_ranks
-from sok_lite.engine.optimizer_states import drop_orphaned_states
+from sok_lite.engine.optimizer_states import State, drop_orphaned_states
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.content import Content, as_saved, take
 from sok_lite.engine.table.content_parts import owned_by, owns
 from sok_lite.engine.table.exclusive import alone, holding
 from sok_lite.engine.table.restoring import plan_restore, publish_restored
-from sok_lite.engine.table.state_columns import State
 
 # In a checkpoint, which commit it is.
 _NUMBER = "commit"

@@ -14,10 +14,11 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.comm.protocol import Communicator
 from sok_lite.engine.files import manifest
 from sok_lite.engine.files.manifest import Manifest, Shard, TableFacts, path_of
+from sok_lite.engine.optimizer_states import numbered_states
 from sok_lite.engine.rows.column import Column
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.dumped import Dumped, plan_remember, recalled
-from sok_lite.engine.table.pieces import numbered_states, pieces
+from sok_lite.engine.table.pieces import pieces
 
 
 class CannotContinueError(Exception):
@@ -144,7 +145,7 @@ def _tensor_before(column: Column, dumped: Dumped, before: Shard) -> str | None:
 
 def plan_remember_file(table: EmbeddingTable, folder: str, shard: Shard) -> list[Action]:
     """Prepares to remember that a file has the content of a table. Hold the table's lock."""
-    columns = [column for *_, column in numbered_states(table.store)]
+    columns = [state.rows for state in numbered_states(table.store)]
     continued = shard.before[-1].file if shard.before else None
     return plan_remember(table, folder, shard.file, columns, continued)
 
@@ -164,8 +165,10 @@ def remember_load(
         shard = facts.shards[comm.rank]
         states = numbered_states(table.store)
         # An optimizer of the table may have brought more of its own: they are new.
-        kinds = [(group, name, c.dim, float(c.initial)) for group, name, c in states]
-        saved = [(state.group, state.name, state.dim, state.initial) for state in shard.states]
+        kinds, saved = (
+            [(s.group, s.name, s.dim, float(s.initial)) for s in some]
+            for some in (states, shard.states)
+        )
         if _fits(table, facts) and kinds[: len(saved)] == saved:
-            columns = [column for *_, column in states[: len(saved)]]
+            columns = [state.rows for state in states[: len(saved)]]
             publish(plan_remember(table, folder, shard.file, columns))

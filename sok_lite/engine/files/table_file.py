@@ -130,14 +130,14 @@ def part_of(
     """
     outlined = outline(table)
     states = tuple(
-        StateFacts(f"states.{i}.{name}", name, column.dim, float(column.initial), group)
-        for i, (group, name, column) in enumerate(outlined.states)
+        StateFacts(f"states.{i}.{its.name}", its.name, its.dim, float(its.initial), its.group)
+        for i, its in enumerate(outlined.states)
     )
     sizes = (outlined.num_keys, outlined.num_pending, outlined.has_scores, outlined.has_slots)
     shard, since = Shard(file, *sizes, states, outlined.facts, NOT_WRITTEN), None
     removed = None
     if before is not None:
-        columns = [column for *_, column in outlined.states]
+        columns = [state.rows for state in outlined.states]
         num_slots = _num_slots(table, columns, chunk_bytes)
         shard, since = continuing(table, shard, before, columns, num_slots)
         if table.removals is not None and table.removals.since <= since:
@@ -168,7 +168,7 @@ def _arrays(
       removed: of one that names them, the keys that were removed.
     """
     to_host, store = table.backend.to_host, table.store
-    columns = [column for *_, column in outlined.states]
+    columns = [state.rows for state in outlined.states]
     num_slots = _num_slots(table, columns, chunk_bytes)
 
     def parts(has_changed: bool) -> Iterator[IndexEntries]:

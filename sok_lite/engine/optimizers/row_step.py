@@ -12,7 +12,7 @@ from sok_lite.backend import Array
 from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import Action
 from sok_lite.engine.optimizers.rule import RuleStep
-from sok_lite.engine.rows.state_owner import States
+from sok_lite.engine.rows.column import States
 from sok_lite.engine.rows.store import RowStore
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from sok_lite.backend.build import find_rules
 from sok_lite.engine.dtypes import as_float
-from sok_lite.engine.rows.state_owner import Kinds
+from sok_lite.engine.rows.column import Kinds
 
 Scalars = tuple[float | int, ...]  # ints where the kernel takes i64, floats where f32
 _MOST = float(np.finfo(np.float32).max)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.aligned import aligned_empty
-from sok_lite.engine.optimizer_states import drop_orphaned_states
+from sok_lite.engine.optimizer_states import State, drop_orphaned_states
 from sok_lite.engine.rows.store import RowStore
 from sok_lite.engine.table import restoring
 from sok_lite.engine.table.base import EmbeddingTable
@@ -18,7 +18,6 @@ from sok_lite.engine.table.exclusive import alone
 from sok_lite.engine.table.joined import checked_facts
 from sok_lite.engine.table.pieces import outline
 from sok_lite.engine.table.saved import Saved, SavedPart
-from sok_lite.engine.table.state_columns import State
 
 _CHUNK_BYTES = 8 << 20  # of rows that are read from a GPU together
 
@@ -66,14 +65,14 @@ def _taken(table: EmbeddingTable) -> Content:
     rows = xp.ascontiguousarray(entries.rows[order])
     values = aligned_empty((rows.size, table.dim), store.column().dtype)
     _copy(store, rows, "value", values)
-    width = sum(column.dim for *_, column in what.states)
+    width = sum(state.dim for state in what.states)
     all_states = aligned_empty((rows.size, width), np.dtype(np.float32))
     states, end = [], 0
-    for number, name, column in what.states:
-        begin, end = end, end + column.dim
+    for state in what.states:
+        begin, end = end, end + state.dim
         its_rows = all_states[:, begin:end]
-        _copy(store, rows, column.name, its_rows)
-        states.append(State(name, column.dim, column.initial, its_rows, number))
+        _copy(store, rows, state.rows.name, its_rows)
+        states.append(state._replace(rows=its_rows))
     names = ["stamps", *["scores"] * what.has_scores, *["slots"] * what.has_slots]
     columns = {name: host(entries.column(name)[order]) for name in names}
     pending: list[Any] = [np.empty(0, dtype) for dtype in (np.int64, np.uint32, np.uint32)]

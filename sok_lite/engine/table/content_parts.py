@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from sok_lite.engine.batch import ShardedTable
+from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.table.content import Content, placed_states
 from sok_lite.engine.table.joined import joined_facts, joined_states, without_slots
 from sok_lite.engine.table.saved import Owns
-from sok_lite.engine.table.state_columns import State
 
 _log = logging.getLogger("sok_lite")
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from sok_lite.backend import Array
-from sok_lite.engine.rows.column import Column
+from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
@@ -93,12 +93,8 @@ class _Own(SavedPart):
         outlined = outline(table)
         self._table, self.num_keys = table, outlined.num_keys - num_saved
         # Those of an optimizer that is gone are not to be free, for another of its kind.
-        self.columns_of_states = [
-            (group, name, column)
-            for group, name, column in outlined.states
-            if column.owner is None or not column.owner.is_gone
-        ]
-        self.states, columns = (), [column for *_, column in outlined.states]
+        self.columns_of_states = [each for each in outlined.states if not each.rows.is_gone]
+        self.states, columns = (), [each.rows for each in outlined.states]
         self.columns = ("stamps", "scores") if outlined.has_scores else ("stamps",)
         self.facts = without_slots(outlined.facts)
         widest = max(column.row_bytes for column in (table.store.column(), *columns))
@@ -122,7 +118,7 @@ class _Own(SavedPart):
 
 
 def _states(
-    numbered: Sequence[tuple[int | None, str, Column]], last: int, saved: Sequence[JoinedState]
+    numbered: Sequence[State], last: int, saved: Sequence[JoinedState]
 ) -> list[JoinedState]:
     """Returns all states of the table, then those of groups that it does not have.
 
@@ -133,21 +129,21 @@ def _states(
       numbered: the states of the table.
       last: which part the table is.
     """
-    own: dict[int | None, dict[str, Column]] = {}
-    for group, name, column in numbered:
-        own.setdefault(group, {})[name] = column
+    own: dict[int | None, dict[str, State]] = {}
+    for each in numbered:
+        own.setdefault(each.group, {})[each.name] = each
     others: dict[int | None, dict[str, JoinedState]] = {}
     for state in saved:
         others.setdefault(state.group, {})[state.name] = state
     states = []
-    for group, columns in own.items():
-        match = _match(group, columns, others)
-        for name, column in columns.items():
+    for group, its in own.items():
+        match = _match(group, its, others)
+        for name, one in its.items():
             tensors = {
                 **(match[name].tensors if name in match else {}),
-                last: (_STATE, column.name),
+                last: (_STATE, one.rows.name),
             }
-            states.append(JoinedState(name, column.dim, column.initial, group, tensors))
+            states.append(JoinedState(name, one.dim, one.initial, group, tensors))
     first = max((group or 0 for group in own), default=0) + 1
     for number, (group, its_states) in enumerate(others.items(), start=first):
         for state in its_states.values():
@@ -157,20 +153,20 @@ def _states(
 
 def _match(
     group: int | None,
-    columns: Mapping[str, Column],
+    own: Mapping[str, State],
     others: dict[int | None, dict[str, JoinedState]],
 ) -> dict[str, JoinedState]:
     """Takes the saved states that are those of a group out of `others` and returns them."""
     if group is None:  # of these no two belong together
         free = others.get(None, {})
-        alike = [name for name in columns if name in free and _is_like(columns[name], free[name])]
+        alike = [name for name in own if name in free and _is_like(own[name], free[name])]
         return {name: free.pop(name) for name in alike}
     for number, states in others.items():
-        has_these = number is not None and states.keys() == columns.keys()
-        if has_these and all(_is_like(columns[name], state) for name, state in states.items()):
+        has_these = number is not None and states.keys() == own.keys()
+        if has_these and all(_is_like(own[name], state) for name, state in states.items()):
             return others.pop(number)
     return {}
 
 
-def _is_like(column: Column, state: Any) -> bool:
-    return (column.dim, column.initial) == (state.dim, state.initial)
+def _is_like(one: State, other: JoinedState) -> bool:
+    return (one.dim, one.initial) == (other.dim, other.initial)

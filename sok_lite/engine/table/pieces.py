@@ -6,8 +6,7 @@ Hold the table, as `changing_alone` does, from `outline` to the last piece.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sok_lite.engine.rows.column import Column
-from sok_lite.engine.rows.store import RowStore
+from sok_lite.engine.optimizer_states import State, numbered_states
 from sok_lite.engine.table.base import EmbeddingTable
 from sok_lite.engine.table.hkv import HkvTable
 from sok_lite.engine.table.index_entries import IndexEntries
@@ -25,7 +24,7 @@ class Outline(NamedTuple):
       has_scores: whether there are scores beside `last_seen`.
       has_slots: whether slots can be found again by their numbers: not where a growth has failed
         on its way.
-      states: the optimizer states: number of the group, name, column.
+      states: the optimizer states, with their columns.
       facts: number of lookups, their times and, of a "hybrid" table, what its index needs.
     """
 
@@ -33,7 +32,7 @@ class Outline(NamedTuple):
     num_pending: int
     has_scores: bool
     has_slots: bool
-    states: list[tuple[int | None, str, Column]]
+    states: list[State]
     facts: dict[str, Any]
 
 
@@ -71,17 +70,6 @@ def pending_pieces(table: EmbeddingTable, num_slots: int) -> Iterator[IndexEntri
     for first in range(0, pending.num_slots, num_slots):
         entries = pending.entries(first, num_slots)
         yield entries._replace(keys=table.key_dtype.from_int64(table.backend.xp, entries.keys))
-
-
-def numbered_states(store: RowStore) -> list[tuple[int | None, str, Column]]:
-    """Returns the number of its group, the name and the column of every optimizer state."""
-    groups = store.state_groups
-    grouped = [groups.get(None, {}), *(groups[owner] for owner in groups if owner)]
-    return [
-        (number or None, name, column)
-        for number, group in enumerate(grouped)
-        for name, column in group.items()
-    ]
 
 
 def facts_of(table: EmbeddingTable) -> dict[str, Any]:

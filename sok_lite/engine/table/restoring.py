@@ -14,15 +14,14 @@ import numpy as np
 
 from sok_lite.backend import Array
 from sok_lite.backend.publish import Action, plan_set, publish
-from sok_lite.engine.rows.state_owner import (
-    Kinds,
-    StateOwner,
+from sok_lite.engine.optimizer_states import (
+    copy_states,
     fitting,
-    kinds_of,
+    plan_give,
     restored,
     warn_if_several_fit,
 )
-from sok_lite.engine.rows.states import copy_states, plan_give
+from sok_lite.engine.rows.column import Kinds, StateOwner, kinds_of
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.rows.tiers import RowTiers
 from sok_lite.engine.table.admission import MOST_SIGHTINGS, PendingCounts
@@ -211,8 +210,8 @@ def _write_rows(table: EmbeddingTable, saved: Saved, made: Filled, store: RowSto
         if owner is None or owner.optimizer is None:
             continue
         kinds, owner = kinds_of(its_states), StateOwner(owner.reference, is_restored=True)
-        free, saved_states = fitting(store.state_groups, kinds), restored(store.state_groups, kinds)
-        warn_if_several_fit(table.name, store.state_groups, kinds)
+        free, saved_states = fitting(store, kinds), restored(store, kinds)
+        warn_if_several_fit(table.name, store, kinds)
         if free is not None:
             publish(plan_give(store, free.values(), owner))
         elif saved_states:

@@ -5,28 +5,12 @@ optimizer keeps together, then those of each optimizer. Old ones have the first 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from sok_lite.backend.arguments import address_of
-
-
-class State(NamedTuple):
-    """The rows of an optimizer state.
-
-    Attributes:
-      name, dim, initial: what the optimizer calls it, elements of a row, of a new row.
-      rows: (n, dim) float32.
-      group: the states of one optimizer have a number of their own; None: nobody knows what
-        belongs together, as in old checkpoints.
-    """
-
-    name: str
-    dim: int
-    initial: float
-    rows: Any
-    group: int | None = None
+from sok_lite.engine.optimizer_states import State
 
 
 def columns_of(states: Sequence[State]) -> list[dict[str, Any]]:

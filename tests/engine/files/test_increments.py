@@ -15,11 +15,11 @@ from sok_lite.backend import get_backend
 from sok_lite.backend.publish import publish
 from sok_lite.comm import run_ranks
 from sok_lite.comm.single import SingleCommunicator
-from sok_lite.engine import named_states
 from sok_lite.engine.files import manifest, saved_file, table_file
 from sok_lite.engine.files.dump import dump
 from sok_lite.engine.files.load import load
 from sok_lite.engine.files.source import checkpoint_sources
+from sok_lite.engine.optimizer_states import named_states, rename_state
 from sok_lite.engine.optimizers import Adagrad, Momentum
 from sok_lite.engine.table import content
 from sok_lite.engine.table.content import take
@@ -143,11 +143,11 @@ class Changes:
         apply_updates([update_of(self.table, rule, keys, grads, optimizer=optimizer)], 0.1, 1)
 
     def rename_a_state(self, keys, n):
-        states, new = named_states.named_states(self.table), f"{n}{len(keys)}"
-        names = [state.name for state in states if not state.is_used]
-        taken = {text for state in states for text in (state.name, state.kind)}
+        states, new = named_states(self.table), f"{n}{len(keys)}"
+        names = [state.rows.name for state in states if not state.rows.is_used]
+        taken = {text for state in states for text in (state.rows.name, state.name)}
         if names and new not in taken:  # it would be refused
-            named_states.rename_state(self.table, names[n % len(names)], new)
+            rename_state(self.table, names[n % len(names)], new)
 
     def drop_an_optimizer(self, keys, n):
         self.optimizers.pop(n % 3, None)
@@ -306,7 +306,7 @@ def test_a_state_that_was_renamed_goes_on(tmp_path, changes_row):
     table.assign_state("free", [1, 2], np.array([[1], [2]], np.float32))
     dump(tmp_path, [table], ONE)
     table.lookup([])
-    named_states.rename_state(table, "free", "m")
+    rename_state(table, "free", "m")
     if changes_row:
         table.assign_state("m", [2], np.array([[3]], np.float32))
     for n in (2, 3):
