@@ -357,7 +357,7 @@ def test_the_context_of_the_way_back_has_no_field_of_an_option():
     assert fields("sok_lite.engine.lookup", "BackwardContext") == [
         *("pooling", "found", "keys", "rows")
     ]
-    assert fields("sok_lite.engine.pooling_context", "PoolingContext") == [
+    assert fields("sok_lite.engine.batch_pooling", "PoolingContext") == [
         *("route", "numbers", "row_splits", "inverse", "sources")
     ]
 

@@ -7,6 +7,7 @@ is called, and stay if it raises.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +21,10 @@ from sok_lite.engine.optimizer_states import acquire_states
 from sok_lite.engine.optimizers.row_step import counting_nonfinite
 from sok_lite.engine.rows.column import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW, RowStore
-from sok_lite.engine.step import HeldStep, StepOptions
 from sok_lite.engine.table import EmbeddingTable
 from sok_lite.engine.table.lookups import look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest
-from sok_lite.engine.update import merged, raise_if_nonfinite
+from sok_lite.engine.update import Change, HeldStep, StepOptions, merged, raise_if_nonfinite
 from sok_lite.engine.update_rows import (
     ResolvedUpdate,
     Update,
@@ -69,7 +69,7 @@ class Stepped(NamedTuple):
 StepFunction = Callable[[Sequence[Gathered]], tuple[Sequence[Stepped], Sequence[Action]]]
 
 
-class GatheredStep(HeldStep["_Computed | None"]):
+class GatheredStep(HeldStep):
     """One step of all tables by a function of rows and states.
 
     Args:
@@ -94,10 +94,10 @@ class GatheredStep(HeldStep["_Computed | None"]):
         super().__init__(updates, options)
         self._kinds, self._function = kinds, function
 
-    def get_ready(self, is_whole: bool) -> "_Computed | None":
+    def get_ready(self, is_whole: bool) -> Change:
         updates, options = merged(self.updates), self.options
         if not updates:
-            return None
+            return publish
         # The function may raise, and then all is as it was.
         by_row = resolve_rows(updates, marks=False)
         if options.rank_info is not None:
@@ -110,13 +110,28 @@ class GatheredStep(HeldStep["_Computed | None"]):
         with_rows = list(map(_without_missing, _with_rows_inserted(by_row)))
         stepped, more = self._function(list(map(_gather, with_rows, states)))
         refused = [(each.table, each.table.refused) for each in by_row if each.inserts]
-        return _Computed(by_row, with_rows, states, stepped, more, refused)
+        return partial(self._take, by_row, with_rows, states, stepped, more, refused)
 
-    def take(self, ready: "_Computed | None", extra_actions: Sequence[Action]) -> None:
-        if ready is None:
-            publish(extra_actions)
-            return
-        by_row, with_rows, states, stepped, more, refused = ready
+    def _take(
+        self,
+        by_row: Sequence[ResolvedUpdate],
+        with_rows: Sequence[ResolvedUpdate],
+        states: Sequence[States],
+        stepped: Sequence[Stepped],
+        more: Sequence[Action],
+        refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]],
+        extra_actions: Sequence[Action],
+    ) -> None:
+        """Writes a step that has been computed.
+
+        Args:
+          by_row: the keys, rows and gradients as they were before keys were inserted.
+          with_rows: the updates without the keys that have no row.
+          states: of each table, the columns to write to.
+          stepped, more: the results of the function.
+          refused: of each table that has inserted keys, how many it refused.
+          extra_actions: published together with the change of the rows.
+        """
         left_out = [
             action
             for each in by_row
@@ -140,25 +155,6 @@ class GatheredStep(HeldStep["_Computed | None"]):
         for table, count in refused:
             table.refused = count  # of the insertion, which may have been another call
             table.report_refused()
-
-
-class _Computed(NamedTuple):
-    """A step that has been computed and not been written yet.
-
-    Attributes:
-      resolved: the keys, rows and gradients as they were before keys were inserted.
-      with_rows: the updates without the keys that have no row.
-      states: of each table, the columns to write to.
-      stepped, more: the results of the function.
-      refused: of each table that has inserted keys, how many it refused.
-    """
-
-    resolved: Sequence[ResolvedUpdate]
-    with_rows: Sequence[ResolvedUpdate]
-    states: Sequence[States]
-    stepped: Sequence[Stepped]
-    more: Sequence[Action]
-    refused: Sequence[tuple[EmbeddingTable, tuple[int, int]]]
 
 
 def _with_rows_inserted(updates: Sequence[ResolvedUpdate]) -> Sequence[ResolvedUpdate]:

@@ -12,8 +12,7 @@ import numpy as np
 
 from sok_lite.backend.publish import Action, publish
 from sok_lite.engine.optimizers.rule import rule_step
-from sok_lite.engine.step import Step, StepOptions
-from sok_lite.engine.update import UpdateStep, make_states, merged
+from sok_lite.engine.update import Step, StepOptions, UpdateStep, make_states, merged
 from sok_lite.engine.update_rows import Update, summed
 
 

@@ -11,10 +11,9 @@ from sok_lite.backend.base import as_words
 from sok_lite.backend.publish import Action
 from sok_lite.engine.dtypes import RowDtype
 from sok_lite.engine.optimizers import Momentum
-from sok_lite.engine.step import StepOptions
 from sok_lite.engine.table import EmbeddingTable, content
 from sok_lite.engine.table.exclusive import alone
-from sok_lite.engine.update import UpdateStep
+from sok_lite.engine.update import StepOptions, UpdateStep
 from sok_lite.engine.update_rows import Update
 from tests.support.chosen_keys import of_one_segment
 from tests.support.table_audit import log_index, pending_index

@@ -37,8 +37,8 @@ from sok_lite.bridge.tensor import to_array, to_tensor
 from sok_lite.engine.gathered_update import Gathered, GatheredStep, Stepped
 from sok_lite.engine.optimizer_states import State
 from sok_lite.engine.rows.column import Kinds
-from sok_lite.engine.step import Step
 from sok_lite.engine.table import EmbeddingTable
+from sok_lite.engine.update import Step
 
 
 class Now(NamedTuple):

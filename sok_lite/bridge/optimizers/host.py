@@ -28,8 +28,7 @@ from sok_lite.bridge.variable import TableVariable
 from sok_lite.engine.accumulation import AccumulatedStep
 from sok_lite.engine.foreign_keys import RankInfo
 from sok_lite.engine.optimizers import UpdateRule
-from sok_lite.engine.step import HeldStep, Step, StepOptions
-from sok_lite.engine.update import UpdateStep, step_of
+from sok_lite.engine.update import HeldStep, Step, StepOptions, UpdateStep, step_of
 from sok_lite.engine.update_rows import Update
 from sok_lite.engine.work_done import UPDATES
 from sok_lite.native.plans import forget_plan, plan_update
@@ -224,7 +223,7 @@ class StepHost:
           taken: what is to get the number of a step.
         """
 
-    def _of_batches(self, step: HeldStep[Any], batches: int) -> Step:
+    def _of_batches(self, step: HeldStep, batches: int) -> Step:
         """Returns the step of so many batches whose last one has a step by itself."""
         return AccumulatedStep(step, accumulation_of(step.updates[0].optimizer), batches)
 
