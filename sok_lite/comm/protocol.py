@@ -10,16 +10,12 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
 from sok_lite.backend.ragged import split
 from sok_lite.comm.header import LONGEST_CALL, Header, Notes
-
-if TYPE_CHECKING:
-    from sok_lite.comm.gpu_transport import GpuTransport
-
 
 # One line per collective on standard error; the way to see which rank is ahead in a deadlock.
 TRACE_VARIABLE = "SOK_LITE_COMM_TRACE"
@@ -109,7 +105,7 @@ class Communicator(ABC):
         self.local_rank = local_rank
         self.turn = 0
         self.notes = Notes()
-        self.gpu_transport: GpuTransport | None = None
+        self.gpu_transport: Any = None  # a GpuTransport, which is made of a communicator
         self._process = os.getpid()
         self._failure: str | None = None
         # Two collectives of one rank at once would take each other's messages.

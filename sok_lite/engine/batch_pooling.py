@@ -1,4 +1,4 @@
-"""Pools the rows of a batch, and sends its gradients to the owners of the keys."""
+"""A pooled batch: its keys go to their owners, their rows are pooled, its gradients go back."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,16 +6,69 @@ from typing import NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.base import F32
+from sok_lite.backend.base import F32, Work, joined_launches
 from sok_lite.backend.publish import Action, publish
 from sok_lite.backend.ragged import split, split_offsets
+from sok_lite.comm import Communicator
+from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch, ShardedTable
-from sok_lite.engine.pooling import coefficients_of, plan_combine, plan_combine_weight_grad
+from sok_lite.engine.dedup import dedup
+from sok_lite.engine.exchange import Route, send_grads, send_keys
+from sok_lite.engine.failure import shared_failure
+from sok_lite.engine.pooling import (
+    coefficients_of,
+    plan_combine,
+    plan_combine_weight_grad,
+    wrong_splits,
+)
 from sok_lite.engine.results import Allocate, contiguous, new_results
-from sok_lite.engine.route import Route
 from sok_lite.engine.segments import Terms, group, segment_sums
-from sok_lite.engine.sent_gradients import send_sums
-from sok_lite.engine.sent_keys import SentKeys
+
+
+class SentKeys(NamedTuple):
+    """Keys that were sent to their owners.
+
+    Attributes:
+      route: how they were sent; rows and gradients follow it.
+      inverse: (items,) int32, the number of the key of each item among the distinct keys that this
+        rank sent, numbered over all parts.
+      received: (m,) int64, the keys that this rank received, part by part; they may repeat.
+    """
+
+    route: Route
+    inverse: Array
+    received: Array
+
+
+def send(
+    backend: Backend, comm: Communicator, batch: Batch, tag: int, check: Check | None = None
+) -> SentKeys:
+    """Sends the keys of a batch to their owners. Every rank must call it.
+
+    Args:
+      tag: number of the call, equal on all ranks; if another rank has another one, all raise.
+      check: tells whether the keys may be sent; None: they may if the row splits fit.
+
+    Raises:
+      ValueError: row splits do not fit; or whatever the check raises. The other ranks raise a
+        CommunicatorError with the reason.
+    """
+    with shared_failure(comm):
+        if check is None:
+            count = wrong_splits(backend, batch.splits_of_parts(), batch.layout.sizes)
+            check = Check(count, batch.check_splits)
+        distinct = dedup(backend, batch.keys, batch.layout.begin)
+    received, route = send_keys(
+        backend,
+        comm,
+        distinct.keys,
+        distinct.sizes,
+        [table.key_dtype for table in batch.tables],
+        [table.owner for table in batch.tables],
+        tag=tag,
+        check=check,
+    )
+    return SentKeys(route, distinct.inverse, received)
 
 
 class PoolingContext(NamedTuple):
@@ -137,6 +190,45 @@ def gradients_at_owners(
         sums = segment_sums(backend, group(backend, pooling.inverse, *items), terms)
         terms = Terms(send_sums(backend, tables, pooling.route, sums))
     return terms, weight_grads
+
+
+def send_sums(
+    backend: Backend, tables: Sequence[ShardedTable], route: Route, sums: Sequence[Array]
+) -> list[Array]:
+    """Sends the gradients of a lookup to the owners of their keys. Every rank must call it.
+
+    Those of a table that `rounds_gradients` are sent as bfloat16, each rounded to nearest even,
+    also to this rank itself: so a gradient is the same whichever rank owns its key.
+
+    Args:
+      tables: of each part.
+      route: of the keys of the lookup.
+      sums: of each part (u, dim) float32, one row per key that this rank sent.
+
+    Returns:
+      Of each part (m, dim) float32, one row per key that this rank received; not summed over ranks.
+
+    Raises:
+      CommunicatorError: a rank has died, or is in another exchange or lookup, or has gradients of
+        other formats; on every rank.
+    """
+    rounded = [i for i, table in enumerate(tables) if table.rounds_gradients]
+    sent = list(sums)
+    for i in rounded:
+        sent[i] = backend.xp.empty(sums[i].shape, np.uint16)
+    _convert(backend, "sent_gradients_round", [(sums[i], sent[i]) for i in rounded])
+    received = send_grads(route, sent)
+    arrived = list(received)
+    for i in rounded:
+        arrived[i] = backend.xp.empty(received[i].shape, np.float32)
+    _convert(backend, "sent_gradients_widen", [(received[i], arrived[i]) for i in rounded])
+    return arrived
+
+
+def _convert(backend: Backend, kernel: str, arrays: Sequence[tuple[Array, Array]]) -> None:
+    """Writes the elements of arrays into others, all in one launch."""
+    parts = [Work(source.size, (source, out, source.size)) for source, out in arrays]
+    publish(joined_launches([(backend, kernel, part) for part in parts]))
 
 
 def _weight_grads(

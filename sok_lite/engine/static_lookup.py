@@ -21,15 +21,20 @@ from sok_lite.backend.ragged import gather_split, numbers_of_tables, split, spli
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch, ShardedTable
-from sok_lite.engine.batch_pooling import PoolingContext, gradients_at_owners, pool, pool_returned
+from sok_lite.engine.batch_pooling import (
+    PoolingContext,
+    SentKeys,
+    gradients_at_owners,
+    pool,
+    pool_returned,
+    send,
+)
 from sok_lite.engine.dedup import dedup
-from sok_lite.engine.exchange import return_rows
+from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import wrong_splits
 from sok_lite.engine.results import Allocate, new_results
-from sok_lite.engine.route import Route
 from sok_lite.engine.segments import group, plan_gather, segment_sums
-from sok_lite.engine.sent_keys import SentKeys, send
 from sok_lite.engine.static_table import StaticTable
 
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from sok_lite.backend import get_backend
 from sok_lite.backend.ragged import split
-from sok_lite.engine.exchange import return_rows, send_grads, send_keys
+from sok_lite.engine.exchange import Route, return_rows, send_grads, send_keys
 from sok_lite.engine.owner import HASH, MOD, FunctionOfKeys, OneRank, OwnerRule
-from sok_lite.engine.route import Route
 
 I64 = np.iinfo(np.int64)
 EDGE_KEYS = [0, 1, -1, -2, -3, I64.min, I64.min + 1, I64.max, I64.max - 1]
