@@ -1,10 +1,11 @@
-"""Many arrays in one: where each begins, views of each, and the number of its table for each item.
+"""Many arrays in one: where each begins, views of each, and which of them an item is in.
 
-The arrays of all tables or ranks lie one after another, so one launch or one message takes them.
+The arrays of all tables or ranks lie one after another: one launch or one message takes them.
 """
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,6 +13,13 @@ from sok_lite.backend.base import Array, Backend, Work, as_words, joined_launche
 from sok_lite.backend.publish import publish
 
 _FEW = 256  # sizes that Python adds faster than NumPy begins to
+
+Shape = tuple[int, ...]
+# Allocates float32 arrays of some shapes, not initialised.
+Allocate = Callable[[Sequence[Shape]], Sequence[Array]]
+
+# Elements of 4 bytes in a line of memory: each result begins on one.
+LINE = 16
 
 
 def split_offsets(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -95,3 +103,25 @@ def gather_split(
         for (suffix, out), its, size in of_tables
     ]
     publish(joined_launches(parts))
+
+
+def new_results(
+    backend: Backend, shapes: Sequence[Shape], allocate: Allocate | None = None
+) -> Sequence[Array]:
+    """Returns memory for float32 results, not initialised.
+
+    Args:
+      allocate: of whom it is had; None: of the backend, as one array.
+    """
+    if allocate is not None:
+        return allocate(shapes)
+    sizes = list(map(math.prod, shapes))
+    *starts, end = itertools.accumulate((-(-size // LINE) * LINE for size in sizes), initial=0)
+    whole = backend.xp.empty(end, np.float32)
+    of_results = zip(starts, sizes, shapes, strict=True)
+    return [whole[start : start + size].reshape(shape) for start, size, shape in of_results]
+
+
+def contiguous(backend: Backend, arrays: Sequence[Array]) -> Sequence[Array]:
+    """Returns arrays as C-contiguous ones."""
+    return [a if a.flags.c_contiguous else backend.xp.ascontiguousarray(a) for a in arrays]

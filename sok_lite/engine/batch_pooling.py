@@ -8,7 +8,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import F32, Work, joined_launches
 from sok_lite.backend.publish import Action, publish
-from sok_lite.backend.ragged import split, split_offsets
+from sok_lite.backend.ragged import Allocate, contiguous, new_results, split, split_offsets
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch, ShardedTable
@@ -21,7 +21,6 @@ from sok_lite.engine.pooling import (
     plan_combine_weight_grad,
     wrong_splits,
 )
-from sok_lite.engine.results import Allocate, contiguous, new_results
 from sok_lite.engine.segments import Terms, group, segment_sums
 
 

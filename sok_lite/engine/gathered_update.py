@@ -18,7 +18,7 @@ from sok_lite.backend.publish import Action, publish
 from sok_lite.backend.ragged import split
 from sok_lite.engine.foreign_keys import refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.row_step import counting_nonfinite
+from sok_lite.engine.optimizers.rule import counting_nonfinite
 from sok_lite.engine.rows.column import Kinds, States
 from sok_lite.engine.rows.store import NO_ROW, RowStore
 from sok_lite.engine.table import EmbeddingTable

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_lite.backend import Array, Backend
-from sok_lite.backend.ragged import gather_split, split, split_offsets
+from sok_lite.backend.ragged import Allocate, Shape, gather_split, new_results, split, split_offsets
 from sok_lite.backend.table_lock import TableLock
 from sok_lite.comm import Communicator
 from sok_lite.engine.batch import Batch
@@ -25,7 +25,6 @@ from sok_lite.engine.dedup import dedup_and_group
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all
 from sok_lite.engine.owner_lookup import OwnerLookup
-from sok_lite.engine.results import Allocate, Shape, new_results
 from sok_lite.engine.segments import segment_sums
 from sok_lite.engine.table.last_gradient import note_gradients
 from sok_lite.engine.table.lookups import WrongSplitsError

@@ -8,9 +8,8 @@ import numpy as np
 
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.publish import publish
-from sok_lite.backend.ragged import split
+from sok_lite.backend.ragged import Shape, split
 from sok_lite.engine.batch import Batch
-from sok_lite.engine.results import Shape
 from sok_lite.engine.table.exclusive import holding
 from sok_lite.engine.table.lookups import look_up_batch
 from sok_lite.engine.table.new_keys import LookupRequest, Output

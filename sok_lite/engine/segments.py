@@ -12,8 +12,7 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, as_words
 from sok_lite.backend.publish import Action, publish
-from sok_lite.backend.ragged import split_offsets
-from sok_lite.engine.results import new_results
+from sok_lite.backend.ragged import new_results, split_offsets
 from sok_lite.engine.sort import sort_items
 
 _PIECE = 32  # kPiece of kernels/pooling.cuh

@@ -17,7 +17,14 @@ import numpy as np
 from sok_lite.backend import Array, Backend
 from sok_lite.backend.base import Work, joined_launches
 from sok_lite.backend.publish import publish
-from sok_lite.backend.ragged import gather_split, numbers_of_tables, split, split_offsets
+from sok_lite.backend.ragged import (
+    Allocate,
+    gather_split,
+    new_results,
+    numbers_of_tables,
+    split,
+    split_offsets,
+)
 from sok_lite.comm import Communicator
 from sok_lite.comm.gpu_transport import Check
 from sok_lite.engine.batch import Batch, ShardedTable
@@ -33,7 +40,6 @@ from sok_lite.engine.dedup import dedup
 from sok_lite.engine.exchange import Route, return_rows
 from sok_lite.engine.failure import failure_known_to_all, shared_failure
 from sok_lite.engine.pooling import wrong_splits
-from sok_lite.engine.results import Allocate, new_results
 from sok_lite.engine.segments import group, plan_gather, segment_sums
 from sok_lite.engine.static_table import StaticTable
 

@@ -21,12 +21,17 @@ import numpy as np
 from sok_lite.backend import Array
 from sok_lite.backend.base import F32, joined_launches
 from sok_lite.backend.publish import Action, Launch, publish
-from sok_lite.backend.ragged import split
+from sok_lite.backend.ragged import contiguous, split
 from sok_lite.engine.foreign_keys import RankInfo, refuse_foreign_keys
 from sok_lite.engine.optimizer_states import acquire_states
-from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite, plan_update
-from sok_lite.engine.optimizers.rule import RuleStep, check_step, rule_step
-from sok_lite.engine.results import contiguous
+from sok_lite.engine.optimizers.rule import (
+    RowStep,
+    RuleStep,
+    check_step,
+    counting_nonfinite,
+    plan_update,
+    rule_step,
+)
 from sok_lite.engine.rows.column import Kinds
 from sok_lite.engine.rows.store import NO_ROW
 from sok_lite.engine.table import EmbeddingTable

@@ -6,8 +6,7 @@ kernels want less around them.
 
 import numpy as np
 
-from sok_lite.engine.optimizers.row_step import RowStep, counting_nonfinite
-from sok_lite.engine.optimizers.rule import rule_step
+from sok_lite.engine.optimizers.rule import RowStep, counting_nonfinite, rule_step
 
 
 def ensure_state(store, name, initial, dim=None):
