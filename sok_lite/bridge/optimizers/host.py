@@ -31,7 +31,7 @@ from sok_lite.engine.optimizers import UpdateRule
 from sok_lite.engine.update import HeldStep, Step, StepOptions, UpdateStep, step_of
 from sok_lite.engine.update_rows import Update
 from sok_lite.engine.work_done import UPDATES
-from sok_lite.native.plans import forget_plan, plan_update
+from sok_lite.native.plans import forget_plan
 
 
 def checked_gradient(
@@ -334,7 +334,7 @@ class RuleHost(StepHost):
             if update.optimizer is not None:
                 # Python refuses to take steps of one that is gone.
                 self._until_gone = weakref.ref(update.optimizer, lambda _: forget_plan(call))
-            plan_update(call, plan)
+            plan.note(call)
             self.has_plan = True
         self._planned = [*known_by, *(table.store.record.states for table in tables)]
 
