@@ -309,7 +309,7 @@ def numbered_states(store: RowStore) -> list[State]:
     groups = store.state_groups
     grouped = [groups.get(None, {}), *(groups[owner] for owner in groups if owner)]
     return [
-        State(name, column.dim, column.initial, column, number or None)
+        State(name, column.dim, float(column.initial), column, number or None)
         for number, group in enumerate(grouped)
         for name, column in group.items()
     ]

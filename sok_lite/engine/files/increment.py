@@ -166,8 +166,7 @@ def remember_load(
         states = numbered_states(table.store)
         # An optimizer of the table may have brought more of its own: they are new.
         kinds, saved = (
-            [(s.group, s.name, s.dim, float(s.initial)) for s in some]
-            for some in (states, shard.states)
+            [(s.group, s.name, s.dim, s.initial) for s in some] for some in (states, shard.states)
         )
         if _fits(table, facts) and kinds[: len(saved)] == saved:
             columns = [state.rows for state in states[: len(saved)]]

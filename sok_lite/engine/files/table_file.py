@@ -130,7 +130,7 @@ def part_of(
     """
     outlined = outline(table)
     states = tuple(
-        StateFacts(f"states.{i}.{its.name}", its.name, its.dim, float(its.initial), its.group)
+        StateFacts(f"states.{i}.{its.name}", its.name, its.dim, its.initial, its.group)
         for i, its in enumerate(outlined.states)
     )
     sizes = (outlined.num_keys, outlined.num_pending, outlined.has_scores, outlined.has_slots)
